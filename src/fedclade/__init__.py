@@ -1,0 +1,50 @@
+"""fedclade: clustered federated learning. Find which clients belong together, train one model per group, give each client its own.
+
+    import fedclade as fc
+    clients = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=50, seed=0)
+    result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
+    result.summary; result.clusters; result.model_of(7)
+"""
+
+from fedclade import data, models
+from fedclade.client.objective import Batch, accuracy, cross_entropy
+from fedclade.client.plan import Batches
+from fedclade.client.programs import LocalTraining, Program, sgd, then
+from fedclade.engines.simulator import Simulator
+from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable
+from fedclade.experiment.result import Result, load
+from fedclade.experiment.runner import run
+from fedclade.federation import Federation, Replies, Rows, Sum
+from fedclade.methods import FedAvg, Local, Method, State
+from fedclade.registry import register
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Batches",
+    "FedAvg",
+    "FedcladeError",
+    "Federation",
+    "InvalidInput",
+    "Local",
+    "LocalTraining",
+    "Method",
+    "NotVectorisable",
+    "Program",
+    "Replies",
+    "Result",
+    "Rows",
+    "Simulator",
+    "State",
+    "Sum",
+    "accuracy",
+    "cross_entropy",
+    "data",
+    "load",
+    "models",
+    "register",
+    "run",
+    "sgd",
+    "then",
+]

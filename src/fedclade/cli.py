@@ -1,0 +1,267 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedclade import __version__
+from fedclade.errors import FedcladeError, InvalidInput, nearest
+from fedclade.experiment import compare as comparison
+from fedclade.experiment import config
+from fedclade.experiment.progress import display
+from fedclade.experiment.result import Result
+from fedclade.experiment.store import RunStore
+from fedclade.registry import REGISTRY, find, import_file
+
+app = typer.Typer(
+    name="fedclade",
+    help="Clustered federated learning: find which clients belong together and train one model per group.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+out_console = Console(highlight=False)
+error_console = Console(stderr=True, highlight=False)
+
+ExperimentArgument = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets).")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one setting; may be repeated.")]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+OutOption = Annotated[Path | None, typer.Option(help="Folder for the results (default: a new one under runs/).")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+DataRootOption = Annotated[str | None, typer.Option("--data-root", help="Folder in which NAME.npz is looked for first.")]
+ImportOption = Annotated[list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers your own things.")]
+
+
+def main() -> None:
+    """Entry point: what a person can mend is one line on stderr and exit code 2, never a traceback."""
+    try:
+        app(standalone_mode=False)
+    except FedcladeError as error:
+        _fail(str(error))
+    except typer.Exit as stop:
+        raise SystemExit(stop.exit_code) from None
+    except (KeyboardInterrupt, typer.Abort):
+        error_console.print("stopped.", markup=False)
+        raise SystemExit(130) from None
+    except Exception as error:
+        # typer passes click's own complaints about options through; anything else is a defect of ours and keeps its traceback.
+        if hasattr(error, "format_message"):
+            _fail(error.format_message())
+        raise
+
+
+def _fail(message: str) -> NoReturn:
+    error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
+    raise SystemExit(2)
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        out_console.print(f"fedclade {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    experiment: ExperimentArgument,
+    sets: SetOption = None,
+    device: DeviceOption = "auto",
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    quiet: QuietOption = False,
+    data_root: DataRootOption = None,
+    imports: ImportOption = None,
+) -> None:
+    """Run one experiment and write its run directory."""
+    _import_all(imports)
+    chosen = config.experiment(config.apply(config.read(experiment), sets or []))
+    folder = out or _new_folder(f"{Path(experiment).stem}-{chosen.method.name}")
+    if resume and out is None:
+        raise InvalidInput("--resume: say which run with --out DIR.")
+    RunStore.open(folder, resume)
+    prepared = chosen.prepared(chosen.clients(data_root), device)
+    try:
+        with display(chosen.method.name, chosen.run.rounds, out_console, quiet) as shown:
+            result = prepared.execute(folder, resume, shown.row)
+    except KeyboardInterrupt:
+        error_console.print(f"fedclade: interrupted; go on with the same command and --out {folder} --resume", markup=False, soft_wrap=True)
+        raise SystemExit(130) from None
+    if result.already_finished:
+        error_console.print(f"fedclade: the run in {folder} has ended already; nothing to do.", markup=False, soft_wrap=True)
+    if not quiet:
+        _tell(result)
+        out_console.print(f"Run directory: {folder}", markup=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    experiment: ExperimentArgument,
+    methods: Annotated[str, typer.Option(help="Names with commas between, for example fedavg,local.")],
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: the experiment's own and those that follow it.")] = 1,
+    sets: SetOption = None,
+    device: DeviceOption = "auto",
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    quiet: QuietOption = False,
+    data_root: DataRootOption = None,
+    imports: ImportOption = None,
+) -> None:
+    """Run several methods on the same clients and print one table. A setting of one method: --set METHOD.KEY=VALUE."""
+    _import_all(imports)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    chosen = comparison.plan(config.read(experiment), names, sets or [])
+    if resume and out is None:
+        raise InvalidInput("--resume: say which comparison with --out DIR.")
+    folder = out or _new_folder(f"{Path(experiment).stem}-compare")
+
+    def one(run: comparison.Planned) -> Result:
+        with display(run.label, run.experiment.run.rounds, out_console, quiet) as shown:
+            return run.prepared(device, data_root).execute(folder / run.label, resume, shown.row)
+
+    rows = comparison.execute(chosen, seeds, folder, one)
+    _print_comparison(rows)
+    out_console.print(f"Run directories and comparison.json: {folder}", markup=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|partitions|models|presets")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    imports: ImportOption = None,
+) -> None:
+    """What there is to choose from."""
+    _import_all(imports)
+    known = {f"{kind}s": {name: _first_line(thing) for name, thing in things.items()} for kind, things in REGISTRY.items()}
+    known["presets"] = config.presets()
+    if what not in known:
+        raise InvalidInput(f"list {what}: unknown.{nearest(what, known)}")
+    if as_json:
+        typer.echo(json.dumps([{"name": name, "about": about} for name, about in known[what].items()], indent=2))
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, about in known[what].items():
+        table.add_row(f"[bold]{name}[/bold]", about)
+    out_console.print(table)
+
+
+@app.command()
+def describe(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method's name (fedclade list methods).")],
+    imports: ImportOption = None,
+) -> None:
+    """What a method does, its parameters, what leaves a client, the paper."""
+    _import_all(imports)
+    chosen = find("method", method, "describe")
+    own = [field for field in fields(chosen) if field.name != "bound"]
+    parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in own) or "  none beside [local] and [run]"
+    about = "\n".join(line.strip() for line in (chosen.__doc__ or "").strip().splitlines())
+    needs = _NEEDS[chosen.needs]
+    text = f"{chosen.title}\n\n{about}\n\nParameters ([method] in the file, {chosen.__name__}(…) in Python):\n{parameters}\n\n"
+    text += f"What leaves a client: {chosen.leaves}.\nThe server needs: {needs}.\nPaper: {chosen.paper}."
+    out_console.print(text, markup=False, soft_wrap=True)
+
+
+_NEEDS = {
+    "nothing": "nothing",
+    "sum": "only the sum of what clients send, so secure aggregation fits",
+    "updates": "each client's update in clear",
+    "signatures": "each client's signature in clear",
+    "probe": "each client's model, which it runs on probe data",
+}
+
+
+def _default(field: Any) -> str:
+    return "required" if field.default is MISSING else repr(field.default)
+
+
+def _first_line(thing: Any) -> str:
+    title = getattr(thing, "title", None)
+    return title or (thing.__doc__ or "").strip().splitlines()[0].rstrip(".")
+
+
+def _import_all(files: list[str] | None) -> None:
+    for file in files or []:
+        import_file(file)
+
+
+def _new_folder(name: str) -> Path:
+    """runs/NAME, or the first runs/NAME-2, -3, … that is free: a default name never stands in a newcomer's way."""
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def _tell(result: Result) -> None:
+    summary = result.summary
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows = [("method", summary["method"]), ("clients", summary["clients"]), ("clusters", summary["clusters"])]
+    if summary["accuracy"] is not None:
+        rows.append(("accuracy", f"{_accuracy(summary)} (worst tenth {summary['accuracy_worst10']:.2f} %)"))
+    if summary.get("accuracy_tuned") is not None:
+        rows.append(("after fine-tuning", f"{summary['accuracy_tuned']:.2f} %"))
+    if summary["ari"] is not None:
+        rows.append(("agreement with the true groups (ARI)", f"{summary['ari']:.3f}"))
+    if summary["clients_without_test"]:
+        rows.append(("clients without test data, not evaluated", summary["clients_without_test"]))
+    if summary["failures"]:
+        rows.append(("replies missing or refused", summary["failures"]))
+    rows += [("sent up / down", f"{_size(summary['bytes_up'])} / {_size(summary['bytes_down'])}"), ("seconds", f"{summary['seconds']:.1f}")]
+    for name, value in rows:
+        table.add_row(name, str(value))
+    out_console.print(table)
+
+
+def _print_comparison(rows: list[dict[str, Any]]) -> None:
+    table = Table()
+    several = any(row["seeds"] > 1 for row in rows)
+    for heading in ("method", "accuracy %", *(["over seeds ±"] if several else []), "variance", "worst tenth %", "clusters", "ARI", "up", "down"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    table.add_column("seconds", justify="right")
+    for row in rows:
+        spread = [f"{row['accuracy_std']:.2f}" if row["accuracy_std"] is not None else "–"] if several else []
+        table.add_row(
+            row["method"],
+            _accuracy(row).removesuffix(" %"),
+            *spread,
+            _number(row["accuracy_variance"], 1),
+            _number(row["accuracy_worst10"], 2),
+            f"{row['clusters']:g}",
+            _number(row["ari"], 3),
+            _size(row["bytes_up"]),
+            _size(row["bytes_down"]),
+            f"{row['seconds']:.1f}",
+        )
+    out_console.print(table)
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    if row["accuracy"] is None:
+        return "–"
+    return f"{row['accuracy']:.2f} ± {row['accuracy_stderr']:.2f} %"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+if __name__ == "__main__":
+    main()

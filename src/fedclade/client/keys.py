@@ -1,0 +1,54 @@
+"""Randomness as data: every random number is a hash of what it is for.
+
+On the server a key is an integer, and `fold` makes a new one for each purpose and round. On the device a key is a tensor of 32-bit
+numbers, one for each client, hashed with counters (epoch, step, position). Nothing is drawn from a generator, so a number depends
+neither on the order in which clients run nor on who else runs, and is the same on every device.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+
+
+def fold(key: int, *purpose: int | str) -> int:
+    """The key for a purpose: `fold(seed, "cohort", round)`."""
+    text = "\0".join([str(key), *(f"{type(part).__name__}:{part}" for part in purpose)])
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
+
+
+def _scramble(bits: Tensor) -> Tensor:
+    """A bijection on 32-bit numbers in which every input bit moves about half of the output bits.
+
+    Multiply-xorshift; both factors are below 2**31, so that the products fit into int64 exactly.
+    """
+    bits = bits ^ (bits >> 16)
+    bits = (bits * 0x21F0AAAD) & _MASK
+    bits = bits ^ (bits >> 15)
+    bits = (bits * 0x735A2D97) & _MASK
+    return bits ^ (bits >> 15)
+
+
+def combine(key: Tensor, counter: Tensor | int) -> Tensor:
+    """32 random bits for each pair of a key and a counter."""
+    counter = torch.as_tensor(counter, dtype=torch.int64, device=key.device)
+    return _scramble(key ^ _scramble((counter + 0x9E3779B9) & _MASK))
+
+
+def client_keys(key: int, ids: Tensor) -> Tensor:
+    """One key for each client from the server's key."""
+    high, low = key >> 32, key & _MASK
+    return combine(combine(ids, high), low)
+
+
+def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Numbers in [0, 1), one for each place of `shape`; `key` is a single key (or one a lane under vmap)."""
+    count = 1
+    for side in shape:
+        count *= side
+    bits = combine(key, torch.arange(count, device=key.device))
+    return ((bits >> 8).to(torch.float32) * 2.0**-24).reshape(shape)

@@ -1,0 +1,169 @@
+"""A model and a loss as pure functions of the parameters, so that many clients' copies can be trained in one step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedclade.client.keys import combine, uniform
+from fedclade.client.tree import Tree
+from fedclade.errors import InvalidInput, NotVectorisable
+
+ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> one number for each example. Metrics have the same form."""
+
+
+class Batch(NamedTuple):
+    """What a step sees of the data. `weight` is 0 where the batch is padded; `key` is the step's randomness."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    key: Tensor
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """The default loss, one value for each example."""
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest output is the label."""
+    return (outputs.argmax(-1) == y).to(torch.float32)
+
+
+_dropout_key: ContextVar[Tensor | None] = ContextVar("dropout_key", default=None)
+
+
+class _CounterDropout(nn.Module):
+    """Dropout whose mask is a hash of the step's key: torch's own draws from a generator, which depends on who runs beside whom."""
+
+    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = _dropout_key.get()
+        if key is None or self.p == 0.0:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else tuple(x.shape)
+        keep = uniform(combine(key, self.layer), shape) >= self.p
+        return x * keep / (1.0 - self.p)
+
+
+def _with_counter_dropout(module: nn.Module) -> nn.Module:
+    for layer, (name, child) in enumerate(list(module.named_modules())):
+        if isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
+            raise NotVectorisable(f"layer '{name}' ({type(child).__name__}) is not supported: use nn.Dropout.")
+        if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            swapped = _CounterDropout(child.p, layer, not isinstance(child, nn.Dropout))
+            if not name:
+                return swapped
+            parent, _, own = name.rpartition(".")
+            setattr(module.get_submodule(parent), own, swapped)
+    return module
+
+
+class Objective:
+    """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an example."""
+
+    def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
+        self.module = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False)
+        self.example_loss = loss
+        # What the user froze stays in the module: it is neither trained nor sent.
+        self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
+        if not self.names:
+            raise InvalidInput("model: it has no trainable parameter, so there is nothing to train.")
+
+    def params(self) -> Tree:
+        """The module's own weights: the federation's first model."""
+        own = dict(self.module.named_parameters())
+        return {name: own[name].detach().clone() for name in self.names}
+
+    def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """The model's outputs; with a key as in training (dropout on), without one as in use."""
+        token = _dropout_key.set(key)
+        try:
+            result: Tensor = functional_call(self.module, params, (x,))
+            return result
+        finally:
+            _dropout_key.reset(token)
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        """Mean loss of the batch's real examples."""
+        losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
+        return (losses * batch.weight).sum() / batch.weight.sum().clamp_min(1)
+
+    def checked_outputs(self, x: Tensor) -> Tensor:
+        """The outputs for a few inputs, refusing before any training a model that cannot take them."""
+        _refuse_running_statistics(self.module)
+        with _layer_of_failure(self.module) as where:
+            try:
+                return self.outputs(self.params(), x)
+            except Exception as error:
+                raise InvalidInput(f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}") from error
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Refuse, before any training, a model or loss that cannot run on these data or on several clients at once."""
+        outputs = self.checked_outputs(x)
+        losses = self.example_loss(outputs, y)
+        if losses.shape != y.shape[:1]:
+            raise InvalidInput(
+                f"loss: it must give one value for each example, shape ({len(y)},), got {tuple(losses.shape)}: "
+                "leave the mean out (reduction='none')."
+            )
+        self._check_vectorised(x, y)
+
+    def _check_vectorised(self, x: Tensor, y: Tensor) -> None:
+        two = {name: torch.stack([value, value]) for name, value in self.params().items()}
+        batch = Batch(*(torch.stack([v, v]) for v in (x, y, torch.ones(len(y), device=x.device))), torch.arange(2, device=x.device))
+        with _layer_of_failure(self.module) as where:
+            try:
+                vmap(grad(self.loss))(two, batch)
+            except Exception as error:
+                raise NotVectorisable(_why_not(error, where())) from error
+
+
+def _refuse_running_statistics(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        if getattr(child, "track_running_stats", False):
+            kind = type(child).__name__
+            channels = getattr(child, "num_features", "channels")
+            raise NotVectorisable(
+                f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no client and cannot be averaged: "
+                f"use nn.GroupNorm(groups, {channels}), or {kind}(…, track_running_stats=False) for the statistics of each batch."
+            )
+
+
+def _why_not(error: Exception, where: str) -> str:
+    text = str(error)
+    if "randomness" in text:
+        return f"model{where}: it draws random numbers itself (torch.nn.functional.dropout?): use the module nn.Dropout instead."
+    if "data-dependent" in text or "item()" in text:
+        return f"model{where}: it branches on the values of a tensor (if, while, .item()), so clients cannot share a step: use torch.where."
+    return f"model{where}: it cannot be run on several clients at once with torch.func.vmap: {text.splitlines()[0]}"
+
+
+@contextmanager
+def _layer_of_failure(module: nn.Module) -> Iterator[Callable[[], str]]:
+    """Follow which layer is running, so that an error can name it."""
+    running: list[str] = []
+    hooks = []
+    for name, child in module.named_modules():
+        if name:
+            label = f"layer '{name}' ({type(child).__name__})"
+            hooks.append(child.register_forward_pre_hook(lambda *_, label=label: running.append(label)))
+            hooks.append(child.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        yield lambda: f", {running[-1]}" if running else ""
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,138 @@
+"""Programs: what a client computes, as a fold over its batches in pure functions. The engine owns the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedclade.client.objective import Batch, ExampleLoss, Objective
+from fedclade.client.plan import Batches
+from fedclade.client.tree import Tree, prefixed, tree_map, under
+
+Start: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
+Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one client computes on its training data.
+
+    start:  (shared, mine, memory) -> (const, carry); `const` is kept and not copied every step
+    step:   (shared, const, carry, batch) -> carry
+    finish: (shared, const, carry) -> (reply, memory, or None where it is unchanged)
+
+    All three are pure functions for one client and branch on no tensor. `settings` are numbers that may change between rounds (the
+    learning rate); they come to the functions in `shared`, so that the functions stay the same.
+    """
+
+    start: Start
+    step: Step
+    finish: Finish
+    batches: Batches
+    name: str
+    settings: Mapping[str, float] = field(default_factory=dict)
+    vectorised: bool = True  # False: run client by client on batches without padding, with numpy or scikit-learn
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Two programs on the same client in one message; see `then`."""
+
+    first: AnyProgram
+    second: AnyProgram
+    link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.first.name}>{self.second.name}"
+
+
+AnyProgram: TypeAlias = Program | Chain
+
+
+def then(first: AnyProgram, second: AnyProgram, link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]) -> Chain:
+    """Run `first`, then `second`, without asking the server in between.
+
+    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told.
+    """
+    return Chain(first, second, link)
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains: bound to a method by `run`."""
+
+    objective: Objective
+    lr: float = 0.01
+    batch_size: int = 10
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def batches(self) -> Batches:
+        return Batches(self.batch_size, self.epochs)
+
+
+def sgd(local: LocalTraining) -> Program:
+    """Local SGD from the model the client was given; it replies with the trained weights. Shared by most methods."""
+    start, step, finish = _sgd(local.objective, local.momentum, local.weight_decay)
+    return Program(start, step, finish, local.batches, "sgd", settings={"lr": local.lr})
+
+
+@lru_cache(maxsize=32)
+def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step, Finish]:
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        carry = prefixed("w", mine)
+        if momentum:
+            carry |= prefixed("v", tree_map(torch.zeros_like, mine))
+        return {}, carry
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w = under("w", carry)
+        g = grad(objective.loss)(w, batch)
+        return descend(carry, g, shared["lr"], momentum, weight_decay)
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return under("w", carry), None
+
+    return start, step, finish
+
+
+def descend(carry: Tree, gradient: Tree, lr: Tensor, momentum: float, weight_decay: float) -> Tree:
+    """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w - lr v."""
+    w = under("w", carry)
+    if weight_decay:
+        gradient = tree_map(lambda g, p: g + weight_decay * p, gradient, w)
+    if not momentum:
+        return prefixed("w", tree_map(lambda p, g: p - lr * g, w, gradient))
+    v = tree_map(lambda old, g: momentum * old + g, under("v", carry), gradient)
+    return prefixed("w", tree_map(lambda p, s: p - lr * s, w, v)) | prefixed("v", v)
+
+
+@lru_cache(maxsize=32)
+def score(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
+    """Sums of the loss and of each metric over all of a client's examples, and how many there were."""
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(mine.values())).device)
+        return mine, {name: zero.clone() for name in ("loss", *(name for name, _ in metrics), "examples")}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        outputs = objective.outputs(const, batch.x)
+        values = {"loss": objective.example_loss(outputs, batch.y), **{name: metric(outputs, batch.y) for name, metric in metrics}}
+        sums = {name: (value * batch.weight).sum(dtype=torch.float64) for name, value in values.items()}
+        sums["examples"] = batch.weight.sum(dtype=torch.float64)
+        return tree_map(torch.add, carry, sums)
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    return Program(start, step, finish, Batches.whole(), "score")

@@ -1,0 +1,33 @@
+"""Data: data sets, and the ways of dealing them to clients."""
+
+from fedclade.data.clients import Clients, Description, Parts
+from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
+from fedclade.data.partitions import PARTITIONS, partition
+from fedclade.data.planted import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
+from fedclade.data.skews import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
+from fedclade.data.splitting import Scheme, Split
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Clients",
+    "Dataset",
+    "Description",
+    "Dirichlet",
+    "Iid",
+    "LabelClusters",
+    "LabelPermutation",
+    "LabelSwap",
+    "NaturalId",
+    "Parts",
+    "Pathological",
+    "PowerLawClusters",
+    "QuantitySkew",
+    "Rotation",
+    "Scheme",
+    "Split",
+    "dataset",
+    "from_arrays",
+    "load",
+    "partition",
+]

@@ -1,0 +1,139 @@
+"""Arrays that come from outside, checked and made into tensors. Every message starts with where the array came from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.errors import InvalidInput
+
+# A label far beyond any number of classes is an id or a regression target stored as integers; tables by class would not fit in memory.
+MOST_CLASSES = 1_000_000
+
+_NOT_NUMBERS = {
+    "U": "text: turn it into numbers first (np.unique(a, return_inverse=True) numbers labels, a tokeniser numbers words)",
+    "S": "text: turn it into numbers first (np.unique(a, return_inverse=True) numbers labels, a tokeniser numbers words)",
+    "O": "Python objects (rows of unequal length?): store a rectangular array of numbers",
+    "c": "complex numbers: store real and imaginary part as two features",
+}
+
+
+def inputs(array: object, what: str) -> Tensor:
+    """Inputs, one row a sample: uint8 stays (0 … 255 images), other integers become int64, floats float32.
+
+    Images come out channels first: uint8 (N, H, W) becomes (N, 1, H, W); (N, H, W, C) with C of 1 or 3 becomes (N, C, H, W), unless the
+    second axis could be the channels already.
+    """
+    x = _tensor(array, what)
+    if x.ndim < 2:
+        raise InvalidInput(f"{what} has shape {tuple(x.shape)}: give one row a sample, (samples, features …); a single feature is (samples, 1).")
+    if x.numel() == 0:
+        raise InvalidInput(f"{what} is empty (shape {tuple(x.shape)}): give at least one sample with at least one feature.")
+    if x.dtype == torch.bool:
+        x = x.float()
+    _finite(x, what)
+    if x.dtype == torch.uint8 and x.ndim == 3:
+        return x.unsqueeze(1)
+    if x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x
+
+
+def targets(array: object, what: str) -> Tensor:
+    """Integers (or booleans) are class labels and become int64; floats are regression targets and become float32."""
+    y = _tensor(array, what)
+    if y.ndim == 0 or y.numel() == 0:
+        raise InvalidInput(f"{what} is empty (shape {tuple(y.shape)}): give one target a sample.")
+    if y.is_floating_point():
+        _finite(y, what)
+        return y
+    if y.ndim != 1:
+        raise InvalidInput(f"{what} has shape {tuple(y.shape)}: give one class number a sample (one-hot labels: use y.argmax(1)).")
+    y = y.to(torch.int64)
+    low, high = int(y.argmin()), int(y.argmax())
+    if y[low] < 0:
+        raise InvalidInput(f"{what} has negative labels, the smallest {int(y[low])} in sample {low}: number the classes from 0.")
+    if y[high] >= MOST_CLASSES:
+        raise InvalidInput(
+            f"{what} has the label {int(y[high])} in sample {high}: number the classes 0, 1, 2 … (np.unique(y, return_inverse=True)), "
+            "or store regression targets as floats."
+        )
+    return y
+
+
+def samples(x: object, y: object, x_name: str, y_name: str, where: str = "") -> tuple[Tensor, Tensor]:
+    """Inputs and targets of equal length."""
+    checked_x, checked_y = inputs(x, where + x_name), targets(y, where + y_name)
+    if len(checked_x) != len(checked_y):
+        raise InvalidInput(f"{where}{x_name} has {len(checked_x)} samples and {y_name} has {len(checked_y)}: they must be equally many.")
+    return checked_x, checked_y
+
+
+def alike(x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, what: str, other: str) -> None:
+    """Two sets of samples that are to go through one model: same shape of a sample, same kind of input and target."""
+    for kind, a, b in (("inputs", x, other_x), ("targets", y, other_y)):
+        if a.shape[1:] != b.shape[1:]:
+            raise InvalidInput(f"{what} has {kind} of shape {tuple(a.shape[1:])}, {other} of shape {tuple(b.shape[1:])}: they must be alike.")
+        if a.dtype != b.dtype:
+            raise InvalidInput(f"{what} has {kind} of type {_kind(a)}, {other} of type {_kind(b)}: they must be alike.")
+
+
+def ids(train: object, test: object | None, train_samples: int, test_samples: int, what: str) -> tuple[Tensor, Tensor | None]:
+    """Whose a sample is, as whole numbers. Text is numbered, the same text alike in the training and the test part."""
+    arrays = [_ids(train, train_samples, f"{what}_train")]
+    if test is not None:
+        arrays.append(_ids(test, test_samples, f"{what}_test"))
+    if len({a.dtype.kind in "US" for a in arrays}) > 1:
+        raise InvalidInput(f"{what}_train and {what}_test: one holds text, the other numbers; store both in the same way.")
+    numbers = np.concatenate(arrays)
+    if numbers.dtype.kind in "US":
+        numbers = np.unique(numbers, return_inverse=True)[1]
+    tensor = torch.from_numpy(numbers.astype(np.int64))
+    return tensor[:train_samples], None if test is None else tensor[train_samples:]
+
+
+def _ids(array: object, expected: int, what: str) -> NDArray[np.generic]:
+    values = np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
+    if values.ndim != 1 or values.dtype.kind not in "iuUS":
+        raise InvalidInput(f"{what} has type {values.dtype} and shape {values.shape}: give one whole number or text a sample.")
+    if len(values) != expected:
+        raise InvalidInput(f"{what} has {len(values)} entries for {expected} samples: they must be equally many.")
+    return values
+
+
+def _tensor(array: object, what: str) -> Tensor:
+    if isinstance(array, Tensor):
+        tensor = array.detach().cpu()
+        if tensor.is_complex():
+            raise InvalidInput(f"{what} holds {_NOT_NUMBERS['c']}.")
+        if tensor.is_floating_point():
+            return tensor.float()
+        return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
+    try:
+        values = np.asarray(array)
+    except ValueError as error:
+        raise InvalidInput(f"{what} is not a rectangular array of numbers ({error}).") from error
+    kind = values.dtype.kind
+    if kind not in "biuf":
+        raise InvalidInput(f"{what} holds {_NOT_NUMBERS.get(kind, f'values of type {values.dtype}: store plain numbers')}.")
+    if kind == "f":
+        with np.errstate(over="ignore"):  # what does not fit becomes infinite and is then reported with its place
+            values = values.astype(np.float32, copy=False)
+    elif kind in "iu" and values.dtype != np.uint8:
+        values = values.astype(np.int64, copy=False)
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+
+def _finite(tensor: Tensor, what: str) -> None:
+    if not tensor.is_floating_point() or bool(tensor.isfinite().all()):
+        return
+    nan = tensor.isnan()
+    kind, bad = ("NaN", nan) if bool(nan.any()) else ("infinite (or too large for float32)", tensor.isinf())
+    count, first = int(bad.sum()), int(bad.flatten(1).any(1).int().argmax()) if bad.ndim > 1 else int(bad.int().argmax())
+    raise InvalidInput(f"{what} has {count} {kind} value{'s' * (count > 1)}, the first in sample {first}: replace them or drop these samples.")
+
+
+def _kind(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,122 @@
+"""The clients of a federation: who holds which rows of which pool of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SHOWN_CLIENTS = 20
+SHOWN_CLASSES = 20  # more would not fit on a line
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A ragged list of row numbers: part i is `index[offsets[i]:offsets[i + 1]]`. Parts may share rows."""
+
+    index: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(rows: Iterable[Sequence[int] | Tensor]) -> Parts:
+        pieces = [torch.as_tensor(r, dtype=torch.int64) for r in rows]
+        sizes = torch.tensor([0, *(len(p) for p in pieces)], dtype=torch.int64)
+        return Parts(torch.cat([*pieces, torch.empty(0, dtype=torch.int64)]), sizes.cumsum(0))
+
+    @property
+    def sizes(self) -> Tensor:
+        return self.offsets.diff()
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, part: int) -> Tensor:
+        return self.index[int(self.offsets[part]) : int(self.offsets[part + 1])]
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """The data of all clients. Images stay as they came (uint8 is read as x / 255 when a batch is made).
+
+    Samples live in two pools, `x, y` and `x_test, y_test`; a client is a set of rows of each. Test parts are stored once even where
+    many clients share one (`test_of`), so that a model is evaluated on it once.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Parts
+    x_test: Tensor
+    y_test: Tensor
+    test: Parts
+    test_of: Tensor  # (clients,) the part of `test` that is the client's own; -1 where it has none
+    test_source: Tensor  # (rows of x_test,) the original sample a row was made from: what "distinct test samples" counts
+    groups: Tensor | None = None  # (clients,) the true group of each, where it is known
+    classes: int | None = None  # None: the targets are not class labels
+    probe: Tensor | None = None  # inputs set apart before the partition: in no client's train or test part
+    dataset: str = "arrays"
+    partition: str = "arrays"
+    origin: dict[str, Any] = field(default_factory=dict)  # the partition's fields, seed and probe: what an experiment file would say
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training examples of each client."""
+        return self.train.sizes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.x.shape[1:])
+
+    def describe(self) -> Description:
+        """Who has how much of what; printed, a table."""
+        counts = None
+        if self.classes is not None:
+            client = torch.arange(len(self)).repeat_interleave(self.sizes)
+            cell = client * self.classes + self.y[self.train.index]
+            counts = cell.bincount(minlength=len(self) * self.classes).reshape(len(self), self.classes)
+        test_sizes = torch.where(self.test_of < 0, 0, torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[self.test_of])
+        return Description(counts, self.sizes, test_sizes, self.groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """What `Clients.describe` gives. `counts` has a row for each client and a column for each class; None where there are no classes."""
+
+    counts: Tensor | None
+    sizes: Tensor
+    test_sizes: Tensor
+    groups: Tensor | None
+
+    def __str__(self) -> str:
+        shown = min(len(self.sizes), SHOWN_CLIENTS)
+        columns = {"client": [str(i) for i in range(shown)]}
+        if self.groups is not None:
+            columns["group"] = [str(g) for g in self.groups[:shown].tolist()]
+        columns["train"] = [str(n) for n in self.sizes[:shown].tolist()]
+        columns["test"] = [str(n) for n in self.test_sizes[:shown].tolist()]
+        if self.counts is not None and self.counts.shape[1] <= SHOWN_CLASSES:
+            for label, column in enumerate(self.counts[:shown].T.tolist()):
+                columns[f"y={label}"] = [str(n) if n else "." for n in column]
+        elif self.counts is not None:
+            columns["classes"] = [str(n) for n in (self.counts[:shown] > 0).sum(1).tolist()]
+        widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]
+        rows = [tuple(columns), *zip(*columns.values(), strict=True)]
+        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        if shown < len(self.sizes):
+            lines.append(f"… and {len(self.sizes) - shown} more")
+        return "\n".join([*lines, self._summary()])
+
+    def _summary(self) -> str:
+        known = "groups not known" if self.groups is None else f"{len(self.groups.unique())} groups"
+        return f"{len(self.sizes)} clients, {known}; train {_spread(self.sizes)}; test {_spread(self.test_sizes)}"
+
+
+def _spread(sizes: Tensor) -> str:
+    median = float(sizes.double().quantile(0.5))
+    return f"min {int(sizes.min())}, median {median:g}, max {int(sizes.max())}"

@@ -1,0 +1,210 @@
+"""Data sets: the embedded digits, `.npz` files, a user's own arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.data import arrays
+from fedclade.data.clients import Clients, Parts
+from fedclade.errors import InvalidInput, nearest
+
+NEEDED = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A training and a test part, before they are dealt to clients.
+
+    `keys` tell whose a sample is: "writer" -> (one id a training sample, one id a test sample or None).
+    """
+
+    name: str
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    keys: dict[str, tuple[Tensor, Tensor | None]]
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes, counted from label 0; None where the targets are floats."""
+        return _classes([self.y_train, self.y_test])
+
+
+def dataset(
+    x_train: object, y_train: object, x_test: object | None = None, y_test: object | None = None, name: str = "arrays", **keys: object
+) -> Dataset:
+    """A data set from arrays or tensors. Keys are given as `writer=(ids_train, ids_test)` or `writer=ids_train`.
+
+    uint8 inputs are images that are read as x / 255, other floats become float32 and integers int64. Integer targets are class labels,
+    float targets regression targets. Data are not copied where their type fits already. Without a test part clients have none, except where a
+    partition cuts one off (`NaturalId`).
+    """
+    if (x_test is None) != (y_test is None):
+        missing = "x_test" if x_test is None else "y_test"
+        raise InvalidInput(f"{missing} is missing: give both x_test and y_test, or neither.")
+    given = {"x_train": x_train, "y_train": y_train}
+    if x_test is not None:
+        given |= {"x_test": x_test, "y_test": y_test}
+    pairs = {key: value if isinstance(value, tuple) and len(value) == 2 else (value, None) for key, value in keys.items()}
+    return _build(name, given, pairs)
+
+
+def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
+    """A data set by name or by path of an `.npz` file.
+
+    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade. The file holds x_train, y_train,
+    x_test and y_test; further pairs of whole numbers or text such as writer_train and writer_test are keys.
+    """
+    name = os.fspath(name_or_path)
+    if name in DATASETS:
+        return DATASETS[name]()
+    candidates = _candidates(name, root)
+    for path in candidates:
+        if path.is_file():
+            return _read(path)
+    raise InvalidInput(_missing(name, candidates))
+
+
+def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Tensor | None = None) -> Clients:
+    """Own data: for each client (x, y), or (x, y, x_test, y_test). With (x, y) no test part is cut off: such a client is evaluated on nothing.
+
+    `groups` are the true groups of the clients, where they are known.
+    """
+    if len(clients) == 0:
+        raise InvalidInput("from_arrays got no clients: give at least one (x, y).")
+    train, test, test_of = [], [], []
+    for number, given in enumerate(clients):
+        where = f"client {number}: "
+        if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+            raise InvalidInput(f"{where}give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
+        train.append(arrays.samples(given[0], given[1], "x", "y", where))
+        arrays.alike(*train[-1], *train[0], f"client {number}", "client 0")
+        test_of.append(len(test) if len(given) == 4 else -1)
+        if len(given) == 4:
+            test.append(arrays.samples(given[2], given[3], "x_test", "y_test", where))
+            arrays.alike(*test[-1], *train[0], f"client {number}: its test part", "client 0")
+    x, y = (torch.cat(tensors) for tensors in zip(*train, strict=True))
+    x_test, y_test = (torch.cat(tensors) for tensors in zip(*test, strict=True)) if test else (x[:0], y[:0])
+    return Clients(
+        x, y, _consecutive([len(part) for _, part in train]), x_test, y_test, _consecutive([len(part) for _, part in test]),
+        test_of=torch.tensor(test_of), test_source=torch.arange(len(y_test)), groups=_groups(groups, len(clients)), classes=_classes([y, y_test]),
+    )  # fmt: skip
+
+
+def digits() -> Dataset:
+    """scikit-learn's 1,797 handwritten digits, 8 x 8, values in [0, 1]. The last fifth of each class is the test part."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # half a second to import, and rarely needed
+
+    raw = load_digits()
+    x = torch.from_numpy(raw.images.astype(np.float32) / 16).unsqueeze(1)
+    y = torch.from_numpy(raw.target.astype(np.int64))
+    test = torch.zeros(len(y), dtype=torch.bool)
+    for label in y.unique():
+        rows = (y == label).nonzero().flatten()
+        test[rows[len(rows) - round(len(rows) / 5) :]] = True
+    return Dataset("digits", x[~test], y[~test], x[test], y[test], {})
+
+
+DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+"""Data sets that go by name without a file. Enter your own: `DATASETS["mine"] = my_loader`."""
+
+
+def _build(name: str, given: Mapping[str, object], keys: Mapping[str, tuple[object, object]], where: str = "") -> Dataset:
+    x_train, y_train = arrays.samples(given["x_train"], given["y_train"], "x_train", "y_train", where)
+    x_test, y_test = x_train[:0], y_train[:0]
+    if "x_test" in given:
+        x_test, y_test = arrays.samples(given["x_test"], given["y_test"], "x_test", "y_test", where)
+        arrays.alike(x_test, y_test, x_train, y_train, f"{where}the test part", "the training part")
+    checked = {key: arrays.ids(train, test, len(y_train), len(y_test), where + key) for key, (train, test) in keys.items()}
+    return Dataset(name, x_train, y_train, x_test, y_test, checked)
+
+
+def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
+    if Path(name).name != name:
+        return [Path(name).expanduser()]
+    file = name if name.endswith(".npz") else f"{name}.npz"
+    places = [root, os.environ.get("FEDCLADE_DATA") or None, "data", "~/.cache/fedclade"]
+    found = [Path(place).expanduser() / file for place in places if place is not None]
+    return [Path(file), *found] if name.endswith(".npz") else found
+
+
+def _missing(name: str, candidates: Sequence[Path]) -> str:
+    looked = ", ".join(str(path) + (" (a folder, not a file)" if path.is_dir() else "") for path in candidates)
+    file = candidates[-1].name
+    return (
+        f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, DATASETS)} "
+        f"Put {file}, with the arrays {', '.join(NEEDED)}, in one of these places, give its path, "
+        "or name its folder by --data-root or $FEDCLADE_DATA."
+    )
+
+
+def _read(path: Path) -> Dataset:
+    where = f"{path}: "
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                raise InvalidInput(f"{where}this is not an .npz file (or an empty one): write it with np.savez(path, {', '.join(f'{k}=…' for k in NEEDED)}).")
+        with np.load(path, allow_pickle=False) as archive:
+            names = list(archive.files)
+            missing = [key for key in NEEDED if key not in names]
+            if missing:
+                raise InvalidInput(f"{where}{', '.join(missing)} missing; the file has {', '.join(names) or 'no arrays'}. All of {', '.join(NEEDED)} are needed.")
+            given = {key: _member(archive, key, where) for key in NEEDED}
+            extra = [key.removesuffix("_train") for key in names if key.endswith("_train") and key not in NEEDED]
+            keys = {key: (_member(archive, f"{key}_train", where), _member(archive, f"{key}_test", where) if f"{key}_test" in names else None)
+                    for key in extra}  # fmt: skip
+    except InvalidInput:
+        raise
+    except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
+        raise InvalidInput(f"{where}the file cannot be read, it is probably damaged or cut short ({_short(error)}): copy or make it again.") from error
+    # A file may hold other things beside keys (sample weights, say): only what can be a key is taken.
+    usable = {key: pair for key, pair in keys.items() if all(a is None or (a.ndim == 1 and a.dtype.kind in "iuUS") for a in pair)}
+    return _build(path.stem, given, usable, where)
+
+
+def _member(archive: Mapping[str, NDArray[np.generic]], key: str, where: str) -> NDArray[np.generic]:
+    try:
+        return archive[key]
+    except Exception as error:  # as in _read, with the array's name
+        if "allow_pickle" in str(error):
+            raise InvalidInput(f"{where}{key} holds Python objects, which are never loaded: store a rectangular array of numbers.") from error
+        raise InvalidInput(
+            f"{where}{key} cannot be read, the file is probably damaged or cut short ({_short(error)}): copy or make it again."
+        ) from error
+
+
+def _short(error: Exception) -> str:
+    return str(error).split("\n", 1)[0] or type(error).__name__
+
+
+def _shown(given: object) -> str:
+    return f"{len(given)} values" if isinstance(given, tuple | list) else type(given).__name__
+
+
+def _classes(labels: Sequence[Tensor]) -> int | None:
+    if labels[0].is_floating_point():
+        return None
+    return max(int(y.max()) + 1 for y in labels if len(y))
+
+
+def _consecutive(sizes: Sequence[int]) -> Parts:
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    return Parts(torch.arange(int(offsets[-1])), offsets)
+
+
+def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | None:
+    if groups is None:
+        return None
+    checked = arrays.targets(groups, "groups")
+    if checked.is_floating_point() or len(checked) != clients:
+        raise InvalidInput(f"groups has {len(checked)} entries of type {checked.dtype} for {clients} clients: give one whole number a client.")
+    return checked

@@ -1,0 +1,173 @@
+"""What a partition scheme answers, and the ways of dealing samples that schemes share. Pure numpy; every random choice comes from `rng`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.data.datasets import Dataset
+from fedclade.errors import InvalidInput, check
+
+Index = NDArray[np.int64]
+Transform = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Who gets which rows of `data.x_train` and `data.x_test`.
+
+    train      rows of x_train, one array a client, none of them empty
+    test       rows of x_test, one array a test part; None: a test part for each client that follows its own labels is drawn
+    test_of    the entry of `test` that each client is tested on; None: client i on entry i
+    held_out   rows of x_train that belong to the test parts as well, one array a test part; in no client's `train`
+    groups     the true group of each client; None: not known
+    transform  (x, y, group) -> (x, y) changes the samples of a group's clients, training and test alike
+    """
+
+    train: Sequence[Index]
+    test: Sequence[Index] | None = None
+    test_of: Index | None = None
+    held_out: Sequence[Index] | None = None
+    groups: Index | None = None
+    transform: Transform | None = None
+
+
+class Scheme(Protocol):
+    """A way of dealing a data set to clients. Your own is one class with a name and this method; pass an instance to `partition`.
+
+        class ByBrightness:
+            name = "by_brightness"
+
+            def split(self, data, clients, rng):
+                order = data.x_train.float().flatten(1).mean(1).argsort().numpy()
+                return Split(train=np.array_split(order, clients))
+
+    `data` comes without the probe samples. All randomness is drawn from `rng`, so that a seed gives the same bytes again.
+    """
+
+    name: ClassVar[str]
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split: ...
+
+
+def check_whole(field: str, value: object, least: int = 1) -> None:
+    whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+    check(whole, f"partition.{field}", value, f"must be a whole number, {least} or more")
+
+
+def check_positive(field: str, value: object) -> None:
+    positive = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
+    check(positive, f"partition.{field}", value, "must be a number above 0")
+
+
+def labels_of(data: Dataset, scheme: str) -> tuple[Index, int]:
+    """The training labels and the number of classes, for schemes that cannot do without."""
+    classes = data.classes
+    if classes is None:
+        raise InvalidInput(
+            f"partition.name = {scheme!r}: needs class labels, and the targets of {data.name!r} are floats. Store labels as integers, "
+            "or use iid, quantity_skew, natural_id or rotation."
+        )
+    return data.y_train.numpy(), classes
+
+
+def by_class(labels: Index, rng: np.random.Generator) -> dict[int, Index]:
+    """The rows of each class that occurs, shuffled."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    known, starts = np.unique(labels[order], return_index=True)
+    return dict(zip(known.tolist(), np.split(order, starts)[1:], strict=True))
+
+
+def shares(total: int, weights: NDArray[np.float64] | Index) -> Index:
+    """`total` in whole numbers in proportion to `weights`, by largest remainder."""
+    exact = total * weights / weights.sum()
+    whole = np.floor(exact).astype(np.int64)
+    most_missing = np.argsort(whole - exact, kind="stable")
+    whole[most_missing[: total - whole.sum()]] += 1
+    return whole
+
+
+def cut(rows: Index, sizes: Index) -> list[Index]:
+    """Consecutive pieces of these sizes; what is left over at the end belongs to nobody."""
+    return np.split(rows, np.cumsum(sizes))[: len(sizes)]
+
+
+def blocks(clients: int, clusters: int) -> Index:
+    """The cluster of each client: equally many in each, up to one, clients of a cluster side by side."""
+    if clients < clusters:
+        raise InvalidInput(
+            f"partition.clusters = {clusters}: there are {clients} clients; ask for at most {clients} clusters or at least {clusters} clients."
+        )
+    return np.sort(np.arange(clients) % clusters)
+
+
+def deal_randomly(rows: int, clients: int, samples: int | None, rng: np.random.Generator) -> list[Index]:
+    """All rows evenly, or `samples` of them to each client."""
+    order = rng.permutation(rows)
+    if samples is None:
+        return np.array_split(order, clients)
+    if samples * clients > rows:
+        raise InvalidInput(
+            f"partition.samples = {samples}: {clients} clients would need {samples * clients} training samples and there are {rows} "
+            f"besides the probe; ask for at most {rows // clients} samples, or at most {rows // samples} clients."
+        )
+    return cut(order, np.full(clients, samples))
+
+
+def deal_classes(pools: Mapping[int, Index], owners: Mapping[int, Index], clients: int) -> list[Index]:
+    """Each class evenly to its owners; what does not divide goes to those who have least so far, so that totals stay even too."""
+    pieces: list[list[Index]] = [[np.empty(0, np.int64)] for _ in range(clients)]
+    sizes = np.zeros(clients, np.int64)
+    for label, own in owners.items():
+        each, left = divmod(len(pools[label]), len(own))
+        counts = np.full(len(own), each)
+        counts[np.argsort(sizes[own], kind="stable")[:left]] += 1
+        sizes[own] += counts
+        for client, piece in zip(own, cut(pools[label], counts), strict=True):
+            pieces[client].append(piece)
+    return [np.concatenate(piece) for piece in pieces]
+
+
+def fill_up(parts: Sequence[Index], least: int, rng: np.random.Generator) -> list[Index]:
+    """Moves random samples from the largest parts until each has `least`. There must be `least` for all."""
+    filled = [rng.permutation(part) for part in parts]
+    sizes = np.array([len(part) for part in filled])
+    for small in np.flatnonzero(sizes < least):
+        while sizes[small] < least:
+            large = int(sizes.argmax())
+            filled[small] = np.append(filled[small], filled[large][-1])
+            filled[large] = filled[large][:-1]
+            sizes[small], sizes[large] = sizes[small] + 1, sizes[large] - 1
+    return filled
+
+
+def follow_labels(train: Sequence[Index], labels: Index, test_labels: Index, rng: np.random.Generator) -> list[Index]:
+    """For each client a test part with the class mix of its training part, as large beside it as the whole test set is beside all training data.
+
+    Rows are dealt from each class in turn, so no row is used twice before its class is used up, and never twice by one client.
+    """
+    pools = by_class(test_labels, rng)
+    used = dict.fromkeys(pools, 0)
+    parts = []
+    for rows in train:
+        held, counts = np.unique(labels[rows], return_counts=True)
+        known = np.isin(held, list(pools))  # a class without test samples cannot be tested
+        held, counts = held[known], counts[known]
+        part = [np.empty(0, np.int64)]
+        if len(held):
+            total = max(1, round(len(rows) * len(test_labels) / len(labels)))
+            for label, wanted in zip(held.tolist(), shares(total, counts).tolist(), strict=True):
+                pool = pools[label]
+                number = min(wanted, len(pool))
+                part.append(pool[(used[label] + np.arange(number)) % len(pool)])
+                used[label] += number
+        parts.append(np.concatenate(part))
+    return parts

@@ -1,0 +1,1 @@
+"""Engines: how the clients are run. They know programs, never methods."""

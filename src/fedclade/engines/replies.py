@@ -1,0 +1,82 @@
+"""What an engine takes from a client: one policy for all methods and engines, and the sums made of what was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedclade.client.tree import Tree
+from fedclade.federation import Sum
+
+EXAMPLES = "examples"
+"""A reply under this name claims how many examples it was computed from."""
+
+
+def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]], size: int) -> str | None:
+    """Why one client's reply is refused, or None. `expected` has shape and dtype of each name; `size` is what the client holds."""
+    if reply.keys() != expected.keys():
+        return f"names: expected {sorted(expected)}, got {sorted(reply)}"
+    for name, (shape, dtype) in expected.items():
+        value = reply[name]
+        if tuple(value.shape) != shape:
+            return f"shape of '{name}': expected {shape}, got {tuple(value.shape)}"
+        if value.dtype != dtype:
+            return f"dtype of '{name}': expected {dtype}, got {value.dtype}"
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return f"'{name}' is not finite"
+    if EXAMPLES in reply and not bool((0 <= reply[EXAMPLES]).all() & (reply[EXAMPLES] <= size).all()):
+        return f"claims {float(reply[EXAMPLES].max()):g} examples, holds {size}"
+    return None
+
+
+def finite(replies: Tree) -> Tensor:
+    """(K,) which rows of stacked replies are finite throughout."""
+    good = None
+    for value in replies.values():
+        if value.is_floating_point():
+            here = torch.isfinite(value).flatten(1).all(1)
+            good = here if good is None else good & here
+    return good if good is not None else torch.ones(len(next(iter(replies.values()))), dtype=torch.bool)
+
+
+class Accumulator:
+    """Adds replies up in float64 as chunks come in.
+
+    On the CPU one client after another in the order of arrival, which the engine keeps the same for every chunk size: so chunking
+    cannot change a bit. On CUDA by a matrix product of each chunk.
+    """
+
+    def __init__(self, reduce: Sum) -> None:
+        self.reduce = reduce
+        self.sums: Tree = {}
+        self.weight = torch.zeros(reduce.rows, dtype=torch.float64)
+
+    def keys(self, reply: Tree) -> tuple[str, ...]:
+        chosen = self.reduce.keys if self.reduce.keys is not None else tuple(reply)
+        return tuple(name for name in chosen if name != self.reduce.row)
+
+    def add(self, places: Tensor, reply: Tree) -> None:
+        """Add the replies of the clients that were asked at these places."""
+        give = self._give(places, reply)
+        self.weight += give.sum(0).cpu()
+        for name in self.keys(reply):
+            value = reply[name]
+            if name not in self.sums:
+                self.sums[name] = value.new_zeros((self.reduce.rows, *value.shape[1:]), dtype=torch.float64)
+            if value.device.type == "cpu":
+                for client, row in torch.nonzero(give).tolist():
+                    self.sums[name][row].add_(value[client].double(), alpha=float(give[client, row]))
+            else:
+                total = give.to(value.device).T @ value.flatten(1).double()
+                self.sums[name] += total.view_as(self.sums[name])
+
+    def _give(self, places: Tensor, reply: Tree) -> Tensor:
+        """(K, rows) how much each client gives to each row."""
+        weight = self.reduce.weight[places].double().cpu()
+        row = self.reduce.row
+        if row is None:
+            return weight
+        where = reply[row].flatten() if isinstance(row, str) else row[places]
+        return torch.zeros(len(places), self.reduce.rows, dtype=torch.float64).scatter_(1, where.long().cpu()[:, None], weight[:, None])

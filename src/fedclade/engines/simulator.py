@@ -1,0 +1,405 @@
+"""The simulator: many clients at a time, in one process, on one CPU or GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedclade.client.keys import client_keys, fold
+from fedclade.client.objective import Batch, ExampleLoss, Objective
+from fedclade.client.plan import Plan, make_plan
+from fedclade.client.programs import AnyProgram, Chain, Program, score
+from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
+from fedclade.data.clients import Clients, Parts
+from fedclade.engines.memory import ClientMemory
+from fedclade.engines.replies import Accumulator, finite, refusal
+from fedclade.errors import InvalidInput, NotVectorisable, check
+from fedclade.federation import Failure, Replies, Rows, Sum
+
+Precision: TypeAlias = Literal["tf32", "float32"]
+Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
+"""(key, client, reply) -> the reply that arrives, or None where none does: to study absence and poison."""
+
+# What a chunk may take. On the CPU small stacks that stay in the cache beat large ones (measured with the MLP of 784-200-62: the best
+# width is 7 to 10 clients); on CUDA a part of the free memory.
+_CPU_CHUNK_BYTES = 24 * 2**20
+_CUDA_CHUNK_SHARE = 0.4
+# One thread is fastest for small models: their matrix products are too small to share out.
+_THREADED_FROM_PARAMETERS = 500_000
+
+
+@dataclass
+class Traffic:
+    """Bytes that went between server and clients, counted from what was really sent."""
+
+    up: int = 0
+    down: int = 0
+
+
+class _Pool:
+    """Samples on the device as they came, and which of them each part holds."""
+
+    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device) -> None:
+        self.x, self.y = x.to(device), y.to(device)
+        self.index, self.offsets = parts.index.to(device), parts.offsets.to(device)
+        self.sizes = self.offsets.diff()
+
+    def batch(self, parts: Tensor, plan: Plan, step: int) -> Batch:
+        """The step's batch for each of the first `len(parts)` clients of the plan."""
+        count = len(parts)
+        position, valid = plan.position[:count, step], plan.valid[:count, step]
+        rows = self.index[self.offsets[parts][:, None, None] + position]
+        weight = (torch.arange(rows.shape[-1], device=rows.device) < valid[..., None]).to(torch.float32)
+        if rows.shape[1] == 1:  # one batch a step: no axis for the group
+            rows, weight = rows[:, 0], weight[:, 0]
+        flat = rows.flatten()
+        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32) / 255
+        y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
+        return Batch(x, y, weight, plan.key[:count, step])
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """The clients of one chunk: what each reads, who it is, and what it starts from."""
+
+    pool: _Pool
+    part: Tensor
+    client: Tensor
+    mine: Tree
+    memory: Tree
+
+
+class Simulator:
+    """A federation whose clients all live here. `chunk` clients run in one step; `chunk=1` is the sequential reference."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        *,
+        device: str = "cpu",
+        chunk: int | None = None,
+        precision: Precision = "tf32",
+        faults: Faults | None = None,
+    ) -> None:
+        check(chunk is None or (isinstance(chunk, int) and chunk >= 1), "engine.chunk", chunk, "must be a whole number of at least 1")
+        check(precision in ("tf32", "float32"), "engine.precision", precision, "must be 'tf32' or 'float32'")
+        self.device = pick_device(device)
+        self.chunk, self.precision, self.faults = chunk, precision, faults
+        self.traffic = Traffic()
+        self.memory = ClientMemory({}, len(clients))
+        self.failures: list[Failure] = []
+        self._clients = clients
+        self._train = _Pool(clients.x, clients.y, clients.train, self.device)
+        self._test = _Pool(clients.x_test, clients.y_test, clients.test, self.device)
+        self._sizes = clients.sizes
+
+    @property
+    def sizes(self) -> Tensor:
+        return self._sizes
+
+    def remember(self, initial: Tree) -> None:
+        """Give every client this memory to start from (a method's `memory0`)."""
+        self.memory = ClientMemory({name: value.to(self.device) for name, value in initial.items()}, len(self._sizes))
+
+    def map(
+        self,
+        program: AnyProgram,
+        ids: Tensor,
+        *,
+        shared: Tree | None = None,
+        each: Rows | None = None,
+        key: int,
+        reduce: Sum | None = None,
+    ) -> Replies:
+        ids = self._checked(ids)
+        each = self._on_device(each, len(ids))
+        shared = {name: value.to(self.device) for name, value in (shared or {}).items()}
+        self.traffic.down += len(ids) * (nbytes(shared) + _row_bytes(each))
+
+        total = Accumulator(reduce) if reduce else None
+        kept: list[Tree] = []
+        places: list[Tensor] = []
+        failures: list[Failure] = []
+        with self._settings(each):
+            for place in self._chunks(self._train, ids, each):
+                client = ids[place].to(self.device)
+                memory = self.memory.read(client)
+                mine = each[place.to(self.device)].gather(memory) if each else {}
+                lanes = _Lanes(self._train, client, client, mine, memory)
+                reply, written = self._run(program, lanes, shared, key)
+                good, reply, reasons = self._accept(key, ids[place], reply)
+                failures += reasons
+                if written is not None and len(good):
+                    here = good.to(self.device)
+                    self.memory.write(client[here], take(written, here))
+                self.traffic.up += nbytes(reply)
+                if total and len(good):
+                    total.add(place[good], reply)
+                    reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
+                kept.append(reply)
+                places.append(place[good])
+        self.failures += failures
+        return _in_order_asked(ids, places, kept, total, failures)
+
+    def evaluate(
+        self,
+        objective: Objective,
+        rows: Rows,
+        ids: Tensor,
+        metrics: dict[str, ExampleLoss],
+        *,
+        part: Literal["train", "test"] = "test",
+        tune: Program | None = None,
+        key: int = 0,
+    ) -> Tree:
+        """Mean loss and metrics of each client's model on its own data, (len(ids),), NaN for a client without test part.
+
+        Only the runner asks this: methods never see test data. Clients with one model and one test part are evaluated once. `tune`
+        trains each client's copy on its own training part first.
+        """
+        ids = self._checked(ids)
+        pool = self._train if part == "train" else self._test
+        parts = ids if part == "train" else self._clients.test_of[ids]
+        who = torch.nonzero(parts >= 0).flatten()
+        rows = rows[who]
+        alone = bool(rows.own) or tune is not None
+        pairs = torch.stack([ids[who] if alone else rows.index.cpu(), parts[who]], 1)
+        distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
+        first = torch.full((len(distinct),), len(who), dtype=torch.int64)
+        first = first.scatter_reduce_(0, pair_of, torch.arange(len(who)), "amin")
+
+        device_rows = self._on_device(rows, len(who))
+        assert device_rows is not None
+        program = score(objective, tuple(metrics.items()))
+        sums: dict[str, Tensor] = {}
+        with self._settings(device_rows):
+            for place in self._chunks(pool, distinct[:, 1], device_rows):
+                at = first[place]
+                client = ids[who][at].to(self.device)
+                memory = self.memory.read(client)
+                mine = device_rows[at.to(self.device)].gather(memory)
+                if tune is not None:
+                    mine, _ = self._run(tune, _Lanes(self._train, client, client, mine, memory), {}, key)
+                reply, _ = self._run(program, _Lanes(pool, distinct[place, 1].to(self.device), client, mine, {}), {}, key)
+                for name, value in reply.items():
+                    sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[place] = value.cpu()
+        result: Tree = {}
+        for name in ("loss", *metrics):
+            result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)
+            if len(who):
+                result[name][who] = (sums[name] / sums["examples"])[pair_of]
+        return result
+
+    def _run(self, program: AnyProgram, lanes: _Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
+        """The program's replies for these lanes, and the memory they want kept."""
+        if isinstance(program, Chain):
+            reply, memory = self._run(program.first, lanes, shared, fold(key, "first"))
+            mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
+            lanes = _Lanes(lanes.pool, lanes.part, lanes.client, mine, lanes.memory if memory is None else memory)
+            reply, later = self._run(program.second, lanes, shared, fold(key, "second"))
+            return {**told, **reply}, memory if later is None else later
+        settings = {name: torch.tensor(value, dtype=torch.float32, device=self.device) for name, value in program.settings.items()}
+        shared = {**settings, **shared}
+        keys = client_keys(fold(key, program.name), lanes.client)
+        plan = make_plan(program.batches, lanes.pool.sizes[lanes.part], keys)
+        if not program.vectorised:
+            return _one_by_one(program, lanes, shared, plan)
+        try:
+            return _vectorised(program, lanes, shared, plan)
+        except RuntimeError as error:
+            raise _in_plain_words(error, program) from error
+
+    def _accept(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tensor, Tree, list[Failure]]:
+        """Places of the replies that are taken, those replies, and why the others are not."""
+        if not reply:
+            return torch.arange(len(ids)), reply, []
+        if self.faults is None:
+            good = finite(reply).cpu()
+            reasons = {}
+            for place in torch.nonzero(~good).flatten().tolist():
+                row = take(reply, torch.tensor(place))
+                reasons[place] = refusal(row, _spec(row), int(self._sizes[ids[place]])) or "not finite"
+        else:
+            reply, reasons = self._tampered(key, ids, reply)
+            good = torch.tensor([place not in reasons for place in range(len(ids))])
+        failures = [Failure(int(ids[place]), reason) for place, reason in reasons.items()]
+        taken = torch.nonzero(good).flatten()
+        return taken, reply if not reasons else take(reply, taken.to(self.device)), failures
+
+    def _tampered(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tree, dict[int, str]]:
+        assert self.faults is not None
+        spec = _spec(take(reply, torch.tensor(0)))
+        reasons: dict[int, str] = {}
+        rows: list[Tree] = []
+        for place, client in enumerate(ids.tolist()):
+            honest = take(reply, torch.tensor(place))
+            arrived = self.faults(key, client, dict(honest))
+            reason = "no answer" if arrived is None else refusal(arrived, spec, int(self._sizes[client]))
+            if reason is not None:
+                reasons[place] = reason
+            rows.append(honest if arrived is None or reason is not None else arrived)
+        return stack(rows), reasons
+
+    def _chunks(self, pool: _Pool, parts: Tensor, each: Rows | None) -> Iterator[Tensor]:
+        """Places of the clients of each chunk: by falling size, so that those with steps left are a prefix, then by id.
+
+        The order is the same for every chunk size, which keeps sums the same to the bit.
+        """
+        sizes = pool.sizes.cpu()[parts]
+        by_id = parts.argsort(stable=True)
+        order = by_id[sizes[by_id].argsort(descending=True, stable=True)]
+        width = self.chunk or self._auto_chunk(each)
+        yield from order.split(width)
+
+    def _auto_chunk(self, each: Rows | None) -> int:
+        # A lane holds its weights, their gradient and the weights of the next step; activations and the batch come on top.
+        lane = 4 * max(_row_bytes(each), nbytes(self.memory.initial), 64 * 1024)
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            return max(1, int(free * _CUDA_CHUNK_SHARE) // lane)
+        return max(1, _CPU_CHUNK_BYTES // lane)
+
+    def _checked(self, ids: Tensor) -> Tensor:
+        ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= len(self._sizes)):
+            raise InvalidInput(f"clients are numbered 0 to {len(self._sizes) - 1}; asked for {int(ids.min())} to {int(ids.max())}.")
+        if len(torch.unique(ids)) != len(ids):
+            raise InvalidInput("a client was asked twice in one call: ids must be distinct.")
+        return ids
+
+    def _on_device(self, each: Rows | None, count: int) -> Rows | None:
+        if each is None:
+            return None
+        if len(each.index) != count:
+            raise InvalidInput(f"each: {len(each.index)} rows for {count} clients.")
+        rows = len(next(iter(each.models.values())))
+        if count and (int(each.index.min()) < 0 or int(each.index.max()) >= rows):
+            raise InvalidInput(f"each: row {int(each.index.min())} of {rows} models: a client whose group is not known must be admitted first.")
+        models = {name: value.to(self.device) for name, value in each.models.items()}
+        return Rows(models, each.index.to(self.device), each.own)
+
+    @contextmanager
+    def _settings(self, each: Rows | None) -> Iterator[None]:
+        """Threads and matrix precision for the time of a call; the caller's own are put back."""
+        parameters = _row_bytes(each) // 4
+        threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+        deterministic, benchmark = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(cores if parameters >= _THREADED_FROM_PARAMETERS else 1)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` takes CUDA where there is one."""
+    check(device in ("auto", "cpu", "cuda") or device.startswith("cuda:"), "device", device, "must be 'auto', 'cpu' or 'cuda'")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidInput("device = 'cuda': this torch sees no CUDA device; use device = 'cpu' or 'auto'.")
+    return torch.device(device)
+
+
+def _vectorised(program: Program, lanes: _Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
+    """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are a prefix, which only shrinks."""
+    keeps_memory = True
+
+    def start(shared: Tree, mine: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
+        return program.start(shared, mine, memory)
+
+    def finish(shared: Tree, const: Tree, carry: Tree, client: Tensor) -> tuple[Tree, Tree]:
+        nonlocal keeps_memory
+        reply, memory = program.finish(shared, const, carry)
+        keeps_memory = memory is not None
+        return reply, memory or {}
+
+    # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
+    const, carry = vmap(start, in_dims=(None, 0, 0, 0))(shared, lanes.mine, lanes.memory, lanes.client)
+    step = vmap(program.step, in_dims=(None, 0, 0, 0))
+    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
+    done: list[Tree] = []
+    living_const, living = const, len(steps)
+    for now in range(steps[0] if steps else 0):
+        left = living
+        while steps[left - 1] <= now:
+            left -= 1
+        if left < living:
+            done.append(take(carry, slice(left, living)))
+            carry, living_const, living = take(carry, slice(left)), take(const, slice(left)), left
+        batch = lanes.pool.batch(lanes.part[:living], plan, now)
+        carry = step(shared, living_const, carry, batch)
+    carry = concatenate([carry, *reversed(done)])
+    reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, carry, lanes.client)
+    return reply, memory if keeps_memory else None
+
+
+def _one_by_one(program: Program, lanes: _Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
+    """Programs that use numpy or scikit-learn: a plain loop, on batches without padding."""
+    replies: list[Tree] = []
+    memories: list[Tree] = []
+    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
+    for lane, count in enumerate(steps):
+        one = slice(lane, lane + 1)
+        const, carry = program.start(shared, take(lanes.mine, torch.tensor(lane)), take(lanes.memory, torch.tensor(lane)))
+        mine = Plan(plan.position[one], plan.valid[one], plan.key[one])
+        for now in range(count):
+            batch = lanes.pool.batch(lanes.part[one], mine, now)
+            real = batch.weight[0] > 0
+            carry = program.step(shared, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
+        reply, memory = program.finish(shared, const, carry)
+        replies.append(reply)
+        if memory is not None:
+            memories.append(memory)
+    return stack(replies), stack(memories) if memories else None
+
+
+def _in_order_asked(
+    ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]
+) -> Replies:
+    place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
+    order = place.argsort()
+    out: Tree = {}
+    if kept and kept[0]:
+        joined = concatenate(kept)
+        out = take(joined, order.to(next(iter(joined.values())).device))
+    failures = sorted(failures, key=lambda failure: failure.client)
+    if total is None:
+        return Replies(ids[place[order]], out, failures=failures)
+    return Replies(ids[place[order]], out, total.sums, total.weight, failures)
+
+
+def _in_plain_words(error: RuntimeError, program: Program) -> Exception:
+    text = str(error)
+    if "data-dependent" in text or ".item()" in text:
+        return NotVectorisable(
+            f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so clients cannot share a step: "
+            "use torch.where, or declare it vectorised=False to have it run client by client."
+        )
+    return error
+
+
+def _row_bytes(each: Rows | None) -> int:
+    """Bytes of the row that one client is sent."""
+    if each is None:
+        return 0
+    return sum(value[0].numel() * value.element_size() for name, value in each.models.items() if name not in each.own)
+
+
+def _spec(reply: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    return {name: (tuple(value.shape), value.dtype) for name, value in reply.items()}

@@ -1,0 +1,33 @@
+"""Errors that a person can mend: each says which field or client, what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FedcladeError(Exception):
+    """Base of every error that fedclade raises on purpose. The command line prints it without a traceback."""
+
+
+class InvalidInput(FedcladeError, ValueError):
+    """A value, file or array that cannot be used as it was given."""
+
+
+class NotVectorisable(FedcladeError, RuntimeError):
+    """A model or program that cannot run on many clients at once."""
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` where something known is close to what was given, else what is known."""
+    names = sorted(known)
+    close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    return f" Known: {', '.join(names)}." if names else ""
+
+
+def check(condition: bool, field: str, given: object, allowed: str) -> None:
+    """Raise `InvalidInput` in one shape for all fields: name, value, what is allowed."""
+    if not condition:
+        raise InvalidInput(f"{field} = {given!r}: {allowed}.")

@@ -1,0 +1,51 @@
+"""Numbers over all clients: what a summary says, and how."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]
+from torch import Tensor
+
+from fedclade.data.clients import Clients
+
+
+def mean_over_clients(values: Tensor) -> float | None:
+    """Unweighted mean over the clients that have a value."""
+    known = values[~values.isnan()]
+    return float(known.mean()) if len(known) else None
+
+
+def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | None]:
+    """Mean, binomial standard error, population variance over clients and mean of the worst tenth, of accuracies in percent.
+
+    accuracy_stderr is 100 sqrt(p (1 - p) / N), N the distinct test samples; accuracy_variance is in percent squared.
+    """
+    known = accuracy[~accuracy.isnan()]
+    if not len(known):
+        return dict.fromkeys(("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10"))
+    p = float(known.mean()) / 100
+    tenth = max(1, math.ceil(len(known) / 10))
+    return {
+        "accuracy": 100 * p,
+        "accuracy_stderr": 100 * math.sqrt(max(0.0, p * (1 - p)) / max(1, test_samples)),
+        "accuracy_variance": float(known.var(correction=0)),
+        "accuracy_worst10": float(known.sort().values[:tenth].mean()),
+    }
+
+
+def distinct_test_samples(clients: Clients) -> int:
+    """How many different samples the clients are tested on; a rotated or relabelled copy is the same sample."""
+    used = torch.unique(clients.test_of[clients.test_of >= 0]).tolist()
+    if not used:
+        return 0
+    rows = torch.cat([clients.test[part] for part in used])
+    return len(torch.unique(clients.test_source[rows]))
+
+
+def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:
+    """Agreement of the clusters found with the true groups (1: the same partition, 0: chance), where the truth is known."""
+    if groups is None:
+        return None
+    return float(adjusted_rand_score(groups.numpy(), cluster.numpy()))

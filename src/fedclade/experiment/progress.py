@@ -1,0 +1,87 @@
+"""How a run shows itself: one bar on a terminal, plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Display(Protocol):
+    """A context for the time of a run; `row` is given each round's row of the history."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def row(self, row: dict[str, Any]) -> None: ...
+
+
+def display(label: str, rounds: int, console: Console, quiet: bool) -> Display:
+    if quiet:
+        return _Silent()
+    return _Bar(label, rounds, console) if console.is_terminal else _Lines(label, rounds, console)
+
+
+class _Silent:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def row(self, row: dict[str, Any]) -> None:
+        return None
+
+
+class _Lines(_Silent):
+    """A line for each round that was evaluated: what a log file or CI wants."""
+
+    def __init__(self, label: str, rounds: int, console: Console) -> None:
+        self.label, self.rounds, self.console = label, rounds, console
+        self.since, self.last = time.perf_counter(), 0
+
+    def row(self, row: dict[str, Any]) -> None:
+        if "train_loss" not in row:
+            return
+        now, number = time.perf_counter(), row["round"]
+        pace = (now - self.since) / max(1, number - self.last)
+        self.since, self.last = now, number
+        self.console.print(f"{self.label}: round {number}/{self.rounds}  {_score(row)}  {row['clusters']} clusters  {pace:.2f} s/round")
+
+
+class _Bar(_Silent):
+    def __init__(self, label: str, rounds: int, console: Console) -> None:
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[score]}"),
+            TextColumn("{task.fields[clusters]} clusters"),
+            TextColumn("{task.fields[pace]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self.task = self.progress.add_task(label, total=rounds, score="", clusters="-", pace="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def row(self, row: dict[str, Any]) -> None:
+        news = {"score": _score(row)} if "train_loss" in row else {}
+        self.progress.update(
+            self.task, completed=row["round"], clusters=row["clusters"], pace=f"{row['seconds']:.2f} s/round", **news
+        )
+
+
+def _score(row: dict[str, Any]) -> str:
+    if row.get("accuracy") is not None:
+        return f"accuracy {row['accuracy']:.2f} %"
+    if row.get("loss") is not None:
+        return f"loss {row['loss']:.4f}"
+    return f"training loss {row['train_loss']:.4f}" if row["train_loss"] is not None else "not evaluated"

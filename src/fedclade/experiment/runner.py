@@ -1,0 +1,389 @@
+"""The run: rounds, evaluation of all clients, checkpoints. A method sees the federation; only this sees test data and disk."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedclade.client.keys import client_keys, fold
+from fedclade.client.objective import ExampleLoss, Objective, accuracy, cross_entropy
+from fedclade.client.programs import LocalTraining, sgd
+from fedclade.client.tree import Tree, take
+from fedclade.data.clients import Clients
+from fedclade.engines.simulator import Precision, Simulator
+from fedclade.errors import InvalidInput, check
+from fedclade.experiment import checkpoint, metrics
+from fedclade.experiment.checkpoint import Checkpoint
+from fedclade.experiment.result import Result, load
+from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.experiment.store import RunStore
+from fedclade.federation import Rows
+from fedclade.methods.base import UNKNOWN, Method, State
+from fedclade.models import ModelSpec
+
+OnRound = Callable[[dict[str, Any]], None]
+
+
+def run(
+    method: Method,
+    clients: Clients,
+    model: ModelSpec | nn.Module,
+    rounds: int = 100,
+    clients_per_round: int | float = 0.2,
+    lr: float = 0.01,
+    batch_size: int = 10,
+    epochs: int = 1,
+    momentum: float = 0.0,
+    loss: ExampleLoss | None = None,
+    seed: int = 0,
+    eval_every: int = 10,
+    device: str = "auto",
+    chunk: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    *,
+    weight_decay: float = 0.0,
+    lr_decay: float = 1.0,
+    metrics: Mapping[str, ExampleLoss] | None = None,
+    fine_tune_epochs: int = 0,
+    checkpoint_every: int = 10,
+    precision: Precision = "tf32",
+) -> Result:
+    """Train `method` on `clients` and evaluate every client.
+
+    model: one of `fc.models`, or any nn.Module (its weights are the first model); loss and metrics: functions of (outputs, targets)
+    with one value for each example; clients_per_round: a float is a share, an int a number; eval_every=0: at the end only; out: a
+    folder for the run, with resume=True to go on where it stopped; on_round: called with each round's row of the history.
+    """
+    local = LocalSettings(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
+    settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs)
+    return Run(method, clients, model, local, settings, EngineSettings(chunk, precision), device, loss, metrics).execute(
+        out, resume, on_round
+    )
+
+
+@dataclass
+class Run:
+    """One run, from its parts to its result."""
+
+    method: Method
+    clients: Clients
+    model: ModelSpec | nn.Module
+    local: LocalSettings
+    settings: RunSettings
+    engine: EngineSettings
+    device: str = "auto"
+    loss: ExampleLoss | None = None
+    metrics: Mapping[str, ExampleLoss] | None = None
+
+    def execute(self, out: str | os.PathLike[str] | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
+        if not isinstance(self.method, Method):
+            raise InvalidInput(f"method = {self.method!r}: give a method such as fc.FedAvg(), not its name or class.")
+        check(len(self.clients) > 0, "clients", 0, "there must be at least one")
+        self._cohort_size = self.settings.cohort_size(len(self.clients))
+        self._everyone = torch.arange(len(self.clients))
+        module = self._module()
+        self._fed = Simulator(self.clients, device=self.device, chunk=self.engine.chunk, precision=self.engine.precision)
+        self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
+        self._check_model()
+
+        store = RunStore.open(out, resume) if out is not None else None
+        if store is not None and resume:
+            done = self._finished(store, module)
+            if done is not None:
+                return done
+        begin = time.perf_counter()
+        state, history = self._start(store)
+        # What the first line of the history must also account for: the one-off phase of methods that have one.
+        began = _Counters(self._fed, begin) if not history else None
+        round_number = history[-1]["round"] if history else 0
+        values: dict[str, Tensor] | None = None
+        try:
+            while round_number < self.settings.rounds:
+                counters, began = began or _Counters(self._fed), None
+                state = self._round(state, round_number + 1)
+                round_number += 1
+                row = {"round": round_number, "clients": self._cohort_size, "clusters": _count(state.cluster), **counters.row(self._fed)}
+                if self._is_due(round_number, self.settings.eval_every):
+                    values = self._evaluate(state, round_number)
+                    row |= self._summary_of(values)
+                row["seconds"] = counters.seconds()
+                history.append(row)
+                if store is not None:
+                    store.append_round(row)
+                    if self._is_due(round_number, self.settings.checkpoint_every):
+                        store.save_checkpoint(self._checkpoint(state, history))
+                if on_round is not None:
+                    on_round(row)
+        except KeyboardInterrupt:
+            # The round in hand may be half done: what counts is the last whole one, if state and client memory are both of it.
+            if store is not None and history and self._fed.memory.version == history[-1]["round"]:
+                store.save_checkpoint(self._checkpoint(state, history))
+            raise
+        if values is None:  # the run was stopped after its last round and before its end
+            values = self._evaluate(state, round_number)
+        return self._finish(store, module, state, history, values)
+
+    def _module(self) -> nn.Module:
+        """The user's module, or the spec's with weights that depend on the seed alone."""
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        if not hasattr(self.model, "build"):
+            raise InvalidInput(f"model = {self.model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
+        if self.clients.classes is None:
+            raise InvalidInput("model: the targets are not class labels, so the number of outputs is not known; give an nn.Module and a loss.")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(fold(self.settings.seed, "model"))
+            return self.model.build(self.clients.shape, self.clients.classes)
+
+    def _check_model(self) -> None:
+        few = torch.arange(min(2, len(self.clients.x)))
+        x, y = self.clients.x[few].to(self._fed.device), self.clients.y[few].to(self._fed.device)
+        x = x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
+        outputs = self._objective.checked_outputs(x)
+        labels_are_classes = self.clients.classes is not None and outputs.ndim == 2
+        if self.loss is None:
+            if not labels_are_classes:
+                raise InvalidInput(
+                    f"loss: cross-entropy needs class labels and one output a class, the model gives {tuple(outputs.shape[1:])}; give an own loss."
+                )
+            if self.clients.classes is not None and self.clients.classes > outputs.shape[1]:
+                raise InvalidInput(
+                    f"model: it has {outputs.shape[1]} outputs, but labels go up to {self.clients.classes - 1}: "
+                    f"give it at least {self.clients.classes} outputs, or number the labels from 0."
+                )
+        self._objective.check(x, y)
+        own = {"accuracy": accuracy} if labels_are_classes else {}
+        self._metrics: dict[str, ExampleLoss] = {**own, **(self.metrics or {})}
+
+    def _start(self, store: RunStore | None) -> tuple[State, list[dict[str, Any]]]:
+        """State and history to go on from: those of the last checkpoint, or the method's first."""
+        params = self._objective.params()
+        self._fed.remember(self.method.memory0(params))
+        found = store.latest_checkpoint() if store is not None else None
+        if store is not None:
+            if found is not None and found.configuration != self._fingerprint():
+                raise InvalidInput(f"out = '{store.folder}': its checkpoint is of another experiment (configuration or data differ).")
+            store.write_experiment(self.tables())
+            store.write_history(found.history if found else [])
+        if found is not None:
+            device = self._fed.device
+            state = checkpoint.restore(self.method.state, found.state)
+            state = replace(state, models={name: value.to(device) for name, value in state.models.items()})
+            self._fed.memory.restore(found.memory, found.round)
+            return state, found.history
+        state = self._bound(1).init(self._fed, params, fold(self.settings.seed, "init"))
+        self._fed.memory.commit(0)
+        return state, []
+
+    def _finished(self, store: RunStore, module: nn.Module) -> Result | None:
+        """The result of a run that has ended already and is long enough, or None."""
+        summary = store.summary()
+        if summary is None or summary["rounds"] < self.settings.rounds:
+            return None
+        return replace(load(store.folder, model=module), already_finished=True)
+
+    def _bound(self, round_number: int) -> Method:
+        local = self.local
+        lr = local.lr * local.lr_decay ** (round_number - 1)
+        return self.method.bind(LocalTraining(self._objective, lr, local.batch_size, local.epochs, local.momentum, local.weight_decay))
+
+    def _round(self, state: State, number: int) -> State:
+        key = fold(self.settings.seed, "round", number)
+        cohort = cohort_of(fold(key, "cohort"), len(self.clients), self._cohort_size)
+        method = self._bound(number)
+        unknown = cohort[state.cluster[cohort] == UNKNOWN]
+        if len(unknown):
+            state = method.admit(self._fed, state, unknown, fold(key, "admit"))
+            cohort = cohort[state.cluster[cohort] != UNKNOWN]
+        state = method.round(self._fed, state, cohort, key)
+        self._fed.memory.commit(number)
+        return state
+
+    def _evaluate(self, state: State, number: int) -> dict[str, Tensor]:
+        """Per-client values, NaN where there is none. Clients that have no cluster yet are admitted for this look only."""
+        rows, ids = self._served(state, number)
+        key = fold(self.settings.seed, "evaluate", number)
+        values: dict[str, Tensor] = {}
+
+        def look(suffix: str, part: Literal["train", "test"], tuned: bool) -> None:
+            local = self._bound(number).local
+            tune = sgd(replace(local, epochs=self.settings.fine_tune_epochs)) if tuned else None
+            got = self._fed.evaluate(self._objective, rows, ids, self._metrics, part=part, tune=tune, key=key)
+            for name, value in got.items():
+                full = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
+                full[ids] = 100 * value if name == "accuracy" else value
+                values[f"train_{name}" if part == "train" else f"{name}{suffix}"] = full
+
+        look("", "test", tuned=False)
+        look("", "train", tuned=False)
+        if self.settings.fine_tune_epochs:
+            look("_tuned", "test", tuned=True)
+        return values
+
+    def _served(self, state: State, number: int) -> tuple[Rows, Tensor]:
+        unknown = self._everyone[state.cluster == UNKNOWN]
+        if len(unknown):
+            state = self._bound(number).admit(self._fed, state, unknown, fold(self.settings.seed, "serve", number))
+            self._fed.memory.rollback()
+        ids = self._everyone[state.cluster != UNKNOWN]
+        return self.method.serve(state, ids), ids
+
+    def _summary_of(self, values: dict[str, Tensor]) -> dict[str, Any]:
+        numbers: dict[str, Any] = {}
+        for name, value in values.items():
+            if name == "accuracy":
+                numbers |= metrics.accuracy_summary(value, metrics.distinct_test_samples(self.clients))
+            else:
+                numbers[name] = metrics.mean_over_clients(value)
+        return numbers
+
+    def _finish(
+        self, store: RunStore | None, module: nn.Module, state: State, history: list[dict[str, Any]], values: dict[str, Tensor]
+    ) -> Result:
+        rows, ids = self._served(state, history[-1]["round"])
+        summary = self._summary(values, state, history)
+        columns = self._columns(values, state)
+        assignment = torch.full((len(self.clients),), -1, dtype=torch.int64)
+        if store is not None:
+            models, assignment[ids] = self._models(rows, ids)
+            store.write_models(models, assignment, state.cluster, self.clients.shape, self.clients.classes)
+            store.write_clients(columns)
+            store.write_summary(summary)
+
+        place = {int(client): at for at, client in enumerate(ids)}
+
+        def row_of(client: int) -> Tree | None:
+            if client not in place:
+                return None
+            one = torch.tensor([client], device=self._fed.device)
+            mine = rows[torch.tensor([place[client]])]
+            mine = Rows(mine.models, mine.index.to(self._fed.device), mine.own)
+            return take(mine.gather(self._fed.memory.read(one)), torch.tensor(0))
+
+        folder = store.folder if store is not None else None
+        return Result(summary, history, state.cluster, columns, module, row_of, folder)
+
+    def _models(self, rows: Rows, ids: Tensor) -> tuple[Tree, Tensor]:
+        """Distinct models and the row of each client."""
+        if not rows.own:
+            return rows.models, rows.index.cpu()
+        here = ids.to(self._fed.device)
+        gathered = Rows(rows.models, rows.index.to(self._fed.device), rows.own).gather(self._fed.memory.read(here))
+        return gathered, torch.arange(len(ids))
+
+    def _summary(self, values: dict[str, Tensor], state: State, history: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "method": self.method.name,
+            "dataset": self.clients.dataset,
+            "partition": self.clients.partition,
+            "model": self._model_name(),
+            "engine": "simulator",
+            "device": str(self._fed.device),
+            "seed": self.settings.seed,
+            "rounds": history[-1]["round"],
+            "clients": len(self.clients),
+            "clusters": _count(state.cluster),
+            "accuracy": None,
+            "accuracy_stderr": None,
+            "accuracy_variance": None,
+            "accuracy_worst10": None,
+            **self._summary_of(values),
+            "ari": metrics.adjusted_rand(self.clients.groups, state.cluster),
+            "bytes_up": sum(row["bytes_up"] for row in history),
+            "bytes_down": sum(row["bytes_down"] for row in history),
+            "seconds": round(sum(row["seconds"] for row in history), 3),
+            "failures": sum(row["failures"] for row in history),
+            "clients_without_test": int((self.clients.test_of < 0).sum()),
+            "clients_without_model": int((state.cluster == UNKNOWN).sum()),
+        }
+
+    def _columns(self, values: dict[str, Tensor], state: State) -> dict[str, list[Any]]:
+        columns: dict[str, list[Any]] = {
+            "client": self._everyone.tolist(),
+            "cluster": state.cluster.tolist(),
+            "group": self.clients.groups.tolist() if self.clients.groups is not None else [None] * len(self.clients),
+            "examples": self.clients.sizes.tolist(),
+        }
+        for name, value in values.items():
+            columns[name] = [number if math.isfinite(number) else None for number in value.tolist()]
+        return columns
+
+    def _checkpoint(self, state: State, history: list[dict[str, Any]]) -> Checkpoint:
+        return Checkpoint(history[-1]["round"], checkpoint.flatten(state), self._fed.memory.tensors(), history, self._fingerprint())
+
+    def _fingerprint(self) -> str:
+        """A hash of what must not change between the parts of one run: the configuration and the data, not the number of rounds."""
+        tables = self.tables()
+        for name in ("rounds", "eval_every", "checkpoint_every"):
+            del tables["run"][name]
+        digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
+        digest.update(self.clients.train.index.numpy().tobytes())
+        digest.update(self.clients.train.offsets.numpy().tobytes())
+        digest.update(self.clients.y.numpy().tobytes())
+        return digest.hexdigest()
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The run as the tables of an experiment file."""
+        chosen = {f.name: getattr(self.method, f.name) for f in fields(self.method) if f.name != "bound"}
+        model = {} if isinstance(self.model, nn.Module) else _fields_of(self.model)
+        return {
+            "data": {"name": self.clients.dataset},
+            "partition": {"name": self.clients.partition, "clients": len(self.clients), **self.clients.origin},
+            "model": {"name": self._model_name(), **model},
+            "local": asdict(self.local),
+            "method": {"name": self.method.name, **chosen},
+            "run": asdict(self.settings),
+            "engine": asdict(self.engine),
+        }
+
+    def _model_name(self) -> str:
+        return type(self.model).__name__ if isinstance(self.model, nn.Module) else self.model.name
+
+    def _is_due(self, number: int, every: int) -> bool:
+        return number == self.settings.rounds or (every > 0 and number % every == 0)
+
+
+class _Counters:
+    """What a round cost: the difference of the federation's counters since this was made."""
+
+    def __init__(self, fed: Simulator, begin: float | None = None) -> None:
+        fresh = begin is not None  # the one-off phase before the first round counts from zero
+        self.begin = time.perf_counter() if begin is None else begin
+        self.up, self.down = (0, 0) if fresh else (fed.traffic.up, fed.traffic.down)
+        self.failures = 0 if fresh else len(fed.failures)
+
+    def row(self, fed: Simulator) -> dict[str, Any]:
+        return {
+            "failures": len(fed.failures) - self.failures,
+            "bytes_up": fed.traffic.up - self.up,
+            "bytes_down": fed.traffic.down - self.down,
+        }
+
+    def seconds(self) -> float:
+        return round(time.perf_counter() - self.begin, 4)
+
+
+def cohort_of(key: int, clients: int, size: int) -> Tensor:
+    """Ids of the clients of a round: those with the least hashes, in rising order."""
+    everyone = torch.arange(clients)
+    return client_keys(key, everyone).argsort(stable=True)[:size].sort().values
+
+
+def _count(cluster: Tensor) -> int:
+    return len(torch.unique(cluster[cluster != UNKNOWN]))
+
+
+def _fields_of(spec: Any) -> dict[str, Any]:
+    return {f.name: getattr(spec, f.name) for f in fields(spec)}

@@ -1,0 +1,118 @@
+"""A run directory: what a run leaves on disk, and how it is read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fedclade.client.tree import Tree
+from fedclade.errors import InvalidInput
+from fedclade.experiment import checkpoint
+from fedclade.experiment.checkpoint import Checkpoint, write_tensors
+
+_RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
+
+
+class RunStore:
+    """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/, checkpoint/."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @staticmethod
+    def open(folder: str | os.PathLike[str], resume: bool) -> RunStore:
+        """A folder to write a run to. One that holds a run already is refused unless it is resumed."""
+        path = Path(folder)
+        if path.exists() and not path.is_dir():
+            raise InvalidInput(f"out = '{path}': it is a file; give a folder.")
+        store = RunStore(path)
+        if store.holds_run() and not resume:
+            raise InvalidInput(f"out = '{path}': it already holds a run; give another folder, or resume it (--resume, resume=True).")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"out = '{path}': it cannot be made ({error.strerror}).") from error
+        return store
+
+    def holds_run(self) -> bool:
+        return any((self.folder / name).exists() for name in _RUN_FILES)
+
+    def summary(self) -> dict[str, Any] | None:
+        """What a finished run wrote, or None."""
+        path = self.folder / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def write_experiment(self, tables: dict[str, dict[str, Any]]) -> None:
+        known = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
+        self._write("experiment.toml", tomli_w.dumps(known))
+
+    def write_history(self, rows: list[dict[str, Any]]) -> None:
+        self._write("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    def append_round(self, row: dict[str, Any]) -> None:
+        with (self.folder / "rounds.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def write_clients(self, columns: dict[str, list[Any]]) -> None:
+        with (self.folder / "clients.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self._write("summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def write_comparison(self, comparison: dict[str, Any]) -> None:
+        self._write("comparison.json", json.dumps(comparison, indent=2) + "\n")
+
+    def read_clients(self) -> dict[str, list[Any]]:
+        """The columns of clients.csv; an empty place is None."""
+        with (self.folder / "clients.csv").open(newline="") as file:
+            header, *rows = list(csv.reader(file))
+        return {name: [json.loads(row[place]) if row[place] else None for row in rows] for place, name in enumerate(header)}
+
+    def write_models(self, models: Tree, assignment: Tensor, clusters: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
+        """models/models.safetensors: a row for each model; `assignment`, the row each client uses (-1: none); `clusters`."""
+        (self.folder / "models").mkdir(exist_ok=True)
+        metadata = {"shape": json.dumps(shape), "classes": json.dumps(classes)}
+        tensors = {"assignment": assignment, "clusters": clusters, **{f"models/{name}": value for name, value in models.items()}}
+        write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
+
+    def save_checkpoint(self, point: Checkpoint) -> None:
+        checkpoint.save(self.folder / "checkpoint", point)
+
+    def latest_checkpoint(self) -> Checkpoint | None:
+        return checkpoint.latest(self.folder / "checkpoint")
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.folder / f"{name}.partial"
+        temporary.write_text(text)
+        os.replace(temporary, self.folder / name)
+
+
+class StoredModels:
+    """The models of a finished run, read from disk one row at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "models" / "models.safetensors"
+        if not self.path.exists():
+            raise InvalidInput(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
+        with safe_open(self.path, framework="pt") as file:
+            metadata = file.metadata()
+            self.assignment: Tensor = file.get_tensor("assignment")
+            self.clusters: Tensor = file.get_tensor("clusters")
+        self.shape: tuple[int, ...] = tuple(json.loads(metadata["shape"]))
+        self.classes: int | None = json.loads(metadata["classes"])
+
+    def row(self, number: int) -> Tree:
+        with safe_open(self.path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith("models/")]  # noqa: SIM118 (not a mapping)
+            return {name.removeprefix("models/"): torch.as_tensor(file.get_slice(name)[number]) for name in names}

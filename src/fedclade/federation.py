@@ -1,0 +1,91 @@
+"""What a method sees of a federation: one verb, `map`, and what goes in and comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedclade.client.programs import AnyProgram
+from fedclade.client.tree import Tree, take
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row of `models` for each client, by index: the engine gathers inside a chunk, so that no stack of all models is ever held.
+
+    The parameters named in `own` are not in `models` but in the client's memory, and never leave it.
+    """
+
+    models: Tree
+    index: Tensor
+    own: tuple[str, ...] = ()
+
+    def __getitem__(self, places: Tensor | slice) -> Rows:
+        return Rows(self.models, self.index[places], self.own)
+
+    def gather(self, memory: Tree) -> Tree:
+        """One tree with a row for each client; `memory` has the clients' memory in the same order."""
+        rows = take({name: value for name, value in self.models.items() if name not in self.own}, self.index)
+        return rows | {name: memory[name] for name in self.own}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """Add the replies up on the way in: `sums[r] = sum of weight_k * reply_k` over the clients k that go to row r.
+
+    row:    (K,) the row each client goes to, or the name of a reply that says it (IFCA's choice)
+    weight: (K,) the weight of each client; or (K, rows), how much it gives to each row (then without `row`)
+    keys:   which replies to add; default: all that are not `row`
+    """
+
+    weight: Tensor
+    rows: int
+    row: Tensor | str | None = None
+    keys: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that did not answer, or whose answer was refused, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back from `map`, in the order in which the clients were asked."""
+
+    ids: Tensor  # who answered; may be fewer than asked
+    out: Tree  # leading axis = len(ids); what `reduce` took is not in it
+    sums: Tree = field(default_factory=dict)  # float64, leading axis = rows of `reduce`
+    weight: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (rows,) total weight that went into `sums`
+    failures: Sequence[Failure] = ()
+
+
+class Federation(Protocol):
+    """The clients, reached through an engine. Client ids are 0 … M-1 and stay the same."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training examples of each client."""
+
+    def map(
+        self,
+        program: AnyProgram,
+        ids: Tensor,
+        *,
+        shared: Tree | None = None,
+        each: Rows | None = None,
+        key: int,
+        reduce: Sum | None = None,
+    ) -> Replies:
+        """Run the program on these clients' training data.
+
+        shared: sent to all; each: a row for each client; key: this call's randomness (two calls in one round need different keys
+        unless their programs differ); reduce: add replies up instead of returning them.
+        """

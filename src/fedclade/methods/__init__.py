@@ -1,0 +1,9 @@
+"""Methods: what the server does, one file each. A method never knows which engine runs it."""
+
+from fedclade.methods.base import UNKNOWN, Method, State
+from fedclade.methods.fedavg import FedAvg
+from fedclade.methods.local import Local
+
+METHODS: dict[str, type[Method]] = {method.name: method for method in (FedAvg, Local)}
+
+__all__ = ["METHODS", "UNKNOWN", "FedAvg", "Local", "Method", "State"]

@@ -1,0 +1,84 @@
+"""What every method is: a frozen dataclass of hyper-parameters with pure functions from state to state."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedclade.client.programs import LocalTraining
+from fedclade.client.tree import Tree
+from fedclade.errors import FedcladeError
+from fedclade.federation import Federation, Rows
+
+Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
+UNKNOWN = -1
+"""The cluster of a client that is not known yet: it is admitted before it trains or is served."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any state fits into a checkpoint."""
+
+    models: Tree  # a row for each cluster
+    cluster: Tensor  # (clients,) the row of each client, or UNKNOWN
+
+    def __len__(self) -> int:
+        """The number of models."""
+        return len(next(iter(self.models.values())))
+
+    def grown_to(self, clients: int) -> Self:
+        """The same state with room for clients that joined since, not known yet."""
+        missing = clients - len(self.cluster)
+        if missing <= 0:
+            return self
+        return replace(self, cluster=torch.cat([self.cluster, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model, the loss and the local training.
+
+    Subclasses say in class variables what `describe` and the docs tell about them.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    paper: ClassVar[str]
+    leaves: ClassVar[str]  # what leaves a client, in words
+    needs: ClassVar[Needs]  # what the server must see of the clients
+    state: ClassVar[type[State]] = State
+
+    bound: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def bind(self, local: LocalTraining) -> Self:
+        return replace(self, bound=local)
+
+    @property
+    def local(self) -> LocalTraining:
+        if self.bound is None:
+            raise FedcladeError(f"{type(self).__name__} is not bound to a model yet: use fc.run, or method.bind(LocalTraining(…)).")
+        return self.bound
+
+    def memory0(self, params: Tree) -> Tree:
+        """What every client remembers before it has trained. Most methods need nothing."""
+        return {}
+
+    @abstractmethod
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        """The state before the first round; one-off phases (signatures) happen here."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        """One round with these clients. Who does not answer keeps what it had."""
+
+    @abstractmethod
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        """Give a cluster to clients that were not there before."""
+
+    def serve(self, state: State, ids: Tensor) -> Rows:
+        """The model each client uses now."""
+        return Rows(state.models, state.cluster[ids])

@@ -1,0 +1,49 @@
+"""FedAvg: one model for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, stack
+from fedclade.federation import Federation, Rows, Sum
+from fedclade.methods.base import Method, Needs, State
+from fedclade.relatedness.mixing import mean
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Every round the sampled clients train the shared model on their own data; the new model is their mean.
+
+    w_{t+1} = sum_k n_k w_k / sum_k n_k over the clients k of the cohort that answered, where n_k (`fed.sizes`) is the number of
+    training examples of client k and w_k its weights after E epochs (`local.epochs`) of SGD with batch size B (`local.batch_size`)
+    and learning rate eta (`local.lr`) from w_t.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "Federated averaging: one model for all clients"
+    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
+    leaves: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
+    needs: ClassVar[Needs] = "sum"
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        return State(models=stack([params]), cluster=torch.zeros(len(fed.sizes), dtype=torch.int64))
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        cluster = state.cluster[cohort]
+        got = fed.map(
+            sgd(self.local),
+            cohort,
+            each=Rows(state.models, cluster),
+            key=key,
+            reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state)),
+        )
+        return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        state = state.grown_to(len(fed.sizes))
+        return replace(state, cluster=state.cluster.index_fill(0, ids, 0))

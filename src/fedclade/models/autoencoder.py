@@ -1,0 +1,73 @@
+"""The encoder FLT computes its signatures with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from fedclade.errors import check
+from fedclade.models.base import chain, check_image, is_whole
+
+_MAPS = 4  # feature maps of the last convolution
+
+
+class Autoencoder(nn.Module):
+    """An encoder and a decoder, each a module of its own, so that either can be called alone with parameters of its own."""
+
+    def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The codes of a batch: (batch, code)."""
+        code: Tensor = self.encoder(x)
+        return code
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The reconstruction, in the shape of `x` and between 0 and 1."""
+        image: Tensor = self.decoder(self.encode(x))
+        return image
+
+
+@dataclass(frozen=True)
+class ConvAutoencoder:
+    """The convolutional autoencoder of FLT (arXiv 2103.15947): 51,577 parameters on (1, 28, 28), as the paper prints.
+
+    The paper's table gives the last layer 16 channels; only with one, the image's, does the count come out. The code has no activation.
+    Images are to lie between 0 and 1. Sides are halved twice and doubled twice, hence divisible by 4.
+    """
+
+    name: ClassVar[str] = "conv_autoencoder"
+    code: int = 128
+
+    def __post_init__(self) -> None:
+        check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+
+    def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
+        """The module for images of `shape`. `classes` is ignored: an autoencoder has no labels."""
+        check_image("ConvAutoencoder", shape, least=4, multiple=4)
+        channels, height, width = shape
+        small = (_MAPS, height // 4, width // 4)
+        features = small[0] * small[1] * small[2]
+        encoder = chain(
+            conv1=nn.Conv2d(channels, 16, 3, padding=1),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(16, _MAPS, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(features, self.code),
+        )
+        decoder = chain(
+            fc=nn.Linear(self.code, features),
+            unflatten=nn.Unflatten(1, small),
+            conv1=nn.ConvTranspose2d(_MAPS, 16, 2, stride=2),
+            relu1=nn.ReLU(),
+            conv2=nn.ConvTranspose2d(16, channels, 2, stride=2),
+            sigmoid=nn.Sigmoid(),
+        )
+        return Autoencoder(encoder, decoder)

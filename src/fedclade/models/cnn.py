@@ -1,0 +1,121 @@
+"""Convolutional classifiers of the papers. All three are two 5x5 convolutions, each with a 2x2 pooling, and a dense part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import ClassVar
+
+from torch import nn
+
+from fedclade.errors import check
+from fedclade.models.base import chain, check_classes, check_dropout, check_image, dropout, dropout2d, is_whole
+
+_KERNEL = 5
+
+
+@dataclass(frozen=True)
+class LeafCNN:
+    """The CNN of LEAF (arXiv 1812.01097) for FEMNIST, which FLT (arXiv 2103.15947) uses too.
+
+    On (1, 28, 28) with padding 2, as both codes have it: 6,603,710 parameters for 62 classes, 6,572,975 for 47. The 3,459,582 that FLT
+    prints belong to `padding=0` on (3, 32, 32) with 62 classes.
+    """
+
+    name: ClassVar[str] = "leaf_cnn"
+    padding: int = 2
+
+    def __post_init__(self) -> None:
+        # With more than 4 the outermost outputs of a 5x5 kernel would see nothing but padding.
+        ok = is_whole(self.padding, 0) and self.padding < _KERNEL
+        check(ok, "model.padding", self.padding, "zeros around the image, a whole number from 0 to 4; 2 keeps its size")
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        pixels = _pixels_left("LeafCNN", shape, self.padding)
+        check_classes(classes)
+        return chain(
+            conv1=nn.Conv2d(shape[0], 32, _KERNEL, padding=self.padding),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(32, 64, _KERNEL, padding=self.padding),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * pixels, 2048),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(2048, classes),
+        )
+
+
+@dataclass(frozen=True)
+class SmallCNN:
+    """FLT's net for MNIST in Scenarios 1 and 2 (arXiv 2103.15947; only its code says so): 21,840 parameters on (1, 28, 28), 10 classes.
+
+    `dropout` is the share of feature maps dropped after the second convolution and of units dropped before the last layer.
+    """
+
+    name: ClassVar[str] = "small_cnn"
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_dropout(self.dropout)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        pixels = _pixels_left("SmallCNN", shape)
+        check_classes(classes)
+        return chain(
+            conv1=nn.Conv2d(shape[0], 10, _KERNEL),
+            pool1=nn.MaxPool2d(2),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(10, 20, _KERNEL),
+            dropout1=dropout2d(self.dropout),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(20 * pixels, 50),
+            relu3=nn.ReLU(),
+            dropout2=dropout(self.dropout),
+            fc2=nn.Linear(50, classes),
+        )
+
+
+@dataclass(frozen=True)
+class LeNet5:
+    """LeNet-5 with ReLU and max pooling: FLT's net for CIFAR-10 in Scenarios 1 and 2, and "simple-cnn" of FLIS.
+
+    With 10 classes: 62,006 parameters on (3, 32, 32), 44,426 on (1, 28, 28).
+    """
+
+    name: ClassVar[str] = "lenet5"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        pixels = _pixels_left("LeNet5", shape)
+        check_classes(classes)
+        return chain(
+            conv1=nn.Conv2d(shape[0], 6, _KERNEL),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(6, 16, _KERNEL),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(16 * pixels, 120),
+            relu3=nn.ReLU(),
+            fc2=nn.Linear(120, 84),
+            relu4=nn.ReLU(),
+            fc3=nn.Linear(84, classes),
+        )
+
+
+def _pixels_left(model: str, shape: tuple[int, ...], padding: int = 0) -> int:
+    """Pixels of one feature map after both convolutions and poolings; refuses images of which nothing would be left."""
+    least = next(side for side in count(1) if _side_left(side, padding) > 0)
+    check_image(model, shape, least)
+    return _side_left(shape[1], padding) * _side_left(shape[2], padding)
+
+
+def _side_left(side: int, padding: int) -> int:
+    for _ in range(2):
+        if side > 0:
+            side = (side + 2 * padding - _KERNEL + 1) // 2
+    return max(side, 0)

@@ -1,0 +1,47 @@
+"""Mixing models: weighted means from sums, mixing matrices, and their distinct rows.
+
+A mixing matrix has a row for each model to make and a column for each model that goes in. Clients of one group share a row, so what
+is stored is the distinct rows and an index, not a model for every client.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
+    """sums / weight, row by row, in the dtype of `keep`; a row with no weight (nobody answered) keeps its old model."""
+    if not sums:
+        return keep
+    result = {}
+    for name, old in keep.items():
+        total = sums[name]
+        share = weight.to(total.device).view(-1, *[1] * (total.ndim - 1))
+        result[name] = torch.where(share > 0, total / torch.where(share > 0, share, 1.0), old.to(total)).to(old.dtype)
+    return result
+
+
+def add(sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """Add `matrix @ models` (rows x models) to unnormalised sums: how absent clients enter, by their row of the old models."""
+    matrix = matrix.double()
+    more = {}
+    for name, value in models.items():
+        part = (matrix.to(value.device) @ value.flatten(1).double()).view(len(matrix), *value.shape[1:])
+        more[name] = sums[name] + part if sums else part
+    return more, weight + matrix.sum(1).to(weight.device)
+
+
+def mix(matrix: Tensor, models: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Row-normalised mixing: result_i = sum_j matrix_ij model_j / sum_j matrix_ij. Every row must have some weight."""
+    weight = matrix.double().sum(1)
+    if bool((weight <= 0).any()) or bool((matrix < 0).any()):
+        raise ValueError(f"mixing matrix: row {int(weight.argmin())} has no weight or a negative one")
+    sums, weight = add({}, torch.zeros_like(weight), matrix, models)
+    return {name: (value / weight.view(-1, *[1] * (value.ndim - 1)).to(value.device)).to(models[name].dtype) for name, value in sums.items()}
+
+
+def distinct_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows of a mixing matrix, and for each client which of them is its own: matrix == rows[index]."""
+    rows, index = torch.unique(matrix, dim=0, return_inverse=True)
+    return rows, index

@@ -1,0 +1,87 @@
+import pytest
+import torch
+from torch import nn
+
+from fedclade.errors import InvalidInput
+from fedclade.models import LeafCNN, LeNet5, SmallCNN
+
+Spec = LeafCNN | LeNet5 | SmallCNN
+
+
+def size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "classes", "parameters"),
+    [
+        (LeafCNN(), (1, 28, 28), 62, 6_603_710),
+        (LeafCNN(), (1, 28, 28), 47, 6_572_975),
+        (LeafCNN(padding=0), (3, 32, 32), 62, 3_459_582),
+        (SmallCNN(), (1, 28, 28), 10, 21_840),
+        (SmallCNN(dropout=0), (1, 28, 28), 10, 21_840),
+        (LeNet5(), (3, 32, 32), 10, 62_006),
+        (LeNet5(), (1, 28, 28), 10, 44_426),
+    ],
+)
+def test_parameter_counts_of_the_papers(spec: Spec, shape: tuple[int, ...], classes: int, parameters: int) -> None:
+    assert size(spec.build(shape, classes)) == parameters
+
+
+def test_the_part_of_lenet_that_lg_fedavg_shares_in_flis() -> None:
+    module = LeNet5().build((3, 32, 32), 10)
+    assert size(module.get_submodule("fc2")) + size(module.get_submodule("fc3")) == 11_014
+
+
+def test_small_cnn_drops_maps_and_then_units() -> None:
+    children = dict(SmallCNN(0.3).build((1, 28, 28), 10).named_children())
+    assert isinstance(children["dropout1"], nn.Dropout2d) and children["dropout1"].p == 0.3
+    assert isinstance(children["dropout2"], nn.Dropout) and children["dropout2"].p == 0.3
+    order = list(children)
+    assert order[order.index("conv2") + 1] == "dropout1" and order[order.index("fc2") - 1] == "dropout2"
+    assert not any("dropout" in name for name, _ in SmallCNN(0).build((1, 28, 28), 10).named_modules())
+
+
+@pytest.mark.parametrize(
+    ("spec", "least"), [(LeafCNN(p), least) for p, least in enumerate([16, 10, 4, 1, 1])] + [(SmallCNN(), 16), (LeNet5(), 16)]
+)
+def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(spec: Spec, least: int) -> None:
+    for height, width in [(least, least), (least + 1, least + 2), (least + 7, least)]:
+        assert spec.build((2, height, width), 5)(torch.rand(3, 2, height, width)).shape == (3, 5)
+    if least > 1:
+        with pytest.raises(InvalidInput, match=f"^{type(spec).__name__} needs images .* of at least {least}x{least}, got"):
+            spec.build((2, least + 5, least - 1), 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "remedy"),
+    [
+        ((1, 8, 8), "; use MLP, which takes any shape."),
+        ((60,), "; use MLP, which takes any shape."),
+        ((28, 28), "; add the axis of channels: (1, 28, 28)."),
+        ((32, 32, 3), "; put the channels first: (3, 32, 32)."),
+        ((), "; use MLP, which takes any shape."),
+        ((0, 28, 28), "; use MLP, which takes any shape."),
+    ],
+)
+def test_the_refusal_names_model_shape_need_and_remedy(shape: tuple[int, ...], remedy: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        LeNet5().build(shape, 10)
+    assert str(refused.value) == f"LeNet5 needs images (channels, height, width) of at least 16x16, got {shape}{remedy}"
+
+
+@pytest.mark.parametrize("padding", [-1, 5, 1.0, True, "same"])
+def test_padding_is_checked(padding: object) -> None:
+    with pytest.raises(InvalidInput, match=r"^model\.padding = .*: .* a whole number from 0 to 4"):
+        LeafCNN(padding=padding)  # type: ignore[arg-type]
+
+
+def test_dropout_is_checked() -> None:
+    with pytest.raises(InvalidInput, match=r"^model\.dropout = 1\.0: "):
+        SmallCNN(dropout=1.0)
+
+
+@pytest.mark.parametrize("spec", [LeafCNN(), SmallCNN(), LeNet5()])
+def test_classes_are_checked(spec: Spec) -> None:
+    with pytest.raises(InvalidInput, match=r"^classes = -1: the number of outputs"):
+        spec.build((1, 28, 28), -1)
