@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -23,11 +24,12 @@ from fedclade.registry import REGISTRY, find, import_file
 app = typer.Typer(
     name="fedclade",
     help="Clustered federated learning: find which clients belong together and train one model per group.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-out_console = Console(highlight=False)
+_terminal = Console(highlight=False)
+# A log file has no width: wide enough for every table.
+out_console = _terminal if _terminal.is_terminal else Console(highlight=False, width=120)
 error_console = Console(stderr=True, highlight=False)
 
 ExperimentArgument = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets).")]
@@ -64,10 +66,11 @@ def _fail(message: str) -> NoReturn:
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def root(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
     if version:
         out_console.print(f"fedclade {__version__}")
-        raise typer.Exit
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @app.command()
@@ -223,13 +226,13 @@ def _tell(result: Result) -> None:
 
 
 def _print_comparison(rows: list[dict[str, Any]]) -> None:
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     several = any(row["seeds"] > 1 for row in rows)
-    for heading in ("method", "accuracy %", *(["over seeds ±"] if several else []), "variance", "worst tenth %", "clusters", "ARI", "up", "down"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    table.add_column("seconds", justify="right")
+    headings = ["method", "accuracy %", *(["± seeds"] if several else []), "variance", "worst 10th", "groups", "ARI", "up", "down", "s"]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
-        spread = [f"{row['accuracy_std']:.2f}" if row["accuracy_std"] is not None else "–"] if several else []
+        spread = [_number(row["accuracy_std"], 2)] if several else []
         table.add_row(
             row["method"],
             _accuracy(row).removesuffix(" %"),
@@ -237,7 +240,7 @@ def _print_comparison(rows: list[dict[str, Any]]) -> None:
             _number(row["accuracy_variance"], 1),
             _number(row["accuracy_worst10"], 2),
             f"{row['clusters']:g}",
-            _number(row["ari"], 3),
+            _number(row["ari"], 2),
             _size(row["bytes_up"]),
             _size(row["bytes_down"]),
             f"{row['seconds']:.1f}",

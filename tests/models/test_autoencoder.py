@@ -15,7 +15,8 @@ def test_reconstruction_has_the_shape_of_the_image_and_lies_in_0_to_1(shape: tup
     images = torch.rand(5, *shape)
     again = module(images)
     assert again.shape == images.shape
-    assert again.min() >= 0 and again.max() <= 1
+    assert again.min() >= 0
+    assert again.max() <= 1
     assert module.encode(images).shape == (5, 9)
     torch.testing.assert_close(module.decoder(module.encode(images)), again)
 

@@ -35,10 +35,13 @@ def test_the_part_of_lenet_that_lg_fedavg_shares_in_flis() -> None:
 
 def test_small_cnn_drops_maps_and_then_units() -> None:
     children = dict(SmallCNN(0.3).build((1, 28, 28), 10).named_children())
-    assert isinstance(children["dropout1"], nn.Dropout2d) and children["dropout1"].p == 0.3
-    assert isinstance(children["dropout2"], nn.Dropout) and children["dropout2"].p == 0.3
+    assert isinstance(children["dropout1"], nn.Dropout2d)
+    assert children["dropout1"].p == 0.3
+    assert isinstance(children["dropout2"], nn.Dropout)
+    assert children["dropout2"].p == 0.3
     order = list(children)
-    assert order[order.index("conv2") + 1] == "dropout1" and order[order.index("fc2") - 1] == "dropout2"
+    assert order[order.index("conv2") + 1] == "dropout1"
+    assert order[order.index("fc2") - 1] == "dropout2"
     assert not any("dropout" in name for name, _ in SmallCNN(0).build((1, 28, 28), 10).named_modules())
 
 

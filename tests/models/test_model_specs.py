@@ -40,7 +40,8 @@ def test_models_go_by_name() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_specs_are_frozen_values_with_defaults(name: str) -> None:
     spec = MODELS[name]()
-    assert spec == MODELS[name]() and hash(spec) == hash(MODELS[name]())
+    assert spec == MODELS[name]()
+    assert hash(spec) == hash(MODELS[name]())
     assert "name" not in {f.name for f in dataclasses.fields(spec)}  # type: ignore[arg-type]
     with pytest.raises(dataclasses.FrozenInstanceError):
         spec.name = "other"  # type: ignore[misc]
@@ -83,5 +84,6 @@ def test_gradients_of_three_clients_at_once_equal_one_by_one(spec: ModelSpec, sh
         module.zero_grad()
         loss(dict(module.named_parameters()), x[client], y[client]).backward()  # type: ignore[no-untyped-call]
         for name, parameter in module.named_parameters():
-            assert parameter.grad is not None and parameter.grad.abs().max() > 0
+            assert parameter.grad is not None
+            assert parameter.grad.abs().max() > 0
             torch.testing.assert_close(together[name][client], parameter.grad, rtol=1e-5, atol=1e-5)

@@ -123,8 +123,11 @@ class Objective:
         self._check_vectorised(x, y)
 
     def _check_vectorised(self, x: Tensor, y: Tensor) -> None:
-        two = {name: torch.stack([value, value]) for name, value in self.params().items()}
-        batch = Batch(*(torch.stack([v, v]) for v in (x, y, torch.ones(len(y), device=x.device))), torch.arange(2, device=x.device))
+        def twice(value: Tensor) -> Tensor:
+            return torch.stack([value, value])
+
+        two = {name: twice(value) for name, value in self.params().items()}
+        batch = Batch(twice(x), twice(y), twice(torch.ones(len(y), device=x.device)), torch.arange(2, device=x.device))
         with _layer_of_failure(self.module) as where:
             try:
                 vmap(grad(self.loss))(two, batch)

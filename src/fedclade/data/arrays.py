@@ -28,7 +28,7 @@ def inputs(array: object, what: str) -> Tensor:
     """
     x = _tensor(array, what)
     if x.ndim < 2:
-        raise InvalidInput(f"{what} has shape {tuple(x.shape)}: give one row a sample, (samples, features …); a single feature is (samples, 1).")
+        raise InvalidInput(f"{what} has shape {tuple(x.shape)}: give one row a sample; a single feature has shape (samples, 1).")
     if x.numel() == 0:
         raise InvalidInput(f"{what} is empty (shape {tuple(x.shape)}): give at least one sample with at least one feature.")
     if x.dtype == torch.bool:
@@ -74,10 +74,9 @@ def samples(x: object, y: object, x_name: str, y_name: str, where: str = "") -> 
 def alike(x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, what: str, other: str) -> None:
     """Two sets of samples that are to go through one model: same shape of a sample, same kind of input and target."""
     for kind, a, b in (("inputs", x, other_x), ("targets", y, other_y)):
-        if a.shape[1:] != b.shape[1:]:
-            raise InvalidInput(f"{what} has {kind} of shape {tuple(a.shape[1:])}, {other} of shape {tuple(b.shape[1:])}: they must be alike.")
-        if a.dtype != b.dtype:
-            raise InvalidInput(f"{what} has {kind} of type {_kind(a)}, {other} of type {_kind(b)}: they must be alike.")
+        mine, others = _one_sample(a), _one_sample(b)
+        if mine != others:
+            raise InvalidInput(f"{what} has {kind} of {mine}, {other} of {others}: they must be alike.")
 
 
 def ids(train: object, test: object | None, train_samples: int, test_samples: int, what: str) -> tuple[Tensor, Tensor | None]:
@@ -131,9 +130,14 @@ def _finite(tensor: Tensor, what: str) -> None:
         return
     nan = tensor.isnan()
     kind, bad = ("NaN", nan) if bool(nan.any()) else ("infinite (or too large for float32)", tensor.isinf())
-    count, first = int(bad.sum()), int(bad.flatten(1).any(1).int().argmax()) if bad.ndim > 1 else int(bad.int().argmax())
-    raise InvalidInput(f"{what} has {count} {kind} value{'s' * (count > 1)}, the first in sample {first}: replace them or drop these samples.")
+    count, first = int(bad.sum()), int(bad.nonzero()[0, 0])
+    values = "value" if count == 1 else "values"
+    raise InvalidInput(f"{what} has {count} {kind} {values}, the first in sample {first}: replace them or drop these samples.")
 
 
-def _kind(tensor: Tensor) -> str:
+def _one_sample(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape[1:])} and type {type_name(tensor)}"
+
+
+def type_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

@@ -113,7 +113,8 @@ class Description:
         return "\n".join([*lines, self._summary()])
 
     def _summary(self) -> str:
-        known = "groups not known" if self.groups is None else f"{len(self.groups.unique())} groups"
+        number = 0 if self.groups is None else len(set(self.groups.tolist()))
+        known = f"{number} group{'s' * (number > 1)}" if number else "groups not known"
         return f"{len(self.sizes)} clients, {known}; train {_spread(self.sizes)}; test {_spread(self.test_sizes)}"
 
 

@@ -44,9 +44,9 @@ def dataset(
 ) -> Dataset:
     """A data set from arrays or tensors. Keys are given as `writer=(ids_train, ids_test)` or `writer=ids_train`.
 
-    uint8 inputs are images that are read as x / 255, other floats become float32 and integers int64. Integer targets are class labels,
-    float targets regression targets. Data are not copied where their type fits already. Without a test part clients have none, except where a
-    partition cuts one off (`NaturalId`).
+    uint8 inputs are images that are read as x / 255, floats become float32 and other integers int64. Integer targets are class
+    labels, float targets regression targets. Data are not copied where their type fits already. Without a test part clients have
+    none, except where a partition cuts one off (`NaturalId`).
     """
     if (x_test is None) != (y_test is None):
         missing = "x_test" if x_test is None else "y_test"
@@ -61,8 +61,8 @@ def dataset(
 def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
     """A data set by name or by path of an `.npz` file.
 
-    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade. The file holds x_train, y_train,
-    x_test and y_test; further pairs of whole numbers or text such as writer_train and writer_test are keys.
+    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade. The file holds
+    x_train, y_train, x_test and y_test; further pairs of whole numbers or text such as writer_train and writer_test are keys.
     """
     name = os.fspath(name_or_path)
     if name in DATASETS:
@@ -75,13 +75,15 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
 
 
 def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Tensor | None = None) -> Clients:
-    """Own data: for each client (x, y), or (x, y, x_test, y_test). With (x, y) no test part is cut off: such a client is evaluated on nothing.
+    """Own data: for each client (x, y), or (x, y, x_test, y_test). `groups` are the true groups of the clients, where they are known.
 
-    `groups` are the true groups of the clients, where they are known.
+    With (x, y) no test part is cut off: such a client is evaluated on nothing.
     """
     if len(clients) == 0:
         raise InvalidInput("from_arrays got no clients: give at least one (x, y).")
-    train, test, test_of = [], [], []
+    train: list[tuple[Tensor, Tensor]] = []
+    test: list[tuple[Tensor, Tensor]] = []
+    test_of: list[int] = []
     for number, given in enumerate(clients):
         where = f"client {number}: "
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
@@ -95,9 +97,17 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
     x, y = (torch.cat(tensors) for tensors in zip(*train, strict=True))
     x_test, y_test = (torch.cat(tensors) for tensors in zip(*test, strict=True)) if test else (x[:0], y[:0])
     return Clients(
-        x, y, _consecutive([len(part) for _, part in train]), x_test, y_test, _consecutive([len(part) for _, part in test]),
-        test_of=torch.tensor(test_of), test_source=torch.arange(len(y_test)), groups=_groups(groups, len(clients)), classes=_classes([y, y_test]),
-    )  # fmt: skip
+        x,
+        y,
+        _consecutive([len(part) for _, part in train]),
+        x_test,
+        y_test,
+        _consecutive([len(part) for _, part in test]),
+        test_of=torch.tensor(test_of),
+        test_source=torch.arange(len(y_test)),
+        groups=_groups(groups, len(clients)),
+        classes=_classes([y, y_test]),
+    )
 
 
 def digits() -> Dataset:
@@ -108,7 +118,7 @@ def digits() -> Dataset:
     x = torch.from_numpy(raw.images.astype(np.float32) / 16).unsqueeze(1)
     y = torch.from_numpy(raw.target.astype(np.int64))
     test = torch.zeros(len(y), dtype=torch.bool)
-    for label in y.unique():
+    for label in range(10):
         rows = (y == label).nonzero().flatten()
         test[rows[len(rows) - round(len(rows) / 5) :]] = True
     return Dataset("digits", x[~test], y[~test], x[test], y[test], {})
@@ -148,42 +158,38 @@ def _missing(name: str, candidates: Sequence[Path]) -> str:
 
 
 def _read(path: Path) -> Dataset:
-    where = f"{path}: "
+    found = _arrays(path)
+    keys = {
+        name.removesuffix("_train"): (array, found.get(name.removesuffix("_train") + "_test"))
+        for name, array in found.items()
+        # A file may hold other things beside keys (sample weights, say): only what can be a key is taken.
+        if name.endswith("_train") and name not in NEEDED and array.ndim == 1 and array.dtype.kind in "iuUS"
+    }
+    return _build(path.stem, found, keys, f"{path}: ")
+
+
+def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    found: dict[str, NDArray[np.generic]] = {}
+    name = "the file"
     try:
         with path.open("rb") as file:
-            if file.read(4) != b"PK\x03\x04":
-                raise InvalidInput(f"{where}this is not an .npz file (or an empty one): write it with np.savez(path, {', '.join(f'{k}=…' for k in NEEDED)}).")
+            if file.read(2) != b"PK":
+                raise InvalidInput(f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…, y_train=…, …).")
         with np.load(path, allow_pickle=False) as archive:
-            names = list(archive.files)
-            missing = [key for key in NEEDED if key not in names]
-            if missing:
-                raise InvalidInput(f"{where}{', '.join(missing)} missing; the file has {', '.join(names) or 'no arrays'}. All of {', '.join(NEEDED)} are needed.")
-            given = {key: _member(archive, key, where) for key in NEEDED}
-            extra = [key.removesuffix("_train") for key in names if key.endswith("_train") and key not in NEEDED]
-            keys = {key: (_member(archive, f"{key}_train", where), _member(archive, f"{key}_test", where) if f"{key}_test" in names else None)
-                    for key in extra}  # fmt: skip
+            if missing := [needed for needed in NEEDED if needed not in archive.files]:
+                has = ", ".join(archive.files) or "no arrays"
+                raise InvalidInput(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
+            for name in archive.files:
+                if name.endswith(("_train", "_test")):
+                    found[name] = np.asarray(archive[name])
     except InvalidInput:
         raise
     except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
-        raise InvalidInput(f"{where}the file cannot be read, it is probably damaged or cut short ({_short(error)}): copy or make it again.") from error
-    # A file may hold other things beside keys (sample weights, say): only what can be a key is taken.
-    usable = {key: pair for key, pair in keys.items() if all(a is None or (a.ndim == 1 and a.dtype.kind in "iuUS") for a in pair)}
-    return _build(path.stem, given, usable, where)
-
-
-def _member(archive: Mapping[str, NDArray[np.generic]], key: str, where: str) -> NDArray[np.generic]:
-    try:
-        return archive[key]
-    except Exception as error:  # as in _read, with the array's name
         if "allow_pickle" in str(error):
-            raise InvalidInput(f"{where}{key} holds Python objects, which are never loaded: store a rectangular array of numbers.") from error
-        raise InvalidInput(
-            f"{where}{key} cannot be read, the file is probably damaged or cut short ({_short(error)}): copy or make it again."
-        ) from error
-
-
-def _short(error: Exception) -> str:
-    return str(error).split("\n", 1)[0] or type(error).__name__
+            raise InvalidInput(f"{path}: {name} holds Python objects, which are never loaded: store an array of numbers.") from error
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        raise InvalidInput(f"{path}: {name} cannot be read, damaged or cut short ({reason}): copy or make the file again.") from error
+    return found
 
 
 def _shown(given: object) -> str:
@@ -206,5 +212,6 @@ def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | Non
         return None
     checked = arrays.targets(groups, "groups")
     if checked.is_floating_point() or len(checked) != clients:
-        raise InvalidInput(f"groups has {len(checked)} entries of type {checked.dtype} for {clients} clients: give one whole number a client.")
+        kind = arrays.type_name(checked)
+        raise InvalidInput(f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one whole number a client.")
     return checked

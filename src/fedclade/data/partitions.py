@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,24 +40,54 @@ STREAM = 0xDA7A  # keeps these random numbers apart from any other use of the sa
 def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = None) -> Clients:
     """Deals `dataset` to `clients` clients. The same seed gives the same bytes.
 
-    Before anything else `probe` training samples are set apart (None: a tenth, 2,500 at most), the same for every scheme; they are in nobody's
-    train or test part.
+    Before anything else `probe` training samples are set apart (None: a tenth, 2,500 at most), the same for every scheme; they are in
+    nobody's train or test part.
     """
-    check_whole("clients", clients)
-    check_whole("seed", seed, least=0)
+    _check_call(dataset, scheme, clients, seed)
     draw_probe, draw_split, draw_test, draw_order = map(np.random.default_rng, np.random.SeedSequence([seed, STREAM]).spawn(4))
     data, probe_x = _without_probe(dataset, clients, probe, draw_probe)
-    split = scheme.split(data, clients, draw_split)
+    split = _as_arrays(scheme.split(data, clients, draw_split))
     _check_split(split, data, clients, type(scheme).__name__)
 
-    train = [draw_order.permutation(rows) for rows in split.train]  # schemes deal class by class; batches in order should not be of one class
+    # Schemes deal class by class; a batch taken in order should not be of one class.
+    train = [draw_order.permutation(rows) for rows in split.train]
     groups = None if split.groups is None else torch.from_numpy(split.groups)
     x, y, train_parts = _train(data, train, split)
     x_test, y_test, test_parts, test_of, source = _test(data, split, draw_test)
     return Clients(
-        x, y, train_parts, x_test, y_test, test_parts, test_of, source,
-        groups=groups, classes=dataset.classes, probe=probe_x, dataset=dataset.name, partition=scheme.name,
-    )  # fmt: skip
+        x,
+        y,
+        train_parts,
+        x_test,
+        y_test,
+        test_parts,
+        test_of,
+        test_source=source,
+        groups=groups,
+        classes=dataset.classes,
+        probe=probe_x,
+        dataset=dataset.name,
+        partition=scheme.name,
+        origin={**_fields(scheme), "seed": int(seed), "probe": 0 if probe_x is None else len(probe_x)},
+    )
+
+
+def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> None:
+    if not isinstance(dataset, Dataset):
+        raise InvalidInput(f"partition: the first argument must be a Dataset (from load or dataset), not {type(dataset).__name__}.")
+    if isinstance(scheme, type) or not hasattr(scheme, "split"):
+        given = f"the class {scheme.__name__}" if isinstance(scheme, type) else repr(scheme)
+        raise InvalidInput(f"partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not {given}.")
+    check_whole("clients", clients)
+    check_whole("seed", seed, least=0)
+
+
+def _fields(scheme: Scheme) -> dict[str, Any]:
+    """The scheme's settings, as an experiment file would give them: what is None is left out."""
+    if not is_dataclass(scheme):
+        return {}
+    settings = {field.name: getattr(scheme, field.name) for field in fields(scheme)}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _without_probe(dataset: Dataset, clients: int, probe: int | None, rng: np.random.Generator) -> tuple[Dataset, Tensor | None]:
@@ -83,8 +115,7 @@ def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor,
     # The pool is made group by group; a client's rows point into the block of its group.
     group = torch.from_numpy(_transform_groups(split)).repeat_interleave(parts.sizes)
     order = group.argsort(stable=True)
-    known, sizes = group.unique(return_counts=True)
-    blocks = zip(known.tolist(), parts.index[order].split(sizes.tolist()), strict=True)
+    blocks = [(g, parts.index[order[group[order] == g]]) for g in sorted(set(group.tolist()))]
     pieces = [split.transform(data.x_train[rows], data.y_train[rows], g) for g, rows in blocks]
     x, y = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
     return x, y, Parts(order.argsort(), parts.offsets)
@@ -136,6 +167,25 @@ def _test_parts(data: Dataset, split: Split, rng: np.random.Generator) -> Sequen
 def _transform_groups(split: Split) -> Index:
     """The group each client's samples are transformed for; one for all where nothing is transformed."""
     return np.zeros(len(split.train), np.int64) if split.transform is None or split.groups is None else split.groups
+
+
+def _as_arrays(split: Split) -> Split:
+    """Lets a user's own scheme answer in lists or tensors."""
+
+    def rows(parts: Sequence[Index] | None) -> list[Index] | None:
+        return None if parts is None else [np.asarray(part, np.int64) for part in parts]
+
+    def one(numbers: Index | None) -> Index | None:
+        return None if numbers is None else np.asarray(numbers, np.int64)
+
+    return replace(
+        split,
+        train=rows(split.train) or [],
+        test=rows(split.test),
+        held_out=rows(split.held_out),
+        test_of=one(split.test_of),
+        groups=one(split.groups),
+    )
 
 
 def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None:

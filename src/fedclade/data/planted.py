@@ -1,4 +1,4 @@
-"""Partitions with planted groups: clients of a group have the same classes, the same labelling or the same view, and the groups are known."""
+"""Partitions with planted groups: clients of a group share their classes, their labelling or their view, and the groups are known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 
+from fedclade.data.arrays import type_name
 from fedclade.data.datasets import Dataset
 from fedclade.data.splitting import (
     Index,
@@ -33,9 +34,9 @@ from fedclade.errors import InvalidInput, check
 class LabelClusters:
     """Clients of a cluster share a few classes. FLT: Scenario 1 (`overlap=0`: random disjoint classes) and 2 (`classes=3, overlap=1`).
 
-    With an overlap the clusters stand in a ring over a random order of the classes and neighbours share `overlap` of them. No sample goes to two
-    clients (in FLT's experiments the clusters that share a class reuse its samples). `samples` is the number for each client, the same of each
-    class; None deals out all there are. A cluster's test part is all test samples of its classes.
+    With an overlap the clusters stand in a ring over a random order of the classes and neighbours share `overlap` of them. No sample
+    goes to two clients (in FLT's experiments the clusters that share a class reuse its samples). `samples` is the number for each
+    client, the same of each class; None deals out all there are. A cluster's test part is all test samples of its classes.
     """
 
     name: ClassVar[str] = "label_clusters"
@@ -49,7 +50,7 @@ class LabelClusters:
         check_whole("classes", self.classes)
         check_whole("overlap", self.overlap, least=0)
         check(2 * self.overlap <= self.classes, "partition.overlap", self.overlap, f"must be at most half of classes = {self.classes}")
-        check(self.overlap == 0 or self.clusters >= 3, "partition.clusters", self.clusters, "a ring with an overlap needs at least 3 clusters")
+        check(self.overlap == 0 or self.clusters >= 3, "partition.clusters", self.clusters, "with an overlap there must be 3 or more")
         if self.samples is not None:
             check_whole("samples", self.samples)
 
@@ -58,32 +59,36 @@ class LabelClusters:
         own = self._classes_of_clusters(np.array(list(pools)), rng)
         groups = blocks(clients, self.clusters)
         members = np.bincount(groups)
-        pieces = {}  # what each cluster has of each of its classes
+        pieces: dict[tuple[int, int], Index] = {}  # what each cluster has of each of its classes
         for label in np.unique(own):
             sharing = np.flatnonzero((own == label).any(1))
-            for cluster, piece in zip(sharing, cut(pools[label], shares(len(pools[label]), members[sharing])), strict=True):
-                pieces[int(cluster), int(label)] = piece
+            dealt = cut(pools[label], shares(len(pools[label]), members[sharing]))
+            pieces |= {(int(cluster), int(label)): piece for cluster, piece in zip(sharing, dealt, strict=True)}
         mine = [{label: pieces[cluster, label] for label in labels} for cluster, labels in enumerate(own.tolist())]
         at_least = [sum(len(pools[label]) // int((own == label).sum()) for label in labels) for labels in own.tolist()]
         _check_members([sum(map(len, rows.values())) for rows in mine], members, self.clusters * min(at_least), clients)
+        most = self.classes * min(len(piece) // int(members[cluster]) for (cluster, _), piece in pieces.items())
         train: list[Index] = []
         for cluster, rows in enumerate(mine):
-            train += self._deal(cluster, rows, int(members[cluster]))
+            train += self._deal(cluster, rows, int(members[cluster]), most)
         return Split(train, test=_test_rows(data, own), test_of=groups, groups=groups)
 
     def _classes_of_clusters(self, known: Index, rng: np.random.Generator) -> Index:
         step = self.classes - self.overlap
+        most = len(known) // step
+        fewer = f"at most {most} clusters or fewer classes" if most >= (3 if self.overlap else 1) else "fewer classes"
         check(
             self.clusters * step <= len(known),
             "partition.clusters",
             self.clusters,
-            f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap} need {self.clusters * step} classes and there "
-            f"are {len(known)}; ask for at most {len(known) // step} clusters or fewer classes",
+            f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap} need {self.clusters * step} classes "
+            f"and there are {len(known)}; ask for {fewer}",
         )
         order = rng.permutation(known)[: self.clusters * step]
-        return order[(step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)]
+        ring: Index = order[(step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)]
+        return ring
 
-    def _deal(self, cluster: int, mine: Mapping[int, Index], members: int) -> list[Index]:
+    def _deal(self, cluster: int, mine: Mapping[int, Index], members: int, most: int) -> list[Index]:
         if self.samples is None:
             return deal_classes(mine, {label: np.arange(members) for label in mine}, members)
         each, left = divmod(self.samples, self.classes)
@@ -92,10 +97,10 @@ class LabelClusters:
         quota[np.arange(members).repeat(left), np.arange(members * left) % self.classes] += 1
         for label, needed in zip(mine, quota.sum(0).tolist(), strict=True):
             if needed > len(mine[label]):
-                most = self.classes * min(len(rows) // members for rows in mine.values())
+                fewer = f"at most {most} samples or fewer clients" if most else "fewer clients"
                 raise InvalidInput(
-                    f"partition.samples = {self.samples}: cluster {cluster} needs {needed} training samples of class {label} for its {members} "
-                    f"clients and has {len(mine[label])}; ask for {f'at most {most} samples, or ' if most else ''}fewer clients."
+                    f"partition.samples = {self.samples}: cluster {cluster} needs {needed} training samples of class {label} for its "
+                    f"{members} clients and has {len(mine[label])}; ask for {fewer}."
                 )
         dealt = [cut(rows, quota[:, column]) for column, rows in enumerate(mine.values())]
         return [np.concatenate(parts) for parts in zip(*dealt, strict=True)]
@@ -103,10 +108,10 @@ class LabelClusters:
 
 @dataclass(frozen=True)
 class PowerLawClusters:
-    """Clusters of consecutive classes (the last one has those that remain) in which client sizes follow a power law. FLT: Scenario 4, Algorithm 4.
+    """Clusters of consecutive classes (the last has those that remain) with client sizes by a power law. FLT: Scenario 4, Algorithm 4.
 
-    Of a cluster's N samples and M clients, client m = 1 … M gets floor(a + exp(b m²)) with a = floor(N / 2M) and b such that the sum is N; what
-    rounding leaves goes to the first. A cluster's test part is all test samples of its classes.
+    Of a cluster's N samples and M clients, client m = 1 … M gets floor(a + exp(b m²)) with a = floor(N / 2M) and b such that the sum
+    is N; what rounding leaves goes to the first. A cluster's test part is all test samples of its classes.
     """
 
     name: ClassVar[str] = "power_law_clusters"
@@ -125,7 +130,7 @@ class PowerLawClusters:
             self.clusters <= most,
             "partition.clusters",
             self.clusters,
-            f"{len(known)} classes make at most {most} clusters of {self.classes} classes; ask for at most {most} clusters or fewer classes",
+            f"{len(known)} classes do not fill so many clusters of {self.classes}; ask for at most {most} clusters or fewer classes",
         )
         own = np.split(known, self.classes * np.arange(1, self.clusters))
         rows = [rng.permutation(np.flatnonzero(np.isin(labels, mine))) for mine in own]
@@ -151,7 +156,7 @@ def power_law(samples: int, clients: int) -> Index:
 class LabelSwap:
     """Same images, other labels: in each group `swaps` pairs of labels of its own are exchanged. Pairs are disjoint while the classes last.
 
-    IFCA and CFL plant their groups in this way. `samples` for each client; None deals out all. Test: the whole test set, labels exchanged.
+    A subtler form of `LabelPermutation`. `samples` for each client; None deals out all. Test: the whole test set, labels exchanged.
     """
 
     name: ClassVar[str] = "label_swap"
@@ -178,7 +183,7 @@ class LabelSwap:
 
 @dataclass(frozen=True)
 class LabelPermutation:
-    """Same images, other labels: each group has its own random order of all labels, no two alike. CFL's label permutation.
+    """Same images, other labels: each group has its own random order of all labels, no two alike. As in CFL's experiments.
 
     `samples` for each client; None deals out all. Test: the whole test set, labels permuted.
     """
@@ -202,9 +207,9 @@ class LabelPermutation:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Same labels, turned images: group g sees square images turned by g * 360 / clusters degrees (quarter turns are exact). IFCA's rotated MNIST.
+    """Same labels, turned images: group g sees square images turned by g * 360 / clusters degrees. IFCA: rotated MNIST.
 
-    `samples` for each client; None deals out all. Test: the whole test set, turned.
+    Quarter turns are exact. `samples` for each client; None deals out all. Test: the whole test set, turned.
     """
 
     name: ClassVar[str] = "rotation"
@@ -220,9 +225,8 @@ class Rotation:
         x = data.x_train
         if x.ndim not in (3, 4) or x.shape[-1] != x.shape[-2] or x.dtype not in (torch.uint8, torch.float32):
             raise InvalidInput(
-                f"partition.name = {self.name!r}: turns square images, and the inputs of {data.name!r} have shape {tuple(x.shape[1:])} and type "
-                f"{str(x.dtype).removeprefix('torch.')}. Give images of shape (height, width) or (channels, height, width), uint8 or float, "
-                "or use label_swap or label_permutation."
+                f"partition.name = {self.name!r}: turns square images, and the inputs of {data.name!r} have shape {tuple(x.shape[1:])} and "
+                f"type {type_name(x)}. Give uint8 or float images of shape (channels, height, width), or use label_swap."
             )
         return _planted(data, clients, self.clusters, self.samples, rotate(self.clusters), rng)
 
@@ -236,7 +240,7 @@ def _planted(data: Dataset, clients: int, clusters: int, samples: int | None, tr
 
 def _check_ways(clusters: int, ways: int, classes: int) -> None:
     """Whether there are as many different relabellings as clusters."""
-    check(clusters <= ways, "partition.clusters", clusters, f"{classes} classes can be relabelled in {ways} ways; ask for at most {ways} clusters")
+    check(clusters <= ways, "partition.clusters", clusters, f"{classes} classes can be relabelled in {ways} ways; ask for at most {ways}")
 
 
 def _check_members(available: Sequence[int], members: Index, most: int, clients: int) -> None:

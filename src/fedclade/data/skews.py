@@ -41,8 +41,8 @@ class Iid:
 class Dirichlet:
     """Each class is dealt to the clients in proportions drawn from Dirichlet(alpha): the smaller alpha, the fewer classes a client has.
 
-    Flower: `DirichletPartitioner` without self-balancing. A draw that leaves a client below `min_size` samples is repeated, and repaired in the
-    end by moving samples from the largest clients.
+    Flower: `DirichletPartitioner` without self-balancing; `min_size` is its `min_partition_size`. A draw that leaves a client below
+    `min_size` samples is repeated, and repaired in the end by moving samples from the largest clients.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -74,9 +74,10 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Pathological:
-    """Each client has exactly `classes_per_client` classes: client i class i mod K and random others; a class is split evenly among its owners.
+    """Each client has exactly `classes_per_client` classes: client i class i mod K, and random others.
 
-    FLIS: label skew of 20 % is 2 of 10 classes. Flower: `PathologicalPartitioner` with the assignment "first-deterministic".
+    A class is split evenly among its owners. FLIS: label skew of 20 % is 2 of 10 classes. Flower: `PathologicalPartitioner` with the
+    assignment "first-deterministic".
     """
 
     name: ClassVar[str] = "pathological"
@@ -107,7 +108,7 @@ class Pathological:
         return Split(deal_classes(pools, owners, clients))
 
     def _choose(self, clients: int, known: int, rng: np.random.Generator) -> Index:
-        """(clients, classes_per_client) numbers of classes. With few clients, classes that nobody would have come first among the others."""
+        """(clients, classes_per_client) numbers of classes. With few clients the classes that nobody would have are given out first."""
         unowned = rng.permutation(np.arange(min(clients, known), known)).tolist()
         chosen = []
         for client in range(clients):
@@ -131,6 +132,7 @@ class NaturalId:
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
+        check(isinstance(self.key, str) and self.key != "", "partition.key", self.key, "must be the name of a key of the data set")
         check_positive("test_fraction", self.test_fraction)
         check(self.test_fraction < 1, "partition.test_fraction", self.test_fraction, "must be below 1")
 
@@ -144,7 +146,8 @@ class NaturalId:
         )
         train_ids, test_ids = data.keys[self.key]
         known = np.unique(train_ids.numpy())
-        check(clients <= len(known), "partition.clients", clients, f"there are {len(known)} ids in {self.key!r}; ask for at most {len(known)}")
+        most = len(known)
+        check(clients <= most, "partition.clients", clients, f"there are {most} different ids in {self.key!r}; ask for at most {most}")
         test_pools = {} if test_ids is None else by_class(test_ids.numpy(), rng)
         train_pools, nothing = by_class(train_ids.numpy(), rng), np.empty(0, np.int64)
         train, test, held_out = [], [], []

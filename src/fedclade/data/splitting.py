@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -63,8 +62,9 @@ def check_whole(field: str, value: object, least: int = 1) -> None:
 
 
 def check_positive(field: str, value: object) -> None:
-    positive = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
-    check(positive, f"partition.{field}", value, "must be a number above 0")
+    # The upper end keeps sums over all clients finite.
+    positive = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1e100
+    check(positive, f"partition.{field}", value, "must be a number above 0 (and finite)")
 
 
 def labels_of(data: Dataset, scheme: str) -> tuple[Index, int]:
@@ -89,7 +89,7 @@ def by_class(labels: Index, rng: np.random.Generator) -> dict[int, Index]:
 def shares(total: int, weights: NDArray[np.float64] | Index) -> Index:
     """`total` in whole numbers in proportion to `weights`, by largest remainder."""
     exact = total * weights / weights.sum()
-    whole = np.floor(exact).astype(np.int64)
+    whole: Index = np.floor(exact).astype(np.int64)
     most_missing = np.argsort(whole - exact, kind="stable")
     whole[most_missing[: total - whole.sum()]] += 1
     return whole
@@ -104,7 +104,8 @@ def blocks(clients: int, clusters: int) -> Index:
     """The cluster of each client: equally many in each, up to one, clients of a cluster side by side."""
     if clients < clusters:
         raise InvalidInput(
-            f"partition.clusters = {clusters}: there are {clients} clients; ask for at most {clients} clusters or at least {clusters} clients."
+            f"partition.clusters = {clusters}: there are {clients} clients; "
+            f"ask for at most {clients} clusters or at least {clusters} clients."
         )
     return np.sort(np.arange(clients) % clusters)
 
@@ -150,7 +151,7 @@ def fill_up(parts: Sequence[Index], least: int, rng: np.random.Generator) -> lis
 
 
 def follow_labels(train: Sequence[Index], labels: Index, test_labels: Index, rng: np.random.Generator) -> list[Index]:
-    """For each client a test part with the class mix of its training part, as large beside it as the whole test set is beside all training data.
+    """For each client a test part with the class mix of its training part; all together are about as large as the test set.
 
     Rows are dealt from each class in turn, so no row is used twice before its class is used up, and never twice by one client.
     """

@@ -34,16 +34,14 @@ def rotate(clusters: int) -> Transform:
 
 
 def distinct_swaps(labels: Index, clusters: int, swaps: int, classes: int, rng: np.random.Generator) -> Index:
-    """A table (clusters, classes) for `relabel`: each cluster has its own `swaps` pairs. Pairs are disjoint as long as there are classes."""
-    chosen: list[frozenset[frozenset[int]]] = []
+    """A table (clusters, classes) for `relabel`: each cluster has its own `swaps` pairs, all disjoint while the classes last."""
+    chosen: dict[frozenset[frozenset[int]], None] = {}  # a set that keeps its order
     while len(chosen) < clusters:
         order = rng.permutation(labels).tolist()
         for start in range(0, len(order) - 2 * swaps + 1, 2 * swaps):
-            pairs = frozenset(frozenset(order[i : i + 2]) for i in range(start, start + 2 * swaps, 2))
-            if pairs not in chosen and len(chosen) < clusters:
-                chosen.append(pairs)
+            chosen[frozenset(frozenset(order[i : i + 2]) for i in range(start, start + 2 * swaps, 2))] = None
     tables = np.tile(np.arange(classes), (clusters, 1))
-    for table, pairs in zip(tables, chosen, strict=True):
+    for table, pairs in zip(tables, chosen, strict=False):
         for a, b in pairs:
             table[a], table[b] = b, a
     return tables
@@ -51,11 +49,9 @@ def distinct_swaps(labels: Index, clusters: int, swaps: int, classes: int, rng: 
 
 def distinct_permutations(labels: Index, clusters: int, classes: int, rng: np.random.Generator) -> Index:
     """A table (clusters, classes) for `relabel`: each cluster has its own permutation of `labels`."""
-    chosen: list[tuple[int, ...]] = []
+    chosen: dict[tuple[int, ...], None] = {}  # a set that keeps its order
     while len(chosen) < clusters:
-        order = tuple(rng.permutation(labels).tolist())
-        if order not in chosen:
-            chosen.append(order)
+        chosen[tuple(rng.permutation(labels).tolist())] = None
     tables = np.tile(np.arange(classes), (clusters, 1))
-    tables[:, labels] = chosen
+    tables[:, labels] = list(chosen)
     return tables

@@ -50,7 +50,8 @@ class ClientMemory:
         self.initial = initial
         self.version = 0  # the round after which this memory was committed
         self._clients = clients
-        self._committed, self._pending = (_Slots(initial, clients), _Slots(initial, clients)) if initial else (None, None)
+        self._committed = _Slots(initial, clients) if initial else None
+        self._pending = _Slots(initial, clients) if initial else None
 
     def read(self, ids: Tensor) -> Tree:
         if self._committed is None or self._pending is None:

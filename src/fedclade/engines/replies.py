@@ -26,8 +26,8 @@ def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dty
             return f"dtype of '{name}': expected {dtype}, got {value.dtype}"
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             return f"'{name}' is not finite"
-    if EXAMPLES in reply and not bool((0 <= reply[EXAMPLES]).all() & (reply[EXAMPLES] <= size).all()):
-        return f"claims {float(reply[EXAMPLES].max()):g} examples, holds {size}"
+    if EXAMPLES in reply and not 0 <= float(reply[EXAMPLES]) <= size:
+        return f"claims {float(reply[EXAMPLES]):g} examples, holds {size}"
     return None
 
 

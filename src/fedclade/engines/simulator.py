@@ -96,7 +96,7 @@ class Simulator:
         self.chunk, self.precision, self.faults = chunk, precision, faults
         self.traffic = Traffic()
         self.memory = ClientMemory({}, len(clients))
-        self.failures: list[Failure] = []
+        self._failures: list[Failure] = []
         self._clients = clients
         self._train = _Pool(clients.x, clients.y, clients.train, self.device)
         self._test = _Pool(clients.x_test, clients.y_test, clients.test, self.device)
@@ -109,6 +109,11 @@ class Simulator:
     def remember(self, initial: Tree) -> None:
         """Give every client this memory to start from (a method's `memory0`)."""
         self.memory = ClientMemory({name: value.to(self.device) for name, value in initial.items()}, len(self._sizes))
+
+    def drain_failures(self) -> list[Failure]:
+        """Who did not answer or was refused since this was last asked."""
+        failures, self._failures = self._failures, []
+        return failures
 
     def map(
         self,
@@ -147,7 +152,7 @@ class Simulator:
                     reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
                 kept.append(reply)
                 places.append(place[good])
-        self.failures += failures
+        self._failures += failures
         return _in_order_asked(ids, places, kept, total, failures)
 
     def evaluate(
@@ -258,7 +263,8 @@ class Simulator:
         by_id = parts.argsort(stable=True)
         order = by_id[sizes[by_id].argsort(descending=True, stable=True)]
         width = self.chunk or self._auto_chunk(each)
-        yield from order.split(width)
+        for first in range(0, len(order), width):
+            yield order[first : first + width]
 
     def _auto_chunk(self, each: Rows | None) -> int:
         # A lane holds its weights, their gradient and the weights of the next step; activations and the batch come on top.
@@ -283,7 +289,8 @@ class Simulator:
             raise InvalidInput(f"each: {len(each.index)} rows for {count} clients.")
         rows = len(next(iter(each.models.values())))
         if count and (int(each.index.min()) < 0 or int(each.index.max()) >= rows):
-            raise InvalidInput(f"each: row {int(each.index.min())} of {rows} models: a client whose group is not known must be admitted first.")
+            wrong = int(each.index.min()) if int(each.index.min()) < 0 else int(each.index.max())
+            raise InvalidInput(f"each: row {wrong} of {rows} models; a client whose group is not known (-1) must be admitted first.")
         models = {name: value.to(self.device) for name, value in each.models.items()}
         return Rows(models, each.index.to(self.device), each.own)
 
@@ -369,9 +376,7 @@ def _one_by_one(program: Program, lanes: _Lanes, shared: Tree, plan: Plan) -> tu
     return stack(replies), stack(memories) if memories else None
 
 
-def _in_order_asked(
-    ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]
-) -> Replies:
+def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> Replies:
     place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
     order = place.argsort()
     out: Tree = {}

@@ -42,20 +42,23 @@ def flatten(state: State) -> Tree:
 def restore(kind: type[State], flat: Tree) -> State:
     """The state that `flatten` took apart."""
     hints = get_type_hints(kind)
-    return kind(**{field.name: under(field.name, flat) if hints[field.name] == Tree else flat[field.name] for field in fields(kind)})
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        values[field.name] = under(field.name, flat) if hints[field.name] == Tree else flat[field.name]
+    return kind(**values)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `folder/round-N.safetensors` and keep the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = prefixed("state", checkpoint.state) | prefixed("memory", checkpoint.memory)
-    metadata = {
+    about = {
         "format": FORMAT,
-        "round": str(checkpoint.round),
+        "round": checkpoint.round,
         "configuration": checkpoint.configuration,
-        "history": json.dumps(checkpoint.history),
+        "history": checkpoint.history,
     }
-    write_tensors(folder / f"round-{checkpoint.round:06d}.safetensors", tensors, metadata)
+    write_tensors(folder / f"round-{checkpoint.round:06d}.safetensors", tensors, about)
     for old in sorted(folder.glob("round-*.safetensors"))[:-_KEPT]:
         old.unlink()
 
@@ -69,16 +72,16 @@ def latest(folder: Path) -> Checkpoint | None:
 def _read(path: Path) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            about = read_about(file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        if metadata.get("format") != FORMAT:
+        if about.get("format") != FORMAT:
             raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade.")
         return Checkpoint(
-            round=int(metadata["round"]),
+            round=about["round"],
             state=under("state", tensors),
             memory=under("memory", tensors),
-            history=json.loads(metadata["history"]),
-            configuration=metadata["configuration"],
+            history=about["history"],
+            configuration=about["configuration"],
         )
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         if isinstance(error, InvalidInput):
@@ -86,8 +89,16 @@ def _read(path: Path) -> Checkpoint:
         raise InvalidInput(f"{path}: damaged checkpoint ({error}); delete it to go on from the one before.") from error
 
 
-def write_tensors(path: Path, tensors: Tree, metadata: dict[str, str]) -> None:
+def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     """A safetensors file that is there whole or not at all."""
     temporary = path.with_suffix(".partial")
+    # One entry for everything: safetensors writes several in an order that changes from run to run.
+    metadata = {"fedclade": json.dumps(about)}
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary, metadata)
     os.replace(temporary, path)
+
+
+def read_about(file: Any) -> dict[str, Any]:
+    """What `write_tensors` wrote beside the tensors."""
+    about: dict[str, Any] = json.loads((file.metadata() or {}).get("fedclade", "{}"))
+    return about

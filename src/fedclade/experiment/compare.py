@@ -67,4 +67,3 @@ def _row(method: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
     row["accuracy_std"] = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     return row
-

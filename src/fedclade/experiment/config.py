@@ -130,7 +130,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             raise InvalidInput(f"{name} = {table!r}: must be a table, [{name}].")
     for name in ("data", "partition", "model", "method"):
         if "name" not in tables.get(name, {}):
-            raise InvalidInput(f"{name}.name: missing; say which, for example [{name}] name = \"{_example(name)}\".")
+            raise InvalidInput(f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".')
     shares = {field.name for field in fields(PartitionSettings)}
     split = {key: value for key, value in tables["partition"].items() if key in shares}
     own = {key: value for key, value in tables["partition"].items() if key not in shares}

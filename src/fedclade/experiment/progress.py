@@ -63,6 +63,7 @@ class _Bar(_Silent):
             TimeRemainingColumn(),
             console=console,
         )
+        self.score = ""
         self.task = self.progress.add_task(label, total=rounds, score="", clusters="-", pace="")
 
     def __enter__(self) -> Self:
@@ -73,10 +74,10 @@ class _Bar(_Silent):
         self.progress.stop()
 
     def row(self, row: dict[str, Any]) -> None:
-        news = {"score": _score(row)} if "train_loss" in row else {}
-        self.progress.update(
-            self.task, completed=row["round"], clusters=row["clusters"], pace=f"{row['seconds']:.2f} s/round", **news
-        )
+        if "train_loss" in row:
+            self.score = _score(row)
+        pace = f"{row['seconds']:.2f} s/round"
+        self.progress.update(self.task, completed=row["round"], clusters=row["clusters"], pace=pace, score=self.score)
 
 
 def _score(row: dict[str, Any]) -> str:

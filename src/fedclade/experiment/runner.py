@@ -142,7 +142,9 @@ class Run:
         if not hasattr(self.model, "build"):
             raise InvalidInput(f"model = {self.model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
         if self.clients.classes is None:
-            raise InvalidInput("model: the targets are not class labels, so the number of outputs is not known; give an nn.Module and a loss.")
+            raise InvalidInput(
+                "model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss."
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(fold(self.settings.seed, "model"))
             return self.model.build(self.clients.shape, self.clients.classes)
@@ -155,8 +157,9 @@ class Run:
         labels_are_classes = self.clients.classes is not None and outputs.ndim == 2
         if self.loss is None:
             if not labels_are_classes:
+                shape = tuple(outputs.shape[1:])
                 raise InvalidInput(
-                    f"loss: cross-entropy needs class labels and one output a class, the model gives {tuple(outputs.shape[1:])}; give an own loss."
+                    f"loss: cross-entropy needs class labels and one output a class, the model gives {shape}; give a loss."
                 )
             if self.clients.classes is not None and self.clients.classes > outputs.shape[1]:
                 raise InvalidInput(
@@ -304,7 +307,7 @@ class Run:
             "bytes_up": sum(row["bytes_up"] for row in history),
             "bytes_down": sum(row["bytes_down"] for row in history),
             "seconds": round(sum(row["seconds"] for row in history), 3),
-            "failures": sum(row["failures"] for row in history),
+            "failures": sum(len(row["failures"]) for row in history),
             "clients_without_test": int((self.clients.test_of < 0).sum()),
             "clients_without_model": int((state.cluster == UNKNOWN).sum()),
         }
@@ -362,11 +365,10 @@ class _Counters:
         fresh = begin is not None  # the one-off phase before the first round counts from zero
         self.begin = time.perf_counter() if begin is None else begin
         self.up, self.down = (0, 0) if fresh else (fed.traffic.up, fed.traffic.down)
-        self.failures = 0 if fresh else len(fed.failures)
 
     def row(self, fed: Simulator) -> dict[str, Any]:
         return {
-            "failures": len(fed.failures) - self.failures,
+            "failures": [asdict(failure) for failure in fed.drain_failures()],
             "bytes_up": fed.traffic.up - self.up,
             "bytes_down": fed.traffic.down - self.down,
         }

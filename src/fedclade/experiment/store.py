@@ -16,7 +16,7 @@ from torch import Tensor
 from fedclade.client.tree import Tree
 from fedclade.errors import InvalidInput
 from fedclade.experiment import checkpoint
-from fedclade.experiment.checkpoint import Checkpoint, write_tensors
+from fedclade.experiment.checkpoint import Checkpoint, read_about, write_tensors
 
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
@@ -82,9 +82,9 @@ class RunStore:
     def write_models(self, models: Tree, assignment: Tensor, clusters: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
         """models/models.safetensors: a row for each model; `assignment`, the row each client uses (-1: none); `clusters`."""
         (self.folder / "models").mkdir(exist_ok=True)
-        metadata = {"shape": json.dumps(shape), "classes": json.dumps(classes)}
+        about = {"shape": shape, "classes": classes}
         tensors = {"assignment": assignment, "clusters": clusters, **{f"models/{name}": value for name, value in models.items()}}
-        write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
+        write_tensors(self.folder / "models" / "models.safetensors", tensors, about)
 
     def save_checkpoint(self, point: Checkpoint) -> None:
         checkpoint.save(self.folder / "checkpoint", point)
@@ -106,11 +106,11 @@ class StoredModels:
         if not self.path.exists():
             raise InvalidInput(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
         with safe_open(self.path, framework="pt") as file:
-            metadata = file.metadata()
+            about = read_about(file)
             self.assignment: Tensor = file.get_tensor("assignment")
             self.clusters: Tensor = file.get_tensor("clusters")
-        self.shape: tuple[int, ...] = tuple(json.loads(metadata["shape"]))
-        self.classes: int | None = json.loads(metadata["classes"])
+        self.shape: tuple[int, ...] = tuple(about["shape"])
+        self.classes: int | None = about["classes"]
 
     def row(self, number: int) -> Tree:
         with safe_open(self.path, framework="pt") as file:

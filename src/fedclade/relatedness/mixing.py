@@ -38,7 +38,7 @@ def mix(matrix: Tensor, models: dict[str, Tensor]) -> dict[str, Tensor]:
     if bool((weight <= 0).any()) or bool((matrix < 0).any()):
         raise ValueError(f"mixing matrix: row {int(weight.argmin())} has no weight or a negative one")
     sums, weight = add({}, torch.zeros_like(weight), matrix, models)
-    return {name: (value / weight.view(-1, *[1] * (value.ndim - 1)).to(value.device)).to(models[name].dtype) for name, value in sums.items()}
+    return mean(sums, weight, keep={name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()})
 
 
 def distinct_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
