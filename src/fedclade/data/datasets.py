@@ -172,10 +172,11 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     found: dict[str, NDArray[np.generic]] = {}
     name = "the file"
     try:
-        with path.open("rb") as file:
+        with path.open("rb") as file:  # np.load would leave it open where it fails
             if file.read(2) != b"PK":
                 raise InvalidInput(f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…, y_train=…, …).")
-        with np.load(path, allow_pickle=False) as archive:
+            file.seek(0)
+            archive = np.load(file, allow_pickle=False)
             if missing := [needed for needed in NEEDED if needed not in archive.files]:
                 has = ", ".join(archive.files) or "no arrays"
                 raise InvalidInput(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")

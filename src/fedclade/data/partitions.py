@@ -75,7 +75,7 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
 def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> None:
     if not isinstance(dataset, Dataset):
         raise InvalidInput(f"partition: the first argument must be a Dataset (from load or dataset), not {type(dataset).__name__}.")
-    if isinstance(scheme, type) or not hasattr(scheme, "split"):
+    if isinstance(scheme, type | str) or not hasattr(scheme, "split"):  # text has a split of its own
         given = f"the class {scheme.__name__}" if isinstance(scheme, type) else repr(scheme)
         raise InvalidInput(f"partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not {given}.")
     check_whole("clients", clients)

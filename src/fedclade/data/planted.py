@@ -240,7 +240,8 @@ def _planted(data: Dataset, clients: int, clusters: int, samples: int | None, tr
 
 def _check_ways(clusters: int, ways: int, classes: int) -> None:
     """Whether there are as many different relabellings as clusters."""
-    check(clusters <= ways, "partition.clusters", clusters, f"{classes} classes can be relabelled in {ways} ways; ask for at most {ways}")
+    allowed = f"{classes} classes allow no more than {ways} different relabellings; ask for at most {ways}"
+    check(clusters <= ways, "partition.clusters", clusters, allowed)
 
 
 def _check_members(available: Sequence[int], members: Index, most: int, clients: int) -> None:

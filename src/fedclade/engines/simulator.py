@@ -32,7 +32,7 @@ Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 _CPU_CHUNK_BYTES = 24 * 2**20
 _CUDA_CHUNK_SHARE = 0.4
 # One thread is fastest for small models: their matrix products are too small to share out.
-_THREADED_FROM_PARAMETERS = 500_000
+_THREADED_FROM_BYTES = 2_000_000
 
 
 @dataclass
@@ -296,21 +296,22 @@ class Simulator:
 
     @contextmanager
     def _settings(self, each: Rows | None) -> Iterator[None]:
-        """Threads and matrix precision for the time of a call; the caller's own are put back."""
-        parameters = _row_bytes(each) // 4
-        threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-        deterministic, benchmark = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+        """Threads and arithmetic for the time of a call; the caller's own are put back."""
+        threads, precision, cudnn = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn
+        before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(cores if parameters >= _THREADED_FROM_PARAMETERS else 1)
+        torch.set_num_threads(cores if _row_bytes(each) >= _THREADED_FROM_BYTES else 1)
         if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+            fast = self.precision == "tf32"
+            torch.set_float32_matmul_precision("high" if fast else "highest")
+            # No choice of kernel by timing: it would make two runs differ.
+            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = fast, True, False
         try:
             yield
         finally:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = deterministic, benchmark
+            cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
 
 
 def pick_device(device: str) -> torch.device:

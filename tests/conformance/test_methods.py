@@ -1,0 +1,216 @@
+"""What every method promises on every engine. A method joins by being listed in METHODS, an engine by an entry in ENGINES."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedclade import LocalTraining, Method, Simulator, State
+from fedclade.client.keys import fold
+from fedclade.client.objective import Objective
+from fedclade.client.tree import Tree
+from fedclade.data import Clients, Parts
+from fedclade.engines.simulator import Faults
+from fedclade.experiment.checkpoint import flatten, restore
+from fedclade.methods import METHODS, UNKNOWN
+from fedclade.models import MLP
+
+ENGINES: dict[str, Callable[..., Simulator]] = {"simulator": Simulator}
+CHUNKS = (1, 2, 5, None)
+
+pytestmark = [pytest.mark.parametrize("name", METHODS), pytest.mark.parametrize("engine", ENGINES)]
+
+
+class Federation:
+    """A method on an engine, driven as the runner drives it."""
+
+    def __init__(self, name: str, engine: str, clients: Clients, faults: Faults | None = None, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.objective = Objective(MLP(8).build(clients.shape, 10))
+        self.method: Method = METHODS[name]().bind(LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2))
+        self.fed = ENGINES[engine](clients, faults=faults, **options)
+        self.params = self.objective.params()
+        self.fed.remember(self.method.memory0(self.params))
+
+    def init(self) -> State:
+        state = self.method.init(self.fed, self.params, key=fold(0, "init"))
+        self.fed.memory.commit(0)
+        return state
+
+    def round(self, state: State, number: int, cohort: Tensor) -> State:
+        state = self.admitted(state, cohort, number)
+        state = self.method.round(self.fed, state, cohort[state.cluster[cohort] != UNKNOWN], fold(0, "round", number))
+        self.fed.memory.commit(number)
+        return state
+
+    def admitted(self, state: State, ids: Tensor, number: int) -> State:
+        unknown = ids[state.cluster[ids] == UNKNOWN]
+        return self.method.admit(self.fed, state, unknown, fold(0, "admit", number)) if len(unknown) else state
+
+    def rounds(self, state: State, *cohorts: Tensor, first: int = 1) -> State:
+        for number, cohort in enumerate(cohorts, start=first):
+            state = self.round(state, number, cohort)
+        return state
+
+    def served(self, state: State) -> Tree:
+        """The weights that each client would use."""
+        ids = torch.arange(len(self.fed.sizes))
+        state = self.admitted(state, ids, 10**6)
+        known = ids[state.cluster != UNKNOWN]
+        return self.method.serve(state, known).gather(self.fed.memory.read(known))
+
+
+def cohorts(clients: int) -> list[Tensor]:
+    return [torch.arange(clients), torch.arange(0, clients, 2), torch.arange(1, clients)]
+
+
+def same(one: Tree, other: Tree) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def all_finite(tree: Tree) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in tree.values() if value.is_floating_point())
+
+
+def test_is_declared(name: str, engine: str) -> None:
+    method = METHODS[name]
+    assert method.name == name
+    assert method.needs in ("nothing", "sum", "updates", "signatures", "probe")
+    for text in (method.title, method.paper, method.leaves, inspect.getdoc(method)):
+        assert text
+    assert len(inspect.getsource(inspect.getmodule(method)).splitlines()) <= 150  # type: ignore[arg-type]
+
+
+def test_gives_every_client_a_finite_model(name: str, engine: str, ragged: Clients) -> None:
+    case = Federation(name, engine, ragged)
+    served = case.served(case.rounds(case.init(), *cohorts(len(ragged))))
+    assert served.keys() == case.params.keys()
+    assert all(len(value) == len(ragged) for value in served.values())
+    assert all_finite(served)
+    assert not same(served, {key: value.expand(len(ragged), *value.shape) for key, value in case.params.items()})
+
+
+def test_chunk_size_changes_no_bit(name: str, engine: str, ragged: Clients) -> None:
+    results = []
+    for chunk in CHUNKS:
+        case = Federation(name, engine, ragged, chunk=chunk)
+        state = case.rounds(case.init(), *cohorts(len(ragged)))
+        results.append((flatten(state), case.served(state)))
+    for state_tensors, served in results[1:]:
+        assert same(state_tensors, results[0][0])
+        assert same(served, results[0][1])
+
+
+def test_order_of_the_cohort_changes_no_bit(name: str, engine: str, ragged: Clients) -> None:
+    plain, shuffled = (Federation(name, engine, ragged) for _ in range(2))
+    one = plain.rounds(plain.init(), *cohorts(len(ragged)))
+    other = shuffled.rounds(shuffled.init(), *(cohort.flip(0) for cohort in cohorts(len(ragged))))
+    assert same(plain.served(one), shuffled.served(other))
+
+
+def test_absent_clients_cost_only_themselves(name: str, engine: str, ragged: Clients) -> None:
+    def absent(key: int, client: int, reply: Tree) -> Tree | None:
+        return None if (key + client) % 3 == 0 else reply
+
+    case = Federation(name, engine, ragged, faults=absent)
+    state = case.rounds(case.init(), *cohorts(len(ragged)))
+    assert all_finite(case.served(state))
+
+
+def test_poison_is_refused(name: str, engine: str, ragged: Clients) -> None:
+    def poison(key: int, client: int, reply: Tree) -> Tree | None:
+        if client != 2:
+            return reply
+        return {key: torch.full_like(value, torch.nan) if value.is_floating_point() else value for key, value in reply.items()}
+
+    case = Federation(name, engine, ragged, faults=poison)
+    sent = []
+    original = case.fed.map
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        replies = original(*args, **kwargs)
+        sent.append(replies)
+        return replies
+
+    case.fed.map = spy  # type: ignore[method-assign]
+    state = case.rounds(case.init(), torch.arange(len(ragged)))
+    assert all_finite(flatten(state))
+    if case.fed.traffic.up:
+        assert any(failure.client == 2 and "finite" in failure.reason for replies in sent for failure in replies.failures)
+
+
+def test_nobody_answers_and_nothing_is_lost(name: str, engine: str, ragged: Clients) -> None:
+    silent = False
+
+    def answer(key: int, client: int, reply: Tree) -> Tree | None:
+        return None if silent else reply
+
+    case = Federation(name, engine, ragged, faults=answer)
+    state = case.rounds(case.init(), torch.arange(len(ragged)))
+    before = case.served(state)
+    if case.fed.traffic.up == 0:
+        pytest.skip("its clients send nothing that could fail to arrive")
+    silent = True
+    after = case.round(state, 2, torch.arange(len(ragged)))
+    silent = False
+    assert same(case.served(after), before)
+
+
+def test_late_clients_are_admitted(name: str, engine: str, ragged: Clients) -> None:
+    early = replace(
+        ragged, train=Parts(ragged.train.index[: int(ragged.train.offsets[3])], ragged.train.offsets[:4]), test_of=ragged.test_of[:3]
+    )
+    first = Federation(name, engine, early)
+    state = first.rounds(first.init(), torch.arange(3))
+    later = Federation(name, engine, ragged)
+    later.fed.memory.restore(first.fed.memory.tensors(), 1)
+    before = flatten(state)
+    state = later.method.admit(later.fed, state, torch.arange(3, len(ragged)), key=fold(0, "admit"))
+    assert len(state.cluster) == len(ragged)
+    assert bool((state.cluster >= 0).all())
+    assert torch.equal(state.cluster[:3], before["cluster"])
+    state = later.rounds(state, torch.arange(len(ragged)), first=2)
+    assert all_finite(later.served(state))
+
+
+def test_state_and_memory_survive_a_checkpoint(name: str, engine: str, ragged: Clients) -> None:
+    whole, stopped, resumed = (Federation(name, engine, ragged) for _ in range(3))
+    *begin, end = cohorts(len(ragged))
+    expected = whole.rounds(whole.init(), *begin, end)
+    half = stopped.rounds(stopped.init(), *begin)
+    state = restore(resumed.method.state, flatten(half))
+    resumed.fed.memory.restore(stopped.fed.memory.tensors(), len(begin))
+    state = resumed.rounds(state, end, first=len(begin) + 1)
+    assert same(flatten(state), flatten(expected))
+    assert same(resumed.served(state), whole.served(expected))
+
+
+def test_a_round_done_again_is_the_same_round(name: str, engine: str, ragged: Clients) -> None:
+    case, once = (Federation(name, engine, ragged) for _ in range(2))
+    everyone = torch.arange(len(ragged))
+    state = case.init()
+    case.method.round(case.fed, state, everyone, fold(0, "round", 1))
+    case.fed.memory.rollback()
+    again = case.round(state, 1, everyone)
+    assert same(case.served(again), once.served(once.round(once.init(), 1, everyone)))
+
+
+def test_test_data_decide_nothing(name: str, engine: str, digits: Clients) -> None:
+    noise = replace(digits, x_test=torch.randn_like(digits.x_test), y_test=torch.zeros_like(digits.y_test))
+    results = []
+    for clients in (digits, noise):
+        case = Federation(name, engine, clients)
+        results.append(case.served(case.rounds(case.init(), *cohorts(len(clients)))))
+    assert same(*results)
+
+
+def test_a_federation_of_one(name: str, engine: str, ragged: Clients) -> None:
+    alone = replace(ragged, train=Parts(ragged.train.index[:5], torch.tensor([0, 5])), test_of=ragged.test_of[:1])
+    case = Federation(name, engine, alone)
+    assert all_finite(case.served(case.rounds(case.init(), torch.tensor([0]), torch.tensor([0]))))
