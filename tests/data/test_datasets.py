@@ -29,7 +29,7 @@ def arrays(**changes: np.ndarray) -> Arrays:
 
 def saved(folder: Path, values: Arrays, name: str = "toy") -> Path:
     path = folder / f"{name}.npz"
-    np.savez(path, **values)
+    np.savez(path, allow_pickle=True, **values)
     return path
 
 
@@ -51,7 +51,7 @@ def test_digits_are_embedded_and_split_class_by_class() -> None:
 
 
 def test_digits_test_part_is_the_last_fifth_of_a_class() -> None:
-    from sklearn.datasets import load_digits
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     raw = load_digits()
     zeros = raw.images[raw.target == 0] / 16
@@ -127,7 +127,8 @@ def test_keys_from_a_file_and_from_arrays(tmp_path: Path) -> None:
     assert set(keys) == {"writer", "hand"} and keys["hand"][1] is None
     train, test = keys["writer"]
     assert train.tolist() == numbers.tolist() and test is not None and test.tolist() == numbers[:6].tolist()
-    made = dataset(*arrays().values(), name="mine", writer=(numbers, numbers[:6]), hand=torch.arange(20))
+    x_train, y_train, x_test, y_test = arrays().values()
+    made = dataset(x_train, y_train, x_test, y_test, "mine", writer=(numbers, numbers[:6]), hand=torch.arange(20))
     assert made.name == "mine" and made.keys["hand"][0].tolist() == list(range(20))
 
 
@@ -198,7 +199,7 @@ def test_truncated_files(tmp_path: Path, keep: int) -> None:
 
 def test_every_damaged_byte_range_is_an_invalid_input_or_reads(tmp_path: Path) -> None:
     path = tmp_path / "toy.npz"
-    np.savez_compressed(path, **arrays())
+    np.savez_compressed(path, allow_pickle=False, **arrays())
     whole = path.read_bytes()
     for start in range(0, len(whole), 7):
         path.write_bytes(whole[:start] + bytes(b ^ 0xFF for b in whole[start : start + 5]) + whole[start + 5 :])

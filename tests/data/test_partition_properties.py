@@ -207,3 +207,19 @@ def test_followed_test_parts_have_the_right_size(data: Dataset, scheme: Scheme, 
         assert size <= wanted and (size >= 1) == bool((testable > 0).any())
         if (testable >= wanted).all():
             assert size == wanted
+
+
+@given(data_sets(), schemes, st.integers(20, 200), seeds)
+@settings(max_examples=150, deadline=None)
+def test_advice_on_the_number_of_clients_works(data: Dataset, scheme: Scheme, number: int, seed: int) -> None:
+    for _ in range(3):
+        try:
+            partition(data, scheme, number, seed)
+            return
+        except InvalidInput as error:
+            advice = re.match(r"partition\.clients = \d+: .*ask for at most (\d+)", str(error))
+            if advice is None:
+                return
+            assert 1 <= int(advice[1]) < number, error
+            number = int(advice[1])
+    raise AssertionError("three times the advice was wrong")

@@ -308,7 +308,7 @@ def test_the_planted_labels_do_not_depend_on_the_number_of_clients() -> None:
 
 
 def images(side: int = 4, dtype: type = np.uint8) -> Dataset:
-    x = np.random.default_rng(0).integers(0, 255, (20, side, side)).astype(dtype)[:, None]
+    x: np.ndarray = np.random.default_rng(0).integers(0, 255, (20, side, side)).astype(dtype)[:, None]
     return dataset(x, np.arange(20) % 4, x[:5], np.arange(5) % 4)
 
 

@@ -10,17 +10,15 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from fedclade.client.keys import client_keys, fold
-from fedclade.client.objective import Batch, ExampleLoss, Objective
-from fedclade.client.plan import Plan, make_plan
-from fedclade.client.programs import AnyProgram, Chain, Program, score
+from fedclade.client.objective import ExampleLoss, Objective
+from fedclade.client.programs import AnyProgram, Program, score
 from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
-from fedclade.data.clients import Clients, Parts
+from fedclade.data.clients import Clients
+from fedclade.engines.fold import Lanes, Pool, fold
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.replies import Accumulator, finite, refusal
-from fedclade.errors import InvalidInput, NotVectorisable, check
+from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
 
 Precision: TypeAlias = Literal["tf32", "float32"]
@@ -43,41 +41,6 @@ class Traffic:
     down: int = 0
 
 
-class _Pool:
-    """Samples on the device as they came, and which of them each part holds."""
-
-    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device) -> None:
-        self.x, self.y = x.to(device), y.to(device)
-        self.index, self.offsets = parts.index.to(device), parts.offsets.to(device)
-        self.sizes = self.offsets.diff()
-
-    def batch(self, parts: Tensor, plan: Plan, step: int) -> Batch:
-        """The step's batch for each of the first `len(parts)` clients of the plan."""
-        count = len(parts)
-        position, valid = plan.position[:count, step], plan.valid[:count, step]
-        rows = self.index[self.offsets[parts][:, None, None] + position]
-        weight = (torch.arange(rows.shape[-1], device=rows.device) < valid[..., None]).to(torch.float32)
-        if rows.shape[1] == 1:  # one batch a step: no axis for the group
-            rows, weight = rows[:, 0], weight[:, 0]
-        flat = rows.flatten()
-        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32) / 255
-        y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
-        return Batch(x, y, weight, plan.key[:count, step])
-
-
-@dataclass(frozen=True)
-class _Lanes:
-    """The clients of one chunk: what each reads, who it is, and what it starts from."""
-
-    pool: _Pool
-    part: Tensor
-    client: Tensor
-    mine: Tree
-    memory: Tree
-
-
 class Simulator:
     """A federation whose clients all live here. `chunk` clients run in one step; `chunk=1` is the sequential reference."""
 
@@ -98,8 +61,8 @@ class Simulator:
         self.memory = ClientMemory({}, len(clients))
         self._failures: list[Failure] = []
         self._clients = clients
-        self._train = _Pool(clients.x, clients.y, clients.train, self.device)
-        self._test = _Pool(clients.x_test, clients.y_test, clients.test, self.device)
+        self._train = Pool(clients.x, clients.y, clients.train, self.device)
+        self._test = Pool(clients.x_test, clients.y_test, clients.test, self.device)
         self._sizes = clients.sizes
 
     @property
@@ -139,8 +102,8 @@ class Simulator:
                 client = ids[place].to(self.device)
                 memory = self.memory.read(client)
                 mine = each[place.to(self.device)].gather(memory) if each else {}
-                lanes = _Lanes(self._train, client, client, mine, memory)
-                reply, written = self._run(program, lanes, shared, key)
+                lanes = Lanes(self._train, client, client, mine, memory)
+                reply, written = fold(program, lanes, shared, key)
                 good, reply, reasons = self._accept(key, ids[place], reply)
                 failures += reasons
                 if written is not None and len(good):
@@ -193,8 +156,8 @@ class Simulator:
                 memory = self.memory.read(client)
                 mine = device_rows[at.to(self.device)].gather(memory)
                 if tune is not None:
-                    mine, _ = self._run(tune, _Lanes(self._train, client, client, mine, memory), {}, key)
-                reply, _ = self._run(program, _Lanes(pool, distinct[place, 1].to(self.device), client, mine, {}), {}, key)
+                    mine, _ = fold(tune, Lanes(self._train, client, client, mine, memory), {}, key)
+                reply, _ = fold(program, Lanes(pool, distinct[place, 1].to(self.device), client, mine, {}), {}, key)
                 for name, value in reply.items():
                     sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[place] = value.cpu()
         result: Tree = {}
@@ -203,25 +166,6 @@ class Simulator:
             if len(who):
                 result[name][who] = (sums[name] / sums["examples"])[pair_of]
         return result
-
-    def _run(self, program: AnyProgram, lanes: _Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
-        """The program's replies for these lanes, and the memory they want kept."""
-        if isinstance(program, Chain):
-            reply, memory = self._run(program.first, lanes, shared, fold(key, "first"))
-            mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
-            lanes = _Lanes(lanes.pool, lanes.part, lanes.client, mine, lanes.memory if memory is None else memory)
-            reply, later = self._run(program.second, lanes, shared, fold(key, "second"))
-            return {**told, **reply}, memory if later is None else later
-        settings = {name: torch.tensor(value, dtype=torch.float32, device=self.device) for name, value in program.settings.items()}
-        shared = {**settings, **shared}
-        keys = client_keys(fold(key, program.name), lanes.client)
-        plan = make_plan(program.batches, lanes.pool.sizes[lanes.part], keys)
-        if not program.vectorised:
-            return _one_by_one(program, lanes, shared, plan)
-        try:
-            return _vectorised(program, lanes, shared, plan)
-        except RuntimeError as error:
-            raise _in_plain_words(error, program) from error
 
     def _accept(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tensor, Tree, list[Failure]]:
         """Places of the replies that are taken, those replies, and why the others are not."""
@@ -254,7 +198,7 @@ class Simulator:
             rows.append(honest if arrived is None or reason is not None else arrived)
         return stack(rows), reasons
 
-    def _chunks(self, pool: _Pool, parts: Tensor, each: Rows | None) -> Iterator[Tensor]:
+    def _chunks(self, pool: Pool, parts: Tensor, each: Rows | None) -> Iterator[Tensor]:
         """Places of the clients of each chunk: by falling size, so that those with steps left are a prefix, then by id.
 
         The order is the same for every chunk size, which keeps sums the same to the bit.
@@ -324,59 +268,6 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _vectorised(program: Program, lanes: _Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
-    """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are a prefix, which only shrinks."""
-    keeps_memory = True
-
-    def start(shared: Tree, mine: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
-        return program.start(shared, mine, memory)
-
-    def finish(shared: Tree, const: Tree, carry: Tree, client: Tensor) -> tuple[Tree, Tree]:
-        nonlocal keeps_memory
-        reply, memory = program.finish(shared, const, carry)
-        keeps_memory = memory is not None
-        return reply, memory or {}
-
-    # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
-    const, carry = vmap(start, in_dims=(None, 0, 0, 0))(shared, lanes.mine, lanes.memory, lanes.client)
-    step = vmap(program.step, in_dims=(None, 0, 0, 0))
-    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
-    done: list[Tree] = []
-    living_const, living = const, len(steps)
-    for now in range(steps[0] if steps else 0):
-        left = living
-        while steps[left - 1] <= now:
-            left -= 1
-        if left < living:
-            done.append(take(carry, slice(left, living)))
-            carry, living_const, living = take(carry, slice(left)), take(const, slice(left)), left
-        batch = lanes.pool.batch(lanes.part[:living], plan, now)
-        carry = step(shared, living_const, carry, batch)
-    carry = concatenate([carry, *reversed(done)])
-    reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, carry, lanes.client)
-    return reply, memory if keeps_memory else None
-
-
-def _one_by_one(program: Program, lanes: _Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
-    """Programs that use numpy or scikit-learn: a plain loop, on batches without padding."""
-    replies: list[Tree] = []
-    memories: list[Tree] = []
-    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
-    for lane, count in enumerate(steps):
-        one = slice(lane, lane + 1)
-        const, carry = program.start(shared, take(lanes.mine, torch.tensor(lane)), take(lanes.memory, torch.tensor(lane)))
-        mine = Plan(plan.position[one], plan.valid[one], plan.key[one])
-        for now in range(count):
-            batch = lanes.pool.batch(lanes.part[one], mine, now)
-            real = batch.weight[0] > 0
-            carry = program.step(shared, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
-        reply, memory = program.finish(shared, const, carry)
-        replies.append(reply)
-        if memory is not None:
-            memories.append(memory)
-    return stack(replies), stack(memories) if memories else None
-
-
 def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> Replies:
     place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
     order = place.argsort()
@@ -388,16 +279,6 @@ def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: 
     if total is None:
         return Replies(ids[place[order]], out, failures=failures)
     return Replies(ids[place[order]], out, total.sums, total.weight, failures)
-
-
-def _in_plain_words(error: RuntimeError, program: Program) -> Exception:
-    text = str(error)
-    if "data-dependent" in text or ".item()" in text:
-        return NotVectorisable(
-            f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so clients cannot share a step: "
-            "use torch.where, or declare it vectorised=False to have it run client by client."
-        )
-    return error
 
 
 def _row_bytes(each: Rows | None) -> int:

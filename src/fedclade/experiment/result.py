@@ -68,8 +68,6 @@ def _rebuilt(folder: Path, models: StoredModels) -> nn.Module:
     table = dict(tomllib.loads((folder / "experiment.toml").read_text())["model"])
     name = table.pop("name")
     if name not in REGISTRY["model"]:
-        raise InvalidInput(
-            f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…)."
-        )
+        raise InvalidInput(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")
     module: nn.Module = REGISTRY["model"][name](**table).build(models.shape, models.classes)
     return module

@@ -142,9 +142,7 @@ class Run:
         if not hasattr(self.model, "build"):
             raise InvalidInput(f"model = {self.model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
         if self.clients.classes is None:
-            raise InvalidInput(
-                "model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss."
-            )
+            raise InvalidInput("model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(fold(self.settings.seed, "model"))
             return self.model.build(self.clients.shape, self.clients.classes)
@@ -158,9 +156,7 @@ class Run:
         if self.loss is None:
             if not labels_are_classes:
                 shape = tuple(outputs.shape[1:])
-                raise InvalidInput(
-                    f"loss: cross-entropy needs class labels and one output a class, the model gives {shape}; give a loss."
-                )
+                raise InvalidInput(f"loss: cross-entropy needs class labels and one output a class, the model gives {shape}; give a loss.")
             if self.clients.classes is not None and self.clients.classes > outputs.shape[1]:
                 raise InvalidInput(
                     f"model: it has {outputs.shape[1]} outputs, but labels go up to {self.clients.classes - 1}: "

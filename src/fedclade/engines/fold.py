@@ -1,0 +1,134 @@
+"""The loop over batches: one program on the clients of one chunk, all in the same step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedclade.client import keys
+from fedclade.client.objective import Batch
+from fedclade.client.plan import Plan, make_plan
+from fedclade.client.programs import AnyProgram, Chain, Program
+from fedclade.client.tree import Tree, concatenate, stack, take
+from fedclade.data.clients import Parts
+from fedclade.errors import NotVectorisable
+
+
+class Pool:
+    """Samples on the device as they came, and which of them each part holds."""
+
+    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device) -> None:
+        self.x, self.y = x.to(device), y.to(device)
+        self.index, self.offsets = parts.index.to(device), parts.offsets.to(device)
+        self.sizes = self.offsets.diff()
+
+    def batch(self, parts: Tensor, plan: Plan, step: int) -> Batch:
+        """The step's batch for each of the first `len(parts)` clients of the plan."""
+        count = len(parts)
+        position, valid = plan.position[:count, step], plan.valid[:count, step]
+        rows = self.index[self.offsets[parts][:, None, None] + position]
+        weight = (torch.arange(rows.shape[-1], device=rows.device) < valid[..., None]).to(torch.float32)
+        if rows.shape[1] == 1:  # one batch a step: no axis for the group
+            rows, weight = rows[:, 0], weight[:, 0]
+        flat = rows.flatten()
+        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32) / 255
+        y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
+        return Batch(x, y, weight, plan.key[:count, step])
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The clients of one chunk: what each reads, who it is, and what it starts from."""
+
+    pool: Pool
+    part: Tensor
+    client: Tensor
+    mine: Tree
+    memory: Tree
+
+
+def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
+    """The program's replies for these lanes, and the memory they want kept (None: unchanged)."""
+    if isinstance(program, Chain):
+        reply, memory = fold(program.first, lanes, shared, keys.fold(key, "first"))
+        mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
+        lanes = Lanes(lanes.pool, lanes.part, lanes.client, mine, lanes.memory if memory is None else memory)
+        reply, later = fold(program.second, lanes, shared, keys.fold(key, "second"))
+        return {**told, **reply}, memory if later is None else later
+    device = lanes.client.device
+    settings = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in program.settings.items()}
+    client_keys = keys.client_keys(keys.fold(key, program.name), lanes.client)
+    plan = make_plan(program.batches, lanes.pool.sizes[lanes.part], client_keys)
+    run = _vectorised if program.vectorised else _one_by_one
+    try:
+        return run(program, lanes, {**settings, **shared}, plan)
+    except RuntimeError as error:
+        raise _in_plain_words(error, program) from error
+
+
+def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
+    """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are a prefix, which only shrinks."""
+    keeps_memory = True
+
+    def start(shared: Tree, mine: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
+        return program.start(shared, mine, memory)
+
+    def finish(shared: Tree, const: Tree, carry: Tree, client: Tensor) -> tuple[Tree, Tree]:
+        nonlocal keeps_memory
+        reply, memory = program.finish(shared, const, carry)
+        keeps_memory = memory is not None
+        return reply, memory or {}
+
+    # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
+    const, carry = vmap(start, in_dims=(None, 0, 0, 0))(shared, lanes.mine, lanes.memory, lanes.client)
+    step = vmap(program.step, in_dims=(None, 0, 0, 0))
+    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
+    done: list[Tree] = []
+    living_const, living = const, len(steps)
+    for now in range(steps[0] if steps else 0):
+        left = living
+        while steps[left - 1] <= now:
+            left -= 1
+        if left < living:
+            done.append(take(carry, slice(left, living)))
+            carry, living_const, living = take(carry, slice(left)), take(const, slice(left)), left
+        batch = lanes.pool.batch(lanes.part[:living], plan, now)
+        carry = step(shared, living_const, carry, batch)
+    carry = concatenate([carry, *reversed(done)])
+    reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, carry, lanes.client)
+    return reply, memory if keeps_memory else None
+
+
+def _one_by_one(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
+    """Programs that use numpy or scikit-learn: a plain loop, on batches without padding."""
+    replies: list[Tree] = []
+    memories: list[Tree] = []
+    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
+    for lane, count in enumerate(steps):
+        one = slice(lane, lane + 1)
+        const, carry = program.start(shared, take(lanes.mine, torch.tensor(lane)), take(lanes.memory, torch.tensor(lane)))
+        mine = Plan(plan.position[one], plan.valid[one], plan.key[one])
+        for now in range(count):
+            batch = lanes.pool.batch(lanes.part[one], mine, now)
+            real = batch.weight[0] > 0
+            carry = program.step(shared, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
+        reply, memory = program.finish(shared, const, carry)
+        replies.append(reply)
+        if memory is not None:
+            memories.append(memory)
+    return stack(replies), stack(memories) if memories else None
+
+
+def _in_plain_words(error: RuntimeError, program: Program) -> Exception:
+    text = str(error)
+    if "data-dependent" in text or ".item()" in text:
+        return NotVectorisable(
+            f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so clients cannot share a step: "
+            "use torch.where, or declare it vectorised=False to have it run client by client."
+        )
+    return error
