@@ -42,9 +42,13 @@ def refused(message: str) -> pytest.RaisesExc:
 
 def test_digits_are_embedded_and_split_class_by_class() -> None:
     digits = load("digits")
-    assert digits.name == "digits" and digits.classes == 10
-    assert digits.x_train.shape == (1438, 1, 8, 8) and digits.x_test.shape == (359, 1, 8, 8)
-    assert digits.x_train.dtype == torch.float32 and digits.x_train.min() == 0 and digits.x_train.max() == 1
+    assert digits.name == "digits"
+    assert digits.classes == 10
+    assert digits.x_train.shape == (1438, 1, 8, 8)
+    assert digits.x_test.shape == (359, 1, 8, 8)
+    assert digits.x_train.dtype == torch.float32
+    assert digits.x_train.min() == 0
+    assert digits.x_train.max() == 1
     share = digits.y_test.bincount() / (digits.y_test.bincount() + digits.y_train.bincount())
     assert torch.allclose(share, torch.full((10,), 0.2), atol=0.003)
     assert torch.equal(load("digits").x_test, digits.x_test)
@@ -63,8 +67,11 @@ def test_digits_test_part_is_the_last_fifth_of_a_class() -> None:
 def test_uint8_images_get_a_channel_and_stay_bytes(tmp_path: Path) -> None:
     given = arrays()
     toy = load(saved(tmp_path, given))
-    assert toy.name == "toy" and toy.classes == 3 and toy.keys == {}
-    assert toy.x_train.dtype == torch.uint8 and toy.y_train.dtype == torch.int64
+    assert toy.name == "toy"
+    assert toy.classes == 3
+    assert toy.keys == {}
+    assert toy.x_train.dtype == torch.uint8
+    assert toy.y_train.dtype == torch.int64
     np.testing.assert_array_equal(toy.x_train.numpy()[:, 0], given["x_train"])
 
 
@@ -90,8 +97,10 @@ def test_uint8_images_get_a_channel_and_stay_bytes(tmp_path: Path) -> None:
 )
 def test_inputs_by_shape_and_type(given: object, shape: tuple[int, ...], kind: torch.dtype) -> None:
     made = dataset(given, np.arange(5))
-    assert tuple(made.x_train.shape) == shape and made.x_train.dtype == kind
-    assert made.x_test.shape == (0, *shape[1:]) and len(made.y_test) == 0
+    assert tuple(made.x_train.shape) == shape
+    assert made.x_train.dtype == kind
+    assert made.x_test.shape == (0, *shape[1:])
+    assert len(made.y_test) == 0
 
 
 def test_channels_last_images_keep_their_pixels() -> None:
@@ -105,7 +114,8 @@ def test_targets_are_labels_or_numbers() -> None:
     assert dataset(x, np.array([True, False, True, True])).classes == 2
     assert dataset(x, np.array([0, 1, 7, 1], np.uint8)).classes == 8
     regression = dataset(x, np.array([0.5, 1, 2, 3]), x, np.array([0.5, 1, 2, 3]))
-    assert regression.classes is None and regression.y_train.dtype == torch.float32
+    assert regression.classes is None
+    assert regression.y_train.dtype == torch.float32
     assert dataset(x, np.zeros((4, 3))).y_train.shape == (4, 3)
 
 
@@ -124,18 +134,24 @@ def test_keys_from_a_file_and_from_arrays(tmp_path: Path) -> None:
     numbers, weights = np.arange(20, dtype=np.uint16) % 4, np.ones(20)
     path = saved(tmp_path, arrays(writer_train=numbers, writer_test=numbers[:6], hand_train=numbers % 2, weight_train=weights))
     keys = load(path).keys
-    assert set(keys) == {"writer", "hand"} and keys["hand"][1] is None
+    assert set(keys) == {"writer", "hand"}
+    assert keys["hand"][1] is None
     train, test = keys["writer"]
-    assert train.tolist() == numbers.tolist() and test is not None and test.tolist() == numbers[:6].tolist()
+    assert train.tolist() == numbers.tolist()
+    assert test is not None
+    assert test.tolist() == numbers[:6].tolist()
     x_train, y_train, x_test, y_test = arrays().values()
     made = dataset(x_train, y_train, x_test, y_test, "mine", writer=(numbers, numbers[:6]), hand=torch.arange(20))
-    assert made.name == "mine" and made.keys["hand"][0].tolist() == list(range(20))
+    assert made.name == "mine"
+    assert made.keys["hand"][0].tolist() == list(range(20))
 
 
 def test_text_keys_are_numbered_alike_in_both_parts() -> None:
     made = dataset(np.zeros((3, 1)), [0, 0, 1], np.zeros((2, 1)), [0, 1], writer=(np.array(["b", "a", "c"]), np.array(["c", "d"])))
     train, test = made.keys["writer"]
-    assert train.tolist() == [1, 0, 2] and test is not None and test.tolist() == [2, 3]
+    assert train.tolist() == [1, 0, 2]
+    assert test is not None
+    assert test.tolist() == [2, 3]
 
 
 # where it is looked for
@@ -165,7 +181,8 @@ def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "with space").mkdir()
     path = saved(tmp_path / "with space", arrays())
-    assert len(load(str(path)).y_train) == 20 and len(load(path).y_train) == 20
+    assert len(load(str(path)).y_train) == 20
+    assert len(load(path).y_train) == 20
     monkeypatch.chdir(path.parent)
     assert len(load("toy.npz").y_train) == 20
     with refused(f"Looked for: {tmp_path}/absent.npz"):
@@ -203,10 +220,12 @@ def test_every_damaged_byte_range_is_an_invalid_input_or_reads(tmp_path: Path) -
     whole = path.read_bytes()
     for start in range(0, len(whole), 7):
         path.write_bytes(whole[:start] + bytes(b ^ 0xFF for b in whole[start : start + 5]) + whole[start + 5 :])
+        message = str(path)
         try:
             assert isinstance(load(path), Dataset)
         except InvalidInput as error:
-            assert str(path) in str(error)
+            message = str(error)
+        assert str(path) in message
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"x" * 1000])
@@ -337,19 +356,32 @@ def test_bad_arrays_from_python() -> None:
 def test_own_data_per_client() -> None:
     x = torch.arange(10.0).reshape(5, 2)
     clients = from_arrays([(x[:2], [0, 1]), (x[2:4].numpy(), np.array([2, 0]), x[:1], [3]), (x[4:], [1], x[1:3], [1, 1])], groups=[0, 0, 1])
-    assert len(clients) == 3 and clients.sizes.tolist() == [2, 2, 1] and clients.shape == (2,)
-    assert torch.equal(clients.x, x) and clients.y.tolist() == [0, 1, 2, 0, 1]
+    assert len(clients) == 3
+    assert clients.sizes.tolist() == [2, 2, 1]
+    assert clients.shape == (2,)
+    assert torch.equal(clients.x, x)
+    assert clients.y.tolist() == [0, 1, 2, 0, 1]
     assert clients.train[1].tolist() == [2, 3]
-    assert clients.test_of.tolist() == [-1, 0, 1] and clients.test.sizes.tolist() == [1, 2] and clients.test[1].tolist() == [1, 2]
-    assert torch.equal(clients.x_test, torch.cat([x[:1], x[1:3]])) and clients.test_source.tolist() == [0, 1, 2]
-    assert clients.classes == 4 and clients.probe is None and clients.groups is not None and clients.groups.tolist() == [0, 0, 1]
-    assert clients.dataset == "arrays" and clients.partition == "arrays"
+    assert clients.test_of.tolist() == [-1, 0, 1]
+    assert clients.test.sizes.tolist() == [1, 2]
+    assert clients.test[1].tolist() == [1, 2]
+    assert torch.equal(clients.x_test, torch.cat([x[:1], x[1:3]]))
+    assert clients.test_source.tolist() == [0, 1, 2]
+    assert clients.classes == 4
+    assert clients.probe is None
+    assert clients.groups is not None
+    assert clients.groups.tolist() == [0, 0, 1]
+    assert clients.dataset == "arrays"
+    assert clients.partition == "arrays"
 
 
 def test_own_data_without_test_parts_or_classes() -> None:
     clients = from_arrays([(np.zeros((3, 2)), [0.5, 1.5, 2.5]), [np.ones((1, 2)), [0.5]]])
-    assert clients.classes is None and clients.groups is None
-    assert clients.test_of.tolist() == [-1, -1] and len(clients.test) == 0 and clients.x_test.shape == (0, 2)
+    assert clients.classes is None
+    assert clients.groups is None
+    assert clients.test_of.tolist() == [-1, -1]
+    assert len(clients.test) == 0
+    assert clients.x_test.shape == (0, 2)
 
 
 GOOD = (np.zeros((3, 2)), np.array([0, 1, 2]))

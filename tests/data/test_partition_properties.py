@@ -70,8 +70,9 @@ def try_to(data: Dataset, scheme: Scheme, clients: int, seed: int) -> Clients | 
     try:
         return partition(data, scheme, clients, seed)
     except InvalidInput as error:
-        assert re.match(r"partition\.\w+ = \w+: .*ask for (at most|fewer)", str(error)), error
-        return None
+        message = str(error)
+    assert re.match(r"partition\.\w+ = \w+: .*ask for (at most|fewer)", message), message
+    return None
 
 
 def numbers(x: torch.Tensor) -> list[int]:
@@ -97,15 +98,18 @@ def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) 
     if clients is None:
         return
     described = clients.describe()
-    assert len(clients) == number == len(clients.test_of) and clients.sizes.min() >= 1
+    assert len(clients) == number == len(clients.test_of)
+    assert clients.sizes.min() >= 1
     assert clients.groups is None or len(clients.groups) == number
-    assert described.counts is not None and torch.equal(described.counts.sum(1), clients.sizes)
+    assert described.counts is not None
+    assert torch.equal(described.counts.sum(1), clients.sizes)
 
     train = numbers(clients.x[clients.train.index])
     assert len(set(train)) == len(train), "no sample belongs to two clients"
     test = set(numbers(clients.x_test))
     assert set(train).isdisjoint(test)
-    assert clients.probe is not None and len(clients.probe) == len(data.y_train) // 10
+    assert clients.probe is not None
+    assert len(clients.probe) == len(data.y_train) // 10
     assert set(numbers(clients.probe)).isdisjoint(set(train) | test)
 
     for client in range(number):
@@ -117,7 +121,9 @@ def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) 
             assert seen <= held
         assert described.test_sizes[client] == len(test_rows)
     assert len(clients.test_source) == len(clients.x_test)
-    assert clients.test_of.min() >= -1 and clients.test_of.max() < len(clients.test) and (clients.test.sizes > 0).all()
+    assert clients.test_of.min() >= -1
+    assert clients.test_of.max() < len(clients.test)
+    assert (clients.test.sizes > 0).all()
     if scheme.name != "natural_id":
         assert (torch.tensor(numbers(clients.x_test)) - TEST).tolist() == clients.test_source.tolist()
 
@@ -141,10 +147,12 @@ def test_training_and_test_part_see_the_same_transformation(data: Dataset, schem
     for group, table in tables.items():
         assert len(set(table.values())) == len(table)
         if scheme.name == "rotation":
-            assert all(k == v for k, v in table.items()) and len(corners[group]) <= 1
+            assert all(k == v for k, v in table.items())
+            assert len(corners[group]) <= 1
         else:
             assert corners[group] <= {0}
-    assert len(clients.x) == clients.sizes.sum() and len(clients.x_test) == len(data.y_test) * len(set(clients.groups.tolist()))
+    assert len(clients.x) == clients.sizes.sum()
+    assert len(clients.x_test) == len(data.y_test) * len(set(clients.groups.tolist()))
 
 
 @given(data_sets(), clustered, numbers_of_clients, seeds)
@@ -153,7 +161,8 @@ def test_clusters_are_made_of_classes(data: Dataset, scheme: LabelClusters | Pow
     clients = try_to(data, scheme, number, seed)
     if clients is None:
         return
-    assert clients.groups is not None and sorted(set(clients.groups.tolist())) == list(range(scheme.clusters))
+    assert clients.groups is not None
+    assert sorted(set(clients.groups.tolist())) == list(range(scheme.clusters))
     sizes = clients.groups.bincount()
     assert sizes.max() - sizes.min() <= 1
     own: list[set[int]] = [set() for _ in sizes]
@@ -185,7 +194,8 @@ def test_the_seed_decides_everything(data: Dataset, scheme: Scheme, number: int,
     for name in ("x", "y", "x_test", "y_test", "test_of", "test_source", "probe"):
         assert getattr(first, name).numpy().tobytes() == getattr(again, name).numpy().tobytes()
     for a, b in ((first.train, again.train), (first.test, again.test)):
-        assert torch.equal(a.index, b.index) and torch.equal(a.offsets, b.offsets)
+        assert torch.equal(a.index, b.index)
+        assert torch.equal(a.offsets, b.offsets)
     if other is not None and len(data.y_train) >= 30 and first.probe is not None and other.probe is not None:
         drawn = [(numbers(c.probe), numbers(c.x[c.train.index])) for c in (first, other) if c.probe is not None]
         assert drawn[0] != drawn[1]
@@ -204,7 +214,8 @@ def test_followed_test_parts_have_the_right_size(data: Dataset, scheme: Scheme, 
     for client, size in enumerate(described.test_sizes.tolist()):
         wanted = max(1, round(int(clients.sizes[client]) * len(data.y_test) / pool))
         testable = available[described.counts[client] > 0]
-        assert size <= wanted and (size >= 1) == bool((testable > 0).any())
+        assert size <= wanted
+        assert (size >= 1) == bool((testable > 0).any())
         if (testable >= wanted).all():
             assert size == wanted
 
@@ -217,9 +228,10 @@ def test_advice_on_the_number_of_clients_works(data: Dataset, scheme: Scheme, nu
             partition(data, scheme, number, seed)
             return
         except InvalidInput as error:
-            advice = re.match(r"partition\.clients = \d+: .*ask for at most (\d+)", str(error))
-            if advice is None:
-                return
-            assert 1 <= int(advice[1]) < number, error
-            number = int(advice[1])
+            message = str(error)
+        advice = re.match(r"partition\.clients = \d+: .*ask for at most (\d+)", message)
+        if advice is None:
+            return
+        assert 1 <= int(advice[1]) < number, message
+        number = int(advice[1])
     raise AssertionError("three times the advice was wrong")

@@ -71,13 +71,15 @@ def test_deal_classes_keeps_totals_even() -> None:
     everyone = np.arange(4)
     parts = deal_classes(pools, {0: everyone, 1: everyone}, 4)
     assert sorted(map(len, parts)) == [1, 1, 2, 2]  # client 3, who went without class 0, comes first in class 1
-    assert len(parts[3]) == 1 and sorted(np.concatenate(parts).tolist()) == list(range(6))
+    assert len(parts[3]) == 1
+    assert sorted(np.concatenate(parts).tolist()) == list(range(6))
 
 
 def test_fill_up_takes_from_the_largest() -> None:
     parts = fill_up([np.arange(6), np.array([], np.int64), np.array([6, 7])], 2, np.random.default_rng(0))
     assert [len(part) for part in parts] == [4, 2, 2]
-    assert sorted(np.concatenate(parts).tolist()) == list(range(8)) and set(parts[2]) == {6, 7}
+    assert sorted(np.concatenate(parts).tolist()) == list(range(8))
+    assert set(parts[2]) == {6, 7}
 
 
 def test_follow_labels_by_hand() -> None:
@@ -93,14 +95,17 @@ def test_follow_labels_wraps_but_never_repeats_for_one_client() -> None:
     rng = np.random.default_rng(0)
     ones = np.zeros(12, np.int64)
     parts = follow_labels(np.array_split(np.arange(12), 6), ones, np.zeros(4, np.int64), rng)
-    assert [len(part) for part in parts] == [1] * 6 and len({int(part[0]) for part in parts[:4]}) == 4
+    assert [len(part) for part in parts] == [1] * 6
+    assert len({int(part[0]) for part in parts[:4]}) == 4
     alone = follow_labels([np.array([0]), np.arange(1, 12)], np.array([1] + [0] * 11), np.array([0, 1, 1, 1, 1]), rng)
-    assert len(alone[0]) == 1 and alone[1].tolist() == [0]  # five wanted, one there is
+    assert len(alone[0]) == 1
+    assert alone[1].tolist() == [0]
 
 
 def test_follow_labels_where_a_class_has_no_test_samples() -> None:
     parts = follow_labels([np.array([0]), np.array([1, 2])], np.array([0, 0, 1]), np.array([1, 1, 1]), np.random.default_rng(0))
-    assert len(parts[0]) == 0 and len(parts[1]) == 2
+    assert len(parts[0]) == 0
+    assert len(parts[1]) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,9 @@ def test_follow_labels_where_a_class_has_no_test_samples() -> None:
 )
 def test_power_law_sizes(samples: int, clients: int, smallest: int, largest: int, median: int | None, first: int | None) -> None:
     sizes = power_law(samples, clients)
-    assert sizes.sum() == samples and sizes.min() == smallest and sizes.max() == largest
+    assert sizes.sum() == samples
+    assert sizes.min() == smallest
+    assert sizes.max() == largest
     assert median is None or np.median(sizes) == median
     assert first is None or sizes[0] == first
 
@@ -117,7 +124,9 @@ def test_power_law_sizes(samples: int, clients: int, smallest: int, largest: int
 @pytest.mark.parametrize(("samples", "clients"), [(1, 1), (5, 1), (3, 3), (4, 3), (5, 3), (7, 3), (6, 3), (1000, 999), (10, 2)])
 def test_power_law_leaves_nobody_empty(samples: int, clients: int) -> None:
     sizes = power_law(samples, clients)
-    assert sizes.sum() == samples and sizes.min() >= 1 and (np.diff(sizes[1:]) >= 0).all()
+    assert sizes.sum() == samples
+    assert sizes.min() >= 1
+    assert (np.diff(sizes[1:]) >= 0).all()
 
 
 # the probe
@@ -126,9 +135,13 @@ def test_power_law_leaves_nobody_empty(samples: int, clients: int) -> None:
 def test_the_probe_is_a_tenth_and_the_same_for_every_scheme() -> None:
     data = toy()
     a, b = (partition(data, scheme, 4, seed=3) for scheme in (Iid(), LabelClusters(2, 2)))
-    assert a.probe is not None and b.probe is not None and a.probe.shape == (4, 2) and torch.equal(a.probe, b.probe)
+    assert a.probe is not None
+    assert b.probe is not None
+    assert a.probe.shape == (4, 2)
+    assert torch.equal(a.probe, b.probe)
     used = set(a.x[a.train.index][:, 0].tolist())
-    assert len(used) == 36 and used.isdisjoint(a.probe[:, 0].tolist())
+    assert len(used) == 36
+    assert used.isdisjoint(a.probe[:, 0].tolist())
 
 
 def test_the_size_of_the_probe() -> None:
@@ -136,7 +149,8 @@ def test_the_size_of_the_probe() -> None:
     assert partition(toy(each=2), Iid(), 4).probe is None  # a tenth of eight
     big = dataset(np.zeros((40000, 1), np.float32), np.zeros(40000, int))
     probe = partition(big, Iid(), 2).probe
-    assert probe is not None and len(probe) == 2500
+    assert probe is not None
+    assert len(probe) == 2500
     assert partition(toy(), Iid(), 4, probe=30).sizes.tolist() == [3, 3, 2, 2]
 
 
@@ -145,44 +159,59 @@ def test_the_size_of_the_probe() -> None:
 
 def test_iid() -> None:
     clients = partition(toy(), Iid(), 5, probe=0)
-    assert clients.sizes.tolist() == [8] * 5 and clients.groups is not None and clients.groups.tolist() == [0] * 5
-    assert clients.describe().test_sizes.tolist() == [4] * 5 and clients.test_of.tolist() == [0, 1, 2, 3, 4]
-    assert clients.classes == 4 and clients.dataset == "toy" and clients.partition == "iid"
+    assert clients.sizes.tolist() == [8] * 5
+    assert clients.groups is not None
+    assert clients.groups.tolist() == [0] * 5
+    assert clients.describe().test_sizes.tolist() == [4] * 5
+    assert clients.test_of.tolist() == [0, 1, 2, 3, 4]
+    assert clients.classes == 4
+    assert clients.dataset == "toy"
+    assert clients.partition == "iid"
     assert clients.origin == {"seed": 0, "probe": 0}
 
 
 def test_iid_for_regression() -> None:
     data = dataset(np.zeros((20, 3)), np.linspace(0, 1, 20), np.zeros((10, 3)), np.linspace(0, 1, 10))
     clients = partition(data, Iid(), 4, probe=0)
-    assert clients.classes is None and clients.sizes.tolist() == [5] * 4 and clients.describe().counts is None
-    assert clients.describe().test_sizes.tolist() == [2] * 4 and len(set(clients.test.index.tolist())) == 8
+    assert clients.classes is None
+    assert clients.sizes.tolist() == [5] * 4
+    assert clients.describe().counts is None
+    assert clients.describe().test_sizes.tolist() == [2] * 4
+    assert len(set(clients.test.index.tolist())) == 8
 
 
 def test_without_a_test_part_clients_have_none() -> None:
     data = dataset(np.zeros((20, 1, 2, 2), np.float32), np.arange(20) % 4)
     for scheme in (Iid(), LabelClusters(2, 2), LabelSwap(2), Rotation(2)):
         clients = partition(data, scheme, 4)
-        assert clients.test_of.tolist() == [-1] * 4 and clients.describe().test_sizes.tolist() == [0] * 4
+        assert clients.test_of.tolist() == [-1] * 4
+        assert clients.describe().test_sizes.tolist() == [0] * 4
 
 
 def test_dirichlet_concentration() -> None:
     data = toy(classes=10, each=100)
     narrow, wide = (partition(data, Dirichlet(alpha), 20).describe().counts for alpha in (0.05, 1e6))
-    assert narrow is not None and wide is not None
-    assert (narrow > 0).sum(1).double().mean() < 4 and (wide > 0).all()
-    assert wide.max() - wide.min() <= 3 and partition(data, Dirichlet(), 3).groups is None
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow > 0).sum(1).double().mean() < 4
+    assert (wide > 0).all()
+    assert wide.max() - wide.min() <= 3
+    assert partition(data, Dirichlet(), 3).groups is None
 
 
 def test_dirichlet_repairs_to_the_smallest_size() -> None:
     clients = partition(toy(classes=2, each=50), Dirichlet(alpha=0.01, min_size=5), 18)
-    assert clients.sizes.min() >= 5 and clients.sizes.sum() == 90
+    assert clients.sizes.min() >= 5
+    assert clients.sizes.sum() == 90
     assert partition(toy(classes=2, each=50), Dirichlet(alpha=0.01), 90).sizes.tolist() == [1] * 90
 
 
 def test_pathological() -> None:
     clients = partition(toy(classes=5, each=40), Pathological(2), 10)
     counts = clients.describe().counts
-    assert counts is not None and ((counts > 0).sum(1) == 2).all() and clients.groups is None
+    assert counts is not None
+    assert ((counts > 0).sum(1) == 2).all()
+    assert clients.groups is None
     for client in range(10):
         assert client % 5 in labels(clients, client)
         assert set(labels_of_test(clients, client)) <= set(labels(clients, client))
@@ -194,14 +223,18 @@ def test_pathological() -> None:
 
 def test_pathological_with_few_clients_still_covers_the_classes() -> None:
     counts = partition(toy(classes=6), Pathological(3), 2).describe().counts
-    assert counts is not None and (counts.sum(0) > 0).all()
+    assert counts is not None
+    assert (counts.sum(0) > 0).all()
     counts = partition(toy(classes=6), Pathological(1), 2).describe().counts
-    assert counts is not None and (counts > 0).nonzero().tolist() == [[0, 0], [1, 1]]
+    assert counts is not None
+    assert (counts > 0).nonzero().tolist() == [[0, 0], [1, 1]]
 
 
 def test_pathological_in_the_tightest_case() -> None:
     counts = partition(toy(classes=4, each=6), Pathological(3), 8, probe=0).describe().counts
-    assert counts is not None and (counts <= 1).all() and ((counts > 0).sum(1) == 3).all()
+    assert counts is not None
+    assert (counts <= 1).all()
+    assert ((counts > 0).sum(1) == 3).all()
 
 
 def test_natural_id_with_a_test_part_of_its_own() -> None:
@@ -212,13 +245,15 @@ def test_natural_id_with_a_test_part_of_its_own() -> None:
     tests = [clients.test[int(part)] for part in clients.test_of if part >= 0]
     assert [sorted(clients.x_test[rows].flatten().tolist()) for rows in tests] == [[101], [100, 102]]
     assert clients.test_of.tolist() == [-1, 0, 1]  # writer 5 has one sample, and keeps it for training
-    assert sorted(clients.test_source.tolist()) == [0, 1, 2] and clients.groups is None
+    assert sorted(clients.test_source.tolist()) == [0, 1, 2]
+    assert clients.groups is None
 
 
 def test_natural_id_cuts_a_test_part_off() -> None:
     data = dataset(np.arange(30.0)[:, None], np.arange(30) % 2, writer=np.repeat([1, 2, 3], 10))
     clients = partition(data, NaturalId(test_fraction=0.3), 3, probe=0)
-    assert clients.sizes.tolist() == [7, 7, 7] and clients.describe().test_sizes.tolist() == [3, 3, 3]
+    assert clients.sizes.tolist() == [7, 7, 7]
+    assert clients.describe().test_sizes.tolist() == [3, 3, 3]
     for client in range(3):
         mine = [*clients.x[clients.train[client]].flatten().tolist(), *clients.x_test[clients.test[client]].flatten().tolist()]
         assert sorted(mine) == [float(i) for i in range(10 * client, 10 * client + 10)]
@@ -228,12 +263,16 @@ def test_natural_id_cuts_a_test_part_off() -> None:
 
 def test_label_clusters_disjoint() -> None:
     clients = partition(toy(classes=10, each=20), LabelClusters(5, 2), 11, probe=0)
-    assert clients.groups is not None and clients.groups.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert clients.groups is not None
+    assert clients.groups.tolist() == [0, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
     sets = [labels(clients, client) for client in range(11)]
-    assert sets[0] == sets[1] == sets[2] and sets[3] == sets[4] and all(len(s) == 2 for s in sets)
+    assert sets[0] == sets[1] == sets[2]
+    assert sets[3] == sets[4]
+    assert all(len(s) == 2 for s in sets)
     assert sorted(label for client in (0, 3, 5, 7, 9) for label in sets[client]) == list(range(10))
     assert clients.sizes.tolist() == [14, 13, 13] + [20] * 8
-    assert clients.test_of.tolist() == clients.groups.tolist() and clients.test.sizes.tolist() == [10] * 5
+    assert clients.test_of.tolist() == clients.groups.tolist()
+    assert clients.test.sizes.tolist() == [10] * 5
     assert [labels_of_test(clients, client) for client in range(11)] == sets
 
 
@@ -241,16 +280,22 @@ def test_label_clusters_in_a_ring() -> None:
     clients = partition(toy(classes=10, each=20), LabelClusters(5, 3, overlap=1), 5, probe=0)
     sets = [set(labels(clients, client)) for client in range(5)]
     for c in range(5):
-        assert len(sets[c]) == 3 and len(sets[c] & sets[(c + 1) % 5]) == 1 and not sets[c] & sets[(c + 2) % 5]
-    assert set.union(*sets) == set(range(10)) and clients.sizes.tolist() == [40] * 5  # 20 + 10 + 10
-    assert len(set(clients.train.index.tolist())) == 200 and clients.test.sizes.tolist() == [15] * 5
+        assert len(sets[c]) == 3
+        assert len(sets[c] & sets[(c + 1) % 5]) == 1
+        assert not sets[c] & sets[(c + 2) % 5]
+    assert set.union(*sets) == set(range(10))
+    assert clients.sizes.tolist() == [40] * 5
+    assert len(set(clients.train.index.tolist())) == 200
+    assert clients.test.sizes.tolist() == [15] * 5
 
 
 def test_label_clusters_with_a_number_of_samples() -> None:
     clients = partition(toy(classes=6, each=20), LabelClusters(2, 3, samples=7), 4, probe=0)
     counts = clients.describe().counts
-    assert counts is not None and clients.sizes.tolist() == [7] * 4
-    assert sorted(counts[0].tolist()) == [0, 0, 0, 2, 2, 3] and sorted((counts[0] + counts[1]).tolist()) == [0, 0, 0, 4, 5, 5]
+    assert counts is not None
+    assert clients.sizes.tolist() == [7] * 4
+    assert sorted(counts[0].tolist()) == [0, 0, 0, 2, 2, 3]
+    assert sorted((counts[0] + counts[1]).tolist()) == [0, 0, 0, 4, 5, 5]
     few = partition(toy(classes=6, each=20), LabelClusters(2, 3, samples=1), 6, probe=0)
     assert len({tuple(labels(few, c)) for c in range(3)}) == 3  # the three clients of a cluster take turns
 
@@ -258,9 +303,12 @@ def test_label_clusters_with_a_number_of_samples() -> None:
 def test_power_law_clusters() -> None:
     clients = partition(toy(classes=7, each=60), PowerLawClusters(3, 3), 12, probe=0)
     assert [labels(clients, client) for client in (3, 7, 11)] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert clients.sizes[:4].tolist() == power_law(180, 4).tolist() and clients.sizes[8:].tolist() == power_law(60, 4).tolist()
-    assert clients.groups is not None and clients.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
-    assert clients.test.sizes.tolist() == [15, 15, 5] and labels_of_test(clients, 0) == [0, 1, 2]
+    assert clients.sizes[:4].tolist() == power_law(180, 4).tolist()
+    assert clients.sizes[8:].tolist() == power_law(60, 4).tolist()
+    assert clients.groups is not None
+    assert clients.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert clients.test.sizes.tolist() == [15, 15, 5]
+    assert labels_of_test(clients, 0) == [0, 1, 2]
     wide = partition(toy(classes=7), PowerLawClusters(2, 2), 2)
     assert labels(wide, 1) == [2, 3, 4, 5, 6]  # the last takes all that remain
 
@@ -283,9 +331,12 @@ def test_label_swap() -> None:
     data = toy(classes=8)
     clients = partition(data, LabelSwap(clusters=4), 8)
     swapped = [{k for k, v in table.items() if k != v} for table in tables(clients, data)]
-    assert all(len(pair) == 2 for pair in swapped) and set.union(*swapped) == set(range(8))
-    assert clients.sizes.sum() == 72 and clients.test.sizes.tolist() == [40] * 4
-    assert clients.test_source.tolist() == list(range(40)) * 4 and clients.x.shape[0] == 72
+    assert all(len(pair) == 2 for pair in swapped)
+    assert set.union(*swapped) == set(range(8))
+    assert clients.sizes.sum() == 72
+    assert clients.test.sizes.tolist() == [40] * 4
+    assert clients.test_source.tolist() == list(range(40)) * 4
+    assert clients.x.shape[0] == 72
 
 
 def test_label_swap_where_pairs_cannot_be_disjoint() -> None:
@@ -293,13 +344,15 @@ def test_label_swap_where_pairs_cannot_be_disjoint() -> None:
     found = tables(partition(data, LabelSwap(clusters=3), 3), data)
     assert len({frozenset(k for k, v in table.items() if k != v) for table in found}) == 3
     two = tables(partition(toy(classes=4), LabelSwap(clusters=3, swaps=2), 3), toy(classes=4))
-    assert all(all(table[v] == k != v for k, v in table.items()) for table in two) and len({tuple(sorted(t.items())) for t in two}) == 3
+    assert all(all(table[v] == k != v for k, v in table.items()) for table in two)
+    assert len({tuple(sorted(t.items())) for t in two}) == 3
 
 
 def test_label_permutation() -> None:
     data = toy(classes=3)
     found = tables(partition(data, LabelPermutation(clusters=6), 6), data)
-    assert len({tuple(sorted(table.items())) for table in found}) == 6 and all(sorted(t.values()) == [0, 1, 2] for t in found)
+    assert len({tuple(sorted(table.items())) for table in found}) == 6
+    assert all(sorted(t.values()) == [0, 1, 2] for t in found)
 
 
 def test_the_planted_labels_do_not_depend_on_the_number_of_clients() -> None:
@@ -340,14 +393,19 @@ def test_both_ways_of_turning_go_in_the_same_direction() -> None:
 def test_planted_schemes_with_a_number_of_samples() -> None:
     for scheme in (LabelSwap(2, samples=3), LabelPermutation(2, samples=3), Rotation(2, samples=3)):
         clients = partition(images(), scheme, 5)
-        assert clients.sizes.tolist() == [3] * 5 and clients.x.shape[0] == 15
-        assert clients.groups is not None and clients.groups.tolist() == [0, 0, 0, 1, 1]
+        assert clients.sizes.tolist() == [3] * 5
+        assert clients.x.shape[0] == 15
+        assert clients.groups is not None
+        assert clients.groups.tolist() == [0, 0, 0, 1, 1]
 
 
 def test_quantity_skew() -> None:
     clients = partition(toy(each=100), QuantitySkew(0.3), 10)
-    assert clients.groups is not None and clients.groups.tolist() == [0] * 10
-    assert clients.sizes.sum() == 360 and clients.sizes.min() >= 1 and clients.sizes.max() > 3 * clients.sizes.median()
+    assert clients.groups is not None
+    assert clients.groups.tolist() == [0] * 10
+    assert clients.sizes.sum() == 360
+    assert clients.sizes.min() >= 1
+    assert clients.sizes.max() > 3 * clients.sizes.median()
     assert partition(toy(), QuantitySkew(0.01), 36).sizes.tolist() == [1] * 36
 
 
@@ -356,7 +414,8 @@ def test_classes_that_do_not_occur_are_no_obstacle() -> None:
     data = dataset(np.zeros((60, 1, 2, 2), np.float32), y, np.zeros((6, 1, 2, 2), np.float32), [2, 5, 9, 2, 5, 3])
     for scheme in (Pathological(3), LabelClusters(3, 1), PowerLawClusters(3, 1), LabelSwap(3), LabelPermutation(3), Dirichlet()):
         clients = partition(data, scheme, 6)
-        assert clients.classes == 10 and set(clients.y.tolist()) <= {2, 5, 9}
+        assert clients.classes == 10
+        assert set(clients.y.tolist()) <= {2, 5, 9}
 
 
 # own schemes and what is recorded
@@ -364,7 +423,8 @@ def test_classes_that_do_not_occur_are_no_obstacle() -> None:
 
 def test_every_scheme_has_a_name_and_records_its_settings() -> None:
     names = "iid dirichlet pathological natural_id label_clusters power_law_clusters label_swap label_permutation rotation quantity_skew"
-    assert list(PARTITIONS) == names.split() and all(scheme.name == name for name, scheme in PARTITIONS.items())
+    assert list(PARTITIONS) == names.split()
+    assert all(scheme.name == name for name, scheme in PARTITIONS.items())
     clients = partition(toy(), LabelClusters(2, 2), 4, seed=5)
     assert clients.origin == {"clusters": 2, "classes": 2, "overlap": 0, "seed": 5, "probe": 4}
 
@@ -378,8 +438,11 @@ class ByNumber:
 
 def test_an_own_scheme_is_one_small_class() -> None:
     clients = partition(toy(), ByNumber(), 4, probe=0)
-    assert clients.partition == "by_number" and sorted(clients.train[1].tolist()) == list(range(10, 20)) and clients.groups is None
-    assert clients.describe().test_sizes.tolist() == [5] * 4 and clients.origin == {"seed": 0, "probe": 0}
+    assert clients.partition == "by_number"
+    assert sorted(clients.train[1].tolist()) == list(range(10, 20))
+    assert clients.groups is None
+    assert clients.describe().test_sizes.tolist() == [5] * 4
+    assert clients.origin == {"seed": 0, "probe": 0}
 
 
 @dataclass(frozen=True)
@@ -396,8 +459,10 @@ class Answer:
 def test_an_own_scheme_may_answer_in_lists_and_tensors() -> None:
     given = Split([[0, 1], torch.tensor([2])], test=[[0]], test_of=[0, 0], groups=torch.tensor([1, 0]))  # type: ignore[arg-type, list-item]
     clients = partition(toy(), Answer(given), 2)
-    assert sorted(clients.train[0].tolist()) == [0, 1] and clients.test_of.tolist() == [0, 0]
-    assert clients.groups is not None and clients.groups.tolist() == [1, 0]
+    assert sorted(clients.train[0].tolist()) == [0, 1]
+    assert clients.test_of.tolist() == [0, 0]
+    assert clients.groups is not None
+    assert clients.groups.tolist() == [1, 0]
 
 
 def test_an_own_transform_in_any_order_of_groups() -> None:
@@ -442,8 +507,11 @@ def test_an_own_scheme_is_held_to_its_promise(given: Split, message: str) -> Non
 def test_describe_counts() -> None:
     clients = from_arrays([(np.zeros((3, 1)), [0, 2, 2]), (np.zeros((1, 1)), [1], np.zeros((2, 1)), [0, 0])], groups=[4, 5])
     described = clients.describe()
-    assert described.counts is not None and described.counts.dtype == torch.int64 and described.counts.tolist() == [[1, 0, 2], [0, 1, 0]]
-    assert described.sizes.tolist() == [3, 1] and described.test_sizes.tolist() == [0, 2]
+    assert described.counts is not None
+    assert described.counts.dtype == torch.int64
+    assert described.counts.tolist() == [[1, 0, 2], [0, 1, 0]]
+    assert described.sizes.tolist() == [3, 1]
+    assert described.test_sizes.tolist() == [0, 2]
     assert str(described).splitlines() == [
         "client  group  train  test  y=0  y=1  y=2",
         "     0      4      3     0    1    .    2",
@@ -454,8 +522,10 @@ def test_describe_counts() -> None:
 
 def test_describe_is_short() -> None:
     lines = str(partition(load("digits"), Iid(), 50).describe()).splitlines()
-    assert len(lines) == 23 and lines[21] == "… and 30 more"
+    assert len(lines) == 23
+    assert lines[21] == "… and 30 more"
     assert lines[22].startswith("50 clients, 1 group; train min 25, median 26, max 26; test min 7")
     many = str(partition(toy(classes=30), Dirichlet(), 3).describe()).splitlines()
-    assert many[0].split() == ["client", "train", "test", "classes"] and "groups not known" in many[-1]
+    assert many[0].split() == ["client", "train", "test", "classes"]
+    assert "groups not known" in many[-1]
     assert "y=" not in str(partition(dataset(np.zeros((9, 1)), np.zeros(9)), Iid(), 3).describe())

@@ -1,0 +1,60 @@
+"""A data set, a partition, a model and a method of your own, named on the command line:
+
+fedclade run quickstart --import examples/own_things.py --set data.name=moons --set partition.name=halves --set model.name=tiny \
+    --set method.name=even
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from sklearn.datasets import make_moons
+from torch import Tensor, nn
+
+import fedclade as fc
+from fedclade.client.tree import Tree, stack
+from fedclade.relatedness.mixing import mean
+
+
+@fc.register("dataset", "moons")
+def moons() -> fc.data.Dataset:
+    """Two half moons."""
+    x, y = make_moons(1000, noise=0.1, random_state=0)
+    return fc.data.dataset(x[:800], y[:800], x[800:], y[800:], name="moons")
+
+
+@fc.register("model", "tiny")
+@dataclass(frozen=True)
+class Tiny:
+    """One small hidden layer."""
+
+    width: int = 8
+
+    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(shape[0], self.width), nn.Tanh(), nn.Linear(self.width, classes))
+
+
+@fc.register("method", "even")
+@dataclass(frozen=True)
+class Even(fc.Method):
+    """The mean of the answering clients' weights, each with the same weight."""
+
+    title: ClassVar[str] = "FedAvg in which small clients count as much as large ones"
+    paper: ClassVar[str] = "an example"
+    leaves: ClassVar[str] = "the trained weights, once a round"
+    needs: ClassVar = "sum"
+
+    def init(self, fed: fc.Federation, params: Tree, key: int) -> fc.State:
+        return fc.State(models=stack([params]), cluster=torch.zeros(len(fed.sizes), dtype=torch.int64))
+
+    def round(self, fed: fc.Federation, state: fc.State, cohort: Tensor, key: int) -> fc.State:
+        cluster = state.cluster[cohort]
+        add = fc.Sum(row=cluster, weight=torch.ones(len(cohort)), rows=len(state))
+        got = fed.map(fc.sgd(self.local), cohort, each=fc.Rows(state.models, cluster), key=key, reduce=add)
+        return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+
+    def admit(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:
+        state = state.grown_to(len(fed.sizes))
+        return replace(state, cluster=state.cluster.index_fill(0, ids, 0))
