@@ -25,6 +25,20 @@ def moons() -> fc.data.Dataset:
     return fc.data.dataset(x[:800], y[:800], x[800:], y[800:], name="moons")
 
 
+@fc.register("partition", "halves")
+@dataclass(frozen=True)
+class Halves:
+    """Two groups: the left half of the plane and the right half."""
+
+    name: ClassVar[str] = "halves"
+
+    def split(self, data: fc.data.Dataset, clients: int, rng: np.random.Generator) -> fc.data.Split:
+        sides = [np.flatnonzero(data.x_train[:, 0].numpy() > 0.5), np.flatnonzero(data.x_train[:, 0].numpy() <= 0.5)]
+        groups = np.arange(clients) % 2
+        shares = [np.array_split(rng.permutation(side), np.sum(groups == group)) for group, side in enumerate(sides)]
+        return fc.data.Split(train=[shares[group][client // 2] for client, group in enumerate(groups)], groups=groups)
+
+
 @fc.register("model", "tiny")
 @dataclass(frozen=True)
 class Tiny:

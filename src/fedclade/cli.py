@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -19,6 +19,7 @@ from fedclade.experiment import config
 from fedclade.experiment.progress import display
 from fedclade.experiment.result import Result
 from fedclade.experiment.store import RunStore
+from fedclade.methods.base import hyperparameters
 from fedclade.registry import REGISTRY, find, import_file
 
 app = typer.Typer(
@@ -164,8 +165,7 @@ def describe(
     """What a method does, its parameters, what leaves a client, the paper."""
     _import_all(imports)
     chosen = find("method", method, "describe")
-    own = [field for field in fields(chosen) if field.name != "bound"]
-    parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in own) or "  none beside [local] and [run]"
+    parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in hyperparameters(chosen)) or "  none beside [local] and [run]"
     about = "\n".join(line.strip() for line in (chosen.__doc__ or "").strip().splitlines())
     needs = _NEEDS[chosen.needs]
     text = f"{chosen.title}\n\n{about}\n\nParameters ([method] in the file, {chosen.__name__}(…) in Python):\n{parameters}\n\n"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 import torch
@@ -34,12 +32,10 @@ def test_device_hash_is_pinned_so_that_old_runs_can_be_repeated() -> None:
     assert client_keys(fold(0, "sgd"), torch.arange(3)).tolist() == [3989038731, 1159951616, 2171754363]
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    combinations([(0,), (1,), (0, "a"), (1, "a"), (0, "b"), (0, "a", 1), (0, "a", 2), (0, "a", "1"), (0, 1), (0, "1"), (0, "a", "b"), (0, "ab")], 2),
-)
-def test_fold_differs_by_key_purpose_type_and_round(one: tuple[int | str, ...], other: tuple[int | str, ...]) -> None:
-    assert fold(*one) != fold(*other)  # type: ignore[arg-type]
+def test_fold_differs_by_key_purpose_type_and_round() -> None:
+    purposes: list[tuple[int | str, ...]] = [(), ("a",), ("b",), ("a", 1), ("a", 2), ("a", "1"), (1,), ("1",), ("a", "b"), ("ab",), ("b", "a")]
+    keys = [fold(key, *purpose) for key in (0, 1, 10) for purpose in purposes]
+    assert len(set(keys)) == len(keys)
 
 
 def test_fold_fits_into_int64_and_both_halves_are_used() -> None:

@@ -145,8 +145,8 @@ def test_every_sample_is_equally_likely_at_every_place() -> None:
     table = torch.stack([(at == sample).sum(0) for sample in range(size)])
     for row in table.tolist():
         assert stats.chisquare(row).pvalue > 1e-4
-    # All places together, with the freedom that a table of fixed margins has.
-    statistic = float(((table - draws / size) ** 2 / (draws / size)).sum())
+    # All places together: a table of permutations has fixed margins, which scales the statistic and takes freedom from it.
+    statistic = float(((table - draws / size) ** 2 / (draws / size)).sum()) * (size - 1) / size
     assert stats.chi2.sf(statistic, (size - 1) ** 2) > 1e-4
 
 

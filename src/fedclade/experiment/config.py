@@ -166,7 +166,7 @@ def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:
 def build(cls: type[T], values: Table, table: str, also: set[str] | None = None) -> T:
     """Make a dataclass of a table: unknown keys are refused with the nearest known one, values by type, ranges by the class itself."""
     hints = get_type_hints(cls)
-    known = {field.name for field in fields(cls) if field.init and field.name != "bound"}  # type: ignore[arg-type]
+    known = {field.name for field in fields(cls) if field.init and "bound" not in field.metadata}  # type: ignore[arg-type]
     checked = {}
     for key, value in values.items():
         if key not in known:

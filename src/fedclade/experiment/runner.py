@@ -28,7 +28,7 @@ from fedclade.experiment.result import Result, load
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
 from fedclade.federation import Rows
-from fedclade.methods.base import UNKNOWN, Method, State
+from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
 OnRound = Callable[[dict[str, Any]], None]
@@ -335,7 +335,7 @@ class Run:
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The run as the tables of an experiment file."""
-        chosen = {f.name: getattr(self.method, f.name) for f in fields(self.method) if f.name != "bound"}
+        chosen = {setting.name: getattr(self.method, setting.name) for setting in hyperparameters(self.method)}
         model = {} if isinstance(self.model, nn.Module) else _fields_of(self.model)
         return {
             "data": {"name": self.clients.dataset},

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self, TypeAlias
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,16 @@ class State:
         return replace(self, cluster=torch.cat([self.cluster, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
 
 
+def bound_by_run() -> Any:
+    """A field that is no hyper-parameter: the runner fills it in, and no experiment file names it."""
+    return field(default=None, kw_only=True, repr=False, compare=False, metadata={"bound": True})
+
+
+def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
+    """The fields that a user sets."""
+    return [each for each in fields(method) if "bound" not in each.metadata]
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model, the loss and the local training.
@@ -52,7 +62,7 @@ class Method(ABC):
     needs: ClassVar[Needs]  # what the server must see of the clients
     state: ClassVar[type[State]] = State
 
-    bound: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False)
+    bound: LocalTraining | None = bound_by_run()
 
     def bind(self, local: LocalTraining) -> Self:
         return replace(self, bound=local)
