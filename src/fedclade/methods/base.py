@@ -38,9 +38,8 @@ class State:
         return replace(self, cluster=torch.cat([self.cluster, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
 
 
-def bound_by_run() -> Any:
-    """A field that is no hyper-parameter: the runner fills it in, and no experiment file names it."""
-    return field(default=None, kw_only=True, repr=False, compare=False, metadata={"bound": True})
+BOUND = {"bound": True}
+"""Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file names it."""
 
 
 def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
@@ -62,7 +61,7 @@ class Method(ABC):
     needs: ClassVar[Needs]  # what the server must see of the clients
     state: ClassVar[type[State]] = State
 
-    bound: LocalTraining | None = bound_by_run()
+    bound: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
 
     def bind(self, local: LocalTraining) -> Self:
         return replace(self, bound=local)
