@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-OUT ?= runs/demo
 
 # Small models are fastest on one thread a process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
@@ -31,8 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@rm -rf "$(OUT)"
-	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local --out "$(OUT)"
+	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local
 
 test: $(READY)
 	@$(PYTEST) -m "not slow"

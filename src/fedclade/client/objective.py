@@ -97,6 +97,23 @@ class Objective:
         finally:
             _dropout_key.reset(token)
 
+    def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes into the last linear layer, and the model's outputs."""
+        seen: list[Tensor] = []
+        hook = self.last_linear().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            outputs = self.outputs(params, x)
+        finally:
+            hook.remove()
+        return seen[-1], outputs
+
+    def last_linear(self) -> nn.Linear:
+        """The model's head."""
+        layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
+        if not layers:
+            raise InvalidInput("model: it has no linear layer, so its features and last layer's gradient are not defined.")
+        return layers[-1]
+
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean loss of the batch's real examples."""
         losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)

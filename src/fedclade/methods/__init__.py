@@ -1,9 +1,10 @@
 """Methods: what the server does, one file each. A method never knows which engine runs it."""
 
 from fedclade.methods.base import UNKNOWN, Method, State
+from fedclade.methods.clade import Clade
 from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.local import Local
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (FedAvg, Local)}
+METHODS: dict[str, type[Method]] = {method.name: method for method in (FedAvg, Local, Clade)}
 
-__all__ = ["METHODS", "UNKNOWN", "FedAvg", "Local", "Method", "State"]
+__all__ = ["METHODS", "UNKNOWN", "Clade", "FedAvg", "Local", "Method", "State"]

@@ -1,0 +1,109 @@
+"""Sketches: a few numbers for each sample, whose mean over a client's data is the client's signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from fedclade.client.keys import combine
+from fedclade.client.objective import Batch, Objective
+from fedclade.client.plan import Batches
+from fedclade.client.programs import Program
+from fedclade.client.tree import Tree, tree_map
+
+SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
+Sketch: TypeAlias = Callable[[Tree, Batch], Tensor]
+"""(params, batch) -> (samples, e): what is known of each sample."""
+
+_FEATURES_PER_CLASS = 4
+
+
+def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
+    """A shared random projection: signs from the key, scaled so that lengths stay the same on average. Nobody has to send it."""
+    start = torch.tensor(key & 0xFFFFFFFF, device=device)
+    signs = combine(combine(start, key >> 32), torch.arange(inputs * outputs, device=device)) & 1
+    return (signs.to(torch.float32) * 2 - 1).view(inputs, outputs) / math.sqrt(outputs)
+
+
+def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) -> Sketch:
+    """The sketch of one kind.
+
+    gradient: the gradient of the sample's loss with respect to the last layer, (d loss / d outputs) x [h(x), 1], projected to `size`
+    numbers; it sees p(x), p(y) and p(y | x). features: u(x), a projection of h(x), and its squares; it sees p(x) alone and needs no
+    labels. joint: for each class whether the sample is of it, and then a few numbers of u(x): class counts and class-conditional means.
+    """
+    head = objective.last_linear()
+    inputs, outputs, device = head.in_features, head.out_features, head.weight.device
+    if kind == "gradient":
+        onto = projection(key, outputs * (inputs + 1), size, device)
+
+        def gradient(params: Tree, batch: Batch) -> Tensor:
+            h, z = objective.features(params, batch.x)
+            error = grad(lambda z: objective.example_loss(z, batch.y).sum())(z)
+            h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
+            return torch.einsum("b...c,b...u->bcu", error, h).flatten(1) @ onto
+
+        return gradient
+
+    onto = projection(key, inputs, size // 2 if kind == "features" else _FEATURES_PER_CLASS, device)
+
+    def u(params: Tree, batch: Batch) -> Tensor:
+        h, _ = objective.features(params, batch.x)
+        return h.flatten(1, -2).mean(1) @ onto if h.ndim > 2 else h @ onto
+
+    def features(params: Tree, batch: Batch) -> Tensor:
+        return torch.cat([u(params, batch), u(params, batch) ** 2], -1)
+
+    def joint(params: Tree, batch: Batch) -> Tensor:
+        seen = torch.cat([torch.ones_like(batch.weight[:, None]), u(params, batch)], -1)
+        return torch.einsum("bc,bu->bcu", F.one_hot(batch.y, outputs).to(seen.dtype), seen).flatten(1)
+
+    return features if kind == "features" else joint
+
+
+@lru_cache(maxsize=8)
+def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
+    """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle), under the model it was given."""
+    sketch = sketch_of(objective, kind, size, key)
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        device = next(iter(mine.values())).device
+        width = dimensions(objective, kind, size)
+        zero = torch.zeros(width, dtype=torch.float64, device=device)
+        return mine, {"sum": zero, "outer": zero[:, None] * zero, "count": zero.sum()}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        g = sketch(const, batch).double()
+        weighted = g * batch.weight[:, None]
+        return tree_map(torch.add, carry, {"sum": weighted.sum(0), "outer": weighted.T @ g, "count": batch.weight.sum(dtype=torch.float64)})
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        mean = carry["sum"] / carry["count"]
+        scatter = carry["outer"] - carry["count"] * mean[:, None] * mean
+        row, column = torch.triu_indices(len(mean), len(mean))
+        return {"mean": mean.float(), "scatter": scatter[row, column].float()}, None
+
+    return Program(start, step, finish, Batches.whole(), "signature")
+
+
+def dimensions(objective: Objective, kind: SignatureKind, size: int) -> int:
+    """How many numbers a sketch has."""
+    if kind == "joint":
+        return objective.last_linear().out_features * (1 + _FEATURES_PER_CLASS)
+    return size // 2 * 2 if kind == "features" else size
+
+
+def symmetric(triangle: Tensor, size: int) -> Tensor:
+    """The matrices whose upper triangles these are."""
+    row, column = torch.triu_indices(size, size)
+    full = triangle.new_zeros((*triangle.shape[:-1], size, size))
+    full[..., row, column] = triangle
+    full[..., column, row] = triangle
+    return full

@@ -1,0 +1,85 @@
+"""Clade's group finding: are there groups at all, how many, and who is in which.
+
+Means of samples are whitened with the pooled scatter within clients, so that one unit is one standard deviation of sampling noise at
+n = 1. Size-weighted Ward then merges by the two-sample statistic itself, and the tree is compared with trees of pure noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedclade.relatedness.tree import cut_ratio, weighted_ward
+
+Array = NDArray[np.float64]
+# A tenth of a percent of the mean variance keeps directions without any variance from being blown up.
+_RIDGE = 1e-3
+# Noise trees grow alike for many clients, so that few tell enough.
+_MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
+
+
+def whitener(scatter: Array, degrees: float) -> Array:
+    """The matrix that gives unit covariance to what has this scatter: z = mean @ whitener."""
+    covariance = scatter / degrees
+    covariance = covariance + _RIDGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    return np.linalg.cholesky(np.linalg.inv(covariance))
+
+
+def noise_top(size: Array, dimensions: int, rng: np.random.Generator) -> float:
+    """The largest top merge cost among trees of clients of these sizes that all come from one source."""
+    runs = _RUNS_FEW if len(size) < _MANY_CLIENTS else _RUNS_MANY
+    noise = (rng.normal(size=(len(size), dimensions)) / np.sqrt(size)[:, None] for _ in range(runs))
+    return max(float(weighted_ward(z, size)[-1, 2]) for z in noise)
+
+
+def split(mean: Array, size: Array, scatter: Array, rng: np.random.Generator, factor: float = 2.0) -> NDArray[np.int64]:
+    """Groups of clients by their means (M, e), sizes n (M,) and summed within-client scatter (e, e); all zeros: no structure.
+
+    There is structure only where the tree's top cost is above `factor` times that of the noise trees; then it is cut at the widest
+    ratio between successive costs.
+    """
+    clients, dimensions = mean.shape
+    degrees = size.sum() - clients
+    if clients < 2 or degrees < 2 * dimensions:  # too little is known to whiten with
+        return np.zeros(clients, np.int64)
+    z = mean @ whitener(scatter, degrees)
+    tree = weighted_ward(z, size)
+    if tree[-1, 2] <= factor * noise_top(size, dimensions, rng):
+        return np.zeros(clients, np.int64)
+    return cut_ratio(tree)
+
+
+def groups(mean: Array, size: Array, scatter_of: Callable[[NDArray[np.int64]], Array], seed: int, factor: float = 2.0) -> NDArray[np.int64]:
+    """The group of each client, level by level: every group that was just made is asked again, with its own scatter.
+
+    `scatter_of(label)` gives the scatter within clients summed over each group, (groups, e, e): with the whole federation's scatter the
+    recursion would go on splitting groups whose covariance is smaller than the average.
+    """
+    label = np.zeros(len(mean), np.int64)
+    unasked = [0]
+    while unasked:
+        scatter = scatter_of(label)
+        made: list[int] = []
+        for group in unasked:
+            who = np.flatnonzero(label == group)
+            inner = split(mean[who], size[who], scatter[group], np.random.default_rng([seed, len(who), group]), factor)
+            if inner.any():
+                names = np.concatenate([[group], label.max() + 1 + np.arange(inner.max())])
+                label[who] = names[inner]
+                made += names.tolist()
+        unasked = made
+    return by_first_appearance(label)
+
+
+def by_first_appearance(label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same groups, numbered in the order in which they first appear."""
+    _, first, group = np.unique(label, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[group]
+
+
+def cost(mean: Array, size: Array, centre: Array, weight: Array) -> Array:
+    """(M, C) the merge cost of each client with each group, all whitened: n_m n_C / (n_m + n_C) |z_m - mu_C|^2 / e."""
+    gap: Array = ((mean[:, None] - centre[None]) ** 2).mean(-1)
+    return size[:, None] * weight[None] / (size[:, None] + weight[None]) * gap
