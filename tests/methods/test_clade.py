@@ -67,6 +67,22 @@ def test_late_clients_join_their_group() -> None:
     assert adjusted_rand_score(clients.groups[order], state.cluster) == 1.0
 
 
+def test_confirmation_mends_a_client_in_the_wrong_group_and_splits_what_was_merged() -> None:
+    clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
+    method, fed, objective = bound(clients, fc.Clade(size=32, confirm=6))
+    method = method.bind(fc.LocalTraining(objective, lr=0.1, epochs=3))
+    state = method.init(fed, objective.params(), fold(0, "init"))
+    assert clients.groups is not None
+    # Groups 3 and 4 as one, and client 0 with strangers.
+    wrong = torch.where(state.cluster == 4, 3, state.cluster).index_fill(0, torch.tensor([0]), 2)
+    state = replace(state, cluster=wrong, models={name: value[:4] for name, value in state.models.items()})
+    for number in range(6):
+        assert adjusted_rand_score(clients.groups, state.cluster) < 1.0
+        state = method.round(fed, state, torch.arange(40), key=number)
+    assert adjusted_rand_score(clients.groups, state.cluster) == 1.0
+    assert len(state) == 5
+
+
 def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
     clients = partition(load("digits"), Iid(), clients=10, seed=0)
     method, fed, objective = bound(clients, fc.Clade())
@@ -75,6 +91,6 @@ def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
 
 
 def test_bad_fields_are_named() -> None:
-    for field, value in (("signature", "vibes"), ("size", 1), ("factor", 0.0)):
+    for field, value in (("signature", "vibes"), ("size", 1), ("factor", 0.0), ("confirm", -1)):
         with pytest.raises(fc.InvalidInput, match=f"method.{field}"):
             fc.Clade(**{field: value})

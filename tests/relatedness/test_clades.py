@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
-from fedclade.relatedness.clades import by_first_appearance, cost, groups, noise_top, split, whitener
+from fedclade.relatedness.clades import by_first_appearance, groups, noise_top, placed, split, whitener
 
 Array = NDArray[np.float64]
 
@@ -75,9 +75,12 @@ def test_a_single_client_is_one_group() -> None:
     assert groups(means, n, summed(scatters), seed=0).tolist() == [0]
 
 
-def test_cost_is_the_two_sample_statistic() -> None:
-    got = cost(np.array([[1.0, 3.0]]), np.array([2.0]), np.array([[0.0, 0.0], [1.0, 3.0]]), np.array([6.0, 6.0]))
-    assert got.tolist() == [[2 * 6 / 8 * (1 + 9) / 2, 0.0]]
+def test_a_new_client_is_placed_where_it_costs_least() -> None:
+    known, sizes, label = np.array([[0.0, 0.0], [2.0, 0.0], [6.0, 0.0]]), np.array([1.0, 1.0, 4.0]), np.array([0, 0, 1])
+    # Against group 0 (centre 1, weight 2) and group 1 (centre 6, weight 4), for a client of size 2 at 3.2:
+    # 2*2/4 * 2.2^2 = 4.84 and 2*4/6 * 2.8^2 = 10.45; at 3.6: 6.76 and 7.68; at 3.8: 7.84 and 6.45.
+    found = placed(np.array([[3.2, 0.0], [3.6, 0.0], [3.8, 0.0]]), np.full(3, 2.0), known, sizes, label, 3)
+    assert found.tolist() == [0, 0, 1]
 
 
 def test_noise_tree_tops_are_about_the_same_for_any_sizes() -> None:

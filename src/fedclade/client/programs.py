@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 
 from fedclade.client.objective import Batch, ExampleLoss, Objective
 from fedclade.client.plan import Batches
@@ -136,3 +136,24 @@ def score(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) ->
         return carry, None
 
     return Program(start, step, finish, Batches.whole(), "score")
+
+
+@lru_cache(maxsize=32)
+def losses(objective: Objective) -> Program:
+    """Mean training loss under each of the models in `shared` (a row each)."""
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        first = next(iter(shared.values()))
+        zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
+        return {}, {"losses": zero, "examples": zero[0].clone()}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        def under_one(params: Tree) -> Tensor:
+            return (objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight).sum(dtype=torch.float64)
+
+        return {"losses": carry["losses"] + vmap(under_one)(shared), "examples": carry["examples"] + batch.weight.sum()}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return {"losses": (carry["losses"] / carry["examples"]).float()}, None
+
+    return Program(start, step, finish, Batches.whole(), "losses")

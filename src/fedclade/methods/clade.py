@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedclade.client.keys import fold
-from fedclade.client.programs import sgd
+from fedclade.client.programs import losses, sgd
 from fedclade.client.sketch import SignatureKind, dimensions, signature, symmetric
-from fedclade.client.tree import Tree, stack
+from fedclade.client.tree import Tree, stack, take
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
 from fedclade.methods.base import UNKNOWN, Method, Needs, State
-from fedclade.relatedness.clades import cost, groups, whitener
+from fedclade.relatedness.clades import groups, placed, whitener
 from fedclade.relatedness.mixing import mean
 
 
@@ -29,6 +29,7 @@ class CladeState(State):
     signature_key: Tensor  # () the randomness of their projection
     signature: Tensor  # (clients, e); zeros where not known
     whitener: Tensor  # (e, e)
+    rounds: Tensor  # () how many there have been
 
     def grown_to(self, clients: int) -> Self:
         grown = super().grown_to(clients)
@@ -45,7 +46,9 @@ class Clade(Method):
     a threshold is given. A late client joins the group with which its merge costs least.
 
     signature: "gradient" sees p(x), p(y) and p(y | x); "features" sees p(x) alone and needs no labels; "joint" has class counts and
-    class-conditional means. size: e. factor: how many times that of noise the tree's top must be to count as structure.
+    class-conditional means. size: e. factor: how many times that of noise the tree's top must be to count as structure. confirm: every
+    so many rounds each client moves to the group under whose model its training loss is least, and each group is asked again with
+    signatures at its own trained model (0: never; it costs all clients a look at all models).
     """
 
     name: ClassVar[str] = "clade"
@@ -61,45 +64,45 @@ class Clade(Method):
     signature: SignatureKind = "gradient"
     size: int = 64
     factor: float = 2.0
+    confirm: int = 0
 
     def __post_init__(self) -> None:
         kinds = ("gradient", "features", "joint")
         check(self.signature in kinds, "method.signature", self.signature, f"must be one of {', '.join(kinds)}")
         check(isinstance(self.size, int) and self.size >= 2, "method.size", self.size, "must be a whole number of at least 2")
         check(self.factor > 0, "method.factor", self.factor, "must be above 0")
+        check(self.confirm >= 0, "method.confirm", self.confirm, "must be a number of rounds, or 0 for never")
 
     def init(self, fed: Federation, params: Tree, key: int) -> CladeState:
         start, clients = stack([params]), len(fed.sizes)
         cluster = torch.full((clients,), UNKNOWN, dtype=torch.int64)
-        known = torch.zeros(clients, self._e, dtype=torch.float64)
-        white = torch.eye(self._e, dtype=torch.float64)
-        got = self._signatures(fed, start, torch.arange(clients), torch.zeros(clients, dtype=torch.int64), key)
+        known, white = torch.zeros(clients, self._e, dtype=torch.float64), torch.eye(self._e, dtype=torch.float64)
+        got = self._signatures(fed, Rows(start, torch.zeros(clients, dtype=torch.int64)), torch.arange(clients), key)
         if len(got.ids):
             known[got.ids] = got.out["mean"].double().cpu()
-            cluster[got.ids], white = self._groups(fed, start, got, key)
-        count = max(1, int(cluster.max()) + 1)
-        models = {name: value.expand(count, *value.shape[1:]).clone() for name, value in start.items()}
-        return CladeState(models, cluster, start, torch.tensor(key), known, white)
+            cluster[got.ids] = self._groups(fed, Rows(start, torch.zeros(len(got.ids), dtype=torch.int64)), got, key)
+            degrees = max(1.0, float(fed.sizes[got.ids].sum()) - len(got.ids))
+            white = torch.from_numpy(whitener(self._scatter(got)[0], degrees))
+        models = take(start, torch.zeros(max(1, int(cluster.max()) + 1), dtype=torch.int64))
+        return CladeState(models, cluster, start, torch.tensor(key), known, white, torch.tensor(0))
 
-    def _groups(self, fed: Federation, start: Tree, got: Replies, key: int) -> tuple[Tensor, Tensor]:
-        """The group of each client that answered, and the matrix that whitens signatures."""
-        size = fed.sizes[got.ids].double().numpy()
-        whole = self._scatter(got)
+    def _groups(self, fed: Federation, rows: Rows, got: Replies, key: int) -> Tensor:
+        """The group of each client that answered, found level by level."""
 
         def scatter_of(label: np.ndarray) -> np.ndarray:
             if not label.any():
-                return whole
-            return self._scatter(self._signatures(fed, start, got.ids, torch.from_numpy(label), key))
+                return self._scatter(got)
+            return self._scatter(self._signatures(fed, rows, got.ids, key, torch.from_numpy(label)))
 
-        label = groups(got.out["mean"].double().cpu().numpy(), size, scatter_of, fold(key, "noise"), self.factor)
-        return torch.from_numpy(label), torch.from_numpy(whitener(whole[0], max(1.0, size.sum() - len(size))))
+        size, means = fed.sizes[got.ids].double().numpy(), got.out["mean"].double().cpu().numpy()
+        return torch.from_numpy(groups(means, size, scatter_of, fold(key, "noise"), self.factor))
 
-    def _signatures(self, fed: Federation, start: Tree, ids: Tensor, group: Tensor, key: int) -> Replies:
+    def _signatures(self, fed: Federation, rows: Rows, ids: Tensor, key: int, group: Tensor | None = None) -> Replies:
         """Means of the sketches, client by client, and their scatter, summed over each group."""
+        group = torch.zeros(len(ids), dtype=torch.int64) if group is None else group
         program = signature(self.local.objective, self.signature, self.size, fold(key, "projection"))
-        everyone_gets = Rows(start, torch.zeros(len(ids), dtype=torch.int64))
-        add = Sum(row=group, weight=torch.ones(len(ids)), rows=int(group.max()) + 1, keys=("scatter",))
-        return fed.map(program, ids, each=everyone_gets, key=key, reduce=add)
+        add = Sum(row=group, weight=torch.ones(len(ids)), rows=1 + int(group.max()) if len(group) else 1, keys=("scatter",))
+        return fed.map(program, ids, each=rows, key=key, reduce=add)
 
     def _scatter(self, got: Replies) -> np.ndarray:
         return symmetric(got.sums["scatter"].cpu(), self._e).numpy()
@@ -109,23 +112,37 @@ class Clade(Method):
         return dimensions(self.local.objective, self.signature, self.size)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        assert isinstance(state, CladeState)
         cluster = state.cluster[cohort]
         add = Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state))
         got = fed.map(sgd(self.local), cohort, each=Rows(state.models, cluster), key=key, reduce=add)
-        return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+        state = replace(state, models=mean(got.sums, got.weight, keep=state.models), rounds=state.rounds + 1)
+        return self._confirmed(fed, state, key) if self.confirm and int(state.rounds) % self.confirm == 0 else state
+
+    def _confirmed(self, fed: Federation, state: CladeState, key: int) -> CladeState:
+        """Let every client choose among the trained models, then split the groups whose clients disagree about theirs."""
+        cluster, parent = state.cluster.clone(), torch.arange(len(state))
+        told = fed.map(losses(self.local.objective), torch.nonzero(cluster != UNKNOWN).flatten(), shared=state.models, key=key)
+        cluster[told.ids] = told.out["losses"].argmin(1).cpu()
+        for group in torch.unique(cluster[cluster != UNKNOWN]).tolist():
+            ids = torch.nonzero(cluster == group).flatten()
+            got = self._signatures(fed, Rows(state.models, cluster[ids]), ids, key)
+            if len(got.ids):
+                inner = self._groups(fed, Rows(state.models, cluster[got.ids]), got, key)
+                names = torch.cat([torch.tensor([group]), len(parent) + torch.arange(int(inner.max()))])
+                cluster[got.ids], parent = names[inner], torch.cat([parent, torch.full((int(inner.max()),), group)])
+        return replace(state, models=take(state.models, parent), cluster=cluster)
 
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, CladeState)
         state = state.grown_to(len(fed.sizes))
-        got = self._signatures(fed, state.start, ids, torch.zeros(len(ids), dtype=torch.int64), int(state.signature_key))
+        rows = Rows(state.start, torch.zeros(len(ids), dtype=torch.int64))
+        got = self._signatures(fed, rows, ids, int(state.signature_key))
         if not len(got.ids):
             return state
         signatures, cluster = state.signature.clone(), state.cluster.clone()
         signatures[got.ids] = got.out["mean"].double().cpu()
-        known = torch.nonzero(state.cluster != UNKNOWN).flatten()
-        z, n = signatures @ state.whitener, fed.sizes.double()
-        share = F.one_hot(state.cluster[known], len(state)).double() * n[known, None]
-        centre = share.T @ z[known] / share.sum(0).clamp_min(1)[:, None]
-        costs = cost(z[got.ids].numpy(), n[got.ids].numpy(), centre.numpy(), share.sum(0).numpy())
-        cluster[got.ids] = torch.from_numpy(costs.argmin(1))
+        z, n = (signatures @ state.whitener).numpy(), fed.sizes.double().numpy()
+        old = np.flatnonzero(state.cluster != UNKNOWN)
+        cluster[got.ids] = torch.from_numpy(placed(z[got.ids], n[got.ids], z[old], n[old], state.cluster.numpy()[old], len(state)))
         return replace(state, cluster=cluster, signature=signatures)

@@ -79,7 +79,15 @@ def by_first_appearance(label: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(np.argsort(first))[group]
 
 
-def cost(mean: Array, size: Array, centre: Array, weight: Array) -> Array:
-    """(M, C) the merge cost of each client with each group, all whitened: n_m n_C / (n_m + n_C) |z_m - mu_C|^2 / e."""
-    gap: Array = ((mean[:, None] - centre[None]) ** 2).mean(-1)
-    return size[:, None] * weight[None] / (size[:, None] + weight[None]) * gap
+def placed(mean: Array, size: Array, known: Array, known_size: Array, label: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """The group with which each new client would merge at the least cost, all means whitened.
+
+    The cost is Ward's: n_m n_C / (n_m + n_C) |z_m - mu_C|^2, with mu_C and n_C of the known clients of group C.
+    """
+    share = np.eye(count)[label] * known_size[:, None]
+    weight = share.sum(0)
+    centre = share.T @ known / np.maximum(weight, 1e-12)[:, None]
+    gap = ((mean[:, None] - centre[None]) ** 2).sum(-1)
+    cost = np.where(weight > 0, size[:, None] * weight / (size[:, None] + weight) * gap, np.inf)
+    found: NDArray[np.int64] = cost.argmin(1)
+    return found
