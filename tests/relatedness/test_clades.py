@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
-from fedclade.relatedness.clades import by_first_appearance, groups, noise_top, placed, split, whitener
+from fedclade.relatedness.clades import groups, noise_top, placed, split, whitener
 
 Array = NDArray[np.float64]
 
@@ -87,12 +85,3 @@ def test_noise_tree_tops_are_about_the_same_for_any_sizes() -> None:
     rng = np.random.default_rng(0)
     small, large = noise_top(np.full(50, 5.0), 32, rng), noise_top(np.full(50, 500.0), 32, rng)
     assert small == pytest.approx(large, rel=0.3)
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
-def test_renumbering_keeps_the_partition(label: list[int]) -> None:
-    found = by_first_appearance(np.array(label))
-    assert found[0] == 0
-    assert all((found[i] == found[j]) == (label[i] == label[j]) for i in range(len(label)) for j in range(len(label)))
-    assert all(found[i] <= max(found[:i], default=-1) + 1 for i in range(len(found)))

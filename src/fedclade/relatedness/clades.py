@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclade.relatedness.graph import numbered
 from fedclade.relatedness.tree import cut_ratio, weighted_ward
 
 Array = NDArray[np.float64]
@@ -42,7 +43,7 @@ def split(mean: Array, size: Array, scatter: Array, rng: np.random.Generator, fa
     """
     clients, dimensions = mean.shape
     degrees = size.sum() - clients
-    if clients < 2 or degrees < 2 * dimensions:  # too little is known to whiten with
+    if clients < 3 or degrees < 2 * dimensions:  # too little is known to whiten with
         return np.zeros(clients, np.int64)
     z = mean @ whitener(scatter, degrees)
     tree = weighted_ward(z, size)
@@ -70,13 +71,7 @@ def groups(mean: Array, size: Array, scatter_of: Callable[[NDArray[np.int64]], A
                 label[who] = names[inner]
                 made += names.tolist()
         unasked = made
-    return by_first_appearance(label)
-
-
-def by_first_appearance(label: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The same groups, numbered in the order in which they first appear."""
-    _, first, group = np.unique(label, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[group]
+    return numbered(label)
 
 
 def placed(mean: Array, size: Array, known: Array, known_size: Array, label: NDArray[np.int64], count: int) -> NDArray[np.int64]:

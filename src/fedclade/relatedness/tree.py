@@ -79,7 +79,7 @@ def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[A
         merged = np.maximum(merged, np.minimum(ours, theirs))
         merged[kept] = np.inf
         cost[kept], cost[:, kept], cost[:, gone] = merged, merged, np.inf
-        mean[kept] = (n[gone] * mean[gone] + n[kept] * mean[kept]) / total
+        mean[kept] += n[gone] / total * (mean[gone] - mean[kept])  # equal means stay exactly equal: their cost is 0, not rounding
         n[kept], node[kept], alive[gone] = total, clients + len(merges) - 1, False
     return _sorted(merges, clients)
 

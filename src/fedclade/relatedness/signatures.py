@@ -1,0 +1,114 @@
+"""Distances between signatures: a client reveals a few points (FLT: its k cluster centres), and two clients' sets are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+
+from fedclade.errors import check
+
+MOST = 12  # points a client for the best matching: the table over subsets has 2^k rows
+TABLE = 1 << 18  # numbers in that table at a time: 2 MB stay in the cache
+
+
+def distances(
+    points: NDArray[np.floating[Any]],
+    counts: NDArray[np.integer[Any]] | None = None,
+    kind: Literal["matching", "min", "chamfer"] = "matching",
+    block: int = 256,
+) -> NDArray[np.float64]:
+    """FLT's A (M, M): the distance between the point sets u_i of every two clients; symmetric, 0 on the diagonal.
+
+    `points` is (M, k, d); of client i the first counts[i] points count (all k if not given), the others are ignored.
+
+    - "matching": the best one-to-one matching π of the smaller set into the larger, min_π sqrt(Σ_r ‖u_ir − u_jπ(r)‖²) / k_small
+    - "min": the formula as printed, min_rs ‖u_ir − u_js‖
+    - "chamfer": the mean of the two directions' mean distance to the nearest point of the other
+
+    Pairs are computed in tiles of block × block clients of equal counts; beside the result only a tile is held.
+    """
+    points = np.asarray(points, np.float64)
+    check(points.ndim == 3 and points.size > 0, "points.shape", points.shape, "must be (M, k, d) with M, k, d ≥ 1")
+    clients, k, _ = points.shape
+    counts = np.full(clients, k) if counts is None else np.asarray(counts)
+    check(counts.shape == (clients,), "counts.shape", counts.shape, f"must be ({clients},), a count for each client")
+    wrong = np.flatnonzero((counts < 1) | (counts > k))
+    check(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
+    check(bool(np.isfinite(points[np.arange(k) < counts[:, None]]).all()), "points", "NaN or infinity", "must be finite where they count")
+    check(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
+    check(block >= 1, "block", block, "must be 1 or more")
+    if kind == "matching":
+        check(counts.max() <= MOST, "k", int(counts.max()), f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"')
+
+    # Clients of one count together, in ascending order, so that the first set of a tile is never the larger; point axis first, so that
+    # what is computed for one pair of points lies side by side for all pairs of clients.
+    tiles = []
+    for count in np.unique(counts):
+        alike = np.flatnonzero(counts == count)
+        for start in range(0, len(alike), block):
+            members = alike[start : start + block]
+            tiles.append((members, np.ascontiguousarray(points[members, :count].swapaxes(0, 1))))
+    result = np.zeros((clients, clients))
+    for i, (rows, small) in enumerate(tiles):
+        for columns, large in tiles[i:]:
+            squares = np.empty((len(small), len(large), len(rows), len(columns)))
+            for r, s in np.ndindex(len(small), len(large)):
+                cdist(small[r], large[s], "sqeuclidean", out=squares[r, s])
+            value = _KINDS[kind](squares)
+            if rows is columns:  # both halves are there, equal up to rounding: keep one
+                value = np.triu(value, 1)
+                value += value.T
+            result[np.ix_(rows, columns)] = value
+            result[np.ix_(columns, rows)] = value.T
+    return result
+
+
+def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """sqrt of the least sum of squares over matchings, over k_small; `squares` is (k_small, k_large, rows, columns).
+
+    table[S] is the least sum that matches the first |S| points of the smaller set to the points S of the larger:
+    table[S] = min over s in S of table[S without s] + squares[|S| − 1, s], for all pairs at once.
+    """
+    small, large, rows, columns = squares.shape
+    flat = squares.reshape(small, large, rows * columns)
+    best = np.empty(rows * columns)
+    width = max(512, TABLE >> large)
+    table, trial = np.empty((1 << large, width)), np.empty(width)
+    steps, last = _subsets(small, large)
+    for start in range(0, len(best), width):
+        square = flat[:, :, start : start + width]
+        size = square.shape[2]
+        table[0] = 0
+        for subset, r, ways in steps:
+            row = table[subset, :size]
+            (before, s), *others = ways
+            np.add(table[before, :size], square[r, s], out=row)
+            for before, s in others:
+                np.add(table[before, :size], square[r, s], out=trial[:size])
+                np.minimum(row, trial[:size], out=row)
+        table[last, :size].min(0, out=best[start : start + width])
+    return np.asarray(np.sqrt(best).reshape(rows, columns) / small)
+
+
+@cache
+def _subsets(small: int, large: int) -> tuple[list[tuple[int, int, list[tuple[int, int]]]], list[int]]:
+    """The order of the table: (S as bits, |S| − 1, [(S without s, s)]) for 1 ≤ |S| ≤ small by size of S; and the S with |S| = small."""
+    subsets = sorted((s for s in range(1, 1 << large) if s.bit_count() <= small), key=int.bit_count)
+    steps = [(s, s.bit_count() - 1, [(s ^ (1 << p), p) for p in range(large) if s >> p & 1]) for s in subsets]
+    return steps, [s for s in subsets if s.bit_count() == small]
+
+
+def _min(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.sqrt(squares.min((0, 1))))
+
+
+def _chamfer(squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray((np.sqrt(squares.min(1)).mean(0) + np.sqrt(squares.min(0)).mean(0)) / 2)
+
+
+_KINDS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"matching": _matching, "min": _min, "chamfer": _chamfer}

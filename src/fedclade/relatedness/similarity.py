@@ -1,0 +1,98 @@
+"""Similarity of updates, and the split of CFL: cosine similarity, the optimal bipartition, the separation gap.
+
+Symbols of the CFL paper: α_ij = cos(Δθ_i, Δθ_j); the bipartition c₁ ∪ c₂ = c minimises α_cross^max = max over i ∈ c₁, j ∈ c₂ of α_ij.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.errors import check
+from fedclade.relatedness import tree
+from fedclade.relatedness.graph import square
+
+SLAB = 8_000_000  # numbers of the updates held in float64 at a time: 64 MB
+
+
+def cosine(updates: Tensor) -> Tensor:
+    """α_ij = ⟨Δθ_i, Δθ_j⟩ / (‖Δθ_i‖ ‖Δθ_j‖) of M flat updates (M, P), in float64 on their device.
+
+    A zero update is similar to none (0) and to itself (1). The products are summed over slabs of parameters, so that the stack is never
+    copied to float64 as a whole.
+    """
+    check(updates.ndim == 2 and updates.numel() > 0, "updates.shape", tuple(updates.shape), "must be (M, P) with M, P ≥ 1")
+    # In units of its largest entry no update is too small or too large to be squared.
+    scale = torch.linalg.vector_norm(updates, float("inf"), dim=1, keepdim=True).double()
+    check(bool(scale.isfinite().all()), "updates", "NaN or infinity", "must be finite")
+    zero = scale[:, 0] == 0
+    scale = torch.where(scale == 0, 1.0, scale)
+    clients, parameters = updates.shape
+    products = torch.zeros(clients, clients, dtype=torch.float64, device=updates.device)
+    width = max(1, SLAB // clients)
+    for start in range(0, parameters, width):
+        slab = updates[:, start : start + width].double() / scale
+        products.addmm_(slab, slab.T)
+    norm = torch.where(zero, 1.0, products.diagonal().sqrt())
+    result = products.div_(norm[:, None]).div_(norm).clamp_(-1, 1)
+    result = (result + result.T).div_(2)  # a matrix product need not be symmetric to the last digit
+    result.fill_diagonal_(1)
+    return result
+
+
+def bipartition(
+    similarity: NDArray[np.floating[Any]], linkage: Literal["single", "complete"] = "single"
+) -> tuple[NDArray[np.bool_], float]:
+    """CFL's split of a cluster in two: which side each client is on (the first client's is False), and α_cross^max between the sides.
+
+    "single" is the paper's Algorithm 1: the bipartition with the least α_cross^max of all. Joining the most similar pairs until two
+    components are left is the maximum spanning tree without its weakest edge; the tree takes O(M²). Of several optima, as with equal
+    similarities, one is taken, always the same. "complete" (the authors' code) cuts the complete-linkage tree in two; it favours even
+    sides and is not optimal.
+    """
+    check(linkage in ("single", "complete"), "linkage", linkage, "must be one of single, complete")
+    square(similarity, "similarity")
+    check(len(similarity) >= 2, "similarity.shape", similarity.shape, "must be of at least two clients: one cannot be split")
+    side = _weakest_link(similarity) if linkage == "single" else _complete(similarity)
+    return side, float(similarity[np.ix_(side, ~side)].max())
+
+
+def _weakest_link(similarity: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    """The clients beyond the weakest edge of the maximum spanning tree (Prim's, grown from the first client)."""
+    clients = len(similarity)
+    parent, order = np.zeros(clients, np.int64), np.zeros(clients, np.int64)
+    strength = np.asarray(similarity[0], np.float64).copy()  # of each client's best edge into the tree so far
+    outside = np.ones(clients, bool)
+    outside[0] = False
+    for step in range(1, clients):
+        new = int(np.where(outside, strength, -np.inf).argmax())
+        order[step], outside[new] = new, False
+        closer = outside & (similarity[new] > strength)
+        strength[closer], parent[closer] = similarity[new, closer], new
+    first = order[1:][strength[order[1:]].argmin()]
+    beyond = np.zeros(clients, bool)
+    for client in order[1:]:  # parents come before their children
+        beyond[client] = client == first or beyond[parent[client]]
+    return beyond
+
+
+def _complete(similarity: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
+    return np.asarray(tree.cut_number(tree.linkage(similarity.max() - similarity, "complete"), 2) == 1)
+
+
+def separation_gap(similarity: NDArray[np.floating[Any]], groups: NDArray[np.integer[Any]]) -> float:
+    """CFL's g(α) = α_intra^min − α_cross^max over pairs i ≠ j: above 0 the bipartition cannot tear a group apart.
+
+    Without a pair across (one group) α_cross^max is −1, the least a cosine can be; without a pair inside (single clients only) α_intra^min
+    is 1, the most. So nothing to confuse is never worse than something.
+    """
+    square(similarity, "similarity")
+    groups = np.asarray(groups)
+    check(groups.shape == (len(similarity),), "groups.shape", groups.shape, f"must be ({len(similarity)},), a group for each client")
+    same = groups[:, None] == groups
+    inside = same & ~np.eye(len(groups), dtype=bool)
+    return float(np.min(similarity, where=inside, initial=1.0) - np.max(similarity, where=~same, initial=-1.0))
