@@ -10,12 +10,13 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedclade import __version__
 from fedclade.errors import FedcladeError, InvalidInput, nearest
 from fedclade.experiment import compare as comparison
-from fedclade.experiment import config
+from fedclade.experiment import config, encoders
 from fedclade.experiment.progress import display
 from fedclade.experiment.result import Result
 from fedclade.experiment.store import RunStore
@@ -51,18 +52,22 @@ def main() -> None:
         _fail(str(error))
     except typer.Exit as stop:
         raise SystemExit(stop.exit_code) from None
+    except OSError as error:
+        _fail(f"{error.filename or 'disk'}: it cannot be read or written ({error.strerror or error}).")
     except (KeyboardInterrupt, typer.Abort):
-        error_console.print("stopped.", markup=False)
+        error_console.print("fedclade: stopped.", markup=False)
         raise SystemExit(130) from None
     except Exception as error:
         # typer passes click's own complaints about options through; anything else is a defect of ours and keeps its traceback.
         if hasattr(error, "format_message"):
-            _fail(error.format_message())
+            # Two libraries add the same suggestion.
+            message, *suggestions = error.format_message().split(" Did you mean ")
+            _fail(" Did you mean ".join([message, *suggestions[:1]]))
         raise
 
 
 def _fail(message: str) -> NoReturn:
-    error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
+    error_console.print(f"fedclade: {' '.join(message.split())}", markup=False, soft_wrap=True)
     raise SystemExit(2)
 
 
@@ -97,8 +102,7 @@ def run(
         with display(chosen.method.name, chosen.run.rounds, out_console, quiet) as shown:
             result = prepared.execute(folder, resume, shown.row)
     except KeyboardInterrupt:
-        error_console.print(f"fedclade: interrupted; go on with the same command and --out {folder} --resume", markup=False, soft_wrap=True)
-        raise SystemExit(130) from None
+        _interrupted(folder)
     if result.already_finished:
         error_console.print(f"fedclade: the run in {folder} has ended already; nothing to do.", markup=False, soft_wrap=True)
     if not quiet:
@@ -131,7 +135,10 @@ def compare(
         with display(run.label, run.experiment.run.rounds, out_console, quiet) as shown:
             return run.prepared(device, data_root).execute(folder / run.label, resume, shown.row)
 
-    rows = comparison.execute(chosen, seeds, folder, one)
+    try:
+        rows = comparison.execute(comparison.runs(chosen, seeds), folder, resume, one)
+    except KeyboardInterrupt:
+        _interrupted(folder)
     _print_comparison(rows)
     out_console.print(f"Run directories and comparison.json: {folder}", markup=False, soft_wrap=True)
 
@@ -153,7 +160,7 @@ def list_(
         return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, about in known[what].items():
-        table.add_row(f"[bold]{name}[/bold]", about)
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(about))
     out_console.print(table)
 
 
@@ -164,13 +171,33 @@ def describe(
 ) -> None:
     """What a method does, its parameters, what leaves a client, the paper."""
     _import_all(imports)
-    chosen = find("method", method, "describe")
+    chosen = find("method", method, f"describe '{method}'")
     parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in hyperparameters(chosen)) or "  none beside [local] and [run]"
     about = "\n".join(line.strip() for line in (chosen.__doc__ or "").strip().splitlines())
     needs = _NEEDS[chosen.needs]
     text = f"{chosen.title}\n\n{about}\n\nParameters ([method] in the file, {chosen.__name__}(…) in Python):\n{parameters}\n\n"
     text += f"What leaves a client: {chosen.leaves}.\nThe server needs: {needs}.\nPaper: {chosen.paper}."
     out_console.print(text, markup=False, soft_wrap=True)
+
+
+@app.command()
+def pretrain(
+    data: Annotated[str, typer.Option("--data", metavar="NAME", help="A data set that no client holds: a name or an .npz file.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the encoder goes, for example encoder.safetensors.")],
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
+    code: Annotated[int, typer.Option(min=1, help="Length e of the embedding.")] = encoders.CODE,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first weights and the order of the samples.")] = 0,
+    quiet: QuietOption = False,
+    data_root: DataRootOption = None,
+) -> None:
+    """Train an encoder for FLT on public data and write it to a file: --set method.encoder=FILE."""
+
+    def tell(epoch: int, loss: float) -> None:
+        if not quiet:
+            out_console.print(f"epoch {epoch}/{epochs}  loss {loss:.5f}", markup=False)
+
+    encoders.pretrain(data, out, epochs=epochs, code=code, seed=seed, root=data_root, on_epoch=tell)
+    out_console.print(f"Encoder: {out}", markup=False, soft_wrap=True)
 
 
 _NEEDS = {
@@ -188,7 +215,12 @@ def _default(field: Any) -> str:
 
 def _first_line(thing: Any) -> str:
     title = getattr(thing, "title", None)
-    return title or (thing.__doc__ or "").strip().splitlines()[0].rstrip(".")
+    return title or next(iter((thing.__doc__ or "").strip().splitlines()), "").rstrip(".")
+
+
+def _interrupted(folder: Path) -> NoReturn:
+    error_console.print(f"fedclade: interrupted; go on with the same command and --out {folder} --resume", markup=False, soft_wrap=True)
+    raise SystemExit(130)
 
 
 def _import_all(files: list[str] | None) -> None:
@@ -226,26 +258,27 @@ def _tell(result: Result) -> None:
 
 
 def _print_comparison(rows: list[dict[str, Any]]) -> None:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     several = any(row["seeds"] > 1 for row in rows)
-    headings = ["method", "accuracy %", *(["± seeds"] if several else []), "variance", "worst 10th", "groups", "ARI", "up", "down", "s"]
+    note = "up, down: MB that clients sent and were sent"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=note, caption_justify="left")
+    headings = ["method", "accuracy %", *(["seeds"] if several else []), "var.", "worst10", "clusters", "ARI", "up", "down", "s"]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
-        spread = [_number(row["accuracy_std"], 2)] if several else []
         table.add_row(
             row["method"],
             _accuracy(row).removesuffix(" %"),
-            *spread,
+            *([f"± {_number(row['accuracy_std'], 2)}"] if several else []),
             _number(row["accuracy_variance"], 1),
             _number(row["accuracy_worst10"], 2),
             f"{row['clusters']:g}",
             _number(row["ari"], 2),
-            _size(row["bytes_up"]),
-            _size(row["bytes_down"]),
-            f"{row['seconds']:.1f}",
+            _number(row["bytes_up"] / 1e6, 1),
+            _number(row["bytes_down"] / 1e6, 1),
+            _number(row["seconds"], 1),
         )
-    out_console.print(table)
+    # Rather a line that the terminal folds than numbers cut off.
+    out_console.print(table, width=max(out_console.width, 92), crop=False)
 
 
 def _accuracy(row: dict[str, Any]) -> str:

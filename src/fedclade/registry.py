@@ -17,12 +17,13 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from fedclade.data import DATASETS, PARTITIONS
 from fedclade.errors import FedcladeError, InvalidInput, nearest
-from fedclade.methods import METHODS
+from fedclade.methods import METHODS, Method
 from fedclade.models import MODELS
 
 Kind: TypeAlias = Literal["method", "dataset", "model", "partition"]
 REGISTRY: dict[Kind, dict[str, Any]] = {"method": METHODS, "dataset": DATASETS, "model": MODELS, "partition": PARTITIONS}
 T = TypeVar("T")
+_IMPORTED: list[str] = []
 
 
 def register(kind: Kind, name: str) -> Callable[[T], T]:
@@ -34,6 +35,7 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
         known = REGISTRY[kind]
         if name in known and known[name].__module__.split(".")[0] == "fedclade":
             raise InvalidInput(f"register: the {kind} '{name}' is fedclade's own; choose another name.")
+        _check(kind, name, thing)
         if kind != "dataset":
             thing.name = name  # type: ignore[attr-defined]
         known[name] = thing
@@ -42,10 +44,28 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
     return enter
 
 
-def find(kind: Kind, name: str, field: str) -> Any:
-    """What is registered under the name; `field` is where the name was given."""
+def _check(kind: Kind, name: str, thing: Any) -> None:
+    """Refuse what could not be used later, while its author is looking."""
+    what = f"register: the {kind} '{name}'"
+    if kind == "dataset":
+        if not callable(thing):
+            raise InvalidInput(f"{what} must be a function that returns fc.data.dataset(…).")
+    elif not isinstance(thing, type):
+        raise InvalidInput(f"{what} must be a class.")
+    elif kind == "method":
+        missing = [field for field in ("title", "paper", "leaves", "needs") if not hasattr(thing, field)]
+        if not issubclass(thing, Method) or missing:
+            raise InvalidInput(
+                f"{what} must be a dataclass that extends fc.Method" + (f" and says its {', '.join(missing)}." if missing else ".")
+            )
+    elif not hasattr(thing, verb := "build" if kind == "model" else "split"):
+        raise InvalidInput(f"{what} must be a class with a method {verb}; see examples/own_things.py.")
+
+
+def find(kind: Kind, name: str, where: str) -> Any:
+    """What is registered under the name; `where` is how the name was given."""
     if name not in REGISTRY[kind]:
-        raise InvalidInput(f"{field} = '{name}': no such {kind}.{nearest(name, REGISTRY[kind])}")
+        raise InvalidInput(f"{where}: no such {kind}.{nearest(name, REGISTRY[kind])}")
     return REGISTRY[kind][name]
 
 
@@ -54,15 +74,18 @@ def import_file(path: str) -> None:
     file = Path(path)
     if not file.is_file():
         raise InvalidInput(f"--import {path}: there is no such file.")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    # A name of its own, so that a user's json.py is not taken for Python's.
+    name = f"_fedclade_import_{len(_IMPORTED)}_{file.stem}"
+    _IMPORTED.append(name)
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InvalidInput(f"--import {path}: not a Python file.")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up here while their class is being made.
-    sys.modules[file.stem] = module
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except FedcladeError:
         raise
-    except Exception as error:
-        raise InvalidInput(f"--import {path}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInput(f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from fedclade.client import keys
 from fedclade.client.objective import Batch
-from fedclade.client.plan import Plan, make_plan
+from fedclade.client.plan import Batches, Plan, make_plan
 from fedclade.client.programs import AnyProgram, Chain, Program
 from fedclade.client.tree import Tree, concatenate, stack, take
 from fedclade.data.clients import Parts
@@ -24,6 +24,7 @@ class Pool:
         self.x, self.y = x.to(device), y.to(device)
         self.index, self.offsets = parts.index.to(device), parts.offsets.to(device)
         self.sizes = self.offsets.diff()
+        self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
 
     def batch(self, parts: Tensor, plan: Plan, step: int) -> Batch:
         """The step's batch for each of the first `len(parts)` clients of the plan."""
@@ -63,12 +64,17 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int) -> tuple[Tre
     device = lanes.client.device
     settings = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in program.settings.items()}
     client_keys = keys.client_keys(keys.fold(key, program.name), lanes.client)
-    plan = make_plan(program.batches, lanes.pool.sizes[lanes.part], client_keys)
+    plan = make_plan(_fitting(program.batches, lanes.pool), lanes.pool.sizes[lanes.part], client_keys)
     run = _vectorised if program.vectorised else _one_by_one
     try:
         return run(program, lanes, {**settings, **shared}, plan)
     except RuntimeError as error:
         raise _in_plain_words(error, program) from error
+
+
+def _fitting(batches: Batches, pool: Pool) -> Batches:
+    """No larger than the largest client: a batch of everything costs no more padding than it must."""
+    return replace(batches, size=min(batches.size, pool.longest))
 
 
 def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:

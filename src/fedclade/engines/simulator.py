@@ -104,7 +104,7 @@ class Simulator:
                 mine = each[place.to(self.device)].gather(memory) if each else {}
                 lanes = Lanes(self._train, client, client, mine, memory)
                 reply, written = fold(program, lanes, shared, key)
-                good, reply, reasons = self._accept(key, ids[place], reply)
+                good, reply, reasons = self._accept(key, ids[place], reply, written or {})
                 failures += reasons
                 if written is not None and len(good):
                     here = good.to(self.device)
@@ -167,21 +167,18 @@ class Simulator:
                 result[name][who] = (sums[name] / sums["examples"])[pair_of]
         return result
 
-    def _accept(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tensor, Tree, list[Failure]]:
+    def _accept(self, key: int, ids: Tensor, reply: Tree, written: Tree) -> tuple[Tensor, Tree, list[Failure]]:
         """Places of the replies that are taken, those replies, and why the others are not."""
-        if not reply:
-            return torch.arange(len(ids)), reply, []
-        if self.faults is None:
-            good = finite(reply).cpu()
-            reasons = {}
-            for place in torch.nonzero(~good).flatten().tolist():
+        reasons = dict.fromkeys(_not_finite(written), "its memory is not finite")
+        if reply and self.faults is not None:
+            reply, refused = self._tampered(key, ids, reply)
+            reasons |= refused
+        else:
+            for place in _not_finite(reply):
                 row = take(reply, torch.tensor(place))
                 reasons[place] = refusal(row, _spec(row), int(self._sizes[ids[place]])) or "not finite"
-        else:
-            reply, reasons = self._tampered(key, ids, reply)
-            good = torch.tensor([place not in reasons for place in range(len(ids))])
         failures = [Failure(int(ids[place]), reason) for place, reason in reasons.items()]
-        taken = torch.nonzero(good).flatten()
+        taken = torch.tensor([place for place in range(len(ids)) if place not in reasons], dtype=torch.int64)
         return taken, reply if not reasons else take(reply, taken.to(self.device)), failures
 
     def _tampered(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tree, dict[int, str]]:
@@ -260,6 +257,7 @@ class Simulator:
 
 def pick_device(device: str) -> torch.device:
     """`auto` takes CUDA where there is one."""
+    device = str(device)  # a torch.device will do
     check(device in ("auto", "cpu", "cuda") or device.startswith("cuda:"), "device", device, "must be 'auto', 'cpu' or 'cuda'")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -279,6 +277,11 @@ def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: 
     if total is None:
         return Replies(ids[place[order]], out, failures=failures)
     return Replies(ids[place[order]], out, total.sums, total.weight, failures)
+
+
+def _not_finite(rows: Tree) -> list[int]:
+    places: list[int] = torch.nonzero(~finite(rows)).flatten().tolist() if rows else []
+    return places
 
 
 def _row_bytes(each: Rows | None) -> int:

@@ -37,23 +37,33 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     if len(set(methods)) != len(methods):
         raise InvalidInput(f"--methods {','.join(methods)}: a method is named twice.")
     for name in methods:
-        find("method", name, "--methods")
-    common = [given for given in sets if given.split(".")[0] not in REGISTRY["method"]]
+        find("method", name, f"--methods '{name}'")
+    # `local` is a table and a method: the table is meant, since Local has no settings of its own.
+    own_sets = [given for given in sets if (head := given.split(".")[0]) in REGISTRY["method"] and head not in config.TABLES]
+    for given in own_sets:
+        if given.split(".")[0] not in methods:
+            raise InvalidInput(f"--set {given}: '{given.split('.')[0]}' is not among the methods compared ({', '.join(methods)}).")
+    common = [given for given in sets if given not in own_sets]
     experiments = []
     for name in methods:
-        own = [f"method.{given.partition('.')[2]}" for given in sets if given.split(".")[0] == name]
+        own = [f"method.{given.partition('.')[2]}" for given in own_sets if given.split(".")[0] == name]
         experiments.append(config.experiment(config.apply(tables, [*common, f'method.name="{name}"', *own])))
     return experiments
 
 
-def execute(experiments: Sequence[Experiment], seeds: int, folder: Path, one: Callable[[Planned], Result]) -> list[dict[str, Any]]:
-    """Run every method with every seed, each in its own folder, and write comparison.json."""
+def runs(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
+    """Every method with every seed."""
+    every = [base.with_seed(base.run.seed + seed) for seed in range(seeds) for base in experiments]
+    return [Planned(each, f"{each.method.name}-seed{each.run.seed}") for each in every]
+
+
+def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callable[[Planned], Result]) -> list[dict[str, Any]]:
+    """Do the runs, each in its own folder, and write comparison.json."""
+    for run in planned:  # before any has cost time
+        RunStore.open(folder / run.label, resume)
     summaries: dict[str, list[dict[str, Any]]] = {}
-    for seed in range(seeds):
-        for base in experiments:
-            number = base.run.seed + seed
-            planned = Planned(base.with_seed(number), f"{base.method.name}-seed{number}")
-            summaries.setdefault(base.method.name, []).append(one(planned).summary)
+    for run in planned:
+        summaries.setdefault(run.experiment.method.name, []).append(one(run).summary)
     rows = [_row(name, found) for name, found in summaries.items()]
     RunStore(folder).write_comparison({"rows": rows, "runs": summaries})
     return rows

@@ -7,7 +7,8 @@ import math
 import os
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from datetime import date, time
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -60,7 +61,10 @@ class Experiment:
     def clients(self, root: str | None = None) -> Clients:
         """Load the data set and deal it out."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
-        return partition(load(self.data.name, root), self.scheme, self.partition.clients, seed, self.partition.probe)
+        dealt = partition(load(self.data.name, root), self.scheme, self.partition.clients, seed, self.partition.probe)
+        # By the name it was asked for, so that experiment.toml can be run again from anywhere.
+        path = Path(self.data.name)
+        return replace(dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name)
 
     def prepared(self, clients: Clients, device: str) -> Run:
         """The run on these clients."""
@@ -94,22 +98,25 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
         raise InvalidInput(f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}")
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{name}: not valid TOML: {error}.") from error
 
 
 def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
     """The tables with `table.key=value` assignments made. A value is read as TOML; what is not TOML is a string."""
     result = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
-    for given in sets:
+    # Names first: choosing another method or partition drops the fields of the one before, and must not drop what was set beside it.
+    for given in sorted(sets, key=lambda given: given.partition("=")[0].strip().partition(".")[2] != "name"):
         where, equals, text = given.partition("=")
         table, dot, key = where.strip().partition(".")
         if not equals or not dot or not key:
             raise InvalidInput(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text.strip()
+        if not isinstance(result.get(table, {}), dict):
+            raise InvalidInput(f"{table} = {result[table]!r}: must be a table, [{table}].")
         if key == "name" and table in ("method", "partition", "model") and result.get(table, {}).get("name") != value:
             result[table] = _common_only(table, result.get(table, {}))  # another method's or partition's fields do not apply
         result.setdefault(table, {})[key] = value
@@ -160,18 +167,22 @@ def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:
     if not isinstance(name, str):
         raise InvalidInput(f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}")
     rest = {key: value for key, value in table.items() if key != "name"}
-    return build(find(kind, name, f"{kind}.name"), rest, kind, also or set())
+    return build(find(kind, name, f"{kind}.name = '{name}'"), rest, kind, also or set())
 
 
 def build(cls: type[T], values: Table, table: str, also: set[str] | None = None) -> T:
     """Make a dataclass of a table: unknown keys are refused with the nearest known one, values by type, ranges by the class itself."""
+    settable = [field for field in fields(cls) if field.init and "bound" not in field.metadata] if is_dataclass(cls) else []
     hints = get_type_hints(cls)
-    known = {field.name for field in fields(cls) if field.init and "bound" not in field.metadata}  # type: ignore[arg-type]
+    known = {field.name for field in settable}
     checked = {}
     for key, value in values.items():
         if key not in known:
-            raise InvalidInput(f"{table}.{key}: unknown key.{nearest(key, known | (also or set()) | {'name'})}")
+            raise InvalidInput(f"{table}.{key}: unknown key.{nearest(key, known | (also or set())) or f' {cls.__name__} has no settings.'}")
         checked[key] = _typed(hints[key], value, f"{table}.{key}")
+    for field in settable:
+        if field.name not in checked and field.default is MISSING and field.default_factory is MISSING:
+            raise InvalidInput(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
     return cls(**checked)
 
 
@@ -182,5 +193,15 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         # By way of JSON, so that an array may be a tuple while text never passes for a number.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        wanted = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
-        raise InvalidInput(f"{where} = {value!r}: must be {' or '.join(wanted)}.") from error
+        wanted = dict.fromkeys(_in_words(problem["msg"]) for problem in error.errors())
+        raise InvalidInput(
+            f"{where} = {value if isinstance(value, date | time) else repr(value)}: must be {' or '.join(wanted)}."
+        ) from error
+
+
+def _in_words(message: str) -> str:
+    words = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "tuple": "list"}
+    text = message.removeprefix("Input should be ").replace("a valid ", "a ")
+    for theirs, ours in words.items():
+        text = text.replace(f"a {theirs}", ours if theirs in ("boolean", "string") else f"a {ours}")
+    return text

@@ -10,11 +10,21 @@ from torch import Tensor
 
 from fedclade.data.clients import Clients
 
+# Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
+# fmt: off
+RESERVED = frozenset({
+    "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "client", "cluster", "group",
+    "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset", "partition", "model", "engine",
+    "device", "seed", "rounds", "clients_without_test", "clients_without_model",
+})
+# fmt: on
+
 
 def mean_over_clients(values: Tensor) -> float | None:
     """Unweighted mean over the clients that have a value."""
     known = values[~values.isnan()]
-    return float(known.mean()) if len(known) else None
+    mean = float(known.mean()) if len(known) else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | None]:

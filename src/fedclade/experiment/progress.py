@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+_SILENCE = 30.0
+
 
 class Display(Protocol):
     """A context for the time of a run; `row` is given each round's row of the history."""
@@ -36,19 +38,22 @@ class _Silent:
 
 
 class _Lines(_Silent):
-    """A line for each round that was evaluated: what a log file or CI wants."""
+    """A line for each round that was evaluated, and at least one every half minute: what a log file or CI wants."""
 
     def __init__(self, label: str, rounds: int, console: Console) -> None:
         self.label, self.rounds, self.console = label, rounds, console
-        self.since, self.last = time.perf_counter(), 0
+        self.since = time.perf_counter()
+        self.seconds: list[float] = []
 
     def row(self, row: dict[str, Any]) -> None:
-        if "train_loss" not in row:
+        self.seconds.append(row["seconds"])
+        evaluated = "train_loss" in row
+        if not evaluated and time.perf_counter() - self.since < _SILENCE:
             return
-        now, number = time.perf_counter(), row["round"]
-        pace = (now - self.since) / max(1, number - self.last)
-        self.since, self.last = now, number
-        self.console.print(f"{self.label}: round {number}/{self.rounds}  {_score(row)}  {row['clusters']} clusters  {pace:.2f} s/round")
+        pace = sum(self.seconds) / len(self.seconds)
+        self.since, self.seconds = time.perf_counter(), []
+        score = f"  {_score(row)}" if evaluated else ""
+        self.console.print(f"{self.label}: round {row['round']}/{self.rounds}{score}  {_clusters(row)}  {pace:.2f} s/round")
 
 
 class _Bar(_Silent):
@@ -58,13 +63,13 @@ class _Bar(_Silent):
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[score]}"),
-            TextColumn("{task.fields[clusters]} clusters"),
+            TextColumn("{task.fields[clusters]}"),
             TextColumn("{task.fields[pace]}"),
             TimeRemainingColumn(),
             console=console,
         )
         self.score = ""
-        self.task = self.progress.add_task(label, total=rounds, score="", clusters="-", pace="")
+        self.task = self.progress.add_task(label, total=rounds, score="", clusters="", pace="")
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -77,7 +82,11 @@ class _Bar(_Silent):
         if "train_loss" in row:
             self.score = _score(row)
         pace = f"{row['seconds']:.2f} s/round"
-        self.progress.update(self.task, completed=row["round"], clusters=row["clusters"], pace=pace, score=self.score)
+        self.progress.update(self.task, completed=row["round"], clusters=_clusters(row), pace=pace, score=self.score)
+
+
+def _clusters(row: dict[str, Any]) -> str:
+    return "1 cluster" if row["clusters"] == 1 else f"{row['clusters']} clusters"
 
 
 def _score(row: dict[str, Any]) -> str:

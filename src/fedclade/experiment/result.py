@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,14 +33,37 @@ class Result:
 
     def model_of(self, client: int) -> nn.Module:
         """The model this client uses: a plain module in evaluation mode, ready to predict."""
+        client = int(client)
         if not 0 <= client < len(self.clusters):
             raise InvalidInput(f"client {client}: there are {len(self.clusters)}, numbered 0 to {len(self.clusters) - 1}.")
         weights = self.row_of(client)
         if weights is None:
             raise InvalidInput(f"client {client} has no model: it has not answered yet, so its cluster is not known.")
-        module = copy.deepcopy(self.module).cpu().eval()
-        module.load_state_dict({name: value.cpu() for name, value in weights.items()}, strict=False)
-        return module
+        return with_weights(self.module, weights)
+
+
+def untrained(module: nn.Module, trained: Collection[str]) -> Tree:
+    """Buffers and frozen weights: what belongs to the model and is in no row."""
+    names = _names(module)
+    return {name: value for name, value in module.state_dict().items() if names.get(name, name) not in trained}
+
+
+def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
+    """A copy of the module, on the CPU and ready to predict, in which everything named in `weights` is replaced."""
+    result = copy.deepcopy(module).cpu().eval()
+    names, state = _names(result), result.state_dict()
+    for name, value in weights.items():
+        if name not in state or state[name].shape != value.shape:
+            found = tuple(state[name].shape) if name in state else "none of that name"
+            raise InvalidInput(f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has {found}.")
+    result.load_state_dict({name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()})
+    return result
+
+
+def _names(module: nn.Module) -> dict[str, str]:
+    """For each parameter the name under which it is trained: tied weights have several names and one value."""
+    first = {id(value): name for name, value in module.named_parameters()}
+    return {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Result:
@@ -54,18 +75,18 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     summary = store.summary()
     if summary is None:
         raise InvalidInput(f"{path}: the run has not ended (there is no summary.json); resume it with --resume.")
-    history = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    clients = store.read_clients()
+    history, clients = store.history(), store.read_clients()
+    module = model or _rebuilt(path, dict(store.tables()["model"]), models)
+    with_weights(module, models.fixed | models.row(0))  # a module of another form is refused here, not at the first prediction
 
     def row_of(client: int) -> Tree | None:
         row = int(models.assignment[client])
-        return models.row(row) if row >= 0 else None
+        return models.fixed | models.row(row) if row >= 0 else None
 
-    return Result(summary, history, models.clusters, clients, model or _rebuilt(path, models), row_of, path)
+    return Result(summary, history, models.clusters, clients, module, row_of, path)
 
 
-def _rebuilt(folder: Path, models: StoredModels) -> nn.Module:
-    table = dict(tomllib.loads((folder / "experiment.toml").read_text())["model"])
+def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels) -> nn.Module:
     name = table.pop("name")
     if name not in REGISTRY["model"]:
         raise InvalidInput(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")

@@ -9,9 +9,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,9 +23,9 @@ from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
 from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
-from fedclade.experiment import checkpoint, metrics
+from fedclade.experiment import checkpoint, encoders, metrics
 from fedclade.experiment.checkpoint import Checkpoint
-from fedclade.experiment.result import Result, load
+from fedclade.experiment.result import Result, load, untrained
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
 from fedclade.federation import Rows
@@ -86,13 +87,17 @@ class Run:
     device: str = "auto"
     loss: ExampleLoss | None = None
     metrics: Mapping[str, ExampleLoss] | None = None
+    _hash: str | None = field(default=None, init=False, repr=False)
 
     def execute(self, out: str | os.PathLike[str] | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
         if not isinstance(self.method, Method):
             raise InvalidInput(f"method = {self.method!r}: give a method such as fc.FedAvg(), not its name or class.")
+        if not isinstance(self.clients, Clients):
+            raise InvalidInput("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
         check(len(self.clients) > 0, "clients", 0, "there must be at least one")
         self._cohort_size = self.settings.cohort_size(len(self.clients))
         self._everyone = torch.arange(len(self.clients))
+        self.method = encoders.equip(self.method, self.clients.shape, self.settings.seed)
         module = self._module()
         self._fed = Simulator(self.clients, device=self.device, chunk=self.engine.chunk, precision=self.engine.precision)
         self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
@@ -139,13 +144,16 @@ class Run:
         """The user's module, or the spec's with weights that depend on the seed alone."""
         if isinstance(self.model, nn.Module):
             return copy.deepcopy(self.model)
-        if not hasattr(self.model, "build"):
+        if isinstance(self.model, type) or not hasattr(self.model, "build"):
             raise InvalidInput(f"model = {self.model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
         if self.clients.classes is None:
             raise InvalidInput("model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(fold(self.settings.seed, "model"))
-            return self.model.build(self.clients.shape, self.clients.classes)
+            try:
+                return self.model.build(self.clients.shape, self.clients.classes)
+            except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
+                raise InvalidInput(f"model: {self.model!r} cannot be built ({error}).") from error
 
     def _check_model(self) -> None:
         few = torch.arange(min(2, len(self.clients.x)))
@@ -163,6 +171,12 @@ class Run:
                     f"give it at least {self.clients.classes} outputs, or number the labels from 0."
                 )
         self._objective.check(x, y)
+        for name, metric in (self.metrics or {}).items():
+            if name in metrics.RESERVED or name.startswith("train_") or name.endswith("_tuned"):
+                raise InvalidInput(f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.")
+            shape = tuple(metric(outputs, y).shape)
+            if shape != (len(y),):
+                raise InvalidInput(f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got {shape}.")
         own = {"accuracy": accuracy} if labels_are_classes else {}
         self._metrics: dict[str, ExampleLoss] = {**own, **(self.metrics or {})}
 
@@ -170,12 +184,9 @@ class Run:
         """State and history to go on from: those of the last checkpoint, or the method's first."""
         params = self._objective.params()
         self._fed.remember(self.method.memory0(params))
-        found = store.latest_checkpoint() if store is not None else None
+        found = self._latest(store) if store is not None else None
         if store is not None:
-            if found is not None and found.configuration != self._fingerprint():
-                raise InvalidInput(f"out = '{store.folder}': its checkpoint is of another experiment (configuration or data differ).")
-            store.write_experiment(self.tables())
-            store.write_history(found.history if found else [])
+            store.begin(self.tables(), found.history if found else [])
         if found is not None:
             device = self._fed.device
             state = checkpoint.restore(self.method.state, found.state)
@@ -186,8 +197,16 @@ class Run:
         self._fed.memory.commit(0)
         return state, []
 
+    def _latest(self, store: RunStore) -> Checkpoint | None:
+        """The last checkpoint of this very run."""
+        found = store.latest_checkpoint()
+        if found is not None and found.configuration != self._fingerprint():
+            raise InvalidInput(f"out = '{store.folder}': it holds a run of another experiment (configuration, data or model differ).")
+        return found
+
     def _finished(self, store: RunStore, module: nn.Module) -> Result | None:
         """The result of a run that has ended already and is long enough, or None."""
+        self._latest(store)
         summary = store.summary()
         if summary is None or summary["rounds"] < self.settings.rounds:
             return None
@@ -257,7 +276,8 @@ class Run:
         assignment = torch.full((len(self.clients),), -1, dtype=torch.int64)
         if store is not None:
             models, assignment[ids] = self._models(rows, ids)
-            store.write_models(models, assignment, state.cluster, self.clients.shape, self.clients.classes)
+            fixed = untrained(module, self._objective.names)
+            store.write_models(models, fixed, assignment, state.cluster, self.clients.shape, self.clients.classes)
             store.write_clients(columns)
             store.write_summary(summary)
 
@@ -323,20 +343,23 @@ class Run:
         return Checkpoint(history[-1]["round"], checkpoint.flatten(state), self._fed.memory.tensors(), history, self._fingerprint())
 
     def _fingerprint(self) -> str:
-        """A hash of what must not change between the parts of one run: the configuration and the data, not the number of rounds."""
-        tables = self.tables()
-        for name in ("rounds", "eval_every", "checkpoint_every"):
-            del tables["run"][name]
-        digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
-        digest.update(self.clients.train.index.numpy().tobytes())
-        digest.update(self.clients.train.offsets.numpy().tobytes())
-        digest.update(self.clients.y.numpy().tobytes())
-        return digest.hexdigest()
+        """A hash of what must not change between the parts of one run: configuration, data and first model, not how long and how fast."""
+        if self._hash is None:
+            tables = self.tables()
+            for table, name in (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk")):
+                del tables[table][name]
+            digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
+            data = self.clients
+            held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_of)
+            for tensor in (*held, *self._objective.params().values()):
+                digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+            self._hash = digest.hexdigest()
+        return self._hash
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The run as the tables of an experiment file."""
         chosen = {setting.name: getattr(self.method, setting.name) for setting in hyperparameters(self.method)}
-        model = {} if isinstance(self.model, nn.Module) else _fields_of(self.model)
+        model: dict[str, Any] = _fields_of(self.model) if is_dataclass(self.model) else {}
         return {
             "data": {"name": self.clients.dataset},
             "partition": {"name": self.clients.partition, "clients": len(self.clients), **self.clients.origin},

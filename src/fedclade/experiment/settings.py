@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
+
+import numpy as np
 
 from fedclade.engines.simulator import Precision
 from fedclade.errors import check
 
+_MOST = 10**9  # no count that means anything is larger
+
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check(_whole(self.rounds, 1), "run.rounds", self.rounds, "must be a whole number of at least 1")
-        share = isinstance(self.clients_per_round, float) and 0 < self.clients_per_round <= 1
+        share = isinstance(self.clients_per_round, float | np.floating) and 0 < self.clients_per_round <= 1
         check(
             share or _whole(self.clients_per_round, 1),
             "run.clients_per_round",
@@ -64,11 +69,11 @@ class RunSettings:
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""
-        if isinstance(self.clients_per_round, float):
+        if isinstance(self.clients_per_round, float | np.floating):
             return max(1, round(self.clients_per_round * clients))
         allowed = f"there are {clients} clients; ask for at most so many, or for a share such as 0.2"
         check(self.clients_per_round <= clients, "run.clients_per_round", self.clients_per_round, allowed)
-        return self.clients_per_round
+        return int(self.clients_per_round)
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import csv
 import json
 import os
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedclade.client.tree import Tree
+from fedclade.client.tree import Tree, prefixed
 from fedclade.errors import InvalidInput
 from fedclade.experiment import checkpoint
 from fedclade.experiment.checkpoint import Checkpoint, read_about, write_tensors
 
+T = TypeVar("T")
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 
@@ -36,19 +39,30 @@ class RunStore:
         store = RunStore(path)
         if store.holds_run() and not resume:
             raise InvalidInput(f"out = '{path}': it already holds a run; give another folder, or resume it (--resume, resume=True).")
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInput(f"out = '{path}': it cannot be made ({error.strerror}).") from error
         return store
+
+    def begin(self, tables: dict[str, dict[str, Any]], history: list[dict[str, Any]]) -> None:
+        """Make the folder and write how the run begins: nothing of an earlier end is left."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInput(f"out = '{self.folder}': it cannot be made ({error.strerror}).") from error
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self.write_experiment(tables)
+        self.write_history(history)
 
     def holds_run(self) -> bool:
         return any((self.folder / name).exists() for name in _RUN_FILES)
 
     def summary(self) -> dict[str, Any] | None:
         """What a finished run wrote, or None."""
-        path = self.folder / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return self._read("summary.json", json.loads) if (self.folder / "summary.json").exists() else None
+
+    def history(self) -> list[dict[str, Any]]:
+        return self._read("rounds.jsonl", lambda text: [json.loads(line) for line in text.splitlines()])
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        return self._read("experiment.toml", tomllib.loads)
 
     def write_experiment(self, tables: dict[str, dict[str, Any]]) -> None:
         known = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
@@ -75,15 +89,22 @@ class RunStore:
 
     def read_clients(self) -> dict[str, list[Any]]:
         """The columns of clients.csv; an empty place is None."""
-        with (self.folder / "clients.csv").open(newline="") as file:
-            header, *rows = list(csv.reader(file))
-        return {name: [json.loads(row[place]) if row[place] else None for row in rows] for place, name in enumerate(header)}
 
-    def write_models(self, models: Tree, assignment: Tensor, clusters: Tensor, shape: tuple[int, ...], classes: int | None) -> None:
-        """models/models.safetensors: a row for each model; `assignment`, the row each client uses (-1: none); `clusters`."""
+        def columns(text: str) -> dict[str, list[Any]]:
+            header, *rows = list(csv.reader(text.splitlines()))
+            values = [[json.loads(value) if value else None for value in row] for row in rows]
+            return dict(zip(header, map(list, zip(*values, strict=True)), strict=True))
+
+        return self._read("clients.csv", columns)
+
+    def write_models(
+        self, models: Tree, fixed: Tree, assignment: Tensor, clusters: Tensor, shape: tuple[int, ...], classes: int | None
+    ) -> None:
+        """models/models.safetensors: `models/…`, a row for each model; `fixed/…`, what all share and none trains (buffers, frozen
+        weights); `assignment`, the row each client uses (-1: none); `clusters`."""
         (self.folder / "models").mkdir(exist_ok=True)
         about = {"shape": shape, "classes": classes}
-        tensors = {"assignment": assignment, "clusters": clusters, **{f"models/{name}": value for name, value in models.items()}}
+        tensors = {"assignment": assignment, "clusters": clusters, **prefixed("models", models), **prefixed("fixed", fixed)}
         write_tensors(self.folder / "models" / "models.safetensors", tensors, about)
 
     def save_checkpoint(self, point: Checkpoint) -> None:
@@ -91,6 +112,12 @@ class RunStore:
 
     def latest_checkpoint(self) -> Checkpoint | None:
         return checkpoint.latest(self.folder / "checkpoint")
+
+    def _read(self, name: str, parse: Callable[[str], T]) -> T:
+        try:
+            return parse((self.folder / name).read_text())
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"{self.folder / name}: missing or damaged ({error}).") from error
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.folder / f"{name}.partial"
@@ -105,12 +132,17 @@ class StoredModels:
         self.path = folder / "models" / "models.safetensors"
         if not self.path.exists():
             raise InvalidInput(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
-        with safe_open(self.path, framework="pt") as file:
-            about = read_about(file)
-            self.assignment: Tensor = file.get_tensor("assignment")
-            self.clusters: Tensor = file.get_tensor("clusters")
-        self.shape: tuple[int, ...] = tuple(about["shape"])
-        self.classes: int | None = about["classes"]
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                about = read_about(file)
+                self.assignment: Tensor = file.get_tensor("assignment")
+                self.clusters: Tensor = file.get_tensor("clusters")
+                names = [name for name in file.keys() if name.startswith("fixed/")]  # noqa: SIM118 (not a mapping)
+                self.fixed: Tree = {name.removeprefix("fixed/"): file.get_tensor(name) for name in names}
+            self.shape: tuple[int, ...] = tuple(about["shape"])
+            self.classes: int | None = about["classes"]
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise InvalidInput(f"{self.path}: damaged ({error}).") from error
 
     def row(self, number: int) -> Tree:
         with safe_open(self.path, framework="pt") as file:

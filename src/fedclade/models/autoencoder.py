@@ -1,20 +1,26 @@
-"""The encoder FLT computes its signatures with."""
+"""The encoders FLT computes its signatures with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from fedclade.errors import check
-from fedclade.models.base import chain, check_image, is_whole
+from fedclade.models.base import chain, check_image, check_sample, is_whole
 
 _MAPS = 4  # feature maps of the last convolution
 
 
 class Autoencoder(nn.Module):
-    """An encoder and a decoder, each a module of its own, so that either can be called alone with parameters of its own."""
+    """An encoder and a decoder, each a module of its own, so that either can be called alone with parameters of its own.
+
+    `pretrained` tells whether the weights were trained on data, or are the random ones it was built with.
+    """
+
+    pretrained: bool = False
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
@@ -27,7 +33,7 @@ class Autoencoder(nn.Module):
         return code
 
     def forward(self, x: Tensor) -> Tensor:
-        """The reconstruction, in the shape of `x` and between 0 and 1."""
+        """The reconstruction, in the shape of `x`."""
         image: Tensor = self.decoder(self.encode(x))
         return image
 
@@ -46,12 +52,17 @@ class ConvAutoencoder:
     def __post_init__(self) -> None:
         check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
 
+    @staticmethod
+    def features(shape: tuple[int, ...]) -> int:
+        """How many numbers the convolutions hand on to the code."""
+        return _MAPS * (shape[1] // 4) * (shape[2] // 4)
+
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for images of `shape`. `classes` is ignored: an autoencoder has no labels."""
         check_image("ConvAutoencoder", shape, least=4, multiple=4)
         channels, height, width = shape
         small = (_MAPS, height // 4, width // 4)
-        features = small[0] * small[1] * small[2]
+        features = self.features(shape)
         encoder = chain(
             conv1=nn.Conv2d(channels, 16, 3, padding=1),
             relu1=nn.ReLU(),
@@ -69,5 +80,39 @@ class ConvAutoencoder:
             relu1=nn.ReLU(),
             conv2=nn.ConvTranspose2d(16, channels, 2, stride=2),
             sigmoid=nn.Sigmoid(),
+        )
+        return Autoencoder(encoder, decoder)
+
+
+@dataclass(frozen=True)
+class DenseAutoencoder:
+    """A fully connected autoencoder, one hidden layer on either side: for vectors, and for images that `ConvAutoencoder` does not take.
+
+    FLT has none; ours follows its convolutional one, with no activation on the code. The output is linear: vectors may hold any number.
+    """
+
+    name: ClassVar[str] = "dense_autoencoder"
+    hidden: int = 128
+    code: int = 128
+
+    def __post_init__(self) -> None:
+        check(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of the hidden layers, a whole number of at least 1")
+        check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+
+    def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
+        """The module for samples of `shape`. `classes` is ignored: an autoencoder has no labels."""
+        check_sample("DenseAutoencoder", shape)
+        features = prod(shape)
+        encoder = chain(
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(features, self.hidden),
+            relu=nn.ReLU(),
+            fc2=nn.Linear(self.hidden, self.code),
+        )
+        decoder = chain(
+            fc1=nn.Linear(self.code, self.hidden),
+            relu=nn.ReLU(),
+            fc2=nn.Linear(self.hidden, features),
+            unflatten=nn.Unflatten(1, shape),
         )
         return Autoencoder(encoder, decoder)

@@ -40,9 +40,12 @@ def dropout2d(share: float) -> nn.Dropout2d | None:
     return nn.Dropout2d(share) if share > 0 else None
 
 
+_MOST = 10**8
+
+
 def is_whole(value: object, least: int) -> bool:
-    """Whether `value` is a whole number of at least `least`; True and False are not numbers here."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Whether `value` is a whole number of at least `least`, and no larger than any model; True and False are not numbers here."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
 
 
 def check_dropout(share: object) -> None:

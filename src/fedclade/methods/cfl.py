@@ -1,0 +1,146 @@
+"""CFL: one model for all at first; where the clients of a cluster pull it in different directions, the cluster splits in two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.client.keys import client_keys, fold
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, stack, take
+from fedclade.client.updates import concealed, in_secret_order, losses, revealed, vectors
+from fedclade.errors import check
+from fedclade.federation import Federation, Replies, Rows, Sum
+from fedclade.methods.base import BOUND, UNKNOWN, Method, Needs, State
+from fedclade.relatedness.mixing import add, mean
+from fedclade.relatedness.splits import WARM_UP, ParameterTree, bisect, length, project
+
+AUTO_EPS1, AUTO_EPS2 = 0.2, 0.65  # of a cluster's scale; measured, see docs/methods/cfl.md
+
+
+@dataclass(frozen=True)
+class CFLState(ParameterTree, State):
+    """The parameter tree: `models` has a row for every node, `cluster` is the leaf of each client; read `parent`, `children`, `members`."""
+
+
+@dataclass(frozen=True)
+class CFL(Method):
+    """Every round each cluster c trains as in FedAvg. Where it has come to rest while its clients have not, it is split in two.
+
+    Δθ_i is what client i's local training changed, Δθ_c their mean weighted by examples. If ‖Δθ_c‖ < eps1 and max_i ‖Δθ_i‖ > eps2, the
+    clients that answered are parted so that the largest similarity across, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least
+    (`linkage="single"`, Algorithm 1; "complete" is the authors' code). The split is accepted iff gamma_max < sqrt((1 - α_cross^max) / 2).
+
+    eps1, eps2: lengths, or "auto": 0.2 and 0.65 of the longest update in the cluster's first three rounds (no split until then).
+    gamma_max: γ_max, the largest noise in an update relative to its length, which the paper takes as known; or "auto": estimated from the
+        similarity of each client to the most similar one on its side (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
+    min_size: clients of a cluster that must have answered for it to be split.
+    check_after: rounds after which a split is looked at again. It is undone, for good, if the children's models have a higher loss on
+        their clients' training data than the model at the split. 0: never.
+    sketch: numbers kept of an update, a fixed random projection, for clients that are absent at a split or come later (Algorithm 4).
+    permute: clients get and send models in a secret order of coordinates (Algorithm 5). The secret is the clients'. Where they are
+        simulated it is the field `secret` here, used in the clients' programs, in `init` (in earnest a client draws the first model: a
+        server that knows it can read the order off) and where a client looks at its model: `serve` and `model_at`.
+    """
+
+    name: ClassVar[str] = "cfl"
+    title: ClassVar[str] = "Clustered federated learning: split a cluster where its clients' updates contradict each other"
+    paper: ClassVar[str] = "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021 (arXiv:1910.01991)"
+    leaves: ClassVar[str] = "the trained weights, once a round, and so its own update; once after each split two training losses"
+    needs: ClassVar[Needs] = "updates"
+    state: ClassVar[type[State]] = CFLState
+
+    eps1: float | Literal["auto"] = "auto"
+    eps2: float | Literal["auto"] = "auto"
+    gamma_max: float | Literal["auto"] = "auto"
+    linkage: Literal["single", "complete"] = "single"
+    min_size: int = 2
+    check_after: int = 5
+    sketch: int = 256
+    permute: bool = False
+    secret: int = field(default=0, kw_only=True, repr=False, metadata=BOUND)
+
+    def __post_init__(self) -> None:
+        for name, value in (("eps1", self.eps1), ("eps2", self.eps2), ("gamma_max", self.gamma_max)):
+            check(value == "auto" or (not isinstance(value, str) and value >= 0), f"method.{name}", value, "must be 'auto' or at least 0")
+        for name, least in (("min_size", 2), ("check_after", 0), ("sketch", 1)):
+            check(getattr(self, name) >= least, f"method.{name}", getattr(self, name), f"must be at least {least}")
+        check(self.linkage in ("single", "complete"), "method.linkage", self.linkage, "must be 'single' or 'complete'")
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        models = concealed(stack([params]), self.secret) if self.permute else stack([params])
+        return CFLState.planted(models, len(fed.sizes), min(self.sketch, vectors(models).shape[1]))
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        assert isinstance(state, CFLState)
+        cohort = cohort.sort().values  # from here on ids are in rising order, so that the order of the cohort decides nothing
+        state = self._second_look(fed, state, cohort, key)
+        got, updates = self._train(fed, state, cohort, state.cluster, key)
+        if not len(got.ids):
+            return state
+        node, size, projected = state.cluster[got.ids], fed.sizes[got.ids], self._projected(updates)
+        for leaf in sorted(set(node.tolist())):
+            here = torch.nonzero(node == leaf).flatten()  # places among the replies: the clients are got.ids[here]
+            if len(here) >= self.min_size and not state.settled[leaf]:
+                side = bisect(updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage)
+                state = state if side is None else state.split(leaf, got.ids[here], side, projected[here])
+        state = state.trained(got.ids, length(updates), projected)
+        share = torch.nn.functional.one_hot(state.cluster[got.ids], len(state)).T * size
+        sums, weight = add({}, torch.zeros(len(state), dtype=torch.float64), share, got.out)
+        return replace(state, models=mean(sums, weight, keep=state.models))
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        assert isinstance(state, CFLState)
+        state, ids, depth = state.grown_to(len(fed.sizes)), ids.sort().values, 0
+        cluster, leaf = state.cluster.index_fill(0, ids, 0), state.is_leaf()
+        while len(ids := ids[~leaf[cluster[ids]]]):
+            got, updates = self._train(fed, state, ids, cluster, fold(key, "walk", depth))
+            child = state.next_node(cluster[got.ids], self._projected(updates))
+            cluster = cluster.index_fill(0, ids, UNKNOWN).index_copy(0, got.ids, child)
+            ids, depth = got.ids, depth + 1
+        return replace(state, cluster=cluster)
+
+    def serve(self, state: State, ids: Tensor) -> Rows:
+        return Rows(revealed(state.models, self.secret) if self.permute else state.models, state.cluster[ids])
+
+    def model_at(self, state: State, node: int) -> Tree:
+        """The model of any node of the tree: a leaf's as it is now, an inner node's as it was at its split."""
+        return take(self.serve(state, state.cluster[:0]).models, torch.tensor(node))
+
+    def _train(self, fed: Federation, state: CFLState, ids: Tensor, at: Tensor, key: int) -> tuple[Replies, Tensor]:
+        """Local training of each client i from the model of node at[i]: the trained weights, and the updates as vectors."""
+        program = in_secret_order(sgd(self.local), self.secret) if self.permute else sgd(self.local)
+        got = fed.map(program, ids, each=Rows(state.models, at[ids]), key=key)
+        before = vectors(take(state.models, at[got.ids]))
+        return got, vectors(got.out) - before if len(got.ids) else before
+
+    def _projected(self, updates: Tensor) -> Tensor:
+        bits = client_keys(fold(0, "cfl", "projection"), torch.arange(updates.shape[1]))
+        return project(updates, bits, self.sketch).cpu()
+
+    def _eps(self, state: CFLState, leaf: int) -> tuple[float, float]:
+        scale, warm = float(state.scale[leaf]), bool(state.age[leaf] >= WARM_UP)
+        eps1 = self.eps1 if self.eps1 != "auto" else AUTO_EPS1 * scale * warm
+        return eps1, self.eps2 if self.eps2 != "auto" else AUTO_EPS2 * scale
+
+    def _second_look(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
+        """The fall-back: undo the splits whose children have a higher loss on their clients' training data than the model at the split."""
+        up = state.parent[state.cluster[cohort]]
+        due = (up >= 0) & state.unsettled(self.check_after)[up] & (self.check_after > 0)
+        if not due.any():
+            return state
+        pairs = {name: torch.stack([value[state.parent], value], 1) for name, value in state.models.items()}
+        got = fed.map(
+            losses(self.local.objective, self.secret if self.permute else None),
+            cohort[due],
+            each=Rows(pairs, state.cluster[cohort[due]]),
+            key=fold(key, "second look"),
+            reduce=Sum(row=up[due], weight=torch.ones(int(due.sum())), rows=len(state)),
+        )
+        if not got.sums:
+            return state
+        before, now = got.sums["loss"].cpu().unbind(1)
+        return replace(state, settled=state.settled | (got.weight > 0)).undone(torch.nonzero(now > before).flatten())

@@ -1,0 +1,149 @@
+"""FLT: clients are related when the centres of their embedded data are near each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedclade.client.encode import Centres, Encoder, autoencode, signature
+from fedclade.client.keys import fold
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, prefixed, stack
+from fedclade.errors import check
+from fedclade.federation import Federation, Rows, Sum
+from fedclade.methods.base import BOUND, UNKNOWN, Method, Needs, State
+from fedclade.relatedness.manifold import Cut, Distance, Manifold, mixing_rows, nearest, relate
+from fedclade.relatedness.mixing import add, mean
+from fedclade.relatedness.signatures import MOST
+
+
+@dataclass(frozen=True)
+class FLTState(State):
+    """Beside models (one for each distinct row of Ã, not for each client) and clusters: what mixes them, what places a late client."""
+
+    row: Tensor  # (clients,) the model of each client
+    mixing: Tensor  # (models, clients) the distinct rows of Ã
+    centres: Tensor  # (clients, k, e) the signatures
+    counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
+    encoder: Tree  # its weights at the end of the one-off phase
+
+    def grown_to(self, clients: int) -> Self:
+        more = max(0, clients - len(self.row))
+        row, mixing, counts = F.pad(self.row, (0, more), value=UNKNOWN), F.pad(self.mixing, (0, more)), F.pad(self.counts, (0, more))
+        centres = F.pad(self.centres, (0, 0, 0, 0, 0, more))
+        return replace(super().grown_to(clients), row=row, mixing=mixing, centres=centres, counts=counts)
+
+
+@dataclass(frozen=True)
+class FLT(Method):
+    """Once, before training, each client embeds its data with an encoder G and sends the `k` centres of the embeddings (k-means; e
+    numbers each). The server lays all centres out in the plane (`manifold`), takes the distance A_ij between those of clients i and j
+    (`distance`; "min" is the printed one), and relates i and j, Ã_ij = 1, when A_ij < γ (`gamma`). Or cut="gap" relates the members of a
+    group, cutting the tree of A (average linkage) at its widest gap, and `clusters` = C those of one of Ward's C groups. After a round
+    w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; the paper's p_m is n_m / Σ n. Who missed the one-off phase is treated as the known client whose
+    signature is nearest.
+
+    aggregation: "graph" (case I) mixes by Ã, with the last models of those who were absent, or without them (absent="skip"); "clusters"
+    (case II) is FedAvg among those of a group (component of Ã) who answered. fine_tune: "client", each trains the autoencoder F
+    (`fine_tune_epochs`) epochs first; "federated", all train one by F rounds of FedAvg; "auto": this if its weights are random, else none.
+    encoder: "default" (for 1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a file by `fedclade pretrain`.
+    """
+
+    name: ClassVar[str] = "flt"
+    title: ClassVar[str] = "FLT: clients whose data look alike to an encoder share models"
+    paper: ClassVar[str] = "Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
+    leaves: ClassVar[str] = (
+        "once, in clear, k centres of e numbers (5 × 128 by default) and their count, with fine_tune='federated' before it F times the "
+        "autoencoder's weights (51,577 for 28 × 28); then the trained weights, once a round; of all weights only weighted sums are needed"
+    )
+    needs: ClassVar[Needs] = "signatures"
+    state: ClassVar[type[State]] = FLTState
+
+    k: Centres = 5
+    gamma: float = 1.0
+    distance: Distance = "matching"
+    manifold: Manifold = "umap"
+    cut: Cut = "threshold"
+    clusters: int | None = None
+    aggregation: Literal["graph", "clusters"] = "graph"
+    absent: Literal["last", "skip"] = "last"
+    fine_tune: Literal["auto", "none", "client", "federated"] = "auto"
+    fine_tune_epochs: int = 5
+    encoder: str = "default"
+    encoder_module: nn.Module | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal:
+                check(getattr(self, name) in get_args(kind), f"method.{name}", getattr(self, name), f"must be one of {get_args(kind)}")
+        most = MOST if self.distance == "matching" else 1000
+        ok = self.k == "auto" or (isinstance(self.k, int) and 1 <= self.k <= most)
+        check(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
+        check(self.gamma > 0, "method.gamma", self.gamma, "must be above 0")
+        ok = self.clusters is None or (self.clusters >= 1 and self.cut != "gap")
+        check(ok, "method.clusters", self.clusters, "must be at least 1, and not be given with cut = 'gap'")
+        check(self.fine_tune_epochs >= 1, "method.fine_tune_epochs", self.fine_tune_epochs, "must be at least 1")
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
+        weights, federated = encoder.weights(), encoder.tuning(self.fine_tune) == "federated"
+        give = Sum(row=torch.zeros_like(everyone), weight=fed.sizes, rows=1)
+        for number in range(self.fine_tune_epochs if federated else 0):
+            sent = prefixed("encoder", weights)
+            got = fed.map(autoencode(encoder, 1), everyone, shared=sent, key=fold(key, "tune", number), reduce=give)
+            trained = mean(got.sums, got.weight, keep=stack([{name: weights[name] for name in encoder.trained}]))
+            weights |= {name: value[0].cpu() for name, value in trained.items()}
+        nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
+        state = FLTState(stack([params]), nobody, nobody, none[None].bool(), none[:, None, None].float(), none, weights)
+        return self.admit(fed, state, everyone, key)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        assert isinstance(state, FLTState)
+        sizes = fed.sizes[: len(state.row)].double()
+        give = Sum(weight=state.mixing[:, cohort].T * sizes[cohort, None], rows=len(state))
+        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.row[cohort]), key=key, reduce=give)
+        if len(got.ids) == 0:
+            return state
+        sums, weight = got.sums, got.weight
+        if self.aggregation == "graph" and self.absent == "last":
+            absent = (state.row != UNKNOWN).index_fill(0, got.ids, False).nonzero().flatten()
+            # The last model of an absent client is its row of the old models: (new rows, old rows) says how much of each goes in.
+            old = torch.zeros(len(state), len(state), dtype=torch.float64)
+            old.index_add_(1, state.row[absent], state.mixing[:, absent] * sizes[absent])
+            sums, weight = add(sums, weight, old, state.models)
+        return replace(state, models=mean(sums, weight, keep=state.models))
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        """A newcomer takes the model and the place in Ã of the known client nearest to it. Where nobody is known yet, all are related."""
+        assert isinstance(state, FLTState)
+        state = state.grown_to(len(fed.sizes))
+        encoder = Encoder(self.encoder_module)
+        own = self.fine_tune_epochs if encoder.tuning(self.fine_tune) == "client" else 0
+        sent = prefixed("encoder", state.encoder if own else encoder.needed(state.encoder))
+        got = fed.map(signature(encoder, self.k, own), ids.sort().values, shared=sent, key=key)
+        if len(got.ids) == 0:
+            return state
+        centres, counts = got.out["centres"].cpu(), got.out["count"].cpu().clamp(1, got.out["centres"].shape[1])
+        known = (state.row != UNKNOWN).nonzero().flatten()
+        if len(known):
+            there, real = state.centres[known].numpy(), state.counts[known].numpy()
+            twin = known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), there, real, self.distance))]
+            cluster, row, rows = state.cluster[twin], state.row[twin], state.mixing[:, twin]
+        else:
+            options = (self.manifold, self.distance, self.cut, self.gamma, self.clusters)
+            groups, graph = relate(centres.numpy(), counts.numpy(), *options, seed=fold(key, "manifold") % 2**32)
+            cluster, (rows, row) = torch.from_numpy(groups), mixing_rows(groups, graph if self.aggregation == "graph" else None)
+            models = {name: value.expand(len(rows), *value.shape[1:]).clone() for name, value in state.models.items()}
+            mixing, zeros = state.mixing.expand(len(rows), -1), centres.new_zeros(len(state.row), *centres.shape[1:])
+            state = replace(state, models=models, mixing=mixing, centres=zeros)
+        told: dict[str, Any] = {"cluster": cluster, "row": row, "centres": centres, "counts": counts}
+        told = {name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()}
+        return replace(state, mixing=state.mixing.index_copy(1, got.ids, rows), **told)
+
+    def serve(self, state: State, ids: Tensor) -> Rows:
+        assert isinstance(state, FLTState)
+        return Rows(state.models, state.row[ids])

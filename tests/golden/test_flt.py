@@ -1,0 +1,151 @@
+"""FLT with three clients worked by hand.
+
+The model is one number w, the loss (w x - y)^2; from w = 0 one step with lr = 0.1 gives 0.4, 0.8 and 1.2, and w becomes
+w - 0.2 (w - 2) on client 0, w - 0.2 (w - 4) on client 1 and w - 0.4 (2 w - 3) on client 2. Clients have 1, 2 and 3 samples.
+
+The encoder reads a second column, the same number in all samples of a client (0.0, 0.9, 1.8), which is then its one centre. With gamma = 1
+client 1 is related to both others, and they not to each other: A = [[1, 1, 0], [1, 1, 1], [0, 1, 1]].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedclade import LocalTraining, Simulator
+from fedclade.client.objective import Objective
+from fedclade.client.tree import Tree
+from fedclade.data import from_arrays
+from fedclade.methods import UNKNOWN
+from fedclade.methods.flt import FLT, FLTState
+
+# (examples, x of the model, y, where the client's centre is)
+CLIENTS = [(1, 1.0, 2.0, 0.0), (2, 1.0, 4.0, 0.9), (3, 2.0, 3.0, 1.8)]
+
+
+class FirstColumn(nn.Module):
+    """w times the first column; the second is for the encoder alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 0] * self.weight
+
+
+class SecondColumn(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, 1:]
+
+
+class Case:
+    def __init__(self, silent: Sequence[int] = (), **settings: Any) -> None:
+        objective = Objective(FirstColumn(), lambda outputs, y: (outputs - y) ** 2)
+        method = FLT(**{"manifold": "none", "k": 2, "encoder_module": SecondColumn(), **settings})
+        self.method = method.bind(LocalTraining(objective, lr=0.1, batch_size=10))
+        self.silent = set(silent)
+        clients = from_arrays([(torch.tensor([[x, at]] * n), torch.full((n,), y)) for n, x, y, at in CLIENTS])
+        self.fed = Simulator(clients, faults=lambda key, client, reply: None if client in self.silent else reply)
+        self.state = self._flt(self.method.init(self.fed, objective.params(), key=0))
+
+    def round(self, *cohort: int) -> list[float]:
+        self.state = self._flt(self.method.round(self.fed, self.state, torch.tensor(cohort), key=1))
+        return self.served()
+
+    def admit(self, *ids: int) -> None:
+        self.state = self._flt(self.method.admit(self.fed, self.state, torch.tensor(ids), key=2))
+
+    def served(self) -> list[float]:
+        models: Tree = self.method.serve(self.state, torch.arange(3)).gather({})
+        return models["weight"].flatten().tolist()
+
+    @staticmethod
+    def _flt(state: Any) -> FLTState:
+        assert isinstance(state, FLTState)
+        return state
+
+
+def near(*numbers: float) -> Any:
+    return pytest.approx(numbers, abs=1e-6)
+
+
+def test_signature_of_equal_samples_is_one_centre() -> None:
+    case = Case()
+    assert case.state.counts.tolist() == [1, 1, 1]
+    assert case.state.centres[:, 0, 0].tolist() == near(0.0, 0.9, 1.8)
+    assert case.state.centres[:, 1].abs().sum() == 0
+    assert case.state.cluster.tolist() == [0, 0, 0]
+    assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+
+
+def test_case_1_mixes_by_rows() -> None:
+    # w = 0.4, 0.8, 1.2 with n = 1, 2, 3
+    assert Case().round(0, 1, 2) == near((0.4 + 1.6) / 3, (0.4 + 1.6 + 3.6) / 6, (1.6 + 3.6) / 5)
+
+
+def test_case_1_lets_an_absent_client_in_with_its_last_model() -> None:
+    case = Case()
+    w0, w1, w2 = case.round(0, 1, 2)
+    case.silent = {2}  # asked, but it does not answer; client 1 is not asked at all
+    v0 = w0 - 0.2 * (w0 - 2)
+    assert case.round(0, 2) == near((v0 + 2 * w1) / 3, (v0 + 2 * w1 + 3 * w2) / 6, (2 * w1 + 3 * w2) / 5)
+
+
+def test_case_1_may_leave_absent_clients_out() -> None:
+    case = Case(absent="skip")
+    w0, _, w2 = case.round(0, 1, 2)
+    v0 = w0 - 0.2 * (w0 - 2)
+    # client 2 is related to nobody who answered: it keeps its model
+    assert case.round(0) == near(v0, v0, w2)
+
+
+def test_case_2_is_fedavg_among_those_of_a_group_who_answered() -> None:
+    case = Case(aggregation="clusters", gamma=0.95, silent=[0])
+    # 0.9 apart: all three hang together
+    assert case.state.cluster.tolist() == [UNKNOWN, 0, 0]
+    case.silent = set()
+    case.admit(0)
+    assert case.state.cluster.tolist() == [0, 0, 0]
+    assert case.round(0, 1) == near(*[(0.4 + 1.6) / 3] * 3)
+
+
+def test_the_identity_trains_each_client_for_itself() -> None:
+    case = Case(gamma=0.5)
+    assert case.state.cluster.tolist() == [0, 1, 2]
+    assert case.round(0, 1, 2) == near(0.4, 0.8, 1.2)
+    assert case.round(1) == near(0.4, 0.8 - 0.2 * (0.8 - 4), 1.2)
+
+
+def test_a_late_client_is_treated_as_the_nearest_known_one() -> None:
+    case = Case(silent=[2])
+    assert case.state.row[2] == UNKNOWN
+    # n = 1, 2: both are related to each other
+    w0, w1 = case.round(0, 1)[:2]
+    assert (w0, w1) == near((0.4 + 1.6) / 3, (0.4 + 1.6) / 3)
+    case.silent = set()
+    case.admit(2)
+    assert case.served() == near(w0, w1, w1)
+    # it counts from now on wherever client 1 does: with its last model in the next round, of which it is no part
+    v0 = w0 - 0.2 * (w0 - 2)
+    assert case.round(0) == near(*[(v0 + 2 * w1 + 3 * w1) / 6] * 3)
+
+
+def test_nobody_answers_the_one_off_phase() -> None:
+    case = Case(silent=[0, 1, 2])
+    assert case.state.cluster.tolist() == [UNKNOWN] * 3
+    case.silent = set()
+    case.admit(2, 0, 1)
+    assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    assert case.round(0, 1, 2) == near((0.4 + 1.6) / 3, (0.4 + 1.6 + 3.6) / 6, (1.6 + 3.6) / 5)
+
+
+def test_a_round_without_answers_changes_nothing() -> None:
+    case = Case()
+    before = case.round(0, 1, 2)
+    case.silent = {0, 1, 2}
+    assert case.round(0, 1, 2) == before
