@@ -202,9 +202,6 @@ def test_memory_under_other_names_is_refused_with_both_lists(wrong: Tree) -> Non
     assert counts(memory) == [7] * CLIENTS
 
 
-@pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="a row of another shape is stretched over the declared one without a word"
-)
 def test_memory_of_another_shape_is_refused() -> None:
     memory = ClientMemory(initial(), CLIENTS)
     with pytest.raises(ValueError, match="w"):

@@ -126,12 +126,6 @@ def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec)
 TWO_CORES = len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else False
 
 
-@pytest.mark.xfail(
-    TWO_CORES,
-    strict=True,
-    raises=AssertionError,
-    reason="models of 500,000 parameters and more run on all cores: bmm then rounds by chunk size",
-)
 def test_chunks_change_no_bit_of_a_large_mlp() -> None:
     generator = torch.Generator().manual_seed(0)
     clients = from_arrays([(torch.randn(n, 784, generator=generator), torch.arange(n) % 10) for n in (12, 5, 9)])
@@ -303,7 +297,6 @@ def test_nobody_asked_gives_nobody() -> None:
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="finite() cannot take replies of one number a client, so score cannot be mapped")
 def test_score_can_be_mapped(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     got = Simulator(ragged).map(score(objective, (("accuracy", accuracy),)), EVERYONE, each=one_for_all(objective), key=0)
@@ -439,7 +432,6 @@ def test_an_impossible_number_of_examples_is_refused() -> None:
     assert got.out["examples"].tolist() == [5.0, 1.0, 40.0, 23.0, 11.0]
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="a chunk in which nobody is taken keeps what `reduce` takes, the others do not")
 def test_a_chunk_in_which_nobody_answered_does_no_harm(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, chunk=1, faults=only(2, lambda reply: None))
@@ -449,7 +441,6 @@ def test_a_chunk_in_which_nobody_answered_does_no_harm(ragged: Clients) -> None:
     assert got.weight.tolist() == [5.0]
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="what `reduce` takes is in `out`, with no rows, where nobody is taken")
 def test_where_nobody_answered_out_has_not_what_reduce_takes(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     reduce = Sum(weight=torch.ones(6), row=torch.zeros(6).long(), rows=1)
@@ -461,11 +452,6 @@ def test_where_nobody_answered_out_has_not_what_reduce_takes(ragged: Clients) ->
     assert got.out == {}
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the hook is not asked where a program replies nothing, so absence cannot be studied with Local",
-)
 def test_a_client_with_nothing_to_say_can_be_absent_too(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     train = remembering(local_of(objective))
@@ -488,7 +474,6 @@ def chooses() -> Program:
     return replace(weights_seen(), finish=finish, name="chooses")
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="a row that does not exist, claimed by one client, ends the round of all")
 def test_a_reply_that_claims_a_row_that_does_not_exist_is_refused() -> None:
     fed = Simulator(numbered(), faults=only(3, lambda reply: reply | {"row": torch.tensor(7)}))
     got = fed.map(chooses(), EVERYONE, key=0, reduce=Sum(row="row", weight=torch.ones(6), rows=2))
@@ -521,11 +506,6 @@ def test_rows_that_do_not_exist_are_refused(ragged: Clients, index: list[int], m
         Simulator(ragged).map(sgd(local_of(objective)), torch.arange(2), each=rows, key=0)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(RuntimeError, pytest.fail.Exception),
-    reason="reduce is not checked: a bare RuntimeError of scatter, or other clients' weights without a word",
-)
 @pytest.mark.parametrize(
     "reduce",
     [
@@ -589,7 +569,6 @@ def test_a_program_that_branches_on_a_tensor_is_named_with_the_remedy(step: Call
         Simulator(numbered(), chunk=chunk).map(branching(step), EVERYONE, key=0)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the link of a chain runs outside of what puts errors into plain words")
 def test_a_link_that_branches_on_a_tensor_is_refused_in_plain_words() -> None:
     def link(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
         return {}, reply if reply["count"].sum() > 0 else {"count": -reply["count"]}
@@ -598,7 +577,6 @@ def test_a_link_that_branches_on_a_tensor_is_refused_in_plain_words() -> None:
         Simulator(numbered()).map(then(weights_seen(), weights_seen(), link), EVERYONE, key=0)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="vmap's own words about randomness, without the program's name or batch.key")
 def test_a_program_that_draws_from_torchs_generator_is_refused_in_plain_words() -> None:
     program = branching(lambda carry, batch: {"count": carry["count"] + torch.rand(3)})
     with pytest.raises(NotVectorisable, match=r"program 'branching'.*batch\.key"):
@@ -653,9 +631,6 @@ def test_a_fold_gives_the_same_client_by_client(ragged: Clients) -> None:
         torch.testing.assert_close(alone.out[name], value, rtol=0, atol=1e-5)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=IndexError, reason="memories are stacked without those that are None, so rows go to the wrong clients"
-)
 def test_a_program_of_numpy_may_leave_some_clients_memory_unchanged() -> None:
     program = medians()
 
@@ -701,9 +676,12 @@ def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> 
     expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, each=Rows(whole, EVERYONE), key=5)
     assert equal(got.out, expected.out)
     assert fed.traffic.down == 6 * (8 * 6 + 8) * 4
+    # Where the rows have these parameters too, they are neither used nor sent.
+    again = fed.map(sgd(local_of(objective)), EVERYONE, each=Rows(one_for_all(objective).models, torch.zeros(6).long(), own), key=5)
+    assert equal(again.out, expected.out)
+    assert fed.traffic.down == 2 * 6 * (8 * 6 + 8) * 4
 
 
-@pytest.mark.xfail(strict=True, raises=StopIteration, reason="rows of which all are the client's own have no models to count")
 def test_all_parameters_may_be_the_clients_own(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged)
@@ -882,11 +860,6 @@ def test_a_fine_tune_trains_each_clients_copy_on_its_own_training_part_first() -
     assert bool((got["loss"] != plain["loss"]).all())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="lanes are sorted by their test part, but the fine-tune runs on the train part and needs falling train sizes",
-)
 @pytest.mark.parametrize("chunk", [2, None])
 def test_a_fine_tune_does_not_depend_on_the_chunk(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
@@ -949,6 +922,19 @@ def test_rows_of_the_clients_own_are_read_from_memory() -> None:
     got = fed.evaluate(objective, head, torch.tensor(ids), {"accuracy": accuracy})
     mixed = {name: value if name in head.own else other[name].expand_as(value) for name, value in memory.items()}
     assert_by_hand(got, objective, mixed, ids, clients, ids)
+
+
+def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_evaluated_each() -> None:
+    objective = objective_of(MLP(8))
+    clients = replace(with_tests(((9, 20), (9, 5))), test_of=torch.tensor([0, 0]))
+    fed = Simulator(clients)
+    fed.remember(objective.params())
+    memory = apart(objective, 2).models
+    fed.memory.write(torch.arange(2), memory)
+    rows = one_for_all(objective, 2)
+    got = fed.evaluate(objective, Rows(rows.models, rows.index, own=tuple(rows.models)), torch.arange(2), {"accuracy": accuracy})
+    assert_by_hand(got, objective, memory, [0, 1], clients, [0, 1])
+    assert got["loss"][0] != got["loss"][1]
 
 
 def test_map_never_touches_test_data() -> None:

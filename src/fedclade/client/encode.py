@@ -107,7 +107,6 @@ def autoencode(encoder: Encoder, epochs: int) -> Program:
     return Program(start, step, finish, Batches(_BATCH, epochs), "autoencode", settings={"lr": _LR})
 
 
-@lru_cache(maxsize=8)
 def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
     """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the first `count` are real, the rest zeros.
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import count
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -40,35 +41,36 @@ def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.argmax(-1) == y).to(torch.float32)
 
 
-_dropout_key: ContextVar[Tensor | None] = ContextVar("dropout_key", default=None)
+# The step's key, and how many dropout layers have run in this forward pass: each call has a mask of its own.
+_dropout: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("dropout", default=None)
 
 
 class _CounterDropout(nn.Module):
     """Dropout whose mask is a hash of the step's key: torch's own draws from a generator, which depends on who runs beside whom."""
 
-    def __init__(self, p: float, layer: int, whole_channels: bool) -> None:
+    def __init__(self, p: float, whole_channels: bool) -> None:
         super().__init__()
-        self.p, self.layer, self.whole_channels = p, layer, whole_channels
+        self.p, self.whole_channels = p, whole_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        key = _dropout_key.get()
-        if key is None or self.p == 0.0:
+        training = _dropout.get()
+        if training is None or self.p == 0.0:
             return x
+        key, calls = training
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else tuple(x.shape)
-        keep = uniform(combine(key, self.layer), shape) >= self.p
-        return x * keep / (1.0 - self.p)
+        keep = uniform(combine(key, next(calls)), shape) >= self.p
+        return x * keep / (1.0 - self.p) if self.p < 1 else torch.zeros_like(x)
 
 
-def _with_counter_dropout(module: nn.Module) -> nn.Module:
-    for layer, (name, child) in enumerate(list(module.named_modules())):
-        if isinstance(child, nn.AlphaDropout | nn.FeatureAlphaDropout):
-            raise NotVectorisable(f"layer '{name}' ({type(child).__name__}) is not supported: use nn.Dropout.")
-        if isinstance(child, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            swapped = _CounterDropout(child.p, layer, not isinstance(child, nn.Dropout))
-            if not name:
-                return swapped
-            parent, _, own = name.rpartition(".")
-            setattr(module.get_submodule(parent), own, swapped)
+def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
+    """The module with every dropout layer replaced, in every place where it stands."""
+    if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
+        raise NotVectorisable(f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout.")
+    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _with_counter_dropout(child, f"{path}.{name}".lstrip("."))
     return module
 
 
@@ -90,12 +92,12 @@ class Objective:
 
     def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
         """The model's outputs; with a key as in training (dropout on), without one as in use."""
-        token = _dropout_key.set(key)
+        token = _dropout.set(None if key is None else (key, count()))
         try:
             result: Tensor = functional_call(self.module, params, (x,))
             return result
         finally:
-            _dropout_key.reset(token)
+            _dropout.reset(token)
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """What goes into the last linear layer, and the model's outputs."""
@@ -145,11 +147,19 @@ class Objective:
 
         two = {name: twice(value) for name, value in self.params().items()}
         batch = Batch(twice(x), twice(y), twice(torch.ones(len(y), device=x.device)), torch.arange(2, device=x.device))
+
+        def total(params: Tree, batch: Batch) -> Tensor:
+            return self.outputs(params, batch.x, batch.key).sum()
+
         with _layer_of_failure(self.module) as where:
             try:
-                vmap(grad(self.loss))(two, batch)
+                vmap(grad(total))(two, batch)
             except Exception as error:
-                raise NotVectorisable(_why_not(error, where())) from error
+                raise NotVectorisable(_why_not(error, f"model{where()}")) from error
+        try:
+            vmap(grad(self.loss))(two, batch)
+        except Exception as error:
+            raise NotVectorisable(_why_not(error, "loss")) from error
 
 
 def _refuse_running_statistics(module: nn.Module) -> None:
@@ -163,13 +173,13 @@ def _refuse_running_statistics(module: nn.Module) -> None:
             )
 
 
-def _why_not(error: Exception, where: str) -> str:
+def _why_not(error: Exception, what: str) -> str:
     text = str(error)
     if "randomness" in text:
-        return f"model{where}: it draws random numbers itself (torch.nn.functional.dropout?): use the module nn.Dropout instead."
+        return f"{what}: it draws random numbers itself (torch.nn.functional.dropout?): use the module nn.Dropout instead."
     if "data-dependent" in text or "item()" in text:
-        return f"model{where}: it branches on the values of a tensor (if, while, .item()), so clients cannot share a step: use torch.where."
-    return f"model{where}: it cannot be run on several clients at once with torch.func.vmap: {text.splitlines()[0]}"
+        return f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot share a step: use torch.where."
+    return f"{what}: it cannot be run on several clients at once with torch.func.vmap: {text.splitlines()[0]}"
 
 
 @contextmanager

@@ -55,26 +55,42 @@ class Lanes:
 
 def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
     """The program's replies for these lanes, and the memory they want kept (None: unchanged)."""
-    if isinstance(program, Chain):
-        reply, memory = fold(program.first, lanes, shared, keys.fold(key, "first"))
-        mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
-        lanes = Lanes(lanes.pool, lanes.part, lanes.client, mine, lanes.memory if memory is None else memory)
-        reply, later = fold(program.second, lanes, shared, keys.fold(key, "second"))
-        return {**told, **reply}, memory if later is None else later
-    device = lanes.client.device
-    settings = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in program.settings.items()}
-    client_keys = keys.client_keys(keys.fold(key, program.name), lanes.client)
-    plan = make_plan(_fitting(program.batches, lanes.pool), lanes.pool.sizes[lanes.part], client_keys)
-    run = _vectorised if program.vectorised else _one_by_one
     try:
-        return run(program, lanes, {**settings, **shared}, plan)
+        if isinstance(program, Chain):
+            return _chained(program, lanes, shared, key)
+        device = lanes.client.device
+        settings = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in program.settings.items()}
+        program = replace(program, batches=_fitting(program.batches, lanes.pool))
+        client_keys = keys.client_keys(keys.fold(key, program.name), lanes.client)
+        run = _by_falling_size if program.vectorised else _one_by_one
+        return run(program, lanes, {**settings, **shared}, client_keys)
     except RuntimeError as error:
         raise _in_plain_words(error, program) from error
+
+
+def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
+    reply, memory = fold(program.first, lanes, shared, keys.fold(key, "first"))
+    mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
+    lanes = Lanes(lanes.pool, lanes.part, lanes.client, mine, lanes.memory if memory is None else memory)
+    reply, later = fold(program.second, lanes, shared, keys.fold(key, "second"))
+    return {**told, **reply}, memory if later is None else later
 
 
 def _fitting(batches: Batches, pool: Pool) -> Batches:
     """No larger than the largest client: a batch of everything costs no more padding than it must."""
     return replace(batches, size=min(batches.size, pool.longest))
+
+
+def _by_falling_size(program: Program, lanes: Lanes, shared: Tree, client_keys: Tensor) -> tuple[Tree, Tree | None]:
+    """Put the lanes into the order that `_vectorised` needs, and its results back into theirs."""
+    sizes = lanes.pool.sizes[lanes.part]
+    if bool((sizes.diff() <= 0).all()):  # as `map` asks it
+        return _vectorised(program, lanes, shared, make_plan(program.batches, sizes, client_keys))
+    order = sizes.argsort(descending=True, stable=True)
+    moved = Lanes(lanes.pool, lanes.part[order], lanes.client[order], take(lanes.mine, order), take(lanes.memory, order))
+    reply, memory = _vectorised(program, moved, shared, make_plan(program.batches, sizes[order], client_keys[order]))
+    back = order.argsort()
+    return take(reply, back), take(memory, back) if memory is not None else None
 
 
 def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
@@ -110,31 +126,38 @@ def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tup
     return reply, memory if keeps_memory else None
 
 
-def _one_by_one(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tuple[Tree, Tree | None]:
+def _one_by_one(program: Program, lanes: Lanes, shared: Tree, client_keys: Tensor) -> tuple[Tree, Tree | None]:
     """Programs that use numpy or scikit-learn: a plain loop, on batches without padding."""
     replies: list[Tree] = []
-    memories: list[Tree] = []
-    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
-    for lane, count in enumerate(steps):
+    memories: list[Tree | None] = []
+    sizes = lanes.pool.sizes[lanes.part]
+    for lane, count in enumerate(program.batches.steps(sizes).tolist()):
         one = slice(lane, lane + 1)
         const, carry = program.start(shared, take(lanes.mine, torch.tensor(lane)), take(lanes.memory, torch.tensor(lane)))
-        mine = Plan(plan.position[one], plan.valid[one], plan.key[one])
+        plan = make_plan(program.batches, sizes[one], client_keys[one])
         for now in range(count):
-            batch = lanes.pool.batch(lanes.part[one], mine, now)
+            batch = lanes.pool.batch(lanes.part[one], plan, now)
             real = batch.weight[0] > 0
             carry = program.step(shared, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
         reply, memory = program.finish(shared, const, carry)
         replies.append(reply)
-        if memory is not None:
-            memories.append(memory)
-    return stack(replies), stack(memories) if memories else None
+        memories.append(memory)
+    if all(memory is None for memory in memories):
+        return stack(replies), None
+    # Who wrote nothing keeps what it had.
+    kept = [take(lanes.memory, torch.tensor(lane)) if memory is None else memory for lane, memory in enumerate(memories)]
+    return stack(replies), stack(kept)
 
 
-def _in_plain_words(error: RuntimeError, program: Program) -> Exception:
+def _in_plain_words(error: RuntimeError, program: AnyProgram) -> Exception:
     text = str(error)
+    if isinstance(error, NotVectorisable):
+        return error
     if "data-dependent" in text or ".item()" in text:
         return NotVectorisable(
             f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so clients cannot share a step: "
             "use torch.where, or declare it vectorised=False to have it run client by client."
         )
+    if "randomness" in text:
+        return NotVectorisable(f"program '{program.name}' draws from torch's generator: take it from batch.key (client/keys.py).")
     return error

@@ -67,6 +67,10 @@ class ClientMemory:
     def write(self, ids: Tensor, rows: Tree) -> None:
         if self._pending is None or rows.keys() != self.initial.keys():
             raise ValueError(f"a program wrote the memory {sorted(rows)}, the method declared {sorted(self.initial)} in memory0")
+        for name, value in rows.items():
+            if value.shape[1:] != self.initial[name].shape:
+                given, declared = tuple(value.shape[1:]), tuple(self.initial[name].shape)
+                raise ValueError(f"a program wrote the memory '{name}' of shape {given}, the method declared {declared} in memory0")
         self._pending.write(ids, rows)
 
     def commit(self, version: int) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.client.tree import Tree
+from fedclade.errors import InvalidInput
 from fedclade.federation import Sum
 
 EXAMPLES = "examples"
@@ -36,7 +37,7 @@ def finite(replies: Tree) -> Tensor:
     good = None
     for value in replies.values():
         if value.is_floating_point():
-            here = torch.isfinite(value).flatten(1).all(1)
+            here = torch.isfinite(value).reshape(len(value), -1).all(1)
             good = here if good is None else good & here
     return good if good is not None else torch.ones(len(next(iter(replies.values()))), dtype=torch.bool)
 
@@ -59,8 +60,11 @@ class Accumulator:
 
     def add(self, places: Tensor, reply: Tree) -> None:
         """Add the replies of the clients that were asked at these places."""
+        if not len(places):
+            return
         give = self._give(places, reply)
-        self.weight += give.sum(0).cpu()
+        for mine in give:  # one after another, as the sums are: a chunk's own subtotal would round by chunk size
+            self.weight += mine
         for name in self.keys(reply):
             value = reply[name]
             if name not in self.sums:
@@ -69,7 +73,7 @@ class Accumulator:
                 for client, row in torch.nonzero(give).tolist():
                     self.sums[name][row].add_(value[client].double(), alpha=float(give[client, row]))
             else:
-                total = give.to(value.device).T @ value.flatten(1).double()
+                total = give.to(value.device).T @ value.reshape(len(value), -1).double()
                 self.sums[name] += total.view_as(self.sums[name])
 
     def _give(self, places: Tensor, reply: Tree) -> Tensor:
@@ -80,3 +84,16 @@ class Accumulator:
             return weight
         where = reply[row].flatten() if isinstance(row, str) else row[places]
         return torch.zeros(len(places), self.reduce.rows, dtype=torch.float64).scatter_(1, where.long().cpu()[:, None], weight[:, None])
+
+
+def check_sum(reduce: Sum, clients: int) -> None:
+    """Refuse sums that do not fit the clients asked."""
+    row = reduce.row
+    expected = (clients, reduce.rows) if row is None else (clients,)
+    if tuple(reduce.weight.shape) != expected:
+        raise InvalidInput(f"reduce: weight has shape {tuple(reduce.weight.shape)}, expected {expected} for {clients} clients.")
+    if isinstance(row, Tensor):
+        if len(row) != clients:
+            raise InvalidInput(f"reduce: {len(row)} rows for {clients} clients.")
+        if clients and not 0 <= int(row.min()) <= int(row.max()) < reduce.rows:
+            raise InvalidInput(f"reduce: rows {int(row.min())} to {int(row.max())}, but there are {reduce.rows}, numbered from 0.")

@@ -17,7 +17,7 @@ from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
 from fedclade.data.clients import Clients
 from fedclade.engines.fold import Lanes, Pool, fold
 from fedclade.engines.memory import ClientMemory
-from fedclade.engines.replies import Accumulator, finite, refusal
+from fedclade.engines.replies import Accumulator, check_sum, finite, refusal
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
 
@@ -29,8 +29,6 @@ Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 # width is 7 to 10 clients); on CUDA a part of the free memory.
 _CPU_CHUNK_BYTES = 24 * 2**20
 _CUDA_CHUNK_SHARE = 0.4
-# One thread is fastest for small models: their matrix products are too small to share out.
-_THREADED_FROM_BYTES = 2_000_000
 
 
 @dataclass
@@ -90,10 +88,12 @@ class Simulator:
     ) -> Replies:
         ids = self._checked(ids)
         each = self._on_device(each, len(ids))
+        if reduce:
+            check_sum(reduce, len(ids))
+        total = Accumulator(reduce) if reduce else None
         shared = {name: value.to(self.device) for name, value in (shared or {}).items()}
         self.traffic.down += len(ids) * (nbytes(shared) + _row_bytes(each))
 
-        total = Accumulator(reduce) if reduce else None
         kept: list[Tree] = []
         places: list[Tensor] = []
         failures: list[Failure] = []
@@ -104,13 +104,13 @@ class Simulator:
                 mine = each[place.to(self.device)].gather(memory) if each else {}
                 lanes = Lanes(self._train, client, client, mine, memory)
                 reply, written = fold(program, lanes, shared, key)
-                good, reply, reasons = self._accept(key, ids[place], reply, written or {})
+                good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
                 failures += reasons
                 if written is not None and len(good):
                     here = good.to(self.device)
                     self.memory.write(client[here], take(written, here))
                 self.traffic.up += nbytes(reply)
-                if total and len(good):
+                if total:
                     total.add(place[good], reply)
                     reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
                 kept.append(reply)
@@ -167,16 +167,19 @@ class Simulator:
                 result[name][who] = (sums[name] / sums["examples"])[pair_of]
         return result
 
-    def _accept(self, key: int, ids: Tensor, reply: Tree, written: Tree) -> tuple[Tensor, Tree, list[Failure]]:
+    def _accept(self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: Sum | None) -> tuple[Tensor, Tree, list[Failure]]:
         """Places of the replies that are taken, those replies, and why the others are not."""
         reasons = dict.fromkeys(_not_finite(written), "its memory is not finite")
-        if reply and self.faults is not None:
+        if self.faults is not None:
             reply, refused = self._tampered(key, ids, reply)
             reasons |= refused
         else:
             for place in _not_finite(reply):
                 row = take(reply, torch.tensor(place))
                 reasons[place] = refusal(row, _spec(row), int(self._sizes[ids[place]])) or "not finite"
+        if reduce is not None and isinstance(reduce.row, str):
+            claimed = reply[reduce.row].flatten().tolist()
+            reasons |= {place: f"chose row {row} of {reduce.rows}" for place, row in enumerate(claimed) if not 0 <= row < reduce.rows}
         failures = [Failure(int(ids[place]), reason) for place, reason in reasons.items()]
         taken = torch.tensor([place for place in range(len(ids)) if place not in reasons], dtype=torch.int64)
         return taken, reply if not reasons else take(reply, taken.to(self.device)), failures
@@ -228,8 +231,9 @@ class Simulator:
             return None
         if len(each.index) != count:
             raise InvalidInput(f"each: {len(each.index)} rows for {count} clients.")
-        rows = len(next(iter(each.models.values())))
-        if count and (int(each.index.min()) < 0 or int(each.index.max()) >= rows):
+        shared_rows = [value for name, value in each.models.items() if name not in each.own]
+        rows = len(shared_rows[0]) if shared_rows else 0
+        if count and rows and (int(each.index.min()) < 0 or int(each.index.max()) >= rows):
             wrong = int(each.index.min()) if int(each.index.min()) < 0 else int(each.index.max())
             raise InvalidInput(f"each: row {wrong} of {rows} models; a client whose group is not known (-1) must be admitted first.")
         models = {name: value.to(self.device) for name, value in each.models.items()}
@@ -240,8 +244,7 @@ class Simulator:
         """Threads and arithmetic for the time of a call; the caller's own are put back."""
         threads, precision, cudnn = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn
         before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(cores if _row_bytes(each) >= _THREADED_FROM_BYTES else 1)
+        torch.set_num_threads(_threads(each))
         if self.device.type == "cuda":
             fast = self.precision == "tf32"
             torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -282,6 +285,14 @@ def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: 
 def _not_finite(rows: Tree) -> list[int]:
     places: list[int] = torch.nonzero(~finite(rows)).flatten().tolist() if rows else []
     return places
+
+
+def _threads(each: Rows | None) -> int:
+    """Convolutions are worth all cores; matrix products of this size are not, and on several threads they round by chunk size."""
+    convolutions = each is not None and any(value.ndim > 4 for value in each.models.values())
+    if not convolutions:
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _row_bytes(each: Rows | None) -> int:

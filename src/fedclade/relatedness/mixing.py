@@ -27,7 +27,7 @@ def add(sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[st
     matrix = matrix.double()
     more = {}
     for name, value in models.items():
-        part = (matrix.to(value.device) @ value.flatten(1).double()).view(len(matrix), *value.shape[1:])
+        part = (matrix.to(value.device) @ value.reshape(len(value), -1).double()).view(len(matrix), *value.shape[1:])
         more[name] = sums[name] + part if sums else part
     return more, weight + matrix.sum(1).to(weight.device)
 
@@ -35,8 +35,9 @@ def add(sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[st
 def mix(matrix: Tensor, models: dict[str, Tensor]) -> dict[str, Tensor]:
     """Row-normalised mixing: result_i = sum_j matrix_ij model_j / sum_j matrix_ij. Every row must have some weight."""
     weight = matrix.double().sum(1)
-    if bool((weight <= 0).any()) or bool((matrix < 0).any()):
-        raise ValueError(f"mixing matrix: row {int(weight.argmin())} has no weight or a negative one")
+    wrong = (weight <= 0) | (matrix < 0).any(1)
+    if bool(wrong.any()):
+        raise ValueError(f"mixing matrix: row {int(wrong.nonzero()[0])} has no weight or a negative one")
     sums, weight = add({}, torch.zeros_like(weight), matrix, models)
     return mean(sums, weight, keep={name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()})
 

@@ -1,0 +1,258 @@
+"""The studies behind CFL's numbers, on MNIST: congruence (the paper's Figure 7), separation gap (Figures 5 and 6), margins of the tests.
+
+python benchmarks/cfl_studies.py --data-root FOLDER --out FOLDER [--quick] [--only congruence points rounds margins]
+
+FOLDER of --data-root has mnist.npz. Writes a JSON file for each study, and a PNG where matplotlib can be imported. One core, an MLP
+with 64 hidden units; the full version takes minutes, --quick seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fedclade as fc
+from fedclade.client.keys import fold
+from fedclade.client.objective import Objective
+from fedclade.client.tree import Tree, stack, take
+from fedclade.client.updates import vectors
+from fedclade.data import Clients, LabelSwap
+from fedclade.data.datasets import Dataset
+from fedclade.methods.cfl import AUTO_EPS1
+from fedclade.relatedness.mixing import mix
+from fedclade.relatedness.similarity import bipartition, cosine, separation_gap
+from fedclade.relatedness.splits import MARGIN, WARM_UP, length, noise_level
+
+HIDDEN, CLIENTS, GROUPS = 64, 20, 4
+Study = dict[str, Any]
+
+
+@dataclass
+class Federation:
+    """Clients that train one model, without any clustering: what CFL looks at before its first split."""
+
+    clients: Clients
+    seed: int
+    local: fc.LocalTraining
+
+    @staticmethod
+    def of(clients: Clients, seed: int, lr: float = 0.1, batch_size: int = 20, epochs: int = 3) -> Federation:
+        torch.manual_seed(fold(seed, "model") % 2**32)
+        objective = Objective(fc.models.MLP(HIDDEN).build(clients.shape, 10))
+        return Federation(clients, seed, fc.LocalTraining(objective, lr, batch_size, epochs))
+
+    def updates(self, fed: fc.Simulator, model: Tree, local: fc.LocalTraining, key: int) -> tuple[Tree, Tensor]:
+        """All clients' weights after local training, and their updates as vectors."""
+        everyone = torch.arange(len(self.clients))
+        got = fed.map(fc.sgd(local), everyone, each=fc.Rows(stack([model]), torch.zeros_like(everyone)), key=key)
+        return got.out, vectors(got.out) - vectors(stack([model]))
+
+    def train(self, rounds: int) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
+        """The updates of each round, and on demand the gradients (with a minus) at the model they were made from."""
+        fed, model = fc.Simulator(self.clients), self.local.objective.params()
+        whole = replace(self.local, lr=1.0, epochs=1, batch_size=int(self.clients.sizes.max()))
+        for number in range(1, rounds + 1):
+            weights, updates = self.updates(fed, model, self.local, fold(self.seed, "round", number))
+            start = model
+            yield number, updates, lambda start=start: self.updates(fed, start, whole, 0)[1]
+            model = take(mix(self.clients.sizes[None], weights), torch.tensor(0))
+
+
+def lengths(updates: Tensor) -> tuple[float, float]:
+    """‖mean Δθ‖ and max ‖Δθ_i‖, clients of equal size."""
+    return float(length(updates.mean(0, keepdim=True))), float(length(updates).max())
+
+
+def two_clients(data: Dataset, points: int) -> dict[str, Clients]:
+    """Can one model be right for both? Yes, yes, no; and in the last case not without learning its points by heart."""
+    x, y = data.x_train, data.y_train
+    low, high, one, other = torch.where(y <= 4)[0][:points], torch.where(y > 4)[0][:points], slice(points), slice(points, 2 * points)
+    return {
+        "alike: random digits": fc.data.from_arrays([(x[one], y[one]), (x[other], y[other])]),
+        "congruent: digits 0-4, 5-9": fc.data.from_arrays([(x[low], y[low]), (x[high], y[high])]),
+        "incongruent: the same digits, y and 9-y": fc.data.from_arrays([(x[one], y[one]), (x[one], 9 - y[one])]),
+        "incongruent: other digits, y and 9-y": fc.data.from_arrays([(x[one], y[one]), (x[other], 9 - y[other])]),
+    }
+
+
+def congruence(data: Dataset, quick: bool) -> Study:
+    """Figure 7: two clients for up to 1,000 rounds of one epoch, the lengths of updates."""
+    rounds, points = (60, 200) if quick else (1000, 500)
+    study: Study = {"points": points, "rounds": rounds}
+    for name, clients in two_clients(data, points).items():
+        curves = [lengths(updates) for _, updates, _ in Federation.of(clients, seed=0, epochs=1).train(rounds)]
+        scale = max(longest for _, longest in curves[:WARM_UP])
+        at = sorted({1, 3, 10, 30, 100, 300, 1000, rounds} & set(range(1, rounds + 1)))
+        rest = next((r for r, (mean, _) in enumerate(curves, 1) if r > WARM_UP and mean < AUTO_EPS1 * scale), None)
+        study[name] = {
+            "mean": [mean for mean, _ in curves],
+            "max": [longest for _, longest in curves],
+            "scale": scale,
+            "relative": {r: [value / scale for value in curves[r - 1]] for r in at},
+            "rests from round": rest,
+            "max / scale then": curves[rest - 1][1] / scale if rest else None,
+        }
+        print(f"  {name}: scale {scale:.3f}; round: mean/scale, max/scale")
+        print("   ", "; ".join(f"{r}: {mean:.3f}, {longest:.3f}" for r, (mean, longest) in study[name]["relative"].items()))
+    return study
+
+
+def look(similarity: np.ndarray, groups: np.ndarray) -> Study:
+    """The separation gap, and whether the bipartition keeps every group whole."""
+    side, cross = bipartition(similarity)
+    whole = all(len(set(side[groups == group])) == 1 for group in set(groups))
+    return {"gap": separation_gap(similarity, groups), "whole": whole, "cross": cross}
+
+
+def gaps(data: Dataset, points: int, rounds: int, at: list[int], seed: int) -> dict[int, Study]:
+    """By round: what similarity of updates and of gradients show of four groups with exchanged labels."""
+    clients = fc.data.partition(data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed)
+    assert clients.groups is not None
+    groups, found = clients.groups.numpy(), {}
+    for number, updates, gradients in Federation.of(clients, seed).train(rounds):
+        if number in at:
+            found[number] = {
+                "updates": look(cosine(updates).numpy(), groups),
+                "gradients": look(cosine(gradients()).numpy(), groups),
+            }
+    return found
+
+
+def by_points(data: Dataset, quick: bool) -> Study:
+    """Figure 5: the gap after 50 rounds against points a client."""
+    rounds, seeds = (10, 1) if quick else (50, 3)
+    study: Study = {"rounds": rounds, "seeds": seeds, "points": {}}
+    for points in (10, 50, 200) if quick else (10, 20, 30, 50, 75, 100, 150, 200):
+        study["points"][points] = [gaps(data, points, rounds, [rounds], seed)[rounds] for seed in range(seeds)]
+        _print_gaps(f"{points} points", study["points"][points])
+    return study
+
+
+def by_rounds(data: Dataset, quick: bool) -> Study:
+    """Figure 6: the gap against rounds, 100 points a client."""
+    at, seeds = ([1, 5, 10], 1) if quick else ([1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50], 3)
+    runs = [gaps(data, 100, at[-1], at, seed) for seed in range(seeds)]
+    study: Study = {"points": 100, "seeds": seeds, "rounds": {number: [run[number] for run in runs] for number in at}}
+    for number in at:
+        _print_gaps(f"round {number}", study["rounds"][number])
+    return study
+
+
+def _print_gaps(where: str, runs: list[Study]) -> None:
+    parts = []
+    for kind in ("updates", "gradients"):
+        values = [run[kind]["gap"] for run in runs]
+        parts.append(f"{kind} {np.mean(values):+.2f} ({sum(run[kind]['whole'] for run in runs)} of {len(runs)} splits right)")
+    print(f"  {where}: gap {', '.join(parts)}", flush=True)
+
+
+def margins(data: Dataset, quick: bool) -> Study:
+    """What the three tests see when a cluster first rests: clients of one kind against four groups."""
+    rounds, seeds = (40, 1) if quick else (80, 3)
+    study: Study = {}
+    for points in (100,) if quick else (30, 50, 100, 200, 500):
+        for kinds in (1, GROUPS):
+            runs = []
+            for seed in range(seeds):
+                clients = fc.data.partition(data, LabelSwap(clusters=kinds, samples=points), clients=CLIENTS, seed=seed)
+                assert clients.groups is not None
+                runs.append(_at_rest(Federation.of(clients, seed), rounds, clients.groups.numpy()))
+            name = f"{points} points, {'one kind' if kinds == 1 else f'{kinds} groups'}"
+            study[name] = runs
+            print(
+                f"  {name}:", *(f"[round {r['round']}: max/scale {r['longest']:.2f}, stands out {r['stands out']:.2f}]" for r in runs if r)
+            )
+    return study
+
+
+def _at_rest(federation: Federation, rounds: int, groups: np.ndarray) -> Study | None:
+    scale = 0.0
+    for number, updates, _ in federation.train(rounds):
+        mean, longest = lengths(updates)
+        if number > WARM_UP and mean < AUTO_EPS1 * scale:
+            similarity = cosine(updates).numpy()
+            side, cross = bipartition(similarity)
+            noise = noise_level(similarity, side) / MARGIN
+            stands_out = float(np.sqrt((1 - cross) / 2)) / noise
+            return {"round": number, "longest": longest / scale, "stands out": stands_out, **look(similarity, groups)}
+        scale = max(scale, longest) if number <= WARM_UP else scale
+    return None
+
+
+def plot(studies: dict[str, Study], out: Path) -> None:
+    """The figures, where matplotlib is there."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        print("matplotlib is not installed: no figures")
+        return
+    if "congruence" in studies:
+        curves = {name: study for name, study in studies["congruence"].items() if isinstance(study, dict)}
+        figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.6), sharey=True)
+        for axis, (name, study) in zip(axes, curves.items(), strict=True):
+            for kind, label in (("mean", "‖mean Δθ‖"), ("max", "max ‖Δθ_i‖")):
+                axis.loglog(range(1, len(study[kind]) + 1), study[kind], label=label)
+            axis.set_title(name, fontsize=9)
+            axis.set_xlabel("round")
+            axis.legend()
+        _save(figure, out / "congruence.png")
+    for name, key, label in (("points", "points", "points a client"), ("rounds", "rounds", "round")):
+        if name in studies:
+            figure, axis = plt.subplots(figsize=(5, 3.6))
+            for kind in ("updates", "gradients"):
+                series = studies[name][key]
+                values = np.array([[run[kind]["gap"] for run in runs] for runs in series.values()])
+                axis.errorbar(list(series), values.mean(1), values.std(1), label=kind, capsize=2)
+            axis.axhline(0, color="grey", linewidth=0.5)
+            axis.set(xlabel=label, ylabel="separation gap g(α)")
+            axis.legend()
+            _save(figure, out / f"gap_by_{name}.png")
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    print(f"wrote {path}")
+
+
+STUDIES: dict[str, Callable[[Dataset, bool], Study]] = {
+    "congruence": congruence,
+    "points": by_points,
+    "rounds": by_rounds,
+    "margins": margins,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", required=True, help="folder with mnist.npz")
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    data, studies = fc.data.load("mnist", options.data_root), {}
+    for name in options.only:
+        print(f"{name}: {(STUDIES[name].__doc__ or '').splitlines()[0]}", flush=True)
+        begin = time.perf_counter()
+        studies[name] = STUDIES[name](data, options.quick)
+        (options.out / f"{name}.json").write_text(json.dumps(studies[name], indent=1))
+        print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
+    plot(studies, options.out)
+
+
+if __name__ == "__main__":
+    main()
