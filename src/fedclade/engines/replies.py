@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -37,7 +38,7 @@ def finite(replies: Tree) -> Tensor:
     good = None
     for value in replies.values():
         if value.is_floating_point():
-            here = torch.isfinite(value).reshape(len(value), -1).all(1)
+            here = torch.isfinite(value).reshape(len(value), math.prod(value.shape[1:])).all(1)
             good = here if good is None else good & here
     return good if good is not None else torch.ones(len(next(iter(replies.values()))), dtype=torch.bool)
 
@@ -73,7 +74,7 @@ class Accumulator:
                 for client, row in torch.nonzero(give).tolist():
                     self.sums[name][row].add_(value[client].double(), alpha=float(give[client, row]))
             else:
-                total = give.to(value.device).T @ value.reshape(len(value), -1).double()
+                total = give.to(value.device).T @ value.reshape(len(value), math.prod(value.shape[1:])).double()
                 self.sums[name] += total.view_as(self.sums[name])
 
     def _give(self, places: Tensor, reply: Tree) -> Tensor:

@@ -6,6 +6,8 @@ is stored is the distinct rows and an index, not a model for every client.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,9 @@ def add(sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[st
     matrix = matrix.double()
     more = {}
     for name, value in models.items():
-        part = (matrix.to(value.device) @ value.reshape(len(value), -1).double()).view(len(matrix), *value.shape[1:])
+        part = (matrix.to(value.device) @ value.reshape(len(value), math.prod(value.shape[1:])).double()).view(
+            len(matrix), *value.shape[1:]
+        )
         more[name] = sums[name] + part if sums else part
     return more, weight + matrix.sum(1).to(weight.device)
 
