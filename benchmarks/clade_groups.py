@@ -58,7 +58,11 @@ def federations(root: str) -> dict[str, tuple[Make, int, int]]:
         "IID, 100 clients of 100": (even(100, 100), 1, 4),
         "IID, 600 clients of 30": (even(600, 30), 1, 4),
         "quantity skew, 100 clients": (lambda s: data.partition(some(mnist, 10_000, s), data.QuantitySkew(0.5), 100, s, probe=0), 1, 4),
-        "quantity skew, 100 clients, stronger": (lambda s: data.partition(some(mnist, 10_000, s), data.QuantitySkew(0.1), 100, s, probe=0), 1, 4),
+        "quantity skew, 100 clients, stronger": (
+            lambda s: data.partition(some(mnist, 10_000, s), data.QuantitySkew(0.1), 100, s, probe=0),
+            1,
+            4,
+        ),
     }
 
 
