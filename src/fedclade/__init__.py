@@ -15,12 +15,14 @@ from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable
 from fedclade.experiment.result import Result, load
 from fedclade.experiment.runner import run
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods import Clade, FedAvg, Local, Method, State
+from fedclade.methods import CFL, FLT, Clade, FedAvg, Local, Method, State
 from fedclade.registry import register
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CFL",
+    "FLT",
     "Batch",
     "Batches",
     "Clade",

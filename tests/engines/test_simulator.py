@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -121,9 +120,6 @@ def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec)
     for chunk in CHUNKS[1:]:
         got = Simulator(ragged, chunk=chunk).evaluate(objective, apart(objective), EVERYONE, {"accuracy": accuracy}, part="train")
         assert equal(got, expected)
-
-
-TWO_CORES = len(os.sched_getaffinity(0)) > 1 if hasattr(os, "sched_getaffinity") else False
 
 
 def test_chunks_change_no_bit_of_a_large_mlp() -> None:
@@ -388,6 +384,24 @@ def test_a_client_that_diverges_by_itself_is_refused(ragged: Clients) -> None:
     assert got.ids.tolist() == [0, 1, 2, 4, 5]
     assert got.weight.tolist() == [5.0]
     assert all(bool(value.isfinite().all()) for value in got.sums.values())
+
+
+def test_memory_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> None:
+    """Also where the program replies nothing that would show it."""
+    objective = objective_of(MLP(8))
+    train = remembering(local_of(objective))
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        return {}, train.finish(shared, const, carry)[1]
+
+    fed = Simulator(ragged)
+    fed.remember(objective.params())
+    poisoned = rows_of(stack([objective.params()]), torch.tensor([0]))
+    poisoned["fc1.bias"][0, 0] = math.inf
+    fed.memory.write(torch.tensor([4]), poisoned)
+    got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
+    assert [(failure.client, failure.reason) for failure in got.failures] == [(4, "its memory is not finite")]
+    assert equal(rows_of(fed.memory.read(torch.tensor([4])), torch.tensor([0])), poisoned)
 
 
 def test_several_failures_come_by_client(ragged: Clients) -> None:
