@@ -30,7 +30,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local
+	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local,flt,cfl,clade
 
 test: $(READY)
 	@$(PYTEST) -m "not slow"

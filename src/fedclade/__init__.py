@@ -12,6 +12,7 @@ from fedclade.client.plan import Batches
 from fedclade.client.programs import LocalTraining, Program, sgd, then
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable
+from fedclade.experiment.encoders import pretrain
 from fedclade.experiment.result import Result, load
 from fedclade.experiment.runner import run
 from fedclade.federation import Federation, Replies, Rows, Sum
@@ -46,6 +47,7 @@ __all__ = [
     "data",
     "load",
     "models",
+    "pretrain",
     "register",
     "run",
     "sgd",

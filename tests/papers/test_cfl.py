@@ -17,7 +17,7 @@ def test_four_label_swaps_are_four_leaves(seed: int, real_data: Callable[[str], 
     data = fc.data.load("mnist", str(real_data("mnist").parent))
     clients = fc.data.partition(data, fc.data.LabelSwap(clusters=4, samples=200), clients=20, seed=seed)
     settings = {"clients_per_round": 1.0, "lr": 0.1, "batch_size": 20, "epochs": 3, "eval_every": 5}
-    result = fc.run(CFL(), clients, fc.models.MLP(64), rounds=40, seed=seed, device="cpu", **settings)
+    result = fc.run(CFL(), clients, fc.models.MLP(64), rounds=25, seed=seed, device="cpu", **settings)
     assert (result.summary["clusters"], result.summary["ari"]) == (4, 1.0)
     # Before the first split one model has to be wrong about the exchanged labels, after the last none has.
     assert result.history[4]["clusters"] == 1

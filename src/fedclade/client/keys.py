@@ -8,6 +8,7 @@ neither on the order in which clients run nor on who else runs, and is the same 
 from __future__ import annotations
 
 from hashlib import blake2b
+from operator import index
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ _MASK = 0xFFFFFFFF
 
 def fold(key: int, *purpose: int | str) -> int:
     """The key for a purpose: `fold(seed, "cohort", round)`."""
-    text = "\0".join([str(key), *(f"{type(part).__name__}:{part}" for part in purpose)])
+    text = "\0".join([str(key), *(f"str:{part}" if isinstance(part, str) else f"int:{index(part)}" for part in purpose)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
 

@@ -78,7 +78,8 @@ class Objective:
     """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an example."""
 
     def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
-        self.module = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False)
+        self.module = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
+        self._in_training = copy.deepcopy(self.module).train()
         self.example_loss = loss
         # What the user froze stays in the module: it is neither trained nor sent.
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
@@ -94,7 +95,7 @@ class Objective:
         """The model's outputs; with a key as in training (dropout on), without one as in use."""
         token = _dropout.set(None if key is None else (key, count()))
         try:
-            result: Tensor = functional_call(self.module, params, (x,))
+            result: Tensor = functional_call(self.module if key is None else self._in_training, params, (x,))
             return result
         finally:
             _dropout.reset(token)
@@ -151,7 +152,7 @@ class Objective:
         def total(params: Tree, batch: Batch) -> Tensor:
             return self.outputs(params, batch.x, batch.key).sum()
 
-        with _layer_of_failure(self.module) as where:
+        with _layer_of_failure(self._in_training) as where:
             try:
                 vmap(grad(total))(two, batch)
             except Exception as error:

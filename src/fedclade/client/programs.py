@@ -40,6 +40,10 @@ class Program:
     settings: Mapping[str, float] = field(default_factory=dict)
     vectorised: bool = True  # False: run client by client on batches without padding, with numpy or scikit-learn
 
+    def __post_init__(self) -> None:
+        if not self.vectorised and self.batches.group > 1:
+            raise ValueError(f"program '{self.name}': batches without padding come one a step; use group=1 with vectorised=False")
+
 
 @dataclass(frozen=True)
 class Chain:

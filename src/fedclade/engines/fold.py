@@ -65,7 +65,10 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int) -> tuple[Tre
         run = _by_falling_size if program.vectorised else _one_by_one
         return run(program, lanes, {**settings, **shared}, client_keys)
     except RuntimeError as error:
-        raise _in_plain_words(error, program) from error
+        plain = _in_plain_words(error, program)
+        if plain is None:
+            raise
+        raise plain from error
 
 
 def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
@@ -149,10 +152,10 @@ def _one_by_one(program: Program, lanes: Lanes, shared: Tree, client_keys: Tenso
     return stack(replies), stack(kept)
 
 
-def _in_plain_words(error: RuntimeError, program: AnyProgram) -> Exception:
+def _in_plain_words(error: RuntimeError, program: AnyProgram) -> NotVectorisable | None:
     text = str(error)
     if isinstance(error, NotVectorisable):
-        return error
+        return None
     if "data-dependent" in text or ".item()" in text:
         return NotVectorisable(
             f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so clients cannot share a step: "
@@ -160,4 +163,4 @@ def _in_plain_words(error: RuntimeError, program: AnyProgram) -> Exception:
         )
     if "randomness" in text:
         return NotVectorisable(f"program '{program.name}' draws from torch's generator: take it from batch.key (client/keys.py).")
-    return error
+    return None

@@ -14,6 +14,7 @@ from fedclade.federation import Sum
 
 EXAMPLES = "examples"
 """A reply under this name claims how many examples it was computed from."""
+NO_ANSWER = "no answer"
 
 
 def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]], size: int) -> str | None:

@@ -17,7 +17,7 @@ from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
 from fedclade.data.clients import Clients
 from fedclade.engines.fold import Lanes, Pool, fold
 from fedclade.engines.memory import ClientMemory
-from fedclade.engines.replies import Accumulator, check_sum, finite, refusal
+from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, finite, refusal
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
 
@@ -51,7 +51,8 @@ class Simulator:
         precision: Precision = "tf32",
         faults: Faults | None = None,
     ) -> None:
-        check(chunk is None or (isinstance(chunk, int) and chunk >= 1), "engine.chunk", chunk, "must be a whole number of at least 1")
+        whole = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk >= 1
+        check(chunk is None or whole, "engine.chunk", chunk, "must be a whole number of at least 1")
         check(precision in ("tf32", "float32"), "engine.precision", precision, "must be 'tf32' or 'float32'")
         self.device = pick_device(device)
         self.chunk, self.precision, self.faults = chunk, precision, faults
@@ -104,12 +105,14 @@ class Simulator:
                 mine = each[place.to(self.device)].gather(memory) if each else {}
                 lanes = Lanes(self._train, client, client, mine, memory)
                 reply, written = fold(program, lanes, shared, key)
+                one = nbytes(reply) // max(1, len(place))
                 good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
                 failures += reasons
+                # What was refused had been sent all the same.
+                self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))
                 if written is not None and len(good):
                     here = good.to(self.device)
                     self.memory.write(client[here], take(written, here))
-                self.traffic.up += nbytes(reply)
                 if total:
                     total.add(place[good], reply)
                     reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
@@ -174,7 +177,8 @@ class Simulator:
             reply, refused = self._tampered(key, ids, reply)
             reasons |= refused
         else:
-            for place in _not_finite(reply):
+            claims = (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist() if EXAMPLES in reply else []
+            for place in [*_not_finite(reply), *claims]:
                 row = take(reply, torch.tensor(place))
                 reasons[place] = refusal(row, _spec(row), int(self._sizes[ids[place]])) or "not finite"
         if reduce is not None and isinstance(reduce.row, str):
@@ -192,7 +196,7 @@ class Simulator:
         for place, client in enumerate(ids.tolist()):
             honest = take(reply, torch.tensor(place))
             arrived = self.faults(key, client, dict(honest))
-            reason = "no answer" if arrived is None else refusal(arrived, spec, int(self._sizes[client]))
+            reason = NO_ANSWER if arrived is None else refusal(arrived, spec, int(self._sizes[client]))
             if reason is not None:
                 reasons[place] = reason
             rows.append(honest if arrived is None or reason is not None else arrived)

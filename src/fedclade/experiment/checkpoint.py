@@ -94,7 +94,10 @@ def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     temporary = path.with_suffix(".partial")
     # One entry for everything: safetensors writes several in an order that changes from run to run.
     metadata = {"fedclade": json.dumps(about)}
+    temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
+    mode = temporary.stat().st_mode
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary, metadata)
+    temporary.chmod(mode)
     os.replace(temporary, path)
 
 

@@ -18,7 +18,7 @@ from fedclade.methods.base import BOUND, UNKNOWN, Method, Needs, State
 from fedclade.relatedness.mixing import add, mean
 from fedclade.relatedness.splits import WARM_UP, ParameterTree, bisect, length, project
 
-AUTO_EPS1, AUTO_EPS2 = 0.2, 0.6  # of a cluster's scale; measured, see docs/methods/cfl.md
+AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CFL(Method):
     clients that answered are parted so that the largest similarity across, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least
     (`linkage="single"`, Algorithm 1; "complete" is the authors' code). The split is accepted iff gamma_max < sqrt((1 - α_cross^max) / 2).
 
-    eps1, eps2: lengths, or "auto": 0.2 and 0.6 of the longest update in the cluster's first three rounds (no split until then).
+    eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update in the cluster's first three rounds (no split until then).
     gamma_max: γ_max, the largest noise in an update relative to its length, which the paper takes as known; or "auto": estimated from the
         similarity of each client to the most similar one on its side (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
     min_size: clients of a cluster that must have answered for it to be split.
@@ -49,7 +49,7 @@ class CFL(Method):
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = "Clustered federated learning: split a cluster where its clients' updates contradict each other"
     paper: ClassVar[str] = "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021 (arXiv:1910.01991)"
-    leaves: ClassVar[str] = "the trained weights, once a round, and so its own update; once after each split two training losses"
+    leaves: ClassVar[str] = "the trained weights, once a round, and so its own update; once after a split two training losses, to be summed"
     needs: ClassVar[Needs] = "updates"
     state: ClassVar[type[State]] = CFLState
 
@@ -122,9 +122,10 @@ class CFL(Method):
         return project(updates, bits, self.sketch).cpu()
 
     def _eps(self, state: CFLState, leaf: int) -> tuple[float, float]:
-        scale, warm = float(state.scale[leaf]), bool(state.age[leaf] >= WARM_UP)
-        eps1 = self.eps1 if self.eps1 != "auto" else AUTO_EPS1 * scale * warm
-        return eps1, self.eps2 if self.eps2 != "auto" else AUTO_EPS2 * scale
+        scale = float(state.scale[leaf])
+        if "auto" in (self.eps1, self.eps2) and state.age[leaf] < WARM_UP:
+            return 0.0, 0.0  # nothing is shorter than 0: no split yet
+        return AUTO_EPS1 * scale if self.eps1 == "auto" else self.eps1, AUTO_EPS2 * scale if self.eps2 == "auto" else self.eps2
 
     def _second_look(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
         """The fall-back: undo the splits whose children have a higher loss on their clients' training data than the model at the split."""

@@ -16,7 +16,7 @@ from fedclade.relatedness.similarity import bipartition, cosine
 
 NOWHERE = -1
 WARM_UP = 3  # rounds of a node that set its scale
-MARGIN = 1.2  # pure noise parts by chance with up to 1.1 times the noise that it shows inside; see docs/methods/cfl.md
+MARGIN = 1.2  # clients of one kind part by chance at 1.02 to 1.08 times the noise inside the sides; docs/methods/cfl.md
 BLOCK = 1024  # rows at a time, where a matrix would otherwise have all clients on both sides
 
 
