@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", default="")
     parser.add_argument("--signature", default="gradient")
-    parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     lines = ["| federation | groups found (true) | ARI: mean, least | seeds | seconds |", "| --- | --- | --- | --- | --- |"]

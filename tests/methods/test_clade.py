@@ -87,7 +87,7 @@ def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
     clients = partition(load("digits"), Iid(), clients=10, seed=0)
     method, fed, objective = bound(clients, fc.Clade())
     method.init(fed, objective.params(), 0)
-    assert fed.traffic.up == 10 * 4 * (64 + 64 * 65 // 2)
+    assert fed.traffic.up == 10 * 4 * (128 + 128 * 129 // 2)
 
 
 def test_bad_fields_are_named() -> None:

@@ -144,20 +144,19 @@ def score(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) ->
 
 @lru_cache(maxsize=32)
 def losses(objective: Objective) -> Program:
-    """Mean training loss under each of the models in `shared` (a row each)."""
+    """Sum of the losses of a client's examples under each of several models: a stack in `shared`, or one of its own in `each`."""
 
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        first = next(iter(shared.values()))
-        zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-        return {}, {"losses": zero, "examples": zero[0].clone()}
+        first = next(iter((mine or shared).values()))
+        return mine, {"loss": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        def under_one(params: Tree) -> Tensor:
+        def total(params: Tree) -> Tensor:
             return (objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight).sum(dtype=torch.float64)
 
-        return {"losses": carry["losses"] + vmap(under_one)(shared), "examples": carry["examples"] + batch.weight.sum()}
+        return {"loss": carry["loss"] + vmap(total)(const or shared)}
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return {"losses": (carry["losses"] / carry["examples"]).float()}, None
+        return carry, None
 
     return Program(start, step, finish, Batches.whole(), "losses")

@@ -1,4 +1,4 @@
-"""What CFL asks of clients beside SGD: models as vectors, vectors in a secret order of coordinates, losses under several models.
+"""What CFL asks of clients beside SGD: models as vectors, and vectors in a secret order of coordinates.
 
 The secret order is the third part of CFL's Algorithm 5: lengths of updates and angles between them do not change when all clients
 permute the coordinates of what they send in the same way, so a server can average models and compare clients without seeing which
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from fedclade.client.keys import client_keys, fold
-from fedclade.client.objective import Batch, Objective
-from fedclade.client.plan import Batches
 from fedclade.client.programs import Finish, Program, Start
 from fedclade.client.tree import Tree, tree_map
 
@@ -71,34 +69,18 @@ def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> t
     return start, finish
 
 
+def from_secret_order(program: Program, secret: int) -> Program:
+    """A program that is sent a stack of models in the secret order, and replies with what is no model."""
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return program.start(shared, revealed(mine, secret), memory)
+
+    return replace(program, start=start)
+
+
 def _as_stack(model: Tree) -> Tree:
     return tree_map(lambda value: value[None], model)
 
 
 def _row(models: Tree) -> Tree:
     return tree_map(lambda value: value[0], models)
-
-
-@lru_cache(maxsize=32)
-def losses(objective: Objective, secret: int | None = None) -> Program:
-    """(R,) the sum of the losses of all of a client's examples under each of the R models that it is sent as one stack.
-
-    With a secret the models come in the secret order of coordinates.
-    """
-
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        first = next(iter(mine.values()))
-        zero = torch.zeros(len(first), dtype=torch.float64, device=first.device)
-        return mine if secret is None else revealed(mine, secret), {"loss": zero}
-
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        def total(model: Tree) -> Tensor:
-            return (objective.example_loss(objective.outputs(model, batch.x), batch.y) * batch.weight).sum(dtype=torch.float64)
-
-        models = [tree_map(lambda value, row=row: value[row], const) for row in range(len(carry["loss"]))]
-        return {"loss": carry["loss"] + torch.stack([total(model) for model in models])}
-
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return carry, None
-
-    return Program(start, step, finish, Batches.whole(), "losses")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedclade.client.keys import client_keys, fold
-from fedclade.client.programs import sgd
+from fedclade.client.programs import losses, sgd
 from fedclade.client.tree import Tree, stack, take
-from fedclade.client.updates import concealed, in_secret_order, losses, revealed, vectors
+from fedclade.client.updates import concealed, from_secret_order, in_secret_order, revealed, vectors
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
 from fedclade.methods.base import BOUND, UNKNOWN, Method, Needs, State
@@ -133,9 +133,10 @@ class CFL(Method):
         due = (up >= 0) & state.unsettled(self.check_after)[up] & (self.check_after > 0)
         if not due.any():
             return state
+        ask = losses(self.local.objective)
         pairs = {name: torch.stack([value[state.parent], value], 1) for name, value in state.models.items()}
         got = fed.map(
-            losses(self.local.objective, self.secret if self.permute else None),
+            from_secret_order(ask, self.secret) if self.permute else ask,
             cohort[due],
             each=Rows(pairs, state.cluster[cohort[due]]),
             key=fold(key, "second look"),

@@ -55,14 +55,14 @@ class Clade(Method):
     title: ClassVar[str] = "Clade: groups from one look at the clients' gradients"
     paper: ClassVar[str] = "fedclade's own method, docs/methods/clade.md"
     leaves: ClassVar[str] = (
-        "once, in clear, the mean sketch (64 numbers) and the number of examples, and a scatter matrix (2,080 numbers) of which only the "
+        "once, in clear, the mean sketch (128 numbers) and the number of examples, and a scatter matrix (8,256 numbers) of which only the "
         "sum over a group is needed; then once a round the trained weights, of which only the weighted sum over a group is needed"
     )
     needs: ClassVar[Needs] = "signatures"
     state: ClassVar[type[State]] = CladeState
 
     signature: SignatureKind = "gradient"
-    size: int = 64
+    size: int = 128
     factor: float = 2.0
     confirm: int = 0
 
@@ -123,7 +123,7 @@ class Clade(Method):
         """Let every client choose among the trained models, then split the groups whose clients disagree about theirs."""
         cluster, parent = state.cluster.clone(), torch.arange(len(state))
         told = fed.map(losses(self.local.objective), torch.nonzero(cluster != UNKNOWN).flatten(), shared=state.models, key=key)
-        cluster[told.ids] = told.out["losses"].argmin(1).cpu()
+        cluster[told.ids] = told.out["loss"].argmin(1).cpu()
         for group in torch.unique(cluster[cluster != UNKNOWN]).tolist():
             ids = torch.nonzero(cluster == group).flatten()
             got = self._signatures(fed, Rows(state.models, cluster[ids]), ids, key)

@@ -17,6 +17,7 @@ from fedclade.relatedness.tree import cut_ratio, weighted_ward
 Array = NDArray[np.float64]
 # A tenth of a percent of the mean variance keeps directions without any variance from being blown up.
 _RIDGE = 1e-3
+_DEGREES_PER_DIMENSION = 8
 # Noise trees grow alike for many clients, so that few tell enough.
 _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
 
@@ -24,7 +25,7 @@ _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
 def whitener(scatter: Array, degrees: float) -> Array:
     """The matrix that gives unit covariance to what has this scatter: z = mean @ whitener."""
     covariance = scatter / degrees
-    covariance = covariance + _RIDGE * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
+    covariance = covariance + max(_RIDGE * np.trace(covariance) / len(covariance), 1e-12) * np.eye(len(covariance))
     return np.linalg.cholesky(np.linalg.inv(covariance))
 
 
@@ -41,15 +42,31 @@ def split(mean: Array, size: Array, scatter: Array, rng: np.random.Generator, fa
     There is structure only where the tree's top cost is above `factor` times that of the noise trees; then it is cut at the widest
     ratio between successive costs.
     """
-    clients, dimensions = mean.shape
-    degrees = size.sum() - clients
-    if clients < 3 or degrees < 2 * dimensions:  # too little is known to whiten with
+    clients, degrees = len(mean), float(size.sum() - len(mean))
+    # A covariance of d dimensions estimated from few samples makes distances look larger, by degrees / (degrees - d). The first
+    # numbers of a random projection are a random projection too: as many of them are used as can be whitened well.
+    dimensions = min(mean.shape[1], int(degrees / _DEGREES_PER_DIMENSION))
+    if clients < 3 or dimensions < 2:
         return np.zeros(clients, np.int64)
-    z = mean @ whitener(scatter, degrees)
+    z = mean[:, :dimensions] @ whitener(scatter[:dimensions, :dimensions], degrees)
     tree = weighted_ward(z, size)
     if tree[-1, 2] <= factor * noise_top(size, dimensions, rng):
         return np.zeros(clients, np.int64)
-    return cut_ratio(tree)
+    return refined(z, size, cut_ratio(tree))
+
+
+def refined(z: Array, size: Array, label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Lloyd's steps from the tree's groups: what was merged early, before the centres were known, may move to a nearer one.
+
+    Every step lowers the sum of n |z - mu|^2, so that it ends; a group is never emptied.
+    """
+    while True:
+        share = np.eye(label.max() + 1)[label] * size[:, None]
+        centre = share.T @ z / share.sum(0)[:, None]
+        nearer = ((z[:, None] - centre) ** 2).sum(-1).argmin(1)
+        if (nearer == label).all() or len(np.unique(nearer)) <= label.max():
+            return label
+        label = nearer
 
 
 def groups(mean: Array, size: Array, scatter_of: Callable[[NDArray[np.int64]], Array], seed: int, factor: float = 2.0) -> NDArray[np.int64]:
