@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade import FedAvg, Local, LocalTraining, Method, Rows, Simulator, run, sgd
+from fedclade import CFL, FLT, Clade, FedAvg, Local, LocalTraining, Method, Rows, Simulator, run, sgd
 from fedclade.client.objective import Objective
 from fedclade.client.tree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, partition
@@ -47,10 +47,11 @@ def test_chunks_agree(model: ModelSpec, images: Clients) -> None:
         torch.testing.assert_close(got[name], expected[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", [FedAvg(), Local()], ids=lambda method: method.name)
+@pytest.mark.filterwarnings("ignore:manifold")
+@pytest.mark.parametrize("method", [FedAvg(), Local(), Clade(confirm=2), CFL(), FLT(manifold="pca")], ids=lambda method: method.name)
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_two_runs_give_the_same_bytes(method: Method, model: ModelSpec, images: Clients) -> None:
-    one, other = (run(method, images, model, rounds=3, device="cuda", clients_per_round=0.5) for _ in range(2))
+    one, other = (run(method, images, model, rounds=4, device="cuda", clients_per_round=0.5) for _ in range(2))
     for client in range(len(images)):
         expected = one.model_of(client).state_dict()
         for name, value in other.model_of(client).state_dict().items():
