@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 
 # Small models are fastest on one thread a process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
+CODE := src tests examples benchmarks
 PYTEST := $(BIN)/python -m pytest -n 2
 
 .PHONY: help setup demo test test-all lint clean
@@ -39,8 +40,8 @@ test-all: $(READY)
 	@$(PYTEST)
 
 lint: $(READY)
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 

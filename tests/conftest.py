@@ -6,13 +6,14 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedclade.data import Clients, LabelClusters, from_arrays, load, partition
+from fedclade.registry import REGISTRY
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,16 @@ def real_data() -> Callable[[str], Path]:
         return path
 
     return find
+
+
+@pytest.fixture(autouse=True)
+def _registry_as_it_was() -> Iterator[None]:
+    """What a test registers is gone after it."""
+    before = {kind: dict(things) for kind, things in REGISTRY.items()}
+    yield
+    for kind, things in before.items():
+        REGISTRY[kind].clear()
+        REGISTRY[kind].update(things)
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-from fedclade import cli
-from fedclade.registry import REGISTRY
 
 Call = Callable[..., tuple[int, str, str]]
 OWN = """
@@ -52,35 +49,11 @@ class Counting:
 """
 
 
-@pytest.fixture(autouse=True)
-def _leave_no_trace() -> Iterator[None]:
-    before = {kind: dict(things) for kind, things in REGISTRY.items()}
-    yield
-    for kind, things in before.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(things)
-    sys.modules.pop("own", None)
-
-
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(command: Call) -> Call:
     """The command in this process: exit code, what it printed, what it complained about. A defect of ours is raised."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("FEDCLADE_DATA", raising=False)
     _files()
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+    return command
 
 
 def _files() -> None:

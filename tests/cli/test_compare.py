@@ -8,14 +8,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fedclade import cli
-from fedclade.registry import REGISTRY
 
 Call = Callable[..., tuple[int, str, str]]
 SHORT = ["compare", "quickstart", "--set", "run.rounds=2"]
@@ -33,32 +32,11 @@ class Mine(fc.FedAvg):
 '''
 
 
-@pytest.fixture(autouse=True)
-def _leave_no_trace() -> Iterator[None]:
-    before = dict(REGISTRY["method"])
-    yield
-    REGISTRY["method"].clear()
-    REGISTRY["method"].update(before)
-    sys.modules.pop("mine", None)
-
-
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(command: Call) -> Call:
     """The command in this process, in a folder with mine.py: exit code, what it printed, what it complained about."""
-    monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OWN)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+    return command
 
 
 def rows_of(out: str) -> dict[str, list[str]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import fedclade as fc
-from fedclade import cli
 from fedclade.registry import REGISTRY
 
 Call = Callable[..., tuple[int, str, str]]
@@ -39,33 +38,11 @@ def spots() -> fc.data.Dataset:
 '''
 
 
-@pytest.fixture(autouse=True)
-def _leave_no_trace() -> Iterator[None]:
-    before = {kind: dict(things) for kind, things in REGISTRY.items()}
-    yield
-    for kind, things in before.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(things)
-    sys.modules.pop("mine", None)
-
-
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(command: Call) -> Call:
     """The command in this process, in a folder with mine.py: exit code, what it printed, what it complained about."""
-    monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(OWN)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+    return command
 
 
 HAS = {

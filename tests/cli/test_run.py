@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 import fedclade as fc
-from fedclade import cli
 from fedclade.registry import REGISTRY
 
 KEYS = [
@@ -55,22 +54,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(command: Call) -> Call:
     """The command in this process, in an empty folder: exit code, what it printed, what it complained about."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FEDCLADE_DATA", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, *capsys.readouterr()
-
-    return run
+    return command
 
 
 def models(folder: Path) -> bytes:

@@ -75,11 +75,8 @@ class Thin:
 
 @pytest.fixture(autouse=True)
 def _leave_no_trace(tmp_path: Path) -> Iterator[None]:
-    before, modules = {kind: dict(things) for kind, things in REGISTRY.items()}, dict(sys.modules)
+    modules = dict(sys.modules)
     yield
-    for kind, things in before.items():
-        REGISTRY[kind].clear()
-        REGISTRY[kind].update(things)
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
