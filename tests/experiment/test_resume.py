@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -289,7 +290,9 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
     def start(method: str) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "STALL_IN_ROUND": "13"}
         command = [sys.executable, "-m", "fedclade.cli", *words(method, method)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        # Where the tests themselves run in the background, SIGINT is ignored, and children would inherit that.
+        listen = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, preexec_fn=listen)
 
     killed, interrupted = start("slow_local"), start("slow_fedavg")
     try:

@@ -62,7 +62,15 @@ class RunStore:
         return self._read("rounds.jsonl", lambda text: [json.loads(line) for line in text.splitlines()])
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        return self._read("experiment.toml", tomllib.loads)
+        """What experiment.toml says; one that was cut short is noticed by its last table."""
+
+        def parse(text: str) -> dict[str, dict[str, Any]]:
+            tables = tomllib.loads(text)
+            if not {"model", "engine"} <= tables.keys():
+                raise ValueError("a table is missing")
+            return tables
+
+        return self._read("experiment.toml", parse)
 
     def write_experiment(self, tables: dict[str, dict[str, Any]]) -> None:
         known = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
