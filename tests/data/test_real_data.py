@@ -1,8 +1,8 @@
-"""The papers' data sets, where they are there: in $FEDCLADE_DATA, or in `data` beside the repository."""
+"""The papers' data sets, where they are there."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,16 +12,15 @@ from fedclade.data import Dataset, Iid, LabelClusters, LabelPermutation, Natural
 from fedclade.data.planted import power_law
 from fedclade.errors import InvalidInput
 
-FOLDER = Path(os.environ.get("FEDCLADE_DATA") or Path(__file__).resolve().parents[3] / "data")
+Real = Callable[[str], Dataset]
 
 
-def real(name: str) -> Dataset:
-    if not (FOLDER / f"{name}.npz").is_file():
-        pytest.skip(f"{name}.npz is not in {FOLDER} (set FEDCLADE_DATA)")
-    return load(name, root=FOLDER)
+@pytest.fixture
+def real(real_data: Callable[[str], Path]) -> Real:
+    return lambda name: load(name, root=real_data(name).parent)
 
 
-def test_mnist_iid() -> None:
+def test_mnist_iid(real: Real) -> None:
     mnist = real("mnist")
     assert mnist.x_train.shape == (60000, 1, 28, 28)
     assert mnist.x_train.dtype == torch.uint8
@@ -34,7 +33,7 @@ def test_mnist_iid() -> None:
     assert clients.test.index.bincount().max() <= 2
 
 
-def test_mnist_writers() -> None:
+def test_mnist_writers(real: Real) -> None:
     mnist = real("mnist")
     clients = partition(mnist, NaturalId("writer"), 539, probe=0)
     described = clients.describe()
@@ -45,7 +44,7 @@ def test_mnist_writers() -> None:
         partition(mnist, NaturalId("writer"), 540, probe=0)
 
 
-def test_mnist_scenarios_one_and_two() -> None:
+def test_mnist_scenarios_one_and_two(real: Real) -> None:
     mnist = real("mnist")
     one = partition(mnist, LabelClusters(5, 2), 100)
     assert one.sizes.min() > 500
@@ -63,7 +62,7 @@ def test_mnist_scenarios_one_and_two() -> None:
     assert partition(mnist, LabelClusters(5, 3, overlap=1, samples=30), 500).sizes.tolist() == [30] * 500
 
 
-def test_emnist_scenario_four() -> None:
+def test_emnist_scenario_four(real: Real) -> None:
     emnist = real("emnist47")
     clients = partition(emnist, PowerLawClusters(), 2400, probe=0)
     counts = clients.describe().counts
@@ -78,7 +77,7 @@ def test_emnist_scenario_four() -> None:
     assert clients.sizes.sum() == 93785
 
 
-def test_cifar_is_channels_first_and_turns() -> None:
+def test_cifar_is_channels_first_and_turns(real: Real) -> None:
     cifar = real("cifar100")
     assert cifar.x_train.shape == (10000, 3, 32, 32)
     assert cifar.classes == 100
@@ -88,7 +87,7 @@ def test_cifar_is_channels_first_and_turns() -> None:
     assert torch.equal(clients.x_test[2000:4000], torch.rot90(cifar.x_test, 1, (2, 3)))
 
 
-def test_fashion_permuted_keeps_only_what_clients_have() -> None:
+def test_fashion_permuted_keeps_only_what_clients_have(real: Real) -> None:
     fashion = real("fashion_mnist")
     clients = partition(fashion, LabelPermutation(4, samples=50), 20)
     assert len(clients.x) == 1000
@@ -96,6 +95,6 @@ def test_fashion_permuted_keeps_only_what_clients_have() -> None:
     assert clients.test_source.bincount().tolist() == [4] * 10000
 
 
-def test_text_is_refused_with_a_remedy() -> None:
+def test_text_is_refused_with_a_remedy(real: Real) -> None:
     with pytest.raises(InvalidInput, match=r"ag_news.npz: x_train holds text: turn it into numbers first"):
         real("ag_news")
