@@ -72,3 +72,7 @@ class Even(fc.Method):
     def admit(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:
         state = state.grown_to(len(fed.sizes))
         return replace(state, cluster=state.cluster.index_fill(0, ids, 0))
+
+
+if __name__ == "__main__":
+    print(__doc__)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from dataclasses import MISSING
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -21,7 +22,7 @@ from fedclade.experiment.progress import display
 from fedclade.experiment.result import Result
 from fedclade.experiment.store import RunStore
 from fedclade.methods.base import hyperparameters
-from fedclade.registry import REGISTRY, find, import_file
+from fedclade.registry import REGISTRY, import_file
 
 app = typer.Typer(
     name="fedclade",
@@ -96,6 +97,8 @@ def run(
     folder = out or _new_folder(f"{Path(experiment).stem}-{chosen.method.name}")
     if resume and out is None:
         raise InvalidInput("--resume: say which run with --out DIR.")
+    if resume and not RunStore(folder).holds_run():
+        error_console.print(f"fedclade: there is no run in {folder} yet; it is started anew.", markup=False, soft_wrap=True)
     RunStore.open(folder, resume)
     prepared = chosen.prepared(chosen.clients(data_root), device)
     try:
@@ -166,18 +169,27 @@ def list_(
 
 @app.command()
 def describe(
-    method: Annotated[str, typer.Argument(metavar="METHOD", help="A method's name (fedclade list methods).")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A method, partition, model or data set (fedclade list …).")],
     imports: ImportOption = None,
 ) -> None:
-    """What a method does, its parameters, what leaves a client, the paper."""
+    """What something does and its parameters; of a method also what leaves a client, and the paper."""
     _import_all(imports)
-    chosen = find("method", method, f"describe '{method}'")
-    parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in hyperparameters(chosen)) or "  none beside [local] and [run]"
-    about = "\n".join(line.strip() for line in (chosen.__doc__ or "").strip().splitlines())
-    needs = _NEEDS[chosen.needs]
-    text = f"{chosen.title}\n\n{about}\n\nParameters ([method] in the file, {chosen.__name__}(…) in Python):\n{parameters}\n\n"
-    text += f"What leaves a client: {chosen.leaves}.\nThe server needs: {needs}.\nPaper: {chosen.paper}."
+    kind = next((kind for kind, things in REGISTRY.items() if name in things), None)
+    if kind is None:
+        every = {known for things in REGISTRY.values() for known in things}
+        raise InvalidInput(f"describe '{name}': there is no method, partition, model or data set of that name.{nearest(name, every)}")
+    chosen = REGISTRY[kind][name]
+    text = inspect.getdoc(chosen) or ""
+    if kind == "method":
+        text = f"{chosen.title}\n\n{text}"
+    if kind != "dataset":
+        settable = hyperparameters(chosen) if kind == "method" else fields(chosen) if is_dataclass(chosen) else ()
+        parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in settable) or "  none of its own"
+        text += f"\n\nParameters ([{kind}] in an experiment file, {chosen.__name__}(…) in Python):\n{parameters}"
     out_console.print(text, markup=False, soft_wrap=True)
+    if kind == "method":
+        more = f"\nWhat leaves a client: {chosen.leaves}.\nThe server needs: {_NEEDS[chosen.needs]}.\nPaper: {chosen.paper}."
+        out_console.print(more, markup=False)
 
 
 @app.command()

@@ -63,6 +63,10 @@ class Clients:
     def __len__(self) -> int:
         return len(self.train)
 
+    def __repr__(self) -> str:
+        groups = f", {len(torch.unique(self.groups))} groups" if self.groups is not None else ""
+        return f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() tells more)"
+
     @property
     def sizes(self) -> Tensor:
         """Training examples of each client."""

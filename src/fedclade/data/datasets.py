@@ -148,6 +148,9 @@ def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
 
 
 def _missing(name: str, candidates: Sequence[Path]) -> str:
+    if len(candidates) == 1:
+        what = "it is a folder" if candidates[0].is_dir() else "there is no such file"
+        return f"data set '{name}': {what}. Give the path of an .npz file with the arrays {', '.join(NEEDED)}."
     looked = ", ".join(str(path) + (" (a folder, not a file)" if path.is_dir() else "") for path in candidates)
     file = candidates[-1].name
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -9,7 +10,8 @@ from typing import Any, Protocol, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-_SILENCE = 30.0
+_SILENCE = 30.0  # seconds without a line
+_LONG_START = 5.0
 
 
 class Display(Protocol):
@@ -46,11 +48,13 @@ class _Lines(_Silent):
         self.seconds: list[float] = []
 
     def row(self, row: dict[str, Any]) -> None:
+        if row["round"] == 1 and row["seconds"] > _LONG_START:
+            self.console.print(f"{self.label}: prepared and did round 1 in {row['seconds']:.1f} s")
         self.seconds.append(row["seconds"])
         evaluated = "train_loss" in row
         if not evaluated and time.perf_counter() - self.since < _SILENCE:
             return
-        pace = sum(self.seconds) / len(self.seconds)
+        pace = statistics.median(self.seconds)  # the first round also has what a method does once, before training
         self.since, self.seconds = time.perf_counter(), []
         score = f"  {_score(row)}" if evaluated else ""
         self.console.print(f"{self.label}: round {row['round']}/{self.rounds}{score}  {_clusters(row)}  {pace:.2f} s/round")

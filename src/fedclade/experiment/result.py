@@ -31,6 +31,11 @@ class Result:
     folder: Path | None = None
     already_finished: bool = False  # a resumed run that had nothing left to do
 
+    def __repr__(self) -> str:
+        accuracy = self.summary["accuracy"]
+        score = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
+        return f"Result({self.summary['method']}, {self.summary['clients']} clients, {self.summary['clusters']} clusters{score})"
+
     def model_of(self, client: int) -> nn.Module:
         """The model this client uses: a plain module in evaluation mode, ready to predict."""
         client = int(client)

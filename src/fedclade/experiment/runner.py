@@ -201,8 +201,19 @@ class Run:
         """The last checkpoint of this very run."""
         found = store.latest_checkpoint()
         if found is not None and found.configuration != self._fingerprint():
-            raise InvalidInput(f"out = '{store.folder}': it holds a run of another experiment (configuration, data or model differ).")
+            raise InvalidInput(f"out = '{store.folder}': it holds a run of another experiment ({self._difference(store)}).")
         return found
+
+    def _difference(self, store: RunStore) -> str:
+        """What distinguishes the stored run from this one, in words."""
+        then, now = store.tables(), self.tables()
+        free = {("run", name) for name in ("rounds", "eval_every", "checkpoint_every")} | {("engine", "chunk")}
+        keys = [(table, key) for table in now for key in {**then.get(table, {}), **now[table]} if (table, key) not in free]
+        for table, key in keys:
+            old, new = then.get(table, {}).get(key), now[table].get(key)
+            if old != (list(new) if isinstance(new, tuple) else new):
+                return f"{table}.{key} was {old!r}, now {new!r}"
+        return "its data or its first model differ"
 
     def _finished(self, store: RunStore, module: nn.Module) -> Result | None:
         """The result of a run that has ended already and is long enough, or None."""

@@ -55,8 +55,8 @@ class Clade(Method):
     title: ClassVar[str] = "Clade: groups from one look at the clients' gradients"
     paper: ClassVar[str] = "fedclade's own method, docs/methods/clade.md"
     leaves: ClassVar[str] = (
-        "once, in clear, the mean sketch (128 numbers) and the number of examples, and a scatter matrix (8,256 numbers) of which only the "
-        "sum over a group is needed; then once a round the trained weights, of which only the weighted sum over a group is needed"
+        "once, in clear, the mean sketch (128 numbers) and the number of examples; once a level of the search a scatter matrix (8,256 "
+        "numbers), and once a round the trained weights, of both of which only the sum over a group is needed"
     )
     needs: ClassVar[Needs] = "signatures"
     state: ClassVar[type[State]] = CladeState

@@ -49,7 +49,7 @@ class LeafCNN:
 
 @dataclass(frozen=True)
 class SmallCNN:
-    """FLT's net for MNIST in Scenarios 1 and 2 (arXiv 2103.15947; only its code says so): 21,840 parameters on (1, 28, 28), 10 classes.
+    """FLT's small net for MNIST (arXiv 2103.15947, Scenarios 1 and 2): 21,840 parameters on (1, 28, 28), 10 classes.
 
     `dropout` is the share of feature maps dropped after the second convolution and of units dropped before the last layer.
     """

@@ -46,7 +46,7 @@ class MLP:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression, one linear layer: LEAF's model for its synthetic data. 60 → 10 has 610 parameters."""
+    """Multinomial logistic regression, one linear layer: LEAF's model for its synthetic data."""
 
     name: ClassVar[str] = "logistic"
 
