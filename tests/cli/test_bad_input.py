@@ -159,7 +159,7 @@ CASES = {
     # data sets
     "missing data set": (of("data.name=nowhere"), ["'nowhere'", "not found", "--data-root", "FEDCLADE_DATA"]),
     "missing data set, nearest": (of("data.name=digit"), ["'digit'", "'digits'"]),
-    "missing data file": (of("data.name=./nowhere.npz"), ["nowhere.npz", "not found"]),
+    "missing data file": (of("data.name=./nowhere.npz"), ["nowhere.npz", "no such file"]),
     "preset without its data": (["mnist_iid"], ["'mnist'", "mnist.npz"]),
     "truncated npz": (of("data.name=truncated.npz"), ["truncated.npz", "damaged or cut short", "again"]),
     "npz cut in its head": (of("data.name=cut_head.npz"), ["cut_head.npz", "damaged or cut short"]),

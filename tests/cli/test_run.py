@@ -334,7 +334,8 @@ def test_what_a_finished_run_says_when_it_is_resumed(call: Call) -> None:
 def test_resume_on_an_empty_or_missing_folder_starts_anew(call: Call, processes: Processes) -> None:
     Path("empty").mkdir()
     for folder in ("empty", "missing"):
-        assert call(*THREE, "--out", folder, "--resume", "-q") == (0, "", "")
+        said = f"fedclade: there is no run in {folder} yet; it is started anew.\n"
+        assert call(*THREE, "--out", folder, "--resume", "-q") == (0, "", said)
         assert models(Path(folder)) == models(processes["first"][0])
 
 

@@ -185,9 +185,9 @@ def test_a_path_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(load(path).y_train) == 20
     monkeypatch.chdir(path.parent)
     assert len(load("toy.npz").y_train) == 20
-    with refused(f"Looked for: {tmp_path}/absent.npz"):
+    with refused(f"'{tmp_path}/absent.npz': there is no such file"):
         load(tmp_path / "absent.npz")
-    with refused("(a folder, not a file)"):
+    with refused("it is a folder"):
         load(tmp_path / "with space")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.client.keys import client_keys, fold
-from fedclade.client.objective import ExampleLoss, Objective, accuracy, cross_entropy
+from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
 from fedclade.client.programs import LocalTraining, sgd
 from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
@@ -25,6 +24,7 @@ from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, encoders, metrics
 from fedclade.experiment.checkpoint import Checkpoint
+from fedclade.experiment.prepare import metrics_for, module_for
 from fedclade.experiment.result import Result, load, untrained
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
@@ -33,6 +33,8 @@ from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
 OnRound = Callable[[dict[str, Any]], None]
+# What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
+_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"))
 
 
 def run(
@@ -98,10 +100,10 @@ class Run:
         self._cohort_size = self.settings.cohort_size(len(self.clients))
         self._everyone = torch.arange(len(self.clients))
         self.method = encoders.equip(self.method, self.clients.shape, self.settings.seed)
-        module = self._module()
+        module = module_for(self.model, self.clients, self.settings.seed)
         self._fed = Simulator(self.clients, device=self.device, chunk=self.engine.chunk, precision=self.engine.precision)
         self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
-        self._check_model()
+        self._metrics = metrics_for(self._objective, self.clients, self.loss is not None, self.metrics, self._fed.device)
 
         store = RunStore.open(out, resume) if out is not None else None
         if store is not None and resume:
@@ -140,46 +142,6 @@ class Run:
             values = self._evaluate(state, round_number)
         return self._finish(store, module, state, history, values)
 
-    def _module(self) -> nn.Module:
-        """The user's module, or the spec's with weights that depend on the seed alone."""
-        if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
-        if isinstance(self.model, type) or not hasattr(self.model, "build"):
-            raise InvalidInput(f"model = {self.model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
-        if self.clients.classes is None:
-            raise InvalidInput("model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss.")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fold(self.settings.seed, "model"))
-            try:
-                return self.model.build(self.clients.shape, self.clients.classes)
-            except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-                raise InvalidInput(f"model: {self.model!r} cannot be built ({error}).") from error
-
-    def _check_model(self) -> None:
-        few = torch.arange(min(2, len(self.clients.x)))
-        x, y = self.clients.x[few].to(self._fed.device), self.clients.y[few].to(self._fed.device)
-        x = x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
-        outputs = self._objective.checked_outputs(x)
-        labels_are_classes = self.clients.classes is not None and outputs.ndim == 2
-        if self.loss is None:
-            if not labels_are_classes:
-                shape = tuple(outputs.shape[1:])
-                raise InvalidInput(f"loss: cross-entropy needs class labels and one output a class, the model gives {shape}; give a loss.")
-            if self.clients.classes is not None and self.clients.classes > outputs.shape[1]:
-                raise InvalidInput(
-                    f"model: it has {outputs.shape[1]} outputs, but labels go up to {self.clients.classes - 1}: "
-                    f"give it at least {self.clients.classes} outputs, or number the labels from 0."
-                )
-        self._objective.check(x, y)
-        for name, metric in (self.metrics or {}).items():
-            if name in metrics.RESERVED or name.startswith("train_") or name.endswith("_tuned"):
-                raise InvalidInput(f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.")
-            shape = tuple(metric(outputs, y).shape)
-            if shape != (len(y),):
-                raise InvalidInput(f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got {shape}.")
-        own = {"accuracy": accuracy} if labels_are_classes else {}
-        self._metrics: dict[str, ExampleLoss] = {**own, **(self.metrics or {})}
-
     def _start(self, store: RunStore | None) -> tuple[State, list[dict[str, Any]]]:
         """State and history to go on from: those of the last checkpoint, or the method's first."""
         params = self._objective.params()
@@ -207,8 +169,7 @@ class Run:
     def _difference(self, store: RunStore) -> str:
         """What distinguishes the stored run from this one, in words."""
         then, now = store.tables(), self.tables()
-        free = {("run", name) for name in ("rounds", "eval_every", "checkpoint_every")} | {("engine", "chunk")}
-        keys = [(table, key) for table in now for key in {**then.get(table, {}), **now[table]} if (table, key) not in free]
+        keys = [(table, key) for table in now for key in {**then.get(table, {}), **now[table]} if (table, key) not in _FREE]
         for table, key in keys:
             old, new = then.get(table, {}).get(key), now[table].get(key)
             if old != (list(new) if isinstance(new, tuple) else new):
@@ -357,7 +318,7 @@ class Run:
         """A hash of what must not change between the parts of one run: configuration, data and first model, not how long and how fast."""
         if self._hash is None:
             tables = self.tables()
-            for table, name in (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk")):
+            for table, name in _FREE:
                 del tables[table][name]
             digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
             data = self.clients
