@@ -167,3 +167,16 @@ def test_nearest_is_what_all_distances_together_say(kind: Any, new: int, known: 
     counts = rng.integers(1, 4, size=new + known)
     expected = distances(centres, counts, kind)[:new, new:].argmin(1)
     np.testing.assert_array_equal(nearest(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_without_the_graph_are_the_components_of_the_graph(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    centres, counts = rng.normal(size=(60, 3, 2)) * 3, rng.integers(1, 4, 60)
+    options = ("none", "min", "threshold", 0.4, None, 0)
+    with_graph, related = relate(centres, counts, *options)
+    without, nothing = relate(centres, counts, *options, graph=False)
+    assert related is not None
+    assert nothing is None
+    assert 1 < len(np.unique(with_graph)) < 60
+    assert without.tolist() == with_graph.tolist()

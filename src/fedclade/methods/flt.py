@@ -135,8 +135,9 @@ class FLT(Method):
             cluster, row, rows = state.cluster[twin], state.row[twin], state.mixing[:, twin]
         else:
             options = (self.manifold, self.distance, self.cut, self.gamma, self.clusters)
-            groups, graph = relate(centres.numpy(), counts.numpy(), *options, seed=fold(key, "manifold") % 2**32)
-            cluster, (rows, row) = torch.from_numpy(groups), mixing_rows(groups, graph if self.aggregation == "graph" else None)
+            seed, graph = fold(key, "manifold") % 2**32, self.aggregation == "graph"
+            groups, related = relate(centres.numpy(), counts.numpy(), *options, seed=seed, graph=graph)
+            cluster, (rows, row) = torch.from_numpy(groups), mixing_rows(groups, related)
             models = {name: value.expand(len(rows), *value.shape[1:]).clone() for name, value in state.models.items()}
             mixing, zeros = state.mixing.expand(len(rows), -1), centres.new_zeros(len(state.row), *centres.shape[1:])
             state = replace(state, models=models, mixing=mixing, centres=zeros)

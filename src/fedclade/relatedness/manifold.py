@@ -12,7 +12,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from fedclade.errors import InvalidInput
-from fedclade.relatedness.graph import components, threshold_graph
+from fedclade.relatedness.graph import close_components, components, threshold_graph
 from fedclade.relatedness.mixing import distinct_rows
 from fedclade.relatedness.signatures import distances
 from fedclade.relatedness.tree import cut_gap, cut_number, linkage
@@ -30,21 +30,34 @@ _BLOCK = 64
 
 
 def relate(
-    centres: Points, counts: Counts, manifold: Manifold, distance: Distance, cut: Cut, gamma: float, clusters: int | None, seed: int
+    centres: Points,
+    counts: Counts,
+    manifold: Manifold,
+    distance: Distance,
+    cut: Cut,
+    gamma: float,
+    clusters: int | None,
+    seed: int,
+    graph: bool = True,
 ) -> tuple[NDArray[np.int64], Related | None]:
     """The group of each client and, where a threshold was used, the graph Ã of which the groups are the connected components.
 
     `centres` is (M, k, e), of which the first counts[i] of client i are real. All of them are placed on the manifold together; A is the
     distance between clients there. Related is who is nearer than gamma (cut="threshold"); or groups come from a tree over A: `clusters` of
-    them by Ward, or as many as the widest gap in the merge heights of average linkage leaves (cut="gap").
+    them by Ward, or as many as the widest gap in the merge heights of average linkage leaves (cut="gap"). Without `graph` only groups.
     """
-    A = distances(on_manifold(centres, counts, manifold, seed), counts, distance)
+    points = on_manifold(centres, counts, manifold, seed)
+    if not graph and clusters is None and cut == "threshold" and distance == "min":
+        # Only the components are wanted, and of nearest points a spatial index finds them: 100,000 clients need no matrix of all pairs.
+        real = np.arange(points.shape[1]) < counts[:, None]
+        return close_components(points[real], gamma, np.repeat(np.arange(len(points)), counts)), None
+    A = distances(points, counts, distance)
     if clusters is not None:
         return cut_number(linkage(A, "ward"), min(clusters, len(A))), None
     if cut == "gap":
         return cut_gap(linkage(A, "average")), None
     related = threshold_graph(A, gamma)
-    return components(related), related
+    return components(related), related if graph else None
 
 
 def nearest(centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance) -> NDArray[np.int64]:
