@@ -13,6 +13,11 @@ SHOWN_CLIENTS = 20
 SHOWN_CLASSES = 20  # more would not fit on a line
 
 
+def as_inputs(x: Tensor) -> Tensor:
+    """Samples as a model reads them: pixels of uint8 as x / 255, everything else as it is."""
+    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
+
+
 @dataclass(frozen=True, eq=False)
 class Parts:
     """A ragged list of row numbers: part i is `index[offsets[i]:offsets[i + 1]]`. Parts may share rows."""

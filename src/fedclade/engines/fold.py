@@ -13,7 +13,7 @@ from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches, Plan, make_plan
 from fedclade.client.programs import AnyProgram, Chain, Program
 from fedclade.client.tree import Tree, concatenate, stack, take
-from fedclade.data.clients import Parts
+from fedclade.data.clients import Parts, as_inputs
 from fedclade.errors import NotVectorisable
 
 
@@ -35,9 +35,7 @@ class Pool:
         if rows.shape[1] == 1:  # one batch a step: no axis for the group
             rows, weight = rows[:, 0], weight[:, 0]
         flat = rows.flatten()
-        x = self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:])
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32) / 255
+        x = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
         y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
         return Batch(x, y, weight, plan.key[:count, step])
 

@@ -72,6 +72,12 @@ class Simulator:
         """Give every client this memory to start from (a method's `memory0`)."""
         self.memory = ClientMemory({name: value.to(self.device) for name, value in initial.items()}, len(self._sizes))
 
+    def models_of(self, rows: Rows, ids: Tensor) -> Tree:
+        """The models themselves, a row for each of these clients, what is in their memory included."""
+        here = self._on_device(rows, len(ids))
+        assert here is not None
+        return here.gather(self.memory.read(ids.to(self.device)))
+
     def drain_failures(self) -> list[Failure]:
         """Who did not answer or was refused since this was last asked."""
         failures, self._failures = self._failures, []

@@ -71,9 +71,7 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def _read(path: Path) -> Checkpoint:
     try:
-        with safe_open(path, framework="pt") as file:
-            about = read_about(file)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        about, tensors = read_tensors(path)
         if about.get("format") != FORMAT:
             raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade.")
         return Checkpoint(
@@ -99,6 +97,12 @@ def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary, metadata)
     temporary.chmod(mode)
     os.replace(temporary, path)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
+    """All of a file that `write_tensors` wrote."""
+    with safe_open(path, framework="pt") as file:
+        return read_about(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def read_about(file: Any) -> dict[str, Any]:

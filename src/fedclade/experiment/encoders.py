@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedclade.client.keys import fold
 from fedclade.data import Dataset, load
+from fedclade.data.clients import as_inputs
 from fedclade.errors import InvalidInput, check
-from fedclade.experiment.checkpoint import read_about, write_tensors
+from fedclade.experiment.checkpoint import read_tensors, write_tensors
 from fedclade.methods.base import Method
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder
 
@@ -125,7 +126,7 @@ def _train(
     for epoch in range(1, epochs + 1):
         total = 0.0
         for rows in torch.split(torch.randperm(len(x), generator=order), batch_size):
-            batch = x[rows].to(torch.float32) / 255 if x.dtype == torch.uint8 else x[rows].to(torch.float32)
+            batch = as_inputs(x[rows]).to(torch.float32)
             loss = ((module(batch) - batch) ** 2).mean()
             optimiser.zero_grad()
             loss.backward()
@@ -147,9 +148,7 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
     if not path.is_file():
         raise InvalidInput(f"encoder = '{path}': there is no such file; 'default', or one that `fedclade pretrain` wrote.")
     try:
-        with safe_open(path, framework="pt") as file:
-            about = read_about(file)
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        about, weights = read_tensors(path)
         if about.get("format") != FORMAT:
             raise InvalidInput(f"encoder = '{path}': not an encoder file; make one with `fedclade pretrain`.")
         own = tuple(about["shape"])

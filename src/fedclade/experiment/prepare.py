@@ -10,7 +10,7 @@ from torch import nn
 
 from fedclade.client.keys import fold
 from fedclade.client.objective import ExampleLoss, Objective, accuracy
-from fedclade.data.clients import Clients
+from fedclade.data.clients import Clients, as_inputs
 from fedclade.errors import InvalidInput
 from fedclade.experiment.metrics import RESERVED
 from fedclade.models import ModelSpec
@@ -37,8 +37,7 @@ def metrics_for(
 ) -> dict[str, ExampleLoss]:
     """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where there is one, and those metrics."""
     few = torch.arange(min(2, len(clients.x)))
-    x, y = clients.x[few].to(device), clients.y[few].to(device)
-    x = x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
+    x, y = as_inputs(clients.x[few].to(device)), clients.y[few].to(device)
     outputs = objective.checked_outputs(x)
     classifies = clients.classes is not None and outputs.ndim == 2
     if not own_loss and not classifies:

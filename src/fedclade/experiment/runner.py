@@ -99,6 +99,7 @@ class Run:
         check(len(self.clients) > 0, "clients", 0, "there must be at least one")
         self._cohort_size = self.settings.cohort_size(len(self.clients))
         self._everyone = torch.arange(len(self.clients))
+        self._test_samples = metrics.distinct_test_samples(self.clients)
         self.method = encoders.equip(self.method, self.clients.shape, self.settings.seed)
         module = module_for(self.model, self.clients, self.settings.seed)
         self._fed = Simulator(self.clients, device=self.device, chunk=self.engine.chunk, precision=self.engine.precision)
@@ -106,12 +107,13 @@ class Run:
         self._metrics = metrics_for(self._objective, self.clients, self.loss is not None, self.metrics, self._fed.device)
 
         store = RunStore.open(out, resume) if out is not None else None
+        found = self._latest(store) if store is not None else None
         if store is not None and resume:
             done = self._finished(store, module)
             if done is not None:
                 return done
         begin = time.perf_counter()
-        state, history = self._start(store)
+        state, history = self._start(store, found)
         # What the first line of the history must also account for: the one-off phase of methods that have one.
         began = _Counters(self._fed, begin) if not history else None
         round_number = history[-1]["round"] if history else 0
@@ -142,11 +144,10 @@ class Run:
             values = self._evaluate(state, round_number)
         return self._finish(store, module, state, history, values)
 
-    def _start(self, store: RunStore | None) -> tuple[State, list[dict[str, Any]]]:
+    def _start(self, store: RunStore | None, found: Checkpoint | None) -> tuple[State, list[dict[str, Any]]]:
         """State and history to go on from: those of the last checkpoint, or the method's first."""
         params = self._objective.params()
         self._fed.remember(self.method.memory0(params))
-        found = self._latest(store) if store is not None else None
         if store is not None:
             store.begin(self.tables(), found.history if found else [])
         if found is not None:
@@ -178,7 +179,6 @@ class Run:
 
     def _finished(self, store: RunStore, module: nn.Module) -> Result | None:
         """The result of a run that has ended already and is long enough, or None."""
-        self._latest(store)
         summary = store.summary()
         if summary is None or summary["rounds"] < self.settings.rounds:
             return None
@@ -234,7 +234,7 @@ class Run:
         numbers: dict[str, Any] = {}
         for name, value in values.items():
             if name == "accuracy":
-                numbers |= metrics.accuracy_summary(value, metrics.distinct_test_samples(self.clients))
+                numbers |= metrics.accuracy_summary(value, self._test_samples)
             else:
                 numbers[name] = metrics.mean_over_clients(value)
         return numbers
@@ -258,10 +258,7 @@ class Run:
         def row_of(client: int) -> Tree | None:
             if client not in place:
                 return None
-            one = torch.tensor([client], device=self._fed.device)
-            mine = rows[torch.tensor([place[client]])]
-            mine = Rows(mine.models, mine.index.to(self._fed.device), mine.own)
-            return take(mine.gather(self._fed.memory.read(one)), torch.tensor(0))
+            return take(self._fed.models_of(rows[torch.tensor([place[client]])], torch.tensor([client])), torch.tensor(0))
 
         folder = store.folder if store is not None else None
         return Result(summary, history, state.cluster, columns, module, row_of, folder)
@@ -270,9 +267,7 @@ class Run:
         """Distinct models and the row of each client."""
         if not rows.own:
             return rows.models, rows.index.cpu()
-        here = ids.to(self._fed.device)
-        gathered = Rows(rows.models, rows.index.to(self._fed.device), rows.own).gather(self._fed.memory.read(here))
-        return gathered, torch.arange(len(ids))
+        return self._fed.models_of(rows, ids), torch.arange(len(ids))
 
     def _summary(self, values: dict[str, Tensor], state: State, history: list[dict[str, Any]]) -> dict[str, Any]:
         return {
