@@ -22,7 +22,7 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade.client.keys import fold
 from fedclade.data import Clients
-from fedclade.experiment.encoders import equip
+from fedclade.experiment.prepare import equip
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.relatedness.manifold import Distance, Manifold, on_manifold, relate
 
@@ -44,7 +44,7 @@ Found = tuple[int, float]  # number of groups, ARI
 def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The centres and their counts of all clients, and the key they were made with."""
     key = fold(seed, "init")
-    method = equip(FLT(k=k, manifold="none"), clients.shape, seed)
+    method = equip(FLT(k=k, manifold="none"), clients, seed)
     state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
     assert isinstance(state, FLTState)
     return state.centres.numpy(), state.counts.numpy(), key

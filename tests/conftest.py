@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,10 @@ def digits() -> Clients:
 
 @pytest.fixture
 def ragged() -> Clients:
-    """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class only; no test part."""
+    """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class only; no test part, a probe of 30."""
     generator = torch.Generator().manual_seed(0)
     pairs = []
     for client, size in enumerate((5, 1, 40, 2, 23, 11)):
         y = torch.full((size,), client % 3) if client % 2 else torch.randint(0, 3, (size,), generator=generator)
         pairs.append((torch.randn(size, 6, generator=generator), y))
-    return from_arrays(pairs)
+    return replace(from_arrays(pairs), probe=torch.randn(30, 6, generator=generator))

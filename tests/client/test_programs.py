@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fedclade.client.programs import LocalTraining, Program, descend, score, sgd
 from fedclade.client.tree import Tree
 from fedclade.data import Clients, from_arrays
 from fedclade.engines.simulator import Simulator
+from fedclade.errors import InvalidInput
 from fedclade.federation import Rows, Sum
 
 FIRST = torch.Generator().manual_seed(0)
@@ -259,8 +261,29 @@ def first_sample(name: str) -> Program:
     return Program(start, step, finish, Batches(1), "same")
 
 
-def test_the_two_programs_of_a_chain_draw_apart_even_under_one_name() -> None:
+def test_each_program_of_a_chain_draws_what_it_would_draw_alone() -> None:
     x = torch.arange(50.0)[:, None]
     fed = Simulator(from_arrays([(x, torch.zeros(50))] * 40))
-    got = fed.map(then(first_sample("a"), first_sample("b"), lambda shared, mine, reply: ({}, reply)), torch.arange(40), key=0)
-    assert int((got.out["a"] == got.out["b"]).sum()) < 10
+    one, other = first_sample("a"), replace(first_sample("b"), draws_as="other")
+    together = fed.map(then(one, other, lambda shared, mine, reply: ({}, reply)), torch.arange(40), key=0)
+    for name, program in (("a", one), ("b", other)):
+        assert torch.equal(together.out[name], fed.map(program, torch.arange(40), key=0).out[name])
+    assert int((together.out["a"] == together.out["b"]).sum()) < 10
+
+
+def test_a_program_draws_as_another_says() -> None:
+    x = torch.arange(50.0)[:, None]
+    fed = Simulator(from_arrays([(x, torch.zeros(50))] * 40))
+    alias = replace(first_sample("b"), name="alias", draws_as="same")
+    assert torch.equal(fed.map(first_sample("a"), torch.arange(40), key=0).out["a"], fed.map(alias, torch.arange(40), key=0).out["b"])
+
+
+def test_a_chain_of_programs_that_would_draw_alike_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'same' and 'same' would draw the same batches.*draws_as"):
+        then(first_sample("a"), first_sample("b"), lambda shared, mine, reply: ({}, reply))
+
+
+def test_a_parameter_named_like_a_setting_is_refused() -> None:
+    program = replace(first_sample("a"), settings={"lr": 0.1})
+    with pytest.raises(InvalidInput, match="its parameter 'lr' has the name of a setting"):
+        Simulator(from_arrays([(torch.zeros(2, 1), torch.zeros(2))])).map(program, torch.arange(1), shared={"lr": torch.ones(1)}, key=0)

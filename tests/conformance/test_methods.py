@@ -18,7 +18,7 @@ from fedclade.client.tree import Tree
 from fedclade.data import Clients, Parts
 from fedclade.engines.simulator import Faults
 from fedclade.experiment.checkpoint import flatten, restore
-from fedclade.experiment.encoders import equip
+from fedclade.experiment.prepare import equip
 from fedclade.methods import METHODS, UNKNOWN
 from fedclade.models import MLP
 
@@ -38,7 +38,7 @@ class Federation:
     def __init__(self, name: str, engine: str, clients: Clients, faults: Faults | None = None, **options: Any) -> None:
         torch.manual_seed(0)
         self.objective = Objective(MLP(8).build(clients.shape, 10))
-        method = equip(METHODS[name](), clients.shape, seed=0)
+        method = equip(METHODS[name](), clients, seed=0)
         self.method: Method = method.bind(LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2))
         self.fed = ENGINES[engine](clients, faults=faults, **options)
         self.params = self.objective.params()
@@ -50,8 +50,8 @@ class Federation:
         return state
 
     def round(self, state: State, number: int, cohort: Tensor) -> State:
-        state = self.admitted(state, cohort, number)
-        state = self.method.round(self.fed, state, cohort[state.cluster[cohort] != UNKNOWN], fold(0, "round", number))
+        state, cohort = self.method.ready(self.fed, state, cohort, fold(0, "admit", number))
+        state = self.method.round(self.fed, state, cohort, fold(0, "round", number))
         self.fed.memory.commit(number)
         return state
 

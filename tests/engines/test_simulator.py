@@ -588,7 +588,7 @@ def test_a_link_that_branches_on_a_tensor_is_refused_in_plain_words() -> None:
         return {}, reply if reply["count"].sum() > 0 else {"count": -reply["count"]}
 
     with pytest.raises(NotVectorisable, match="branches on the values of a tensor"):
-        Simulator(numbered()).map(then(weights_seen(), weights_seen(), link), EVERYONE, key=0)
+        Simulator(numbered()).map(then(weights_seen(), replace(weights_seen(), name="again"), link), EVERYONE, key=0)
 
 
 def test_a_program_that_draws_from_torchs_generator_is_refused_in_plain_words() -> None:

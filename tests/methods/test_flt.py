@@ -23,7 +23,8 @@ from fedclade.data import Clients, from_arrays
 from fedclade.errors import FedcladeError, InvalidInput
 from fedclade.experiment import encoders
 from fedclade.experiment.checkpoint import flatten, restore
-from fedclade.experiment.encoders import equip, pretrain, read, resolve, spec_for
+from fedclade.experiment.encoders import pretrain, read, resolve, spec_for
+from fedclade.experiment.prepare import equip
 from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.models import MLP
@@ -33,7 +34,7 @@ from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoe
 def started(method: Method, clients: Clients, batch_size: int = 4, **options: Any) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = equip(method, clients.shape, seed=0).bind(LocalTraining(objective, lr=0.1, batch_size=batch_size))
+    method = equip(method, clients, seed=0).bind(LocalTraining(objective, lr=0.1, batch_size=batch_size))
     fed = Simulator(clients, **options)
     fed.remember(method.memory0(objective.params()))
     return method, fed, method.init(fed, objective.params(), key=0)
@@ -278,7 +279,7 @@ def test_any_module_is_an_encoder(ragged: Clients) -> None:
 def test_whole_numbers_cannot_be_reconstructed() -> None:
     tokens = from_arrays([(torch.randint(0, 9, (5, 4)), torch.zeros(5)) for _ in range(2)])
     with pytest.raises(InvalidInput, match="whole numbers cannot be reconstructed"):
-        equip(small(), tokens.shape, 0).init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
+        equip(small(), tokens, 0).init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
 
 
 def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
@@ -351,10 +352,10 @@ def test_random_weights_come_from_the_seed() -> None:
     assert not any(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_a_method_that_has_an_encoder_or_wants_none_stays_as_it_is() -> None:
+def test_a_method_that_has_an_encoder_or_wants_none_stays_as_it_is(ragged: Clients) -> None:
     module = nn.Linear(6, 2)
     for method in (FedAvg(), FLT(encoder_module=module)):
-        assert equip(method, (6,), 0) is method
+        assert equip(method, ragged, 0) is method
 
 
 def tiny_images(count: int = 64) -> fc.data.Dataset:

@@ -12,14 +12,14 @@ from sklearn.metrics import adjusted_rand_score
 from fedclade import Simulator
 from fedclade.client.keys import fold
 from fedclade.data import LabelClusters, load, partition
-from fedclade.experiment.encoders import equip
+from fedclade.experiment.prepare import equip
 from fedclade.methods.flt import FLT
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 def test_scenario_1_has_five_groups(real_data: Callable[[str], Path], seed: int) -> None:
     clients = partition(load("mnist", real_data("mnist").parent), LabelClusters(clusters=5, classes=2), clients=100, seed=seed)
-    method = equip(FLT(k=2), clients.shape, seed)
+    method = equip(FLT(k=2), clients, seed)
     state = method.init(Simulator(clients), {"w": torch.zeros(1)}, key=fold(seed, "init"))
     assert len(state.cluster.unique()) == 5
     assert adjusted_rand_score(clients.groups, state.cluster) == 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedclade.client.keys import combine, uniform
 from fedclade.client.tree import Tree
-from fedclade.errors import InvalidInput, NotVectorisable
+from fedclade.errors import InvalidInput, NotVectorisable, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number for each example. Metrics have the same form."""
@@ -116,6 +116,20 @@ class Objective:
         if not layers:
             raise InvalidInput("model: it has no linear layer, so its features and last layer's gradient are not defined.")
         return layers[-1]
+
+    def head(self) -> tuple[str, ...]:
+        """The names of the last linear layer's parameters."""
+        last = self.last_linear()
+        layer = next(name for name, module in self.module.named_modules() if module is last)
+        return self.names_under([layer])
+
+    def names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
+        """The names of the parameters of these layers, given by the names of layers or of single parameters."""
+        for layer in layers:
+            if not any(name == layer or name.startswith(f"{layer}.") for name in self.names):
+                every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
+                raise InvalidInput(f"layer '{layer}': the model has no trainable parameter of that name.{nearest(layer, every)}")
+        return tuple(name for name in self.names if any(name == layer or name.startswith(f"{layer}.") for layer in layers))
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean loss of the batch's real examples."""

@@ -29,7 +29,8 @@ class Program:
     finish: (shared, const, carry) -> (reply, memory, or None where it is unchanged)
 
     All three are pure functions for one client and branch on no tensor. `settings` are numbers that may change between rounds (the
-    learning rate); they come to the functions in `shared`, so that the functions stay the same.
+    learning rate); they come to the functions in `shared`, so that the functions stay the same. `draws_as` says whose randomness it has,
+    its own name's if it is empty: all local training draws as "sgd", so that methods are compared on the same batches.
     """
 
     start: Start
@@ -39,10 +40,16 @@ class Program:
     name: str
     settings: Mapping[str, float] = field(default_factory=dict)
     vectorised: bool = True  # False: run client by client on batches without padding, with numpy or scikit-learn
+    draws_as: str = ""
 
     def __post_init__(self) -> None:
         if not self.vectorised and self.batches.group > 1:
             raise ValueError(f"program '{self.name}': batches without padding come one a step; use group=1 with vectorised=False")
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The names from which its randomness is made, beside the call's key."""
+        return (self.draws_as or self.name,)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,10 @@ class Chain:
     def name(self) -> str:
         return f"{self.first.name}>{self.second.name}"
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return (*self.first.streams, *self.second.streams)
+
 
 AnyProgram: TypeAlias = Program | Chain
 
@@ -64,8 +75,12 @@ AnyProgram: TypeAlias = Program | Chain
 def then(first: AnyProgram, second: AnyProgram, link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]) -> Chain:
     """Run `first`, then `second`, without asking the server in between.
 
-    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told.
+    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told. Each draws the
+    batches that it would draw alone.
     """
+    twice = set(first.streams) & set(second.streams)
+    if twice:
+        raise ValueError(f"programs '{first.name}' and '{second.name}' would draw the same batches, as {sorted(twice)}: set draws_as")
     return Chain(first, second, link)
 
 

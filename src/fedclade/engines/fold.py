@@ -14,7 +14,7 @@ from fedclade.client.plan import Batches, Plan, make_plan
 from fedclade.client.programs import AnyProgram, Chain, Program
 from fedclade.client.tree import Tree, concatenate, stack, take
 from fedclade.data.clients import Parts, as_inputs
-from fedclade.errors import NotVectorisable
+from fedclade.errors import InvalidInput, NotVectorisable
 
 
 class Pool:
@@ -59,7 +59,10 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int) -> tuple[Tre
         device = lanes.client.device
         settings = {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in program.settings.items()}
         program = replace(program, batches=_fitting(program.batches, lanes.pool))
-        client_keys = keys.client_keys(keys.fold(key, program.name), lanes.client)
+        taken = sorted(settings.keys() & shared.keys())
+        if taken:
+            raise InvalidInput(f"model: its parameter '{taken[0]}' has the name of a setting of the program '{program.name}'; rename it.")
+        client_keys = keys.client_keys(keys.fold(key, *program.streams), lanes.client)
         run = _by_falling_size if program.vectorised else _one_by_one
         return run(program, lanes, {**settings, **shared}, client_keys)
     except RuntimeError as error:
@@ -70,10 +73,10 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int) -> tuple[Tre
 
 
 def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int) -> tuple[Tree, Tree | None]:
-    reply, memory = fold(program.first, lanes, shared, keys.fold(key, "first"))
+    reply, memory = fold(program.first, lanes, shared, key)
     mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
     lanes = Lanes(lanes.pool, lanes.part, lanes.client, mine, lanes.memory if memory is None else memory)
-    reply, later = fold(program.second, lanes, shared, keys.fold(key, "second"))
+    reply, later = fold(program.second, lanes, shared, key)
     return {**told, **reply}, memory if later is None else later
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedclade.client.objective import ExampleLoss, Objective
-from fedclade.client.programs import AnyProgram, Program, score
+from fedclade.client.programs import AnyProgram, score
 from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
 from fedclade.data.clients import Clients
 from fedclade.engines.fold import Lanes, Pool, fold
@@ -72,11 +72,17 @@ class Simulator:
         """Give every client this memory to start from (a method's `memory0`)."""
         self.memory = ClientMemory({name: value.to(self.device) for name, value in initial.items()}, len(self._sizes))
 
-    def models_of(self, rows: Rows, ids: Tensor) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included."""
+    def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
+        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `evaluate`."""
         here = self._on_device(rows, len(ids))
         assert here is not None
-        return here.gather(self.memory.read(ids.to(self.device)))
+        client = ids.to(self.device)
+        memory = self.memory.read(client)
+        mine = here.gather(memory)
+        if tune is not None:
+            with self._settings(here, {}):
+                mine, _ = fold(tune, Lanes(self._train, client, client, mine, memory), {}, key)
+        return mine
 
     def drain_failures(self) -> list[Failure]:
         """Who did not answer or was refused since this was last asked."""
@@ -104,8 +110,8 @@ class Simulator:
         kept: list[Tree] = []
         places: list[Tensor] = []
         failures: list[Failure] = []
-        with self._settings(each):
-            for place in self._chunks(self._train, ids, each):
+        with self._settings(each, shared):
+            for place in self._chunks(self._train, ids, each, shared):
                 client = ids[place].to(self.device)
                 memory = self.memory.read(client)
                 mine = each[place.to(self.device)].gather(memory) if each else {}
@@ -135,7 +141,7 @@ class Simulator:
         metrics: dict[str, ExampleLoss],
         *,
         part: Literal["train", "test"] = "test",
-        tune: Program | None = None,
+        tune: AnyProgram | None = None,
         key: int = 0,
     ) -> Tree:
         """Mean loss and metrics of each client's model on its own data, (len(ids),), NaN for a client without test part.
@@ -158,8 +164,8 @@ class Simulator:
         assert device_rows is not None
         program = score(objective, tuple(metrics.items()))
         sums: dict[str, Tensor] = {}
-        with self._settings(device_rows):
-            for place in self._chunks(pool, distinct[:, 1], device_rows):
+        with self._settings(device_rows, {}):
+            for place in self._chunks(pool, distinct[:, 1], device_rows, {}):
                 at = first[place]
                 client = ids[who][at].to(self.device)
                 memory = self.memory.read(client)
@@ -208,7 +214,7 @@ class Simulator:
             rows.append(honest if arrived is None or reason is not None else arrived)
         return stack(rows), reasons
 
-    def _chunks(self, pool: Pool, parts: Tensor, each: Rows | None) -> Iterator[Tensor]:
+    def _chunks(self, pool: Pool, parts: Tensor, each: Rows | None, shared: Tree) -> Iterator[Tensor]:
         """Places of the clients of each chunk: by falling size, so that those with steps left are a prefix, then by id.
 
         The order is the same for every chunk size, which keeps sums the same to the bit.
@@ -216,13 +222,14 @@ class Simulator:
         sizes = pool.sizes.cpu()[parts]
         by_id = parts.argsort(stable=True)
         order = by_id[sizes[by_id].argsort(descending=True, stable=True)]
-        width = self.chunk or self._auto_chunk(each)
+        width = self.chunk or self._auto_chunk(each, shared)
         for first in range(0, len(order), width):
             yield order[first : first + width]
 
-    def _auto_chunk(self, each: Rows | None) -> int:
-        # A lane holds its weights, their gradient and the weights of the next step; activations and the batch come on top.
-        lane = 4 * max(_row_bytes(each), nbytes(self.memory.initial), 64 * 1024)
+    def _auto_chunk(self, each: Rows | None, shared: Tree) -> int:
+        # A lane holds its weights, their gradient and the weights of the next step; activations and the batch come on top. The weights
+        # are its row, or what it picks from what is sent to all.
+        lane = 4 * max(_row_bytes(each), nbytes(shared), nbytes(self.memory.initial), 64 * 1024)
         if self.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(self.device)
             return max(1, int(free * _CUDA_CHUNK_SHARE) // lane)
@@ -250,11 +257,11 @@ class Simulator:
         return Rows(models, each.index.to(self.device), each.own)
 
     @contextmanager
-    def _settings(self, each: Rows | None) -> Iterator[None]:
+    def _settings(self, each: Rows | None, shared: Tree) -> Iterator[None]:
         """Threads and arithmetic for the time of a call; the caller's own are put back."""
         threads, precision, cudnn = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn
         before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-        torch.set_num_threads(_threads(each))
+        torch.set_num_threads(_threads(each, shared))
         if self.device.type == "cuda":
             fast = self.precision == "tf32"
             torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -297,10 +304,10 @@ def _not_finite(rows: Tree) -> list[int]:
     return places
 
 
-def _threads(each: Rows | None) -> int:
+def _threads(each: Rows | None, shared: Tree) -> int:
     """Convolutions are worth all cores; matrix products of this size are not, and on several threads they round by chunk size."""
-    convolutions = each is not None and any(value.ndim > 4 for value in each.models.values())
-    if not convolutions:
+    models = shared if each is None else each.models
+    if not any(value.ndim > 4 for value in models.values()):
         return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import resources
 from math import prod
 from pathlib import Path
@@ -19,7 +19,6 @@ from fedclade.data import Dataset, load
 from fedclade.data.clients import as_inputs
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment.checkpoint import read_tensors, write_tensors
-from fedclade.methods.base import Method
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder
 
 FORMAT = "fedclade-encoder-1"
@@ -30,14 +29,6 @@ SHIPPED_SHAPE = (1, 28, 28)
 
 Spec = ConvAutoencoder | DenseAutoencoder
 _SPECS: dict[str, type[Spec]] = {spec.name: spec for spec in (ConvAutoencoder, DenseAutoencoder)}
-
-
-def equip(method: Method, shape: tuple[int, ...], seed: int) -> Method:
-    """The method with its encoder where it wants one and was given none; any other method as it is."""
-    if getattr(method, "encoder_module", method) is not None:
-        return method
-    module = resolve(getattr(method, "encoder", DEFAULT), shape, seed)
-    return replace(method, encoder_module=module)  # type: ignore[call-arg]
 
 
 def resolve(encoder: str, shape: tuple[int, ...], seed: int) -> Autoencoder:

@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedclade.client.keys import fold
 from fedclade.client.objective import ExampleLoss, Objective, accuracy
 from fedclade.data.clients import Clients, as_inputs
 from fedclade.errors import InvalidInput
+from fedclade.experiment import encoders
 from fedclade.experiment.metrics import RESERVED
+from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
+
+
+def equip(method: Method, clients: Clients, seed: int) -> Method:
+    """The method with what it wants of the federation beside the clients' answers, where it was given none: its fields marked BOUND."""
+    wanted = {each.name: getattr(method, each.name) for each in fields(method) if "bound" in each.metadata}
+    found: dict[str, Any] = {}
+    if "encoder_module" in wanted and wanted["encoder_module"] is None:
+        found["encoder_module"] = encoders.resolve(getattr(method, "encoder", encoders.DEFAULT), clients.shape, seed)
+    if "probe" in wanted:
+        probe = clients.probe if wanted["probe"] is None else wanted["probe"]
+        found["probe"] = None if probe is None else _probe(probe, clients.shape)
+    if "input_shape" in wanted and clients.x.dtype in (torch.uint8, torch.float32, torch.float64):
+        found["input_shape"] = clients.shape
+    return replace(method, **found) if found else method
+
+
+def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
+    """Probe inputs, as a client would read them."""
+    try:
+        x = as_inputs(torch.as_tensor(probe))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"probe: not an array of inputs ({error}).") from error
+    if tuple(x.shape[1:]) != shape or len(x) == 0:
+        raise InvalidInput(
+            f"probe: its shape is {tuple(x.shape)}, it must be (samples, {', '.join(map(str, shape))}), as the clients' inputs."
+        )
+    return x
 
 
 def module_for(model: ModelSpec | nn.Module, clients: Clients, seed: int) -> nn.Module:

@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from fedclade.client.keys import client_keys, fold
 from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
-from fedclade.client.programs import LocalTraining, sgd
+from fedclade.client.programs import AnyProgram, LocalTraining, sgd, then
 from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
 from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
-from fedclade.experiment import checkpoint, encoders, metrics
+from fedclade.experiment import checkpoint, metrics
 from fedclade.experiment.checkpoint import Checkpoint
-from fedclade.experiment.prepare import metrics_for, module_for
+from fedclade.experiment.prepare import equip, metrics_for, module_for
 from fedclade.experiment.result import Result, load, untrained
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
@@ -100,7 +100,7 @@ class Run:
         self._cohort_size = self.settings.cohort_size(len(self.clients))
         self._everyone = torch.arange(len(self.clients))
         self._test_samples = metrics.distinct_test_samples(self.clients)
-        self.method = encoders.equip(self.method, self.clients.shape, self.settings.seed)
+        self.method = equip(self.method, self.clients, self.settings.seed)
         module = module_for(self.model, self.clients, self.settings.seed)
         self._fed = Simulator(self.clients, device=self.device, chunk=self.engine.chunk, precision=self.engine.precision)
         self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
@@ -193,23 +193,23 @@ class Run:
         key = fold(self.settings.seed, "round", number)
         cohort = cohort_of(fold(key, "cohort"), len(self.clients), self._cohort_size)
         method = self._bound(number)
-        unknown = cohort[state.cluster[cohort] == UNKNOWN]
-        if len(unknown):
-            state = method.admit(self._fed, state, unknown, fold(key, "admit"))
-            cohort = cohort[state.cluster[cohort] != UNKNOWN]
+        state, cohort = method.ready(self._fed, state, cohort, fold(key, "admit"))
         state = method.round(self._fed, state, cohort, key)
         self._fed.memory.commit(number)
         return state
 
     def _evaluate(self, state: State, number: int) -> dict[str, Tensor]:
         """Per-client values, NaN where there is none. Clients that have no cluster yet are admitted for this look only."""
-        rows, ids = self._served(state, number)
+        state, rows, ids = self._served(state, number)
         key = fold(self.settings.seed, "evaluate", number)
         values: dict[str, Tensor] = {}
+        personal = self._bound(number).personal()
 
         def look(suffix: str, part: Literal["train", "test"], tuned: bool) -> None:
-            local = self._bound(number).local
-            tune = sgd(replace(local, epochs=self.settings.fine_tune_epochs)) if tuned else None
+            tune = personal
+            if tuned:
+                more = sgd(replace(self._bound(number).local, epochs=self.settings.fine_tune_epochs))
+                tune = then(personal, more, lambda shared, mine, reply: (reply, {})) if personal is not None else more
             got = self._fed.evaluate(self._objective, rows, ids, self._metrics, part=part, tune=tune, key=key)
             for name, value in got.items():
                 full = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
@@ -222,13 +222,14 @@ class Run:
             look("_tuned", "test", tuned=True)
         return values
 
-    def _served(self, state: State, number: int) -> tuple[Rows, Tensor]:
+    def _served(self, state: State, number: int) -> tuple[State, Rows, Tensor]:
+        """The models that clients use now, who has one, and the state in which those that had no cluster have been given one."""
         unknown = self._everyone[state.cluster == UNKNOWN]
         if len(unknown):
             state = self._bound(number).admit(self._fed, state, unknown, fold(self.settings.seed, "serve", number))
             self._fed.memory.rollback()
         ids = self._everyone[state.cluster != UNKNOWN]
-        return self.method.serve(state, ids), ids
+        return state, self.method.serve(state, ids), ids
 
     def _summary_of(self, values: dict[str, Tensor]) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
@@ -242,12 +243,14 @@ class Run:
     def _finish(
         self, store: RunStore | None, module: nn.Module, state: State, history: list[dict[str, Any]], values: dict[str, Tensor]
     ) -> Result:
-        rows, ids = self._served(state, history[-1]["round"])
+        last = history[-1]["round"]
+        state, rows, ids = self._served(state, last)
+        personal = self._bound(last).personal()
         summary = self._summary(values, state, history)
         columns = self._columns(values, state)
         assignment = torch.full((len(self.clients),), -1, dtype=torch.int64)
         if store is not None:
-            models, assignment[ids] = self._models(rows, ids)
+            models, assignment[ids] = self._models(rows, ids, personal)
             fixed = untrained(module, self._objective.names)
             store.write_models(models, fixed, assignment, state.cluster, self.clients.shape, self.clients.classes)
             store.write_clients(columns)
@@ -258,16 +261,17 @@ class Run:
         def row_of(client: int) -> Tree | None:
             if client not in place:
                 return None
-            return take(self._fed.models_of(rows[torch.tensor([place[client]])], torch.tensor([client])), torch.tensor(0))
+            one = rows[torch.tensor([place[client]])]
+            return take(self._fed.models_of(one, torch.tensor([client]), personal), torch.tensor(0))
 
         folder = store.folder if store is not None else None
         return Result(summary, history, state.cluster, columns, module, row_of, folder)
 
-    def _models(self, rows: Rows, ids: Tensor) -> tuple[Tree, Tensor]:
+    def _models(self, rows: Rows, ids: Tensor, personal: AnyProgram | None) -> tuple[Tree, Tensor]:
         """Distinct models and the row of each client."""
-        if not rows.own:
+        if not rows.own and personal is None:
             return rows.models, rows.index.cpu()
-        return self._fed.models_of(rows, ids), torch.arange(len(ids))
+        return self._fed.models_of(rows, ids, personal), torch.arange(len(ids))
 
     def _summary(self, values: dict[str, Tensor], state: State, history: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -318,7 +322,8 @@ class Run:
             digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
             data = self.clients
             held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_of)
-            for tensor in (*held, *self._objective.params().values()):
+            probe = getattr(self.method, "probe", None)
+            for tensor in (*held, *self._objective.params().values(), *([] if probe is None else [probe])):
                 digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
             self._hash = digest.hexdigest()
         return self._hash

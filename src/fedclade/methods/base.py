@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import LocalTraining
-from fedclade.client.tree import Tree
-from fedclade.errors import FedcladeError
+from fedclade.client.programs import AnyProgram, LocalTraining
+from fedclade.client.tree import Tree, nbytes
+from fedclade.errors import FedcladeError, check
 from fedclade.federation import Federation, Rows
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
+Groups: TypeAlias = Literal["none", "given", "found"]
+"""Of a method: it makes no groups, is given their number, or finds it."""
 UNKNOWN = -1
 """The cluster of a client that is not known yet: it is admitted before it trains or is served."""
 
@@ -47,6 +49,15 @@ def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
     return [each for each in fields(method) if "bound" not in each.metadata]
 
 
+def check_choices(method: Method) -> None:
+    """Refuse a value that is none of those its field's `Literal` lists."""
+    hints = get_type_hints(type(method))
+    for each in hyperparameters(method):
+        kind, value = hints[each.name], getattr(method, each.name)
+        if get_origin(kind) is Literal:
+            check(value in get_args(kind), f"method.{each.name}", value, f"must be one of {', '.join(map(repr, get_args(kind)))}")
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model, the loss and the local training.
@@ -59,6 +70,11 @@ class Method(ABC):
     paper: ClassVar[str]
     leaves: ClassVar[str]  # what leaves a client, in words
     needs: ClassVar[Needs]  # what the server must see of the clients
+    groups: ClassVar[Groups] = "none"
+    # Bytes that one client of a cohort sends and is sent in a round, in terms of `symbols`; and what more there is, in words.
+    up: ClassVar[str] = "W"
+    down: ClassVar[str] = "W"
+    besides: ClassVar[str] = ""
     state: ClassVar[type[State]] = State
 
     bound: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
@@ -88,6 +104,22 @@ class Method(ABC):
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """Give a cluster to clients that were not there before."""
 
+    def ready(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
+        """Before a round: who is not known is admitted, and who still is not cannot take part."""
+        unknown = cohort[state.cluster[cohort] == UNKNOWN]
+        if len(unknown):
+            state = self.admit(fed, state, unknown, key)
+            cohort = cohort[state.cluster[cohort] != UNKNOWN]
+        return state, cohort
+
     def serve(self, state: State, ids: Tensor) -> Rows:
         """The model each client uses now."""
         return Rows(state.models, state.cluster[ids])
+
+    def personal(self) -> AnyProgram | None:
+        """What a client does on its own training data with the model it is served before it uses it; None: nothing."""
+        return None
+
+    def symbols(self, state: State) -> dict[str, int]:
+        """What the letters in `up` and `down` are: W bytes of a model, K models that the server has."""
+        return {"W": nbytes(self.local.objective.params()), "K": len(state)}

@@ -14,7 +14,7 @@ from fedclade.client.tree import Tree, stack, take
 from fedclade.client.updates import concealed, from_secret_order, in_secret_order, revealed, vectors
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods.base import BOUND, UNKNOWN, Method, Needs, State
+from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
 from fedclade.relatedness.mixing import add, mean
 from fedclade.relatedness.splits import WARM_UP, ParameterTree, bisect, length, project
 
@@ -51,6 +51,7 @@ class CFL(Method):
     paper: ClassVar[str] = "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021 (arXiv:1910.01991)"
     leaves: ClassVar[str] = "the trained weights, once a round, and so its own update; once after a split two training losses, to be summed"
     needs: ClassVar[Needs] = "updates"
+    groups: ClassVar[Groups] = "found"
     state: ClassVar[type[State]] = CFLState
 
     eps1: float | Literal["auto"] = "auto"

@@ -16,9 +16,9 @@ from fedclade.client.sketch import SignatureKind, dimensions, signature, symmetr
 from fedclade.client.tree import Tree, stack, take
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods.base import UNKNOWN, Method, Needs, State
+from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State
+from fedclade.methods.fedavg import averaged
 from fedclade.relatedness.clades import groups, placed, whitener
-from fedclade.relatedness.mixing import mean
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Clade(Method):
         "numbers), and once a round the trained weights, of both of which only the sum over a group is needed"
     )
     needs: ClassVar[Needs] = "signatures"
+    groups: ClassVar[Groups] = "found"
     state: ClassVar[type[State]] = CladeState
 
     signature: SignatureKind = "gradient"
@@ -113,10 +114,7 @@ class Clade(Method):
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, CladeState)
-        cluster = state.cluster[cohort]
-        add = Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state))
-        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, cluster), key=key, reduce=add)
-        state = replace(state, models=mean(got.sums, got.weight, keep=state.models), rounds=state.rounds + 1)
+        state = averaged(fed, sgd(self.local), replace(state, rounds=state.rounds + 1), cohort, key)
         return self._confirmed(fed, state, key) if self.confirm and int(state.rounds) % self.confirm == 0 else state
 
     def _confirmed(self, fed: Federation, state: CladeState, key: int) -> CladeState:

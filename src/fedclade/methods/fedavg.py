@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import sgd
+from fedclade.client.programs import AnyProgram, sgd
 from fedclade.client.tree import Tree, stack
 from fedclade.federation import Federation, Rows, Sum
 from fedclade.methods.base import Method, Needs, State
 from fedclade.relatedness.mixing import mean
+
+S = TypeVar("S", bound=State)
+
+
+def averaged(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: int) -> S:
+    """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new model is their mean by examples."""
+    cluster = state.cluster[cohort]
+    got = fed.map(
+        train,
+        cohort,
+        each=Rows(state.models, cluster),
+        key=key,
+        reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state)),
+    )
+    return replace(state, models=mean(got.sums, got.weight, keep=state.models))
 
 
 @dataclass(frozen=True)
@@ -34,15 +49,7 @@ class FedAvg(Method):
         return State(models=stack([params]), cluster=torch.zeros(len(fed.sizes), dtype=torch.int64))
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        cluster = state.cluster[cohort]
-        got = fed.map(
-            sgd(self.local),
-            cohort,
-            each=Rows(state.models, cluster),
-            key=key,
-            reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state)),
-        )
-        return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+        return averaged(fed, sgd(self.local), state, cohort, key)
 
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         state = state.grown_to(len(fed.sizes))

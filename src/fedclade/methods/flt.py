@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ from fedclade.client.programs import sgd
 from fedclade.client.tree import Tree, prefixed, stack
 from fedclade.errors import check
 from fedclade.federation import Federation, Rows, Sum
-from fedclade.methods.base import BOUND, UNKNOWN, Method, Needs, State
+from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
 from fedclade.relatedness.manifold import Cut, Distance, Manifold, mixing_rows, nearest, relate
 from fedclade.relatedness.mixing import add, mean
 from fedclade.relatedness.signatures import MOST
@@ -61,6 +61,7 @@ class FLT(Method):
         "autoencoder's weights (51,577 for 28 × 28); then the trained weights, once a round; of all weights only weighted sums are needed"
     )
     needs: ClassVar[Needs] = "signatures"
+    groups: ClassVar[Groups] = "found"
     state: ClassVar[type[State]] = FLTState
 
     k: Centres = 5
@@ -77,9 +78,7 @@ class FLT(Method):
     encoder_module: nn.Module | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal:
-                check(getattr(self, name) in get_args(kind), f"method.{name}", getattr(self, name), f"must be one of {get_args(kind)}")
+        check_choices(self)
         most = MOST if self.distance == "matching" else 1000
         ok = self.k == "auto" or (isinstance(self.k, int) and 1 <= self.k <= most)
         check(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")

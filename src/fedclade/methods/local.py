@@ -19,7 +19,7 @@ def sgd_in_memory(local: LocalTraining) -> Program:
     """`sgd` that goes on from the client's own model and keeps the result: nothing is sent."""
     train = sgd(local)
     start, finish = _in_memory(train.start, train.finish)
-    return replace(train, start=start, finish=finish, name="sgd_in_memory")
+    return replace(train, start=start, finish=finish, name="sgd_in_memory", draws_as="sgd")
 
 
 @lru_cache(maxsize=32)
@@ -46,6 +46,8 @@ class Local(Method):
     paper: ClassVar[str] = "the baseline called Local in FLT and SOLO in FLIS"
     leaves: ClassVar[str] = "nothing"
     needs: ClassVar[Needs] = "nothing"
+    up: ClassVar[str] = "0"
+    down: ClassVar[str] = "0"
 
     def memory0(self, params: Tree) -> Tree:
         return params
