@@ -16,7 +16,7 @@ from fedclade.experiment.encoders import pretrain
 from fedclade.experiment.result import Result, load
 from fedclade.experiment.runner import run
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods import CFL, FLT, Clade, FedAvg, Local, Method, State
+from fedclade.methods import CFL, FLT, IFCA, SCAFFOLD, Clade, FedAvg, FedNova, FedProx, LGFedAvg, Local, Method, PerFedAvg, State
 from fedclade.registry import register
 
 __version__ = "0.1.0"
@@ -24,17 +24,23 @@ __version__ = "0.1.0"
 __all__ = [
     "CFL",
     "FLT",
+    "IFCA",
+    "SCAFFOLD",
     "Batch",
     "Batches",
     "Clade",
     "FedAvg",
+    "FedNova",
+    "FedProx",
     "FedcladeError",
     "Federation",
     "InvalidInput",
+    "LGFedAvg",
     "Local",
     "LocalTraining",
     "Method",
     "NotVectorisable",
+    "PerFedAvg",
     "Program",
     "Replies",
     "Result",

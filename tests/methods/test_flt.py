@@ -297,7 +297,7 @@ def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
         ({"k": "many"}, "method.k = 'many'"),
         ({"k": 13}, "method.k = 13"),
         ({"gamma": 0.0}, "method.gamma = 0.0: must be above 0"),
-        ({"manifold": "tsne"}, "method.manifold = 'tsne': must be one of ('umap', 'pca', 'none')"),
+        ({"manifold": "tsne"}, "method.manifold = 'tsne': must be one of 'umap', 'pca', 'none'"),
         ({"absent": "never"}, "method.absent = 'never'"),
         ({"fine_tune": "some"}, "method.fine_tune = 'some'"),
         ({"fine_tune_epochs": 0}, "method.fine_tune_epochs = 0"),

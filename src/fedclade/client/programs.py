@@ -136,6 +136,16 @@ def descend(carry: Tree, gradient: Tree, lr: Tensor, momentum: float, weight_dec
     return prefixed("w", tree_map(lambda p, s: p - lr * s, w, v)) | prefixed("v", v)
 
 
+def effective_steps(steps: Tensor, momentum: float) -> Tensor:
+    """How many plain steps so many steps with momentum amount to: the sum of what each step's gradient counts for in the end.
+
+    The gradient of step s of τ enters all later steps too, (1 - ρ^(τ-s)) / (1 - ρ) times in all; without momentum this is τ.
+    """
+    if not momentum:
+        return steps
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
 @lru_cache(maxsize=32)
 def score(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
     """Sums of the loss and of each metric over all of a client's examples, and how many there were."""

@@ -147,7 +147,7 @@ class Run:
     def _start(self, store: RunStore | None, found: Checkpoint | None) -> tuple[State, list[dict[str, Any]]]:
         """State and history to go on from: those of the last checkpoint, or the method's first."""
         params = self._objective.params()
-        self._fed.remember(self.method.memory0(params))
+        self._fed.remember(self._bound(1).memory0(params))
         if store is not None:
             store.begin(self.tables(), found.history if found else [])
         if found is not None:
@@ -229,7 +229,7 @@ class Run:
             state = self._bound(number).admit(self._fed, state, unknown, fold(self.settings.seed, "serve", number))
             self._fed.memory.rollback()
         ids = self._everyone[state.cluster != UNKNOWN]
-        return state, self.method.serve(state, ids), ids
+        return state, self._bound(number).serve(state, ids), ids
 
     def _summary_of(self, values: dict[str, Tensor]) -> dict[str, Any]:
         numbers: dict[str, Any] = {}

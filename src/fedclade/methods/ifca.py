@@ -1,0 +1,120 @@
+"""IFCA: K models; every client takes the one that fits it best and improves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.client.choice import choose_then
+from fedclade.client.keys import client_keys, fold
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, concatenate, stack, take
+from fedclade.errors import check
+from fedclade.federation import Federation, Replies, Sum
+from fedclade.methods.base import UNKNOWN, Groups, Needs, State, check_choices
+from fedclade.methods.choosing import Choosing
+from fedclade.methods.fedavg import averaged
+from fedclade.relatedness.mixing import mean
+
+
+@dataclass(frozen=True)
+class IFCAState(State):
+    """The models of one attempt after those of another, K of each; one model while it warms up."""
+
+    rounds: Tensor  # () how many there have been
+
+
+@dataclass(frozen=True)
+class IFCA(Choosing):
+    """There are k models θ_j (`clusters`). Client i of the cohort is sent all, takes ĵ = argmin_j F_i(θ_j) by the loss of its own training
+    examples, trains θ_ĵ, and says which it was; θ_j becomes the mean, by examples, of those who took it. A model nobody took stays.
+
+    The k models differ at first by the order in which their weights stand: all have the initial model's distribution. `warm_up` rounds
+    of FedAvg may come first; then only the last linear layer is drawn anew for each of them. share="trunk": all but that layer is
+    averaged over the whole cohort, so that it is the same in all k models.
+
+    IFCA depends on where it starts: all clients may come to prefer one model. restarts: so many draws of the k models are trained side by
+    side, with as much more traffic, for `trial` rounds; the one whose clients have the least training loss in the last of them goes on.
+    """
+
+    name: ClassVar[str] = "ifca"
+    title: ClassVar[str] = "IFCA: every client trains that of K models which fits it best"
+    paper: ClassVar[str] = "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
+    leaves: ClassVar[str] = (
+        "the trained weights, once a round, of which only the sum over a cluster is needed, and which model it took; with restarts, in the "
+        "first rounds, also its training loss"
+    )
+    needs: ClassVar[Needs] = "sum"
+    groups: ClassVar[Groups] = "given"
+    up: ClassVar[str] = "W + 8"
+    down: ClassVar[str] = "K*W"
+    besides: ClassVar[str] = "with restarts, in the first `trial` rounds, as many times that"
+    state: ClassVar[type[State]] = IFCAState
+
+    clusters: int = 5
+    share: Literal["nothing", "trunk"] = "nothing"
+    warm_up: int = 0
+    restarts: int = 1
+    trial: int = 10
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, least in (("clusters", 1), ("warm_up", 0), ("restarts", 1), ("trial", 1)):
+            check(getattr(self, name) >= least, f"method.{name}", getattr(self, name), f"must be at least {least}")
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        state = IFCAState(stack([params]), torch.zeros(len(fed.sizes), dtype=torch.int64), rounds=torch.tensor(0))
+        return state if self.warm_up else self._drawn(state, key)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        assert isinstance(state, IFCAState)
+        state = replace(state, rounds=state.rounds + 1)
+        past = int(state.rounds) - self.warm_up
+        if past <= 0:
+            state = averaged(fed, sgd(self.local), state, cohort, key)
+            return self._drawn(state, key) if past == 0 else state
+        draws = torch.split(torch.arange(len(state)), self.clusters)
+        trained = [self._train(fed, take(state.models, rows), cohort, key, tell_loss=len(draws) > 1) for rows in draws]
+        models, got = concatenate([models for models, _ in trained]), trained[0][1]  # until the trial ends the first draw is in use
+        if len(draws) > 1 and past >= self.trial:
+            models, got = min(trained, key=lambda one: _mean_loss(fed, one[1]))
+            state = replace(state, cluster=torch.full_like(state.cluster, UNKNOWN))
+        cluster = state.cluster.index_copy(0, got.ids, got.out["row"].cpu()) if len(got.ids) else state.cluster
+        return replace(state, models=models, cluster=cluster)
+
+    def _train(self, fed: Federation, models: Tree, cohort: Tensor, key: int, tell_loss: bool) -> tuple[Tree, Replies]:
+        """One round with these k models."""
+        program = choose_then(self.local.objective, sgd(self.local), tell_loss)
+        give = Sum(row="row", weight=fed.sizes[cohort], rows=self.clusters, keys=tuple(models))
+        got = fed.map(program, cohort, shared=models, key=key, reduce=give)
+        after = mean(got.sums, got.weight, keep=models)
+        if self.share == "trunk" and len(got.ids):
+            head = self.local.objective.head()
+            together = {name: value.sum(0, keepdim=True) for name, value in got.sums.items() if name not in head}
+            trunk = mean(together, got.weight.sum(0, keepdim=True), keep={name: models[name][:1] for name in together})
+            after |= {name: value.expand_as(after[name]).clone() for name, value in trunk.items()}
+        return after, got
+
+    def _drawn(self, state: IFCAState, key: int) -> IFCAState:
+        """k models for each restart, made from the one there is by putting its weights into other orders.
+
+        What was trained is not: after a warm-up only the heads are drawn, all of them, since a trained one would be everybody's choice.
+        """
+        names = self.local.objective.head() if self.warm_up or self.share == "trunk" else tuple(state.models)
+        rows = [take(state.models, torch.tensor(0)) for _ in range(self.clusters * self.restarts)]
+        for number, row in enumerate(rows):
+            if number or (self.warm_up and self.clusters > 1):
+                row |= {name: _shuffled(row[name], fold(key, "model", number, name)) for name in names}
+        return replace(state, models=stack(rows), cluster=torch.full_like(state.cluster, UNKNOWN))
+
+
+def _shuffled(weights: Tensor, key: int) -> Tensor:
+    order = client_keys(key, torch.arange(weights.numel())).argsort(stable=True).to(weights.device)
+    return weights.flatten()[order].view_as(weights)
+
+
+def _mean_loss(fed: Federation, got: Replies) -> float:
+    return float(got.out["loss"].sum()) / float(fed.sizes[got.ids].sum()) if len(got.ids) else torch.inf

@@ -1,0 +1,106 @@
+"""Per-FedAvg: a shared model from which each client is one gradient step away from a good one of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedclade.client.keys import combine
+from fedclade.client.objective import Batch, Objective
+from fedclade.client.plan import Batches
+from fedclade.client.programs import LocalTraining, Program, Step, descend, sgd
+from fedclade.client.tree import Tree, tree_map, under
+from fedclade.errors import check
+from fedclade.federation import Federation
+from fedclade.methods.base import State, check_choices
+from fedclade.methods.fedavg import FedAvg, averaged
+
+Variant: TypeAlias = Literal["first-order", "hessian-free"]
+DELTA = 1e-3  # δ of the hessian-free variant
+
+
+def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
+    """SGD on the loss after one more gradient step: every step takes two batches (three in the hessian-free variant)."""
+    train = sgd(local)
+    step = _meta(local.objective, local.momentum, local.weight_decay, variant)
+    batches = replace(local.batches, group=2 if variant == "first-order" else 3)
+    return replace(train, step=step, batches=batches, name="meta_sgd", draws_as="sgd", settings={**train.settings, "alpha": alpha})
+
+
+@lru_cache(maxsize=32)
+def _meta(objective: Objective, momentum: float, weight_decay: float, variant: Variant) -> Step:
+    gradient = grad(objective.loss)
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w, alpha = under("w", carry), shared["alpha"]
+        ahead = _moved(w, -alpha, gradient(w, _one(batch, 0)))
+        g = gradient(ahead, _one(batch, 1))
+        if variant == "hessian-free":
+            up, down = (gradient(_moved(w, side * DELTA, g), _one(batch, 2)) for side in (1, -1))
+            g = tree_map(lambda g, up, down: g - alpha * (up - down) / (2 * DELTA), g, up, down)
+        return descend(carry, g, shared["lr"], momentum, weight_decay)
+
+    return step
+
+
+def _moved(w: Tree, by: Tensor | float, direction: Tree) -> Tree:
+    return tree_map(lambda w, d: w + by * d, w, direction)
+
+
+def _one(batch: Batch, number: int) -> Batch:
+    return Batch(batch.x[number], batch.y[number], batch.weight[number], combine(batch.key, number))
+
+
+def adapt(objective: Objective, alpha: float) -> Program:
+    """One gradient step on all of the client's training examples: w - α ∇f_i(w)."""
+    return replace(_adapt(objective), settings={"alpha": alpha})
+
+
+@lru_cache(maxsize=32)
+def _adapt(objective: Objective) -> Program:
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return mine, tree_map(torch.zeros_like, mine) | {"examples": torch.zeros((), device=next(iter(mine.values())).device)}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        count = batch.weight.sum()
+        more = tree_map(lambda g: count * g, grad(objective.loss)(const, batch)) | {"examples": count}
+        return tree_map(torch.add, carry, more)
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return tree_map(lambda w, total: w - shared["alpha"] * total / carry["examples"], const, carry), None
+
+    return Program(start, step, finish, Batches.whole(), "adapt")
+
+
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """The shared model w minimises the mean of f_i(w - α ∇f_i(w)), the clients' losses after a gradient step of their own. In each local
+    step client i goes to w̃ = w - α ∇f_i(w; D1), and then w <- w - β ∇f_i(w̃; D2): the first-order variant, which leaves the second
+    derivative out. variant="hessian-free" has it by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α [∇f_i(w + δg; D3) -
+    ∇f_i(w - δg; D3)] / 2δ). D1, D2, D3 are successive batches of `local.batch_size`; α is `alpha`, β is `local.lr`.
+
+    A client uses, and is evaluated with, its own step from the shared model: w - α ∇f_i(w) on all its training examples. A client
+    with a single batch uses it for both steps. With α = 0 it is FedAvg on every second batch.
+    """
+
+    name: ClassVar[str] = "per_fedavg"
+    title: ClassVar[str] = "Per-FedAvg: a shared model that is one step away from each client's own"
+    paper: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
+
+    alpha: float = 0.01
+    variant: Variant = "first-order"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check(self.alpha >= 0, "method.alpha", self.alpha, "must be at least 0")
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        return averaged(fed, meta_sgd(self.local, self.alpha, self.variant), state, cohort, key)
+
+    def personal(self) -> Program:
+        return adapt(self.local.objective, self.alpha)

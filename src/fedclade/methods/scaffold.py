@@ -1,0 +1,132 @@
+"""SCAFFOLD: control variates take the drift out of the clients' steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from fedclade.client.objective import Batch, Objective
+from fedclade.client.programs import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd
+from fedclade.client.tree import Tree, prefixed, tree_map, under
+from fedclade.errors import check
+from fedclade.federation import Federation, Rows, Sum
+from fedclade.methods.base import State, check_choices
+from fedclade.methods.fedavg import FedAvg
+from fedclade.relatedness.mixing import mean
+
+
+def controlled(local: LocalTraining, option: int) -> Program:
+    """`sgd` along g - c_i + c. It replies with the weights y and the change of c_i, and keeps the new c_i in the client's memory."""
+    train = sgd(local)
+    start, step, finish = _controlled(train.start, local.objective, local.momentum, local.weight_decay, option)
+    return replace(train, start=start, step=step, finish=finish, name="controlled", draws_as="sgd")
+
+
+@lru_cache(maxsize=32)
+def _controlled(train_start: Start, objective: Objective, momentum: float, weight_decay: float, option: int) -> tuple[Start, Step, Finish]:
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        nothing = torch.zeros((), device=next(iter(mine.values())).device)
+        carry = train_start(shared, mine, memory)[1] | {"steps": nothing}
+        if option == 1:
+            carry |= prefixed("sum", tree_map(torch.zeros_like, mine)) | {"examples": nothing}
+        return prefixed("x", mine) | prefixed("c_i", memory), carry
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        g = grad(objective.loss)(under("w", carry), batch)
+        g = tree_map(lambda g, c_i, c: g - c_i + c, g, under("c_i", const), under("c", shared))
+        after = descend(carry, g, shared["lr"], momentum, weight_decay) | {"steps": carry["steps"] + 1}
+        if option == 1:
+            count = batch.weight.sum()
+            at_x = tree_map(lambda total, g: total + count * g, under("sum", carry), grad(objective.loss)(under("x", const), batch))
+            after |= prefixed("sum", at_x) | {"examples": carry["examples"] + count}
+        return after
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        y, c_i = under("w", carry), under("c_i", const)
+        if option == 1:
+            new = tree_map(lambda total: total / carry["examples"], under("sum", carry))
+        else:
+            length = shared["lr"] * effective_steps(carry["steps"], momentum)  # K η_l
+            new = tree_map(lambda c_i, c, x, y: c_i - c + (x - y) / length, c_i, under("c", shared), under("x", const), y)
+        return prefixed("y", y) | prefixed("change", tree_map(torch.sub, new, c_i)), new
+
+    return start, step, finish
+
+
+@dataclass(frozen=True)
+class SCAFFOLDState(State):
+    """Beside the model x: the server's control variate."""
+
+    c: Tree
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(FedAvg):
+    """Client i keeps a control variate c_i, the server c, both 0 at first. In each of its K steps a client of the cohort S goes along
+    g - c_i + c from the model x it was sent, to y_i; then c_i⁺ = c_i - c + (x - y_i) / (K η_l) (option II; η_l is `local.lr`) or the
+    gradient of all its examples at x (`option=1`). The server sets
+
+        x <- x + η_g · mean over S of (y_i - x),   c <- c + 1/N · sum over S of (c_i⁺ - c_i),   N the number of **all** clients.
+
+    server_lr: η_g. weights: the paper's objective counts every client alike ("clients": the formulas above). By default, as in FedAvg,
+    a client counts by its examples, in both: p_i = n_i / Σ n over S for x, and n_i / Σ n over all clients for c, so that c stays the mean
+    of all c_i under the weights of the objective. With equal sizes the two are the same. With momentum, which the paper does not
+    have, K is the number of plain steps it amounts to (see FedNova): c_i⁺ is still a mean of gradients.
+    """
+
+    name: ClassVar[str] = "scaffold"
+    title: ClassVar[str] = "SCAFFOLD: control variates correct the drift of each client"
+    paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
+    leaves: ClassVar[str] = "the trained weights and the change of its control variate, once a round; only their weighted sums are needed"
+    up: ClassVar[str] = "2*W"
+    down: ClassVar[str] = "2*W"
+    state: ClassVar[type[State]] = SCAFFOLDState
+
+    server_lr: float = 1.0
+    option: Literal[1, 2] = 2
+    weights: Literal["examples", "clients"] = "examples"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        check(self.server_lr > 0, "method.server_lr", self.server_lr, "must be above 0")
+
+    def memory0(self, params: Tree) -> Tree:
+        return tree_map(torch.zeros_like, params)
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        first = super().init(fed, params, key)
+        return SCAFFOLDState(first.models, first.cluster, c=tree_map(torch.zeros_like, params))
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        assert isinstance(state, SCAFFOLDState)
+        p, everyone = self._p(fed), torch.zeros_like(cohort)
+        got = fed.map(
+            controlled(self.local, self.option),
+            cohort,
+            shared=prefixed("c", state.c),
+            each=Rows(state.models, everyone),
+            key=key,
+            reduce=Sum(row=everyone, weight=p[cohort], rows=1),
+        )
+        if not len(got.ids):
+            return state
+        y = mean(under("y", got.sums), got.weight, keep=state.models)
+        c = tree_map(lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype), state.c, under("change", got.sums))
+        return replace(state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c)
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        """Newcomers begin with c_i = 0, so that c, the mean over all, shrinks."""
+        assert isinstance(state, SCAFFOLDState)
+        p = self._p(fed)
+        share = float(p[: len(state.cluster)].sum() / p.sum())
+        state = replace(state, c=tree_map(lambda c: c * share, state.c))
+        return super().admit(fed, state, ids, key)
+
+    def _p(self, fed: Federation) -> Tensor:
+        """What each client counts for, up to a factor."""
+        return fed.sizes.double() if self.weights == "examples" else torch.ones(len(fed.sizes), dtype=torch.float64)
