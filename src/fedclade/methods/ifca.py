@@ -79,7 +79,7 @@ class IFCA(Choosing):
         draws = torch.split(torch.arange(len(state)), self.clusters)
         trained = [self._train(fed, take(state.models, rows), cohort, key, tell_loss=len(draws) > 1) for rows in draws]
         models, got = concatenate([models for models, _ in trained]), trained[0][1]  # until the trial ends the first draw is in use
-        if len(draws) > 1 and past >= self.trial:
+        if len(draws) > 1 and past >= self.trial and any(len(got.ids) for _, got in trained):
             models, got = min(trained, key=lambda one: _mean_loss(fed, one[1]))
             state = replace(state, cluster=torch.full_like(state.cluster, UNKNOWN))
         cluster = state.cluster.index_copy(0, got.ids, got.out["row"].cpu()) if len(got.ids) else state.cluster
