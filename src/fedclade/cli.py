@@ -21,7 +21,7 @@ from fedclade.experiment import config, encoders
 from fedclade.experiment.progress import display
 from fedclade.experiment.result import Result
 from fedclade.experiment.store import RunStore
-from fedclade.methods.base import hyperparameters
+from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method, hyperparameters
 from fedclade.registry import REGISTRY, import_file
 
 app = typer.Typer(
@@ -188,8 +188,7 @@ def describe(
         text += f"\n\nParameters ([{kind}] in an experiment file, {chosen.__name__}(…) in Python):\n{parameters}"
     out_console.print(text, markup=False, soft_wrap=True)
     if kind == "method":
-        more = f"\nWhat leaves a client: {chosen.leaves}.\nThe server needs: {_NEEDS[chosen.needs]}.\nPaper: {chosen.paper}."
-        out_console.print(more, markup=False)
+        out_console.print(_declared(chosen), markup=False)
 
 
 @app.command()
@@ -212,13 +211,13 @@ def pretrain(
     out_console.print(f"Encoder: {out}", markup=False, soft_wrap=True)
 
 
-_NEEDS = {
-    "nothing": "nothing",
-    "sum": "only the sum of what clients send, so secure aggregation fits",
-    "updates": "each client's update in clear",
-    "signatures": "each client's signature in clear",
-    "probe": "each client's model, which it runs on probe data",
-}
+def _declared(method: type[Method]) -> str:
+    """What a method says about itself beside its docstring."""
+    besides = f"; {method.besides}" if method.besides else ""
+    return (
+        f"\nWhat leaves a client: {method.leaves}.\nThe server needs: {NEEDS[method.needs]}.\nGroups: it {GROUPS[method.groups]}.\n"
+        f"Bytes of a client in a round: up {method.up}, down {method.down}{besides}. {SYMBOLS}\nPaper: {method.paper}."
+    )
 
 
 def _default(field: Any) -> str:

@@ -22,7 +22,11 @@ from fedclade import cli
 from fedclade.data import Clients
 from fedclade.registry import REGISTRY
 
-METHODS = pytest.mark.parametrize("method", [fc.FedAvg(), fc.Local()], ids=lambda method: method.name)
+METHODS = pytest.mark.parametrize(
+    "method",
+    [fc.FedAvg(), fc.Local(), fc.SCAFFOLD(), fc.LGFedAvg(), fc.PerFedAvg(), fc.IFCA(clusters=2, warm_up=1, restarts=2, trial=3)],
+    ids=lambda method: method.name,
+)
 ROUNDS = 7
 
 

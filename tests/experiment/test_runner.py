@@ -18,7 +18,11 @@ import fedclade as fc
 from fedclade.data import Clients
 from fedclade.experiment.runner import cohort_of
 
-METHODS = pytest.mark.parametrize("method", [fc.FedAvg(), fc.Local()], ids=lambda method: method.name)
+METHODS = pytest.mark.parametrize(
+    "method",
+    [fc.FedAvg(), fc.Local(), fc.SCAFFOLD(), fc.LGFedAvg(), fc.PerFedAvg(alpha=0.05), fc.IFCA(clusters=2)],
+    ids=lambda method: method.name,
+)
 
 
 class Net(nn.Module):
@@ -93,6 +97,30 @@ def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its
     assert result.clients["loss_tuned"] == pytest.approx(losses, abs=1e-4)
     assert result.clients["accuracy_tuned"] == pytest.approx(accuracies, abs=1e-4)
     assert result.summary["accuracy_tuned"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-4)
+
+
+def test_a_client_of_per_fedavg_uses_its_own_step_from_the_shared_model(digits: Clients, tmp_path: Path) -> None:
+    result = small_run(digits, fc.PerFedAvg(alpha=0.3), out=tmp_path / "run")
+    shared = small_run(digits, fc.PerFedAvg(alpha=0.0))  # not the same training, but the same form
+    assert len({tuple(result.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == len(digits)
+    assert len({tuple(shared.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == 1
+    stored = fc.load(tmp_path / "run")
+    for client in (0, 7):
+        model, rows = result.model_of(client), digits.test[int(digits.test_of[client])]
+        right = (model(digits.x_test[rows]).argmax(1) == digits.y_test[rows]).double().mean()
+        assert result.clients["accuracy"][client] == pytest.approx(100 * float(right))
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), stored.model_of(client).parameters(), strict=True))
+
+
+def test_a_client_that_was_never_asked_still_has_a_cluster_in_the_result(digits: Clients) -> None:
+    result = small_run(digits, fc.IFCA(clusters=3), rounds=1, clients_per_round=2)
+    assert bool((result.clusters >= 0).all())
+    assert result.summary["clients_without_model"] == 0
+
+
+def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
+    with pytest.raises(fc.InvalidInput, match=r"probe: its shape is \(5, 3\); it must be some inputs of the clients' shape"):
+        small_run(digits, fc.FLIS(probe=torch.zeros(5, 3)))
 
 
 def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_falling_rate() -> None:
@@ -207,7 +235,7 @@ def test_regression_with_a_loss_and_a_metric_of_ones_own(method: fc.Method, regr
     model = nn.Linear(6, 1)
     settings: dict[str, Any] = {"clients_per_round": 1.0, "lr": 0.05, "loss": absolute, "metrics": {"within_one": within_one}}
     before = fc.run(method, regression, model, rounds=1, **{**settings, "lr": 1e-9})
-    result = fc.run(method, regression, model, rounds=20, out=tmp_path / "run", **settings)
+    result = fc.run(method, regression, model, rounds=60, out=tmp_path / "run", **settings)
     assert result.summary["loss"] < before.summary["loss"] / 2
     assert result.summary["accuracy"] is None
     for client in range(4):

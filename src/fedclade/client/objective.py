@@ -121,7 +121,7 @@ class Objective:
         """The names of the last linear layer's parameters."""
         last = self.last_linear()
         layer = next(name for name, module in self.module.named_modules() if module is last)
-        return self.names_under([layer])
+        return self.names_under([layer]) if layer else self.names  # the model is that layer
 
     def names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
         """The names of the parameters of these layers, given by the names of layers or of single parameters."""

@@ -15,8 +15,16 @@ from fedclade.errors import FedcladeError, check
 from fedclade.federation import Federation, Rows
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
+NEEDS: dict[Needs, str] = {
+    "nothing": "nothing",
+    "sum": "only the sum of what clients send, so secure aggregation fits",
+    "updates": "each client's trained model in clear",
+    "signatures": "each client's signature in clear",
+    "probe": "each client's trained model in clear, which it runs on probe data",
+}
 Groups: TypeAlias = Literal["none", "given", "found"]
-"""Of a method: it makes no groups, is given their number, or finds it."""
+SYMBOLS = "W: bytes of a model; K: models that the server has; G: bytes of the shared layers."
+GROUPS: dict[Groups, str] = {"none": "makes none", "given": "must be given their number", "found": "finds their number"}
 UNKNOWN = -1
 """The cluster of a client that is not known yet: it is admitted before it trains or is served."""
 
@@ -121,5 +129,5 @@ class Method(ABC):
         return None
 
     def symbols(self, state: State) -> dict[str, int]:
-        """What the letters in `up` and `down` are: W bytes of a model, K models that the server has."""
+        """What the letters in `up` and `down` stand for now; see SYMBOLS."""
         return {"W": nbytes(self.local.objective.params()), "K": len(state)}

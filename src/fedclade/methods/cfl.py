@@ -52,6 +52,7 @@ class CFL(Method):
     leaves: ClassVar[str] = "the trained weights, once a round, and so its own update; once after a split two training losses, to be summed"
     needs: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
+    besides: ClassVar[str] = "once after a split two models more down, and two losses up"
     state: ClassVar[type[State]] = CFLState
 
     eps1: float | Literal["auto"] = "auto"

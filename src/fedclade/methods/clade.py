@@ -60,6 +60,7 @@ class Clade(Method):
     )
     needs: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "found"
+    besides: ClassVar[str] = "once, before the first round, what all clients say of themselves"
     state: ClassVar[type[State]] = CladeState
 
     signature: SignatureKind = "gradient"

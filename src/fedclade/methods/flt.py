@@ -62,6 +62,7 @@ class FLT(Method):
     )
     needs: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "found"
+    besides: ClassVar[str] = "once, before the first round, the encoder down and the centres up"
     state: ClassVar[type[State]] = FLTState
 
     k: Centres = 5

@@ -1,0 +1,84 @@
+"""IFCA's claim, rotated images in groups, and the ways out when it collapses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import fedclade as fc
+from fedclade.data import Clients, Rotation, load, partition
+
+
+def rotated(seed: int) -> Clients:
+    """Twenty clients in four groups, which see the digits turned by 0, 90, 180 and 270 degrees."""
+    return partition(load("digits"), Rotation(clusters=4), clients=20, seed=seed)
+
+
+def trained(method: fc.Method, seed: int = 0, **settings: Any) -> fc.Result:
+    defaults: dict[str, Any] = {"rounds": 25, "clients_per_round": 1.0, "lr": 0.1, "epochs": 2, "eval_every": 0, "seed": seed}
+    return fc.run(method, rotated(seed), fc.models.MLP(64), **{**defaults, **settings})
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rotated_groups_are_found_with_restarts(seed: int) -> None:
+    result = trained(fc.IFCA(clusters=4, restarts=4, trial=6), seed)
+    assert result.summary["ari"] == 1
+    assert result.summary["accuracy"] > trained(fc.FedAvg(), seed).summary["accuracy"] + 10
+
+
+def test_a_draw_that_collapses_is_replaced_by_one_that_does_not() -> None:
+    alone, among_four = (trained(fc.IFCA(clusters=4, restarts=restarts, trial=6)) for restarts in (1, 4))
+    assert alone.summary["ari"] < 1  # with this seed the first draw leaves two groups in one model
+    assert among_four.summary["ari"] == 1
+
+
+def test_more_models_than_groups_leave_some_untaken_and_nothing_breaks() -> None:
+    result = trained(fc.IFCA(clusters=9), rounds=8)
+    assert result.summary["clusters"] < 9
+    assert all(bool(torch.isfinite(value).all()) for client in range(20) for value in result.model_of(client).state_dict().values())
+
+
+def test_the_trunk_is_one_and_the_heads_are_several() -> None:
+    result = trained(fc.IFCA(clusters=4, share="trunk"), rounds=5)
+    models = [result.model_of(client).state_dict() for client in range(20)]
+    assert len({tuple(model["fc1.weight"].flatten().tolist()) for model in models}) == 1
+    assert len({tuple(model["fc2.weight"].flatten().tolist()) for model in models}) == result.summary["clusters"] > 1
+
+
+def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
+    warm = trained(fc.IFCA(clusters=4, warm_up=5), rounds=5)
+    plain = trained(fc.FedAvg(), rounds=5)
+    ours, theirs = warm.model_of(0).state_dict(), plain.model_of(0).state_dict()
+    assert torch.equal(ours["fc1.weight"], theirs["fc1.weight"])
+    assert torch.equal(ours["fc2.weight"].flatten().sort().values, theirs["fc2.weight"].flatten().sort().values)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"clusters": 0}, "method.clusters = 0: must be at least 1"),
+        ({"restarts": 0}, "method.restarts = 0: must be at least 1"),
+        ({"warm_up": -1}, "method.warm_up = -1: must be at least 0"),
+        ({"share": "head"}, "method.share = 'head': must be one of 'nothing', 'trunk'"),
+    ],
+)
+def test_hyper_parameters_are_checked(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(fc.InvalidInput, match=says):
+        fc.IFCA(**given)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "says"),
+    [
+        (fc.FedProx, {"mu": -1.0}, r"method.mu = -1.0: must be at least 0"),
+        (fc.SCAFFOLD, {"server_lr": 0.0}, r"method.server_lr = 0.0: must be above 0"),
+        (fc.SCAFFOLD, {"option": 3}, r"method.option = 3: must be one of 1, 2"),
+        (fc.PerFedAvg, {"alpha": -0.1}, r"method.alpha = -0.1: must be at least 0"),
+        (fc.PerFedAvg, {"variant": "exact"}, r"method.variant = 'exact': must be one of 'first-order', 'hessian-free'"),
+    ],
+)
+def test_hyper_parameters_of_the_other_baselines_are_checked(method: type[fc.Method], given: dict[str, Any], says: str) -> None:
+    with pytest.raises(fc.InvalidInput, match=says):
+        method(**given)
