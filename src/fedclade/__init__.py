@@ -16,22 +16,46 @@ from fedclade.experiment.encoders import pretrain
 from fedclade.experiment.result import Result, load
 from fedclade.experiment.runner import run
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods import CFL, FLT, IFCA, SCAFFOLD, Clade, FedAvg, FedNova, FedProx, LGFedAvg, Local, Method, PerFedAvg, State
+from fedclade.methods import (
+    CFL,
+    FLIS,
+    FLT,
+    IFCA,
+    PCAHC,
+    SCAFFOLD,
+    Clade,
+    FedAvg,
+    FedGMCC,
+    FedNova,
+    FedProx,
+    FedSEM,
+    LGFedAvg,
+    Local,
+    Method,
+    PerFedAvg,
+    State,
+)
 from fedclade.registry import register
+from fedclade.relatedness.paths import Curves, curve_losses
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CFL",
+    "FLIS",
     "FLT",
     "IFCA",
+    "PCAHC",
     "SCAFFOLD",
     "Batch",
     "Batches",
     "Clade",
+    "Curves",
     "FedAvg",
+    "FedGMCC",
     "FedNova",
     "FedProx",
+    "FedSEM",
     "FedcladeError",
     "Federation",
     "InvalidInput",
@@ -50,6 +74,7 @@ __all__ = [
     "Sum",
     "accuracy",
     "cross_entropy",
+    "curve_losses",
     "data",
     "load",
     "models",

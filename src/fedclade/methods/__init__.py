@@ -4,29 +4,42 @@ from fedclade.methods.base import UNKNOWN, Method, State
 from fedclade.methods.cfl import CFL
 from fedclade.methods.clade import Clade
 from fedclade.methods.fedavg import FedAvg
+from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.methods.fednova import FedNova
 from fedclade.methods.fedprox import FedProx
+from fedclade.methods.fedsem import FedSEM
+from fedclade.methods.flis import FLIS, FLISDC, FLISHC
 from fedclade.methods.flt import FLT
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.lg_fedavg import LGFedAvg
 from fedclade.methods.local import Local
+from fedclade.methods.pca_hc import PCAHC
 from fedclade.methods.per_fedavg import PerFedAvg
 from fedclade.methods.scaffold import SCAFFOLD
 
-_ALL = (FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FLT, CFL, Clade)
+_ALL: tuple[type[Method], ...] = (
+    *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
+    *(FLT, CFL, FLISDC, FLISHC, FedGMCC, Clade),
+)
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
     "CFL",
+    "FLIS",
+    "FLISDC",
+    "FLISHC",
     "FLT",
     "IFCA",
     "METHODS",
+    "PCAHC",
     "SCAFFOLD",
     "UNKNOWN",
     "Clade",
     "FedAvg",
+    "FedGMCC",
     "FedNova",
     "FedProx",
+    "FedSEM",
     "LGFedAvg",
     "Local",
     "Method",

@@ -1,21 +1,28 @@
-"""Similarity of updates, and the split of CFL: cosine similarity, the optimal bipartition, the separation gap.
+"""Similarity of updates and the split of CFL: cosine similarity, the optimal bipartition, the separation gap. Similarity of predictions and
+the clusters of FLIS.
 
 Symbols of the CFL paper: α_ij = cos(Δθ_i, Δθ_j); the bipartition c₁ ∪ c₂ = c minimises α_cross^max = max over i ∈ c₁, j ∈ c₂ of α_ij.
+Of the FLIS paper: B_i, the predictions of client i's model on the server's inputs; A_ij = cos(B_i, B_j); β, from where on two are alike.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.func import vmap
 
 from fedclade.errors import check
 from fedclade.relatedness import tree
 from fedclade.relatedness.graph import square
+from fedclade.relatedness.mixing import mix
 
+MODELS, SAMPLES = 8, 256  # models, and samples of each, that run at once: their activations take no more, however many there are
 SLAB = 8_000_000  # numbers of the updates held in float64 at a time: 64 MB
 
 
@@ -37,8 +44,9 @@ def cosine(updates: Tensor) -> Tensor:
     for start in range(0, parameters, width):
         slab = updates[:, start : start + width].double() / scale
         products.addmm_(slab, slab.T)
-    norm = torch.where(zero, 1.0, products.diagonal().sqrt())
-    result = products.div_(norm[:, None]).div_(norm).clamp_(-1, 1)
+    square_norm = torch.where(zero, 1.0, products.diagonal())
+    # One root, not two: of whole numbers (FLIS's one-hot predictions) with equal norms it is exact.
+    result = products.div_((square_norm[:, None] * square_norm).sqrt_()).clamp_(-1, 1)
     result = (result + result.T).div_(2)  # a matrix product need not be symmetric to the last digit
     result.fill_diagonal_(1)
     return result
@@ -96,3 +104,48 @@ def separation_gap(similarity: NDArray[np.floating[Any]], groups: NDArray[np.int
     same = groups[:, None] == groups
     inside = same & ~np.eye(len(groups), dtype=bool)
     return float(np.min(similarity, where=inside, initial=1.0) - np.max(similarity, where=~same, initial=-1.0))
+
+
+def predictions(
+    outputs: Callable[[dict[str, Tensor], Tensor], Tensor], models: dict[str, Tensor], inputs: Tensor, labels: Literal["onehot", "soft"]
+) -> Tensor:
+    """FLIS's B: for each of a stack of models a row of samples × classes numbers, on the models' device.
+
+    `outputs` runs one model on samples. "onehot": 1 for the class with the largest output (of equal ones the first); "soft": softmax.
+    """
+    first = next(iter(models.values()))
+    run, samples = vmap(outputs, in_dims=(0, None)), torch.split(inputs.to(first.device), SAMPLES)
+    rows = []
+    for start in range(0, len(first), MODELS):
+        some = {name: value[start : start + MODELS] for name, value in models.items()}
+        rows.append(torch.cat([_labelled(run(some, x), labels) for x in samples], 1).flatten(1))
+    return torch.cat(rows)
+
+
+def _labelled(outputs: Tensor, labels: Literal["onehot", "soft"]) -> Tensor:
+    ok = outputs.ndim == 3 and outputs.shape[2] >= 2
+    check(ok, "model: shape of its outputs", tuple(outputs.shape[1:]), "must be (samples, classes) with two classes or more")
+    outputs = torch.nan_to_num(outputs)  # a model may overflow although its weights are finite
+    return outputs.softmax(2) if labels == "soft" else F.one_hot(outputs.argmax(2), outputs.shape[2]).to(outputs.dtype)
+
+
+def alike(predictions: Tensor, beta: float) -> Tensor:
+    """FLIS-DC's Ã: which clients are alike, A_ij ≥ β; each with itself. For one-hot predictions A_ij is the share of equal ones."""
+    return cosine(predictions) >= beta - tree.ROUNDING  # soft predictions that are equal have a cosine of 1 up to rounding only
+
+
+def clusters_alike(predictions: Tensor, beta: float, linkage: Literal["average", "single", "complete"]) -> Tensor:
+    """FLIS-HC's clusters: the tree of 1 − A with all merges up to height 1 − β, that one included."""
+    merges = tree.linkage(1 - cosine(predictions).cpu().numpy(), linkage)
+    return torch.from_numpy(tree.cut_height(merges, 1 - beta + tree.ROUNDING))  # heights are means of rounded numbers
+
+
+def profiles(predictions: Tensor, cluster: Tensor) -> Tensor:
+    """The mean of B_j / ‖B_j‖ over each cluster: the product with B_i / ‖B_i‖ is the mean of A_ij over its clients j."""
+    members = F.one_hot(cluster).T
+    return mix(members, {"profile": F.normalize(predictions, dim=1)})["profile"]
+
+
+def most_alike(predictions: Tensor, profiles: Tensor) -> Tensor:
+    """For each client the cluster with which its mean similarity is highest."""
+    return (F.normalize(predictions, dim=1) @ profiles.to(predictions).T).argmax(1)

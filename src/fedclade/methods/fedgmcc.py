@@ -1,0 +1,118 @@
+"""FedGMCC: clients share a model when a path leads from one's weights to the other's along which the outputs stray little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedclade.client.keys import client_keys, fold, uniform
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, concatenate, stack, take
+from fedclade.errors import InvalidInput, check
+from fedclade.federation import Federation, Rows
+from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
+from fedclade.methods.choosing import Choosing
+from fedclade.relatedness.paths import LR, Paths
+
+LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
+
+
+@dataclass(frozen=True)
+class FedGMCCState(State):
+    """Beside models and clusters: the Monte Carlo inputs, as their key, and where the schedule of the threshold is."""
+
+    inputs_key: Tensor  # ()
+    percentile: Tensor  # () of the next round
+    settled: Tensor  # () whether it stays so
+    seen: Tensor  # (clients,) the last partition into several clusters; UNKNOWN: was not there
+
+    def grown_to(self, clients: int) -> Self:
+        grown, more = super().grown_to(clients), max(0, clients - len(self.seen))
+        return replace(grown, seen=F.pad(self.seen, (0, more), value=UNKNOWN))
+
+
+@dataclass(frozen=True)
+class FedGMCC(Choosing):
+    """Every round the server learns, for each pair k < l of clients that answered with weights w_k and w_l, the bend θ of a chain γ_θ
+    from one to the other: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) = w_l. Its loss is how far the outputs f(x; γ_θ(u)) are from those of both ends,
+    on Monte Carlo inputs x ~ U(0, 1) drawn once, and a pair's score the mean loss over u. Pairs whose score is at most ε, a percentile of
+    this round's scores, are joined; clusters are what hangs together. A cluster's new model is the mean of E_u γ_θ(u) over its pairs,
+    and a client alone keeps its w_k. With straight paths and one cluster this is the plain mean of the clients' weights.
+
+    percentile: where ε begins. step: how much it rises after a round with several clusters and falls after one with a single cluster,
+        between 5 and 95, until a partition into several clusters comes back: from then on it stays. 0: it never moves.
+    mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs should lie there, as pixels do.
+    curve_steps: steps of Adam from the midpoint with which the bends are learned; 0: straight paths. curve_lr: η, Adam's learning rate.
+    """
+
+    name: ClassVar[str] = "fedgmcc"
+    title: ClassVar[str] = "FedGMCC: clients share a model when a path of little loss joins their weights"
+    paper: ClassVar[str] = "Lucchetti et al., Federated Geometric Monte Carlo Clustering to Counter Non-IID Datasets, arXiv 2204.11017"
+    leaves: ClassVar[str] = "the trained weights, once a round, in clear; of a late client the number of the model that it chose"
+    needs: ClassVar[Needs] = "updates"
+    groups: ClassVar[Groups] = "found"
+    besides: ClassVar[str] = "a late client is sent all models once and replies with the number of one"
+    state: ClassVar[type[State]] = FedGMCCState
+
+    percentile: float = 50.0
+    step: float = 5.0
+    mc_samples: int = 128
+    curve_steps: int = 10
+    curve_lr: float = LR
+    input_shape: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+
+    ready = Method.ready  # who is not known chooses before the round, not in it
+
+    def __post_init__(self) -> None:
+        check(0 <= self.percentile <= 100, "method.percentile", self.percentile, "must be from 0 to 100")
+        check(self.step >= 0, "method.step", self.step, "must be at least 0 (0: the percentile stays as it is)")
+        check(self.mc_samples >= 1, "method.mc_samples", self.mc_samples, "must be at least 1")
+        check(self.curve_steps >= 0, "method.curve_steps", self.curve_steps, "must be at least 0 (0: straight paths)")
+        check(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        if self.input_shape is None:
+            raise InvalidInput("method fedgmcc: it draws its own inputs, uniform in [0, 1), and these clients' inputs are whole numbers.")
+        everyone = torch.zeros(len(fed.sizes), dtype=torch.int64)
+        percentile = torch.tensor(self.percentile, dtype=torch.float64)
+        settled, nothing = torch.tensor(self.step == 0), torch.full_like(everyone, UNKNOWN)
+        return FedGMCCState(stack([params]), everyone, torch.tensor(fold(key, "inputs")), percentile, settled, nothing)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        assert isinstance(state, FedGMCCState)
+        cohort = cohort.sort().values  # so that the order of the cohort decides nothing
+        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.cluster[cohort]), key=key)
+        if not len(got.ids):
+            return state
+        inputs = self._inputs(state).to(next(iter(got.out.values())).device)
+        paths = Paths(self.local.objective.outputs, got.out, inputs, self.curve_steps, self.curve_lr)
+        label = paths.joined(float(state.percentile))
+        models = stack([paths.mean(torch.nonzero(label == number).flatten()) for number in range(int(label.max()) + 1)])
+        return self._scheduled(self._replaced(state, got.ids, label, models), got.ids, label)
+
+    def _inputs(self, state: FedGMCCState) -> Tensor:
+        """X, the same in every round."""
+        assert self.input_shape is not None
+        return uniform(client_keys(int(state.inputs_key), torch.tensor(0)), (self.mc_samples, *self.input_shape))
+
+    def _replaced(self, state: FedGMCCState, ids: Tensor, label: Tensor, models: Tree) -> FedGMCCState:
+        """The new models for those who answered, after them the old ones that somebody absent still uses."""
+        absent = (state.cluster != UNKNOWN).index_fill(0, ids, False)
+        old, row = torch.unique(state.cluster[absent], return_inverse=True)
+        cluster = state.cluster.masked_scatter(absent, row + int(label.max()) + 1).index_copy(0, ids, label)
+        return replace(state, models=concatenate([models, take(state.models, old)]), cluster=cluster)
+
+    def _scheduled(self, state: FedGMCCState, ids: Tensor, label: Tensor) -> FedGMCCState:
+        """The percentile of the next round."""
+        if state.settled or len(ids) < 2:
+            return state
+        if not label.any():
+            return replace(state, percentile=(state.percentile - self.step).clamp_min(LEAST))
+        partition = torch.full_like(state.seen, UNKNOWN).index_copy(0, ids, label)
+        if torch.equal(partition, state.seen):
+            return replace(state, settled=torch.tensor(True))
+        return replace(state, percentile=(state.percentile + self.step).clamp_max(MOST), seen=partition)

@@ -1,0 +1,109 @@
+"""FedSEM: several centres; a client belongs to the one that its trained weights are nearest to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedclade.client.keys import fold
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, stack, take, tree_map
+from fedclade.client.updates import vectors
+from fedclade.errors import check
+from fedclade.federation import Federation, Rows
+from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.relatedness.centres import kmeans, nearest_centre
+from fedclade.relatedness.mixing import add, mean
+
+
+@dataclass(frozen=True)
+class FedSEMState(State):
+    """Beside the centres as they are now: what places a late client."""
+
+    start: Tree  # (1, …) the first model, from which all trained in the one-off phase
+    first: Tree  # (centres, …) the centres right after it
+
+
+@dataclass(frozen=True)
+class FedSEM(Method):
+    """Find K centres W̃_k (`clusters`, the state's `models`) and memberships r_ik (the state's `cluster`) that make
+    Σ_k Σ_i r_ik ‖W_i − W̃_k‖² small, W_i the weights of client i after local training, by stochastic expectation maximisation.
+
+    Once, all clients train from the first model, and k-means on their weights gives the first memberships. Then, every round: the cohort
+    trains, each client from its own centre. E-step: each goes to the centre nearest to its trained weights, of those it could have begun
+    with. M-step: a centre becomes the mean of the cohort's weights that went to it, by examples, as in FedAvg (the paper's plain mean is
+    the same for clients of one size); a centre to which nobody went stays.
+
+    layers: what distances are taken on: "all" parameters, or the "last" linear layer's. The mean is always of the whole model.
+    A late client takes the same look as the others did: it trains once from the first model and joins the nearest of the first centres.
+    """
+
+    name: ClassVar[str] = "fedsem"
+    title: ClassVar[str] = "FedSEM: several centres, a client belongs to the one nearest to its trained weights"
+    paper: ClassVar[str] = "Xie et al., Multi-Center Federated Learning, arXiv 2005.01026"
+    leaves: ClassVar[str] = "the trained weights, once a round and once before the first, each client's in clear"
+    needs: ClassVar[Needs] = "updates"
+    groups: ClassVar[Groups] = "given"
+    besides: ClassVar[str] = "once, before training and for a late client: the first model down and the trained weights up, all clients"
+    state: ClassVar[type[State]] = FedSEMState
+
+    clusters: int = 5
+    layers: Literal["all", "last"] = "all"
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        ok = isinstance(self.clusters, int) and self.clusters >= 1
+        check(ok, "method.clusters", self.clusters, "must be a whole number of at least 1")
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        everyone, models = torch.arange(len(fed.sizes)), stack([params])
+        state = FedSEMState(models, torch.full_like(everyone, UNKNOWN), _copy(models), _copy(models))
+        return self.admit(fed, state, everyone, key)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        cohort = cohort.sort().values  # so that its order decides nothing
+        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.cluster[cohort]), key=key)
+        if not len(got.ids):
+            return state
+        nearest = nearest_centre(self._points(got.out), self._points(state.models))
+        models = _centres(got.out, fed.sizes[got.ids], nearest, keep=state.models)
+        return replace(state, models=models, cluster=state.cluster.index_copy(0, got.ids, nearest))
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        """Who comes late joins the nearest first centre. Where nobody is known yet, those who answer are clustered."""
+        assert isinstance(state, FedSEMState)
+        state, ids = state.grown_to(len(fed.sizes)), ids.sort().values
+        got = fed.map(sgd(self.local), ids, each=Rows(state.start, torch.zeros_like(ids)), key=key)
+        if not len(got.ids):
+            return state
+        points = self._points(got.out)
+        if bool((state.cluster != UNKNOWN).any()):
+            cluster = nearest_centre(points, self._points(state.first))
+        else:
+            cluster = kmeans(points, self.clusters, seed=fold(key, "centres") % 2**32)
+            begin = take(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
+            models = _centres(got.out, fed.sizes[got.ids], cluster, keep=begin)
+            state = replace(state, models=models, first=_copy(models))
+        return replace(state, cluster=state.cluster.index_copy(0, got.ids, cluster))
+
+    def _points(self, models: Tree) -> Tensor:
+        """(rows, P): the parameters that distances are taken on, in one order whatever that of the tree."""
+        objective = self.local.objective
+        return vectors({name: models[name] for name in (objective.names if self.layers == "all" else objective.head())})
+
+
+def _centres(trained: Tree, size: Tensor, cluster: Tensor, keep: Tree) -> Tree:
+    """The M-step: the mean of the weights trained by the members of each cluster, by examples; without members it stays what it was."""
+    rows = len(next(iter(keep.values())))
+    share = F.one_hot(cluster, rows).T * size
+    sums, weight = add({}, torch.zeros(rows, dtype=torch.float64), share, trained)
+    return mean(sums, weight, keep)
+
+
+def _copy(models: Tree) -> Tree:
+    """A checkpoint's tensors may not share their memory."""
+    return tree_map(torch.clone, models)

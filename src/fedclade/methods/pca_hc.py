@@ -1,0 +1,115 @@
+"""PCA+kM+HC: clients are related when the centres of their data, projected on principal components, are near each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedclade.client.pca import flat, pca_signature, principal_axes
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, stack, take
+from fedclade.errors import InvalidInput, check
+from fedclade.federation import Federation
+from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.fedavg import averaged
+from fedclade.relatedness.manifold import nearest
+from fedclade.relatedness.signatures import MOST, distances
+from fedclade.relatedness.tree import cut_number, linkage
+
+
+@dataclass(frozen=True)
+class PCAHCState(State):
+    """Beside models and clusters: what places a late client."""
+
+    centres: Tensor  # (clients, k, components) the signatures
+    counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
+    basis: Tree  # mean and axes that all clients project on; empty where each has its own
+
+    def grown_to(self, clients: int) -> Self:
+        more = max(0, clients - len(self.counts))
+        centres, counts = F.pad(self.centres, (0, 0, 0, 0, 0, more)), F.pad(self.counts, (0, more))
+        return replace(super().grown_to(clients), centres=centres, counts=counts)
+
+
+@dataclass(frozen=True)
+class PCAHC(Method):
+    """FLT's baseline: PCA and k-means at the client, hierarchical clustering at the server, no encoder.
+
+    Once, before training, each client projects its samples on their first principal components (`components`, e in FLT) and sends the
+    `k` centres of the projections. The distance of two clients is that of the best matching of their centres, as in FLT; Ward's tree of
+    these distances is cut into C groups (`clusters`). Then FedAvg runs inside each group. Who missed the one-off phase joins the group of
+    the known client whose signature is nearest.
+
+    basis: "own", as in FLT: each client centres its samples and fits the axes by itself, so that no two clients' coordinates mean the
+    same, and their means are lost. "shared": the server fits mean and axes on the probe data and sends them to all.
+    """
+
+    name: ClassVar[str] = "pca_hc"
+    title: ClassVar[str] = "PCA+kM+HC: clients whose data have similar principal components share a model"
+    paper: ClassVar[str] = "a baseline in Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
+    leaves: ClassVar[str] = (
+        "once, in clear, k centres of `components` numbers (5 × 128 by default) and their count; "
+        "then the trained weights, once a round, of which only weighted sums are needed"
+    )
+    needs: ClassVar[Needs] = "signatures"
+    groups: ClassVar[Groups] = "given"
+    besides: ClassVar[str] = (
+        "once k × components numbers and their count up; with basis='shared' components + 1 vectors of an input's size down"
+    )
+    state: ClassVar[type[State]] = PCAHCState
+
+    clusters: int = 5
+    k: int = 5
+    components: int = 128
+    basis: Literal["own", "shared"] = "own"
+    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name, most in (("clusters", None), ("k", MOST), ("components", None)):
+            value = getattr(self, name)
+            ok = isinstance(value, int) and value >= 1 and (most is None or value <= most)
+            check(ok, f"method.{name}", value, "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"))
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        everyone = torch.arange(len(fed.sizes))
+        centres = torch.zeros(len(everyone), self.k, self.components)
+        nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
+        state = PCAHCState(stack([params]), nobody, centres, none, self._basis())
+        return self.admit(fed, state, everyone, key)
+
+    def _basis(self) -> Tree:
+        if self.basis == "own":
+            return {}
+        if self.probe is None:
+            raise InvalidInput(
+                "method.basis = 'shared': the server needs probe data to fit it; "
+                "set some apart with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
+            )
+        return principal_axes(flat(self.probe), self.components)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        return averaged(fed, sgd(self.local), state, cohort, key)
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        """A newcomer joins the group of the known client nearest to it. Where nobody is known yet, those who answer are clustered."""
+        assert isinstance(state, PCAHCState)
+        state = state.grown_to(len(fed.sizes))
+        got = fed.map(pca_signature(self.k, self.components), ids.sort().values, shared=state.basis, key=key)
+        if not len(got.ids):
+            return state
+        centres, counts = got.out["centres"].cpu(), got.out["count"].cpu().clamp(1, self.k)
+        known = (state.cluster != UNKNOWN).nonzero().flatten()
+        if len(known):
+            there = (state.centres[known].numpy(), state.counts[known].numpy())
+            cluster = state.cluster[known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))]]
+        else:
+            tree = linkage(distances(centres.numpy(), counts.numpy()), "ward")
+            cluster = torch.from_numpy(cut_number(tree, min(self.clusters, len(counts))))
+            state = replace(state, models=take(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)))
+        told = {"cluster": cluster, "centres": centres, "counts": counts}
+        return replace(state, **{name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()})
