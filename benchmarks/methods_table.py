@@ -80,7 +80,7 @@ def counted(kind: type[Method], chosen: config.Experiment, clients: Clients) -> 
 def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list[str]:
     models, up, down, once_up, once_down = counted(kind, chosen, clients)
     page = OUT.parent / f"{kind.name.removesuffix('_dc').removesuffix('_hc')}.md"
-    name = f"[{kind.name}]({page.name})" if page.exists() else kind.name
+    name = f"[{kind.name}]({page.name if page.exists() else f'baselines.md#{kind.name}'})"
     formula = f"{_pretty(kind.up)} up, {_pretty(kind.down)} down" + (f"; {kind.besides}" if kind.besides else "")
     cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.down else "")
     if once_up or once_down:
