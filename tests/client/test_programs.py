@@ -70,9 +70,15 @@ def test_sgd_is_torchs_sgd_on_the_same_batches(momentum: float, weight_decay: fl
 
 def test_descend_by_hand() -> None:
     """w = 2, v = 1, g = 4, lr = 0.5, momentum = 0.5, decay = 0.25: v = 0.5 + 4 + 0.5 = 5, w = 2 - 2.5."""
-    carry = {"w/a": torch.tensor(2.0), "v/a": torch.tensor(1.0)}
-    after = descend(carry, {"a": torch.tensor(4.0)}, torch.tensor(0.5), momentum=0.5, weight_decay=0.25)
-    assert {name: float(value) for name, value in after.items()} == {"w/a": -0.5, "v/a": 5.0}
+    objective = Objective(nn.Linear(1, 1, bias=False), lambda outputs, y: outputs[:, 0])  # its gradient is x
+    batch = Batch(torch.tensor([[4.0]]), torch.zeros(1), torch.ones(1), torch.tensor(0))
+    carry = {"w/weight": torch.tensor([[2.0]]), "v/weight": torch.tensor([[1.0]])}
+    after = descend(objective, carry, batch, torch.tensor(0.5), momentum=0.5, weight_decay=0.25)
+    assert {name: float(value) for name, value in after.items()} == {"w/weight": -0.5, "v/weight": 5.0}
+    # With 1 more on the gradient and no momentum: 2 - 0.5 (4 + 1 + 0.25 * 2)
+    more = {"weight": torch.tensor([[1.0]])}
+    after = descend(objective, {"w/weight": torch.tensor([[2.0]])}, batch, torch.tensor(0.5), 0.0, 0.25, plus=more)
+    assert {name: float(value) for name, value in after.items()} == {"w/weight": -0.75}
 
 
 def test_without_momentum_no_velocity_is_carried() -> None:

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedclade.client.dense import dense_form, plus_gradient
 from fedclade.client.keys import combine, uniform
-from fedclade.client.tree import Tree
+from fedclade.client.tree import Tree, tree_map
 from fedclade.errors import InvalidInput, NotVectorisable, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -85,6 +86,7 @@ class Objective:
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
             raise InvalidInput("model: it has no trainable parameter, so there is nothing to train.")
+        self._dense = dense_form(self._in_training, self.names)
 
     def params(self) -> Tree:
         """The module's own weights: the federation's first model."""
@@ -135,6 +137,15 @@ class Objective:
         """Mean loss of the batch's real examples."""
         losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
         return (losses * batch.weight).sum() / batch.weight.sum().clamp_min(1)
+
+    def plus_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch) -> Tree:
+        """base + scale · the gradient of `loss` at `params`: what every step of training is made of."""
+        dense = self._dense
+        if dense is not None and batch.x.device.type == "cpu" and (dense.flattens or batch.x.ndim == 2):
+            loss = None if self.example_loss is cross_entropy else self.example_loss
+            share = scale * batch.weight / batch.weight.sum().clamp_min(1)
+            return plus_gradient(dense, loss, base, params, batch.x, batch.y, share)
+        return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
 
     def checked_outputs(self, x: Tensor) -> Tensor:
         """The outputs for a few inputs, refusing before any training a model that cannot take them."""

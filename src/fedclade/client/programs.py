@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 
 from fedclade.client.objective import Batch, ExampleLoss, Objective
 from fedclade.client.plan import Batches
@@ -115,9 +115,7 @@ def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[St
         return {}, carry
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        w = under("w", carry)
-        g = grad(objective.loss)(w, batch)
-        return descend(carry, g, shared["lr"], momentum, weight_decay)
+        return descend(objective, carry, batch, shared["lr"], momentum, weight_decay)
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return under("w", carry), None
@@ -125,15 +123,32 @@ def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[St
     return start, step, finish
 
 
-def descend(carry: Tree, gradient: Tree, lr: Tensor, momentum: float, weight_decay: float) -> Tree:
-    """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w - lr v."""
+def descend(
+    objective: Objective,
+    carry: Tree,
+    batch: Batch,
+    lr: Tensor,
+    momentum: float,
+    weight_decay: float,
+    plus: Tree | None = None,
+    at: Tree | None = None,
+) -> Tree:
+    """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w - lr v.
+
+    g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it.
+    """
     w = under("w", carry)
+    at = w if at is None else at
     if weight_decay:
-        gradient = tree_map(lambda g, p: g + weight_decay * p, gradient, w)
+        decay = tree_map(lambda w: weight_decay * w, w)
+        plus = decay if plus is None else tree_map(torch.add, plus, decay)
     if not momentum:
-        return prefixed("w", tree_map(lambda p, g: p - lr * g, w, gradient))
-    v = tree_map(lambda old, g: momentum * old + g, under("v", carry), gradient)
-    return prefixed("w", tree_map(lambda p, s: p - lr * s, w, v)) | prefixed("v", v)
+        base = w if plus is None else tree_map(lambda w, more: w - lr * more, w, plus)
+        return prefixed("w", objective.plus_gradient(base, -lr, at, batch))
+    base = tree_map(lambda v: momentum * v, under("v", carry))
+    base = base if plus is None else tree_map(torch.add, base, plus)
+    v = objective.plus_gradient(base, torch.ones_like(lr), at, batch)
+    return prefixed("w", tree_map(lambda w, v: w - lr * v, w, v)) | prefixed("v", v)
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:

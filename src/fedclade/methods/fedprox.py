@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor
-from torch.func import grad
 
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.programs import LocalTraining, Program, Start, Step, descend, sgd
@@ -32,9 +31,8 @@ def _proximal(train_start: Start, objective: Objective, momentum: float, weight_
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w = under("w", carry)
-        g = grad(objective.loss)(w, batch)
-        g = tree_map(lambda g, w, sent: g + shared["mu"] * (w - sent), g, w, const)
-        return descend(carry, g, shared["lr"], momentum, weight_decay)
+        pull = tree_map(lambda w, sent: shared["mu"] * (w - sent), w, const)
+        return descend(objective, carry, batch, shared["lr"], momentum, weight_decay, plus=pull)
 
     return start, step
 

@@ -34,22 +34,24 @@ def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
 
 @lru_cache(maxsize=32)
 def _meta(objective: Objective, momentum: float, weight_decay: float, variant: Variant) -> Step:
-    gradient = grad(objective.loss)
-
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w, alpha = under("w", carry), shared["alpha"]
-        ahead = _moved(w, -alpha, gradient(w, _one(batch, 0)))
-        g = gradient(ahead, _one(batch, 1))
+        ahead, second = objective.plus_gradient(w, -alpha, w, _one(batch, 0)), None
         if variant == "hessian-free":
-            up, down = (gradient(_moved(w, side * DELTA, g), _one(batch, 2)) for side in (1, -1))
-            g = tree_map(lambda g, up, down: g - alpha * (up - down) / (2 * DELTA), g, up, down)
-        return descend(carry, g, shared["lr"], momentum, weight_decay)
+            g = grad(objective.loss)(ahead, _one(batch, 1))
+            up, down = (grad(objective.loss)(tree_map(move, w, g), _one(batch, 2)) for move in (_forward, _back))
+            second = tree_map(lambda up, down: -alpha * (up - down) / (2 * DELTA), up, down)
+        return descend(objective, carry, _one(batch, 1), shared["lr"], momentum, weight_decay, plus=second, at=ahead)
 
     return step
 
 
-def _moved(w: Tree, by: Tensor | float, direction: Tree) -> Tree:
-    return tree_map(lambda w, d: w + by * d, w, direction)
+def _forward(w: Tensor, g: Tensor) -> Tensor:
+    return w + DELTA * g
+
+
+def _back(w: Tensor, g: Tensor) -> Tensor:
+    return w - DELTA * g
 
 
 def _one(batch: Batch, number: int) -> Batch:
@@ -67,9 +69,9 @@ def _adapt(objective: Objective) -> Program:
         return mine, tree_map(torch.zeros_like, mine) | {"examples": torch.zeros((), device=next(iter(mine.values())).device)}
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        total = {name: carry[name] for name in const}
         count = batch.weight.sum()
-        more = tree_map(lambda g: count * g, grad(objective.loss)(const, batch)) | {"examples": count}
-        return tree_map(torch.add, carry, more)
+        return objective.plus_gradient(total, count, const, batch) | {"examples": carry["examples"] + count}
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return tree_map(lambda w, total: w - shared["alpha"] * total / carry["examples"], const, carry), None

@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.programs import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd
@@ -37,12 +36,11 @@ def _controlled(train_start: Start, objective: Objective, momentum: float, weigh
         return prefixed("x", mine) | prefixed("c_i", memory), carry
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        g = grad(objective.loss)(under("w", carry), batch)
-        g = tree_map(lambda g, c_i, c: g - c_i + c, g, under("c_i", const), under("c", shared))
-        after = descend(carry, g, shared["lr"], momentum, weight_decay) | {"steps": carry["steps"] + 1}
+        control = tree_map(lambda c_i, c: c - c_i, under("c_i", const), under("c", shared))
+        after = descend(objective, carry, batch, shared["lr"], momentum, weight_decay, plus=control) | {"steps": carry["steps"] + 1}
         if option == 1:
             count = batch.weight.sum()
-            at_x = tree_map(lambda total, g: total + count * g, under("sum", carry), grad(objective.loss)(under("x", const), batch))
+            at_x = objective.plus_gradient(under("sum", carry), count, under("x", const), batch)
             after |= prefixed("sum", at_x) | {"examples": carry["examples"] + count}
         return after
 
