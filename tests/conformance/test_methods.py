@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade import IFCA, SCAFFOLD, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
+from fedclade import IFCA, PCAHC, SCAFFOLD, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
 from fedclade.client.keys import fold
 from fedclade.client.objective import Objective
 from fedclade.client.tree import Tree
@@ -20,6 +20,7 @@ from fedclade.engines.simulator import Faults
 from fedclade.experiment.checkpoint import flatten, restore
 from fedclade.experiment.prepare import equip
 from fedclade.methods import METHODS, UNKNOWN
+from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.models import MLP
 
 ENGINES: dict[str, Callable[..., Simulator]] = {"simulator": Simulator}
@@ -29,6 +30,11 @@ CASES: dict[str, Callable[[], Method]] = {
     "ifca, all options": lambda: IFCA(clusters=2, share="trunk", warm_up=1, restarts=2, trial=1),
     "scaffold, option 1": lambda: SCAFFOLD(option=1, weights="clients", server_lr=0.5),
     "per_fedavg, hessian-free": lambda: PerFedAvg(variant="hessian-free"),
+    "flis_dc, soft": lambda: FLISDC(labels="soft", beta=0.8),
+    "flis_hc, soft, single": lambda: FLISHC(labels="soft", linkage="single"),
+    "fedsem, last layer": lambda: FedSEM(clusters=2, layers="last"),
+    "pca_hc, shared": lambda: PCAHC(clusters=2, basis="shared"),
+    "fedgmcc, straight": lambda: FedGMCC(curve_steps=0, step=0),
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("fc2",)),
 }
 

@@ -104,6 +104,7 @@ class FLISHC(_FLIS):
     besides: ClassVar[str] = "once, before a client's first round: W down, W up"
     state: ClassVar[type[State]] = FLISHCState
 
+    beta: float = 0.3  # models of one round only agree less than those of later ones; both defaults are measured, see docs/methods/flis.md
     linkage: Literal["average", "single", "complete"] = "average"
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
