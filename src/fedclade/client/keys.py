@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from operator import index
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ def fold(key: int, *purpose: int | str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
 
-def _scramble(bits: Tensor) -> Tensor:
-    """A bijection on 32-bit numbers in which every input bit moves about half of the output bits.
+def _scramble(bits: Any) -> Any:
+    """A bijection on 32-bit numbers, a tensor of them or a plain one, in which every input bit moves about half of the output bits.
 
     Multiply-xorshift; both factors are below 2**31, so that the products fit into int64 exactly.
     """
@@ -36,8 +37,9 @@ def _scramble(bits: Tensor) -> Tensor:
 
 def combine(key: Tensor, counter: Tensor | int) -> Tensor:
     """32 random bits for each pair of a key and a counter."""
-    counter = torch.as_tensor(counter, dtype=torch.int64, device=key.device)
-    return _scramble(key ^ _scramble((counter + 0x9E3779B9) & _MASK))
+    # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA graph cannot hold.
+    mixed: Tensor = _scramble(key ^ _scramble((counter + 0x9E3779B9) & _MASK))
+    return mixed
 
 
 def client_keys(key: int, ids: Tensor) -> Tensor:

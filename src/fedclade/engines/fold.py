@@ -14,6 +14,7 @@ from fedclade.client.plan import Batches, Plan, make_plan
 from fedclade.client.programs import AnyProgram, Chain, Program
 from fedclade.client.tree import Tree, concatenate, stack, take
 from fedclade.data.clients import Parts, as_inputs
+from fedclade.engines.graphs import LEAST_STEPS, Captured, Captures, Steps, shapes
 from fedclade.errors import InvalidInput, NotVectorisable
 
 
@@ -25,6 +26,7 @@ class Pool:
         self.index, self.offsets = parts.index.to(device), parts.offsets.to(device)
         self.sizes = self.offsets.diff()
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
+        self.captures = Captures()
 
     def batch(self, parts: Tensor, plan: Plan, step: int) -> Batch:
         """The step's batch for each of the first `len(parts)` clients of the plan."""
@@ -114,6 +116,10 @@ def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tup
     const, carry = vmap(start, in_dims=(None, 0, 0, 0))(shared, lanes.mine, lanes.memory, lanes.client)
     step = vmap(program.step, in_dims=(None, 0, 0, 0))
     steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
+    captured = _captured(program, lanes, shared, const, carry, plan, steps)
+    if captured is not None:
+        reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, captured, lanes.client)
+        return reply, memory if keeps_memory else None
     done: list[Tree] = []
     living_const, living = const, len(steps)
     for now in range(steps[0] if steps else 0):
@@ -128,6 +134,31 @@ def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tup
     carry = concatenate([carry, *reversed(done)])
     reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, carry, lanes.client)
     return reply, memory if keeps_memory else None
+
+
+def _captured(program: Program, lanes: Lanes, shared: Tree, const: Tree, carry: Tree, plan: Plan, steps: list[int]) -> Tree | None:
+    """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
+    if lanes.client.device.type != "cuda" or not steps or steps[0] < LEAST_STEPS:
+        return None
+    pool = lanes.pool
+    most = int(program.batches.steps(torch.tensor(pool.longest)))
+    what = (program.step, program.batches, len(steps), most, shapes(shared, const, carry))
+    here = Steps(pool.index[pool.offsets[lanes.part][:, None, None, None] + plan.position], plan.valid, plan.key)
+
+    def make() -> Captured:
+        room = Steps(*(value.new_zeros((len(steps), most, *value.shape[2:])) for value in here))
+        return Captured(program.step, pool.x, pool.y, shared, const, carry, room)
+
+    captured = pool.captures.of(what, make)
+    if captured is None:
+        return None
+    try:
+        return captured.run(shared, const, carry, here, steps)
+    except RuntimeError as error:
+        if "captur" not in str(error):
+            raise
+        pool.captures.cannot(what)
+        return None
 
 
 def _one_by_one(program: Program, lanes: Lanes, shared: Tree, client_keys: Tensor) -> tuple[Tree, Tree | None]:
