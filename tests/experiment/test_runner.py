@@ -119,7 +119,7 @@ def test_a_client_that_was_never_asked_still_has_a_cluster_in_the_result(digits:
 
 
 def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match=r"probe: its shape is \(5, 3\); it must be some inputs of the clients' shape"):
+    with pytest.raises(fc.InvalidInput, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"):
         small_run(digits, fc.FLIS(probe=torch.zeros(5, 3)))
 
 
