@@ -247,6 +247,14 @@ def test_a_damaged_file_of_a_run_is_named_when_it_is_loaded(name: str, digits: C
         fc.load(tmp_path)
 
 
+def test_a_table_of_clients_that_ends_with_a_whole_line_is_damaged_too(digits: Clients, tmp_path: Path) -> None:
+    do(digits, tmp_path)
+    lines = (tmp_path / "clients.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "clients.csv").write_text("".join(lines[:8]))
+    with pytest.raises(fc.InvalidInput, match=r"clients\.csv: missing or damaged \(it has 7 clients, the run 20\)"):
+        fc.load(tmp_path)
+
+
 @pytest.mark.parametrize("client", [-1, 20, 1000])
 def test_a_client_that_is_not_there_is_refused(client: int, digits: Clients, tmp_path: Path) -> None:
     result = do(digits, tmp_path)

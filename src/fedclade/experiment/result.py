@@ -80,7 +80,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     summary = store.summary()
     if summary is None:
         raise InvalidInput(f"{path}: the run has not ended (there is no summary.json); resume it with --resume.")
-    history, clients = store.history(), store.read_clients()
+    history, clients = store.history(), store.read_clients(summary["clients"])
     module = model or _rebuilt(path, dict(store.tables()["model"]), models)
     with_weights(module, models.fixed | models.row(0))  # a module of another form is refused here, not at the first prediction
 

@@ -95,11 +95,13 @@ class RunStore:
     def write_comparison(self, comparison: dict[str, Any]) -> None:
         self._write("comparison.json", json.dumps(comparison, indent=2) + "\n")
 
-    def read_clients(self) -> dict[str, list[Any]]:
-        """The columns of clients.csv; an empty place is None."""
+    def read_clients(self, number: int) -> dict[str, list[Any]]:
+        """The columns of clients.csv, which has a line for each of so many clients; an empty place is None."""
 
         def columns(text: str) -> dict[str, list[Any]]:
             header, *rows = list(csv.reader(text.splitlines()))
+            if len(rows) != number:
+                raise ValueError(f"it has {len(rows)} clients, the run {number}")
             values = [[json.loads(value) if value else None for value in row] for row in rows]
             return dict(zip(header, map(list, zip(*values, strict=True)), strict=True))
 
