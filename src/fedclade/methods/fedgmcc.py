@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedclade.client.keys import client_keys, fold, uniform
 from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, concatenate, stack, take
+from fedclade.client.tree import Tree, stack, tree_map
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Federation, Rows
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
@@ -70,13 +70,16 @@ class FedGMCC(Choosing):
     def __post_init__(self) -> None:
         check(0 <= self.percentile <= 100, "method.percentile", self.percentile, "must be from 0 to 100")
         check(self.step >= 0, "method.step", self.step, "must be at least 0 (0: the percentile stays as it is)")
-        check(self.mc_samples >= 1, "method.mc_samples", self.mc_samples, "must be at least 1")
-        check(self.curve_steps >= 0, "method.curve_steps", self.curve_steps, "must be at least 0 (0: straight paths)")
+        for name, value, least in (("mc_samples", self.mc_samples, 1), ("curve_steps", self.curve_steps, 0)):
+            check(isinstance(value, int) and value >= least, f"method.{name}", value, f"must be a whole number of at least {least}")
         check(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         if self.input_shape is None:
-            raise InvalidInput("method fedgmcc: it draws its own inputs, uniform in [0, 1), and these clients' inputs are whole numbers.")
+            raise InvalidInput(
+                "method fedgmcc: it draws inputs of its own, uniform in [0, 1), and the clients' inputs are whole numbers, such as tokens. "
+                "Outside of fc.run, give input_shape=… where they are not."
+            )
         everyone = torch.zeros(len(fed.sizes), dtype=torch.int64)
         percentile = torch.tensor(self.percentile, dtype=torch.float64)
         settled, nothing = torch.tensor(self.step == 0), torch.full_like(everyone, UNKNOWN)
@@ -88,13 +91,13 @@ class FedGMCC(Choosing):
         got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.cluster[cohort]), key=key)
         if not len(got.ids):
             return state
-        inputs = self._inputs(state).to(next(iter(got.out.values())).device)
+        inputs = self.inputs(state).to(next(iter(got.out.values())).device)
         paths = Paths(self.local.objective.outputs, got.out, inputs, self.curve_steps, self.curve_lr)
         label = paths.joined(float(state.percentile))
         models = stack([paths.mean(torch.nonzero(label == number).flatten()) for number in range(int(label.max()) + 1)])
         return self._scheduled(self._replaced(state, got.ids, label, models), got.ids, label)
 
-    def _inputs(self, state: FedGMCCState) -> Tensor:
+    def inputs(self, state: FedGMCCState) -> Tensor:
         """X, the same in every round."""
         assert self.input_shape is not None
         return uniform(client_keys(int(state.inputs_key), torch.tensor(0)), (self.mc_samples, *self.input_shape))
@@ -104,7 +107,8 @@ class FedGMCC(Choosing):
         absent = (state.cluster != UNKNOWN).index_fill(0, ids, False)
         old, row = torch.unique(state.cluster[absent], return_inverse=True)
         cluster = state.cluster.masked_scatter(absent, row + int(label.max()) + 1).index_copy(0, ids, label)
-        return replace(state, models=concatenate([models, take(state.models, old)]), cluster=cluster)
+        models = tree_map(lambda new, before: torch.cat([new, before[old].to(new.device)]), models, state.models)
+        return replace(state, models=models, cluster=cluster)
 
     def _scheduled(self, state: FedGMCCState, ids: Tensor, label: Tensor) -> FedGMCCState:
         """The percentile of the next round."""

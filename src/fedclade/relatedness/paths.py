@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -26,8 +27,8 @@ Outputs: TypeAlias = Callable[[Models, Tensor], Tensor]
 """(parameters, inputs) -> outputs."""
 
 LR = 3e-4  # of Adam on a bend: it moves a weight by about this much a step, and more overshoots (measured, docs/methods/fedgmcc.md)
-AT_ONCE = 64 * 2**20  # bytes that the pairs learned together may take: small stacks stay in the processor's cache
-KEPT = 256 * 2**20  # bytes of bends that are remembered
+AT_ONCE = 64 * 2**20  # bytes that the pairs learned together may take
+KEPT = 128 * 2**20  # bytes of bends that are remembered: 200 pairs of a model of 160,000 numbers
 
 
 def evenly(points: int) -> list[float]:
@@ -35,7 +36,7 @@ def evenly(points: int) -> list[float]:
     return [(part + 0.5) / points for part in range(points)]
 
 
-LEARNED_AT = evenly(2)  # ¼ and ¾: more points cost more and lower the loss no further
+LEARNED_AT = evenly(3)  # with only two points the bend itself, at ½, is left out and strays; more lower the loss no further
 SCORED_AT = evenly(8)
 
 
@@ -70,7 +71,7 @@ def learned_bends(outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps:
     loss = _Loss(outputs, a, b, inputs)
     bend = {name: value.clone().requires_grad_() for name, value in straight.items()}
     optimiser = torch.optim.Adam(bend.values(), lr=lr)
-    with torch.enable_grad():
+    with torch.enable_grad(), _repeatable():
         for _ in range(steps):
             optimiser.zero_grad()
             for u in LEARNED_AT:  # one after the other: what is held for the backward pass is that of one point
@@ -78,6 +79,15 @@ def learned_bends(outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps:
             optimiser.step()
     # Of models so large that their outputs are not finite nothing can be learned.
     return {name: torch.where(value.isfinite(), value, straight[name]).detach() for name, value in bend.items()}
+
+
+def _repeatable() -> AbstractContextManager[None]:
+    """Convolutions on CUDA by kernels that give the same bits twice."""
+    cudnn = torch.backends.cudnn
+    chosen: AbstractContextManager[None] = cudnn.flags(
+        enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32
+    )
+    return chosen
 
 
 class _Loss:
@@ -105,7 +115,8 @@ class Paths:
         self.outputs, self.models, self.inputs, self.steps, self.lr = outputs, models, inputs, steps, lr
         self.count = len(next(iter(models.values())))
         self.pairs = torch.combinations(torch.arange(self.count))
-        self._block = max(1, AT_ONCE // _bytes_of_a_pair(outputs, models, inputs))
+        self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs)
+        self._block = max(1, AT_ONCE // self.bytes_of_a_pair)
         self._kept = {name: value[:0] for name, value in models.items()}  # the bends of the first pairs
 
     def scores(self) -> Tensor:
@@ -123,7 +134,7 @@ class Paths:
     def joined(self, percentile: float) -> Tensor:
         """(models,): the cluster of each, numbered by first appearance. Pairs are joined whose score is at most the percentile of all."""
         scores = self.scores()
-        finite = scores[scores.isfinite()].numpy()  # models that have run away belong to nobody
+        finite = scores[scores.isfinite()].numpy()  # where outputs are not, nothing is close
         close = self.pairs[scores <= np.percentile(finite, percentile)] if len(finite) else self.pairs[:0]
         links = csr_array((np.ones(len(close), bool), tuple(close.T.numpy())), shape=(self.count, self.count))
         return torch.from_numpy(components(links))
@@ -157,7 +168,7 @@ def _bytes(models: Models) -> int:
 def _bytes_of_a_pair(outputs: Outputs, models: Models, inputs: Tensor) -> int:
     """What one more pair takes while it is learned: eight models (both ends, the bend, a point of the chain, their gradients, Adam's two
     means) and what the forward pass leaves for the backward one."""
-    one, left = {name: value[:1] for name, value in models.items()}, 0
+    one, left = {name: value[0].detach().requires_grad_() for name, value in models.items()}, 0
 
     def count(value: Tensor) -> Tensor:
         nonlocal left
@@ -165,7 +176,7 @@ def _bytes_of_a_pair(outputs: Outputs, models: Models, inputs: Tensor) -> int:
         return value
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda value: value):
-        outputs({name: value[0].detach().requires_grad_() for name, value in one.items()}, inputs)
+        outputs(one, inputs)
     return 8 * _bytes(one) + left
 
 

@@ -1,0 +1,287 @@
+"""How well FedGMCC's score tells pairs inside a group from pairs across, what the bends add to that, and what the method makes of it.
+
+python benchmarks/fedgmcc_separation.py --data-root FOLDER --out FOLDER [--quick] [--only separation training inputs bends method]
+
+FOLDER of --data-root has mnist.npz. Writes a JSON file for each study. One core; all of it takes about an hour, --quick two
+minutes. AUC is the probability that a pair inside a group scores lower than a pair across: 1 separates, 0.5 is chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+import fedclade as fc
+from fedclade.client.keys import client_keys, fold, uniform
+from fedclade.client.objective import Objective
+from fedclade.client.tree import Tree, stack, take
+from fedclade.data import Clients, Dataset, LabelClusters, LabelPermutation, Rotation
+from fedclade.experiment.metrics import adjusted_rand
+from fedclade.experiment.prepare import equip
+from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
+from fedclade.relatedness.paths import LR, SCORED_AT, Outputs, Paths, learned_bends, losses_along, midpoint
+
+Study = dict[str, Any]
+CLIENTS = 10
+MC_SAMPLES = FedGMCC().mc_samples
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A data set, and how its clients train: as in the paper ten clients, all in every round."""
+
+    data: Dataset
+    samples: int
+    hidden: int
+    epochs: int
+    lr: float = 0.1
+    batch_size: int = 20
+
+    def clients(self, kind: str, seed: int) -> Clients:
+        scheme = {
+            "permuted, 2 groups": LabelPermutation(2, samples=self.samples),
+            "permuted, 4 groups": LabelPermutation(4, samples=self.samples),
+            "rotated, 2 groups": Rotation(2, samples=self.samples),
+            "rotated, 4 groups": Rotation(4, samples=self.samples),
+            "5 digits each, 2 groups": LabelClusters(2, 5, samples=self.samples),
+            "2 digits each, 5 groups": LabelClusters(5, 2, samples=self.samples),
+            "one kind": LabelPermutation(1, samples=self.samples),
+        }[kind]
+        return fc.data.partition(self.data, scheme, CLIENTS, seed)
+
+    def local(self, clients: Clients, seed: int) -> fc.LocalTraining:
+        torch.manual_seed(fold(seed, "model") % 2**32)
+        objective = Objective(fc.models.MLP(self.hidden).build(clients.shape, 10))
+        return fc.LocalTraining(objective, self.lr, self.batch_size, self.epochs)
+
+
+KINDS = ["permuted, 2 groups", "permuted, 4 groups", "rotated, 2 groups", "rotated, 4 groups", "5 digits each, 2 groups"]
+KINDS += ["2 digits each, 5 groups"]
+
+
+def trained(clients: Clients, local: fc.LocalTraining, rounds: int, seed: int) -> Iterator[tuple[int, Tree]]:
+    """The weights of all clients in each round of FedAvg: what the score sees before any clustering."""
+    fed, model, everyone = fc.Simulator(clients), stack([local.objective.params()]), torch.arange(len(clients))
+    for number in range(1, rounds + 1):
+        got = fed.map(fc.sgd(local), everyone, each=fc.Rows(model, torch.zeros_like(everyone)), key=fold(seed, "round", number))
+        yield number, got.out
+        model = {name: value.mean(0, keepdim=True) for name, value in got.out.items()}
+
+
+def noise(shape: tuple[int, ...], seed: int, samples: int = MC_SAMPLES) -> Tensor:
+    return uniform(client_keys(fold(seed, "inputs"), torch.tensor(0)), (samples, *shape))
+
+
+def softmax(outputs: Outputs) -> Outputs:
+    return lambda params, x: outputs(params, x).softmax(-1)
+
+
+def auc(scores: Tensor, clients: Clients) -> float:
+    assert clients.groups is not None
+    one, other = clients.groups[torch.combinations(torch.arange(len(clients)))].T
+    return float(roc_auc_score((one != other).numpy(), scores.numpy()))
+
+
+def summed_up(runs: list[dict[int, dict[str, float]]]) -> dict[int, dict[str, list[float]]]:
+    """By round and way: the values of all seeds."""
+    return {number: {way: [run[number][way] for run in runs] for way in runs[0][number]} for number in runs[0]}
+
+
+def say(where: str, rounds: dict[int, dict[str, list[float]]]) -> None:
+    print(f"  {where}")
+    for way in next(iter(rounds.values())):
+        print(f"    {way}: " + ", ".join(f"round {number} {np.mean(ways[way]):.2f}" for number, ways in rounds.items()), flush=True)
+
+
+def separation(settings: dict[str, Setting], quick: bool) -> Study:
+    """AUC of the score on FedAvg's way: straight paths, learned bends, outputs as they are and after softmax."""
+    study: Study = {}
+    for name, setting in settings.items():
+        at, seeds = ([1, 3], 1) if quick else ([1, 3, 10], 3)
+        for kind in KINDS[:1] if quick else KINDS:
+            for epochs in (2, 10) if name == "digits" else (1, 5):
+                runs = [_separated(replace(setting, epochs=epochs), kind, at, seed, name == "digits") for seed in range(seeds)]
+                study[f"{name}, {kind}, E = {epochs}"] = summed_up(runs)
+                say(f"{name}, {kind}, E = {epochs}", summed_up(runs))
+    return study
+
+
+def _separated(setting: Setting, kind: str, at: list[int], seed: int, more: bool) -> dict[int, dict[str, float]]:
+    clients, found = setting.clients(kind, seed), {}
+    local, inputs = setting.local(clients, seed), noise(clients.shape, seed)
+    plain = local.objective.outputs
+    ways: dict[str, tuple[Outputs, int, float]] = {
+        "straight": (plain, 0, LR),
+        "bent": (plain, FedGMCC().curve_steps, LR),
+        "straight, softmax": (softmax(plain), 0, LR),
+    }
+    if more:
+        ways |= {"bent, 50 steps of 1e-3": (plain, 50, 1e-3), "bent, softmax": (softmax(plain), FedGMCC().curve_steps, LR)}
+    for number, weights in trained(clients, local, at[-1], seed):
+        if number in at:
+            found[number] = {
+                way: auc(Paths(outputs, weights, inputs, steps, lr).scores(), clients) for way, (outputs, steps, lr) in ways.items()
+            }
+    return found
+
+
+def training(settings: dict[str, Setting], quick: bool) -> Study:
+    """AUC of straight paths against local epochs, with noise as inputs and, for comparison, with held-out images."""
+    study: Study = {}
+    at, seeds = ([1, 3], 1) if quick else ([1, 3, 10], 5)
+    for kind in ("permuted, 2 groups", "rotated, 2 groups"):
+        for epochs in (2, 10) if quick else (1, 2, 5, 10, 20, 50):
+            runs = []
+            for seed in range(seeds):
+                clients, found = settings["digits"].clients(kind, seed), {}
+                local = replace(settings["digits"].local(clients, seed), epochs=epochs)
+                assert clients.probe is not None
+                inputs = {"noise": noise(clients.shape, seed), "images": fc.data.clients.as_inputs(clients.probe[:MC_SAMPLES])}
+                for number, weights in trained(clients, local, at[-1], seed):
+                    if number in at:
+                        found[number] = {
+                            way: auc(Paths(local.objective.outputs, weights, x, 0).scores(), clients) for way, x in inputs.items()
+                        }
+                runs.append(found)
+            study[f"{kind}, E = {epochs}"] = summed_up(runs)
+            say(f"{kind}, E = {epochs}", summed_up(runs))
+    return study
+
+
+def inputs(settings: dict[str, Setting], quick: bool) -> Study:
+    """AUC of straight paths against the number of Monte Carlo inputs: mean, and standard deviation over ten draws of them."""
+    study: Study = {}
+    setting, kind, seeds = settings["digits"], "permuted, 2 groups", 1 if quick else 5
+    for samples in (8, 128) if quick else (8, 32, 128, 512, 2048):
+        for number in (1, 2):
+            draws = []
+            for seed in range(seeds):
+                clients = setting.clients(kind, seed)
+                local = setting.local(clients, seed)
+                weights = dict(trained(clients, local, number, seed))[number]
+                for draw in range(10):
+                    x = noise(clients.shape, fold(seed, draw), samples)
+                    draws.append(auc(Paths(local.objective.outputs, weights, x, 0).scores(), clients))
+            spread = np.array(draws).reshape(seeds, 10).std(1).mean()
+            study[f"{samples}, round {number}"] = {"mean": float(np.mean(draws)), "spread": float(spread)}
+            print(f"  {samples} inputs, round {number}: {np.mean(draws):.3f} ± {spread:.3f}", flush=True)
+    return study
+
+
+def bends(settings: dict[str, Setting], quick: bool) -> Study:
+    """How far learning lowers the mean loss along a path, relative to the straight one, on the inputs it has seen and on fresh ones."""
+    study: Study = {}
+    for name, setting in settings.items():
+        clients = setting.clients("permuted, 2 groups", 0)
+        local = setting.local(clients, 0)
+        few = 4 if quick else 6
+        weights = take(dict(trained(clients, local, 3, 0))[3], torch.arange(2, 2 + few))  # of both groups
+        seen, fresh = noise(clients.shape, 0), noise(clients.shape, 1, 512)
+        a, b = (take(weights, end) for end in torch.combinations(torch.arange(few)).T)
+        straight = midpoint(a, b)
+        apart = 2 * _mean_losses(local, a, straight, b, fresh, [0.0])
+        study[f"{name}, straight / mean square difference of the ends"] = float(
+            (_mean_losses(local, a, straight, b, fresh, SCORED_AT) / apart).mean()
+        )
+        for steps in (10,) if quick else (5, 10, 20, 50, 100):
+            for lr in (1e-4, LR, 1e-3, 1e-2):
+                begin = time.perf_counter()
+                bend = learned_bends(local.objective.outputs, a, b, seen, steps, lr)
+                seconds = time.perf_counter() - begin
+                lower = [
+                    float((_mean_losses(local, a, bend, b, x, SCORED_AT) / _mean_losses(local, a, straight, b, x, SCORED_AT)).mean())
+                    for x in (seen, fresh)
+                ]
+                each = seconds / len(next(iter(a.values())))
+                study[f"{name}, {steps} steps of {lr:g}"] = {"seen": lower[0], "fresh": lower[1], "seconds a pair": each}
+                print(f"  {name}, {steps} steps of {lr:g}: {lower[0]:.3f} of straight, {lower[1]:.3f} on fresh inputs", flush=True)
+    return study
+
+
+def _mean_losses(local: fc.LocalTraining, a: Tree, bend: Tree, b: Tree, inputs: Tensor, at: list[float]) -> Tensor:
+    return losses_along(local.objective.outputs, a, bend, b, inputs, at).mean(0)
+
+
+def method(settings: dict[str, Setting], quick: bool) -> Study:
+    """The method itself for 15 rounds: clusters, adjusted Rand index, percentile, accuracy; straight and bent, beside FedAvg."""
+    study: Study = {}
+    for name, setting in settings.items():
+        rounds, seeds = (6, 1) if quick else (15, 6 if name == "digits" else 3)
+        methods: dict[str, fc.Method] = {"fedavg": fc.FedAvg(), "straight": FedGMCC(curve_steps=0), "bent": FedGMCC()}
+        kinds = KINDS[:1] if quick else KINDS if name == "digits" else [KINDS[0], KINDS[1], KINDS[2], KINDS[4]]
+        for kind in [*kinds, "one kind"]:
+            fixed = {"permuted, 4 groups": 17.0, "rotated, 4 groups": 17.0, "2 digits each, 5 groups": 10.0}.get(kind)
+            more = {} if fixed is None else {f"straight, percentile {fixed:g} fixed": FedGMCC(fixed, 0.0, curve_steps=0)}
+            for way, chosen in (methods | more).items():
+                runs = [_run(chosen, setting, setting.clients(kind, seed), rounds, seed) for seed in range(seeds)]
+                study[f"{name}, {kind}, {way}"] = runs
+                accuracy = ", ".join(f"{run['accuracy']:.1f}" for run in runs)
+                ends = "; ".join(f"{run['clusters'][-1]} ({run['ari'][-1]:.2f})" for run in runs)
+                settled = [run["settled"] for run in runs]
+                print(f"  {name}, {kind}, {way}: accuracy {accuracy}; clusters (ARI) {ends}; settled in {settled}", flush=True)
+    return study
+
+
+def _run(method: fc.Method, setting: Setting, clients: Clients, rounds: int, seed: int) -> Study:
+    local, everyone, fed = setting.local(clients, seed), torch.arange(len(clients)), fc.Simulator(clients)
+    bound = equip(method, clients, seed).bind(local)
+    state, log, begin = bound.init(fed, local.objective.params(), fold(seed, "init")), [], time.perf_counter()
+    for number in range(1, rounds + 1):
+        state = bound.round(fed, state, everyone, fold(seed, "round", number))
+        where = (float(state.percentile), bool(state.settled)) if isinstance(state, FedGMCCState) else (None, False)
+        log.append((len(state), adjusted_rand(clients.groups, state.cluster), *where))
+    seconds = (time.perf_counter() - begin) / rounds
+    accuracy = fed.evaluate(local.objective, bound.serve(state, everyone), everyone, {"accuracy": fc.accuracy})["accuracy"]
+    clusters, ari, percentile, settled = (list(column) for column in zip(*log, strict=True))
+    return {
+        "accuracy": 100 * float(accuracy.mean()),
+        "clusters": clusters,
+        "ari": ari,
+        "percentile": percentile,
+        "settled": settled.index(True) + 1 if True in settled else None,
+        "seconds a round": seconds,
+    }
+
+
+STUDIES: dict[str, Callable[[dict[str, Setting], bool], Study]] = {
+    "separation": separation,
+    "training": training,
+    "inputs": inputs,
+    "bends": bends,
+    "method": method,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-root", required=True, help="folder with mnist.npz")
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=list(STUDIES), default=list(STUDIES))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "digits": Setting(fc.data.load("digits"), samples=120, hidden=64, epochs=10),
+        "mnist": Setting(fc.data.load("mnist", options.data_root), samples=300, hidden=200, epochs=5),
+    }
+    for name in options.only:
+        print(f"{name}: {STUDIES[name].__doc__}", flush=True)
+        begin = time.perf_counter()
+        study = STUDIES[name](settings, options.quick)
+        (options.out / f"{name}.json").write_text(json.dumps(study, indent=1))
+        print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
