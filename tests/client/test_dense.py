@@ -79,6 +79,11 @@ def test_a_frozen_layer_is_left_to_autograd() -> None:
     assert form(module) is None
 
 
+def test_dropout_is_left_to_autograd() -> None:
+    assert Objective(MLP(5, dropout=0.5).build((6,), 3))._dense is None
+    assert Objective(MLP(5).build((6,), 3))._dense is not None
+
+
 def absolute(outputs: Tensor, y: Tensor) -> Tensor:
     return (outputs.sum(1) - y).abs()
 

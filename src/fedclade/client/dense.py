@@ -8,6 +8,7 @@ training then reads and writes the weights once, and that is what it costs on a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -80,43 +81,50 @@ def plus_gradient(dense: Dense, loss: ExampleLoss | None, base: Tree, params: Tr
     """
     names = tuple(base)
     values = (*base.values(), *(params[name] for name in names))
-    out = _PlusGradient.apply(dense.layers, loss, names, x, y, weight, *values)  # type: ignore[no-untyped-call]
+    out = _PlusGradient.apply(_Form(dense.layers, loss, names), x, y, weight, *values)  # type: ignore[no-untyped-call]
     return dict(zip(names, out, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What is no tensor, in one piece: vmap would look into tuples for tensors, at every step."""
+
+    layers: tuple[Layer, ...]
+    loss: ExampleLoss | None
+    names: tuple[str, ...]
 
 
 class _PlusGradient(torch.autograd.Function):
     """The bridge from one client's view to the stack: under vmap its rule gets the stacked tensors."""
 
     @staticmethod
-    def forward(layers: tuple[Layer, ...], loss: ExampleLoss | None, names: tuple[str, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(value[0] for value in _stacked(layers, loss, names, *(value[None] for value in tensors)))
+    def forward(form: _Form, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value[0] for value in _stacked(form, *(value[None] for value in tensors)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        layers, loss, names, *tensors = args
+    def vmap(info: Any, in_dims: tuple[int | None, ...], form: _Form, *tensors: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         stacked = [
             value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            for value, dim in zip(tensors, in_dims[3:], strict=True)
+            for value, dim in zip(tensors, in_dims[1:], strict=True)
         ]
-        return _stacked(layers, loss, names, *stacked), (0,) * len(names)
+        return _stacked(form, *stacked), (0,) * len(form.names)
 
 
-def _stacked(
-    layers: tuple[Layer, ...], loss: ExampleLoss | None, names: tuple[str, ...], x: Tensor, y: Tensor, weight: Tensor, *trees: Tensor
-) -> tuple[Tensor, ...]:
+def _stacked(form: _Form, x: Tensor, y: Tensor, weight: Tensor, *trees: Tensor) -> tuple[Tensor, ...]:
     """The same for K clients: x (K, B, …), the parameters (K, …)."""
-    base, params = dict(zip(names, trees, strict=False)), dict(zip(names, trees[len(names) :], strict=True))
+    layers, count = form.layers, len(form.names)
+    base, params = dict(zip(form.names, trees[:count], strict=True)), dict(zip(form.names, trees[count:], strict=True))
     inputs = [x.flatten(2)]
     for layer in layers:
         product = inputs[-1] @ params[layer.weight].mT
         if layer.bias is not None:
             product += params[layer.bias][:, None]
         inputs.append(product.relu_() if layer.relu else product)
-    error = _cross_entropy_error(inputs[-1], y, weight) if loss is None else _error(loss, inputs[-1], y, weight)
+    error = _cross_entropy_error(inputs[-1], y, weight) if form.loss is None else _error(form.loss, inputs[-1], y, weight)
     result: Tree = {}
     for number in reversed(range(len(layers))):
         layer = layers[number]
@@ -127,7 +135,7 @@ def _stacked(
             result[layer.bias] = base[layer.bias] + error.sum(1)
         if number:
             error = error @ params[layer.weight]
-    return tuple(result[name] for name in names)
+    return tuple(result[name] for name in form.names)
 
 
 def _cross_entropy_error(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:

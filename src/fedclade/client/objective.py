@@ -86,7 +86,9 @@ class Objective:
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
             raise InvalidInput("model: it has no trainable parameter, so there is nothing to train.")
-        self._dense = dense_form(self._in_training, self.names)
+        # Tracing would go through our dropout as if it were not there.
+        drops = any(isinstance(part, _CounterDropout) for part in self.module.modules())
+        self._dense = None if drops else dense_form(self._in_training, self.names)
 
     def params(self) -> Tree:
         """The module's own weights: the federation's first model."""
