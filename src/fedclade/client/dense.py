@@ -2,7 +2,7 @@
 
 A chain of linear layers and ReLUs has a backward pass of two matrix products a layer. Written out for a stack of clients, the product
 that makes a layer's gradient can add it to what it changes in the same pass over memory, which autograd cannot: a step of local
-training then reads and writes the weights once, and that is what it costs on a CPU (measured: benchmarks/README.md).
+training then reads and writes the weights once, and that is what it costs on a CPU (benchmarks/engine.py).
 """
 
 from __future__ import annotations
