@@ -2,7 +2,7 @@
 
 python benchmarks/fedgmcc_separation.py --data-root FOLDER --out FOLDER [--quick] [--only separation training inputs bends method]
 
-FOLDER of --data-root has mnist.npz. Writes a JSON file for each study. One core; all of it takes about an hour, --quick two
+FOLDER of --data-root has mnist.npz. Writes a JSON file for each study. One core; all of it takes about 45 minutes, --quick two
 minutes. AUC is the probability that a pair inside a group scores lower than a pair across: 1 separates, 0.5 is chance.
 """
 

@@ -79,8 +79,9 @@ def counted(kind: type[Method], chosen: config.Experiment, clients: Clients) -> 
 
 def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list[str]:
     models, up, down, once_up, once_down = counted(kind, chosen, clients)
-    page = OUT.parent / f"{kind.name.removesuffix('_dc').removesuffix('_hc')}.md"
-    name = f"[{kind.name}]({page.name if page.exists() else f'baselines.md#{kind.name}'})"
+    pages = (f"{kind.name}.md", f"{kind.name.partition('_')[0]}.md")  # FLIS's two methods share one
+    page = next((page for page in pages if (OUT.parent / page).exists()), f"baselines.md#{kind.name}")
+    name = f"[{kind.name}]({page})"
     formula = f"{_pretty(kind.up)} up, {_pretty(kind.down)} down" + (f"; {kind.besides}" if kind.besides else "")
     cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.down else "")
     if once_up or once_down:
