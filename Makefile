@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $(READY)
 
 demo: $(READY)
-	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local,flt,cfl,clade
+	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade
 
 test: $(READY)
 	@$(PYTEST) -m "not slow"
