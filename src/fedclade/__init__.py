@@ -19,6 +19,8 @@ from fedclade.federation import Federation, Replies, Rows, Sum
 from fedclade.methods import (
     CFL,
     FLIS,
+    FLISDC,
+    FLISHC,
     FLT,
     IFCA,
     PCAHC,
@@ -43,6 +45,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CFL",
     "FLIS",
+    "FLISDC",
+    "FLISHC",
     "FLT",
     "IFCA",
     "PCAHC",
