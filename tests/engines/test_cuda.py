@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedclade import FLT, IFCA, Clade, LocalTraining, Method, Rows, Simulator, run, sgd
+from fedclade import FLT, IFCA, Clade, FedAvg, LocalTraining, Method, Rows, Simulator, run, sgd
 from fedclade.client.objective import Objective
 from fedclade.client.tree import Tree, stack
-from fedclade.data import Clients, Iid, dataset, partition
+from fedclade.data import Clients, Iid, dataset, from_arrays, partition
 from fedclade.methods import METHODS
 from fedclade.models import MLP, LeafCNN, LeNet5, ModelSpec, SmallCNN
 
@@ -48,6 +48,49 @@ def test_chunks_agree(model: ModelSpec, images: Clients) -> None:
     expected, got = replies(model, images, "cuda"), replies(model, images, "cuda", chunk=4)
     for name in expected:
         torch.testing.assert_close(got[name], expected[name], rtol=0, atol=1e-5)
+
+
+def ragged_clients() -> Clients:
+    """From 1 to 97 samples: the stack narrows again and again."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 60, 89, 97, 4, 4, 4, 30]
+    return from_arrays([(torch.randn(n, 12, generator=generator), torch.randint(0, 4, (n,), generator=generator)) for n in sizes])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
+    clients = ragged_clients()
+    torch.manual_seed(0)
+    objective = Objective(MLP(9, dropout=0.3).build(clients.shape, 4).to("cuda"))
+    program = sgd(LocalTraining(objective, lr=0.1, batch_size=4, epochs=2, momentum=momentum))
+    everyone = torch.arange(len(clients))
+    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    fed = Simulator(clients, device="cuda")
+    plain, captured, again, other = (fed.map(program, everyone, each=each, key=key).out for key in (1, 1, 1, 2))
+    assert any(value is not None for value in fed._train.captures._known.values())
+    for name, value in plain.items():
+        assert torch.equal(captured[name], value)
+        assert torch.equal(again[name], value)
+        assert not torch.equal(other[name], value)
+
+
+class Asking(torch.nn.Module):
+    """A model that copies from the host in its forward pass: it can be trained, but not captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * torch.tensor([1.0, 2.0, 1.0, 1.0]).to(x.device)
+
+
+def test_a_step_that_cannot_be_captured_runs_without_a_graph() -> None:
+    one, other = (run(FedAvg(), ragged_clients(), Asking(), rounds=4, device="cuda", clients_per_round=1.0, batch_size=4) for _ in range(2))
+    assert one.summary["failures"] == 0
+    for name, value in one.model_of(0).state_dict().items():
+        assert bool(torch.isfinite(value).all())
+        assert value.shape == other.model_of(0).state_dict()[name].shape
 
 
 @pytest.mark.filterwarnings("ignore:manifold")

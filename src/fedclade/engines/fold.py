@@ -14,7 +14,7 @@ from fedclade.client.plan import Batches, Plan, make_plan
 from fedclade.client.programs import AnyProgram, Chain, Program
 from fedclade.client.tree import Tree, concatenate, stack, take
 from fedclade.data.clients import Parts, as_inputs
-from fedclade.engines.graphs import LEAST_STEPS, Captured, Captures, Steps, shapes
+from fedclade.engines.graphs import LEAST_STEPS, Captured, Captures, Steps, fits, shapes
 from fedclade.errors import InvalidInput, NotVectorisable
 
 
@@ -138,7 +138,7 @@ def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tup
 
 def _captured(program: Program, lanes: Lanes, shared: Tree, const: Tree, carry: Tree, plan: Plan, steps: list[int]) -> Tree | None:
     """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
-    if lanes.client.device.type != "cuda" or not steps or steps[0] < LEAST_STEPS:
+    if lanes.client.device.type != "cuda" or not steps or steps[0] < LEAST_STEPS or not fits(carry):
         return None
     pool = lanes.pool
     most = int(program.batches.steps(torch.tensor(pool.longest)))

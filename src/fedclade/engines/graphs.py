@@ -15,12 +15,15 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedclade.client.objective import Batch
-from fedclade.client.tree import Tree, take
+from fedclade.client.tree import Tree, nbytes, take
 from fedclade.data.clients import as_inputs
 
 LEAST_STEPS = 4  # fewer are not worth a capture
 NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
 KEPT = 8  # captured programs of a pool: each holds a stack of its own
+SHARE = (
+    64  # of the device's memory that a captured stack may be: it needs about five times that, and larger ones keep the device busy anyway
+)
 _WARM_UP = 2
 
 Step = Callable[[Tree, Tree, Tree, Batch], Tree]
@@ -128,6 +131,12 @@ class Captures:
     def cannot(self, what: tuple[Any, ...]) -> None:
         """This program asks the device for something in its step: it runs without a graph from now on."""
         self._known[what] = None
+
+
+def fits(carry: Tree) -> bool:
+    """Whether a stack is small enough to be captured: by the size of the device, not by what is free on it just now."""
+    device = next(iter(carry.values())).device
+    return nbytes(carry) <= torch.cuda.get_device_properties(device).total_memory // SHARE
 
 
 def shapes(*trees: Tree) -> tuple[Any, ...]:
