@@ -21,9 +21,7 @@ from fedclade.data.clients import as_inputs
 LEAST_STEPS = 4  # fewer are not worth a capture
 NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
 KEPT = 8  # captured programs of a pool: each holds a stack of its own
-SHARE = (
-    64  # of the device's memory that a captured stack may be: it needs about five times that, and larger ones keep the device busy anyway
-)
+SHARE = 64  # a captured stack may be this part of the device's memory: it takes five times that, and a larger one needs no graph
 _WARM_UP = 2
 
 Step = Callable[[Tree, Tree, Tree, Batch], Tree]
