@@ -7,10 +7,9 @@ training then reads and writes the weights once, and that is what it costs on a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,8 @@ from torch.func import grad, vmap
 
 from fedclade.client.tree import Tree
 
-ExampleLoss = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from fedclade.client.objective import ExampleLoss
 
 
 class Layer(NamedTuple):

@@ -13,8 +13,9 @@ from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches, Plan, make_plan
 from fedclade.client.programs import AnyProgram, Chain, Program
 from fedclade.client.tree import Tree, concatenate, stack, take
-from fedclade.data.clients import Parts, as_inputs
-from fedclade.engines.graphs import LEAST_STEPS, Captured, Captures, Steps, fits, shapes
+from fedclade.data.clients import Parts
+from fedclade.engines.batches import Steps, batch_of, living
+from fedclade.engines.graphs import LEAST_STEPS, Captured, Captures, fits, shapes
 from fedclade.errors import InvalidInput, NotVectorisable
 
 
@@ -28,18 +29,9 @@ class Pool:
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
         self.captures = Captures()
 
-    def batch(self, parts: Tensor, plan: Plan, step: int) -> Batch:
-        """The step's batch for each of the first `len(parts)` clients of the plan."""
-        count = len(parts)
-        position, valid = plan.position[:count, step], plan.valid[:count, step]
-        rows = self.index[self.offsets[parts][:, None, None] + position]
-        weight = (torch.arange(rows.shape[-1], device=rows.device) < valid[..., None]).to(torch.float32)
-        if rows.shape[1] == 1:  # one batch a step: no axis for the group
-            rows, weight = rows[:, 0], weight[:, 0]
-        flat = rows.flatten()
-        x = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        y = self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:])
-        return Batch(x, y, weight, plan.key[:count, step])
+    def steps(self, parts: Tensor, plan: Plan) -> Steps:
+        """The plan of these parts, in rows of the pool."""
+        return Steps(self.index[self.offsets[parts][:, None, None, None] + plan.position], plan.valid, plan.key)
 
 
 @dataclass(frozen=True)
@@ -114,46 +106,44 @@ def _vectorised(program: Program, lanes: Lanes, shared: Tree, plan: Plan) -> tup
 
     # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
     const, carry = vmap(start, in_dims=(None, 0, 0, 0))(shared, lanes.mine, lanes.memory, lanes.client)
-    step = vmap(program.step, in_dims=(None, 0, 0, 0))
-    steps = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
-    captured = _captured(program, lanes, shared, const, carry, plan, steps)
-    if captured is not None:
-        reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, captured, lanes.client)
-        return reply, memory if keeps_memory else None
-    done: list[Tree] = []
-    living_const, living = const, len(steps)
-    for now in range(steps[0] if steps else 0):
-        left = living
-        while steps[left - 1] <= now:
-            left -= 1
-        if left < living:
-            done.append(take(carry, slice(left, living)))
-            carry, living_const, living = take(carry, slice(left)), take(const, slice(left)), left
-        batch = lanes.pool.batch(lanes.part[:living], plan, now)
-        carry = step(shared, living_const, carry, batch)
-    carry = concatenate([carry, *reversed(done)])
-    reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, carry, lanes.client)
+    counts = program.batches.steps(lanes.pool.sizes[lanes.part]).tolist()
+    reads = lanes.pool.steps(lanes.part, plan)
+    after = _captured(program, lanes.pool, shared, const, carry, reads, counts)
+    if after is None:
+        after = _stepped(program, lanes.pool, shared, const, carry, reads, counts)
+    reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, after, lanes.client)
     return reply, memory if keeps_memory else None
 
 
-def _captured(program: Program, lanes: Lanes, shared: Tree, const: Tree, carry: Tree, plan: Plan, steps: list[int]) -> Tree | None:
+def _stepped(program: Program, pool: Pool, shared: Tree, const: Tree, carry: Tree, reads: Steps, counts: list[int]) -> Tree:
+    """The carries after all steps, one after another."""
+    step = vmap(program.step, in_dims=(None, 0, 0, 0))
+    done: list[Tree] = []
+    alive = len(counts)
+    for now, left in enumerate(living(counts)):
+        if left < alive:
+            done.append(take(carry, slice(left, alive)))
+            carry, const, alive = take(carry, slice(left)), take(const, slice(left)), left
+        carry = step(shared, const, carry, batch_of(pool.x, pool.y, *(value[:alive, now] for value in reads)))
+    return concatenate([carry, *reversed(done)])
+
+
+def _captured(program: Program, pool: Pool, shared: Tree, const: Tree, carry: Tree, reads: Steps, counts: list[int]) -> Tree | None:
     """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
-    if lanes.client.device.type != "cuda" or not steps or steps[0] < LEAST_STEPS or not fits(carry):
+    if pool.x.device.type != "cuda" or not counts or counts[0] < LEAST_STEPS or not fits(carry):
         return None
-    pool = lanes.pool
     most = int(program.batches.steps(torch.tensor(pool.longest)))
-    what = (program.step, program.batches, len(steps), most, shapes(shared, const, carry))
-    here = Steps(pool.index[pool.offsets[lanes.part][:, None, None, None] + plan.position], plan.valid, plan.key)
+    what = (program.step, program.batches, len(counts), most, shapes(shared, const, carry))
 
     def make() -> Captured:
-        room = Steps(*(value.new_zeros((len(steps), most, *value.shape[2:])) for value in here))
+        room = Steps(*(value.new_zeros((len(counts), most, *value.shape[2:])) for value in reads))
         return Captured(program.step, pool.x, pool.y, shared, const, carry, room)
 
     captured = pool.captures.of(what, make)
     if captured is None:
         return None
     try:
-        return captured.run(shared, const, carry, here, steps)
+        return captured.run(shared, const, carry, reads, counts)
     except RuntimeError as error:
         if "captur" not in str(error):
             raise
@@ -170,8 +160,9 @@ def _one_by_one(program: Program, lanes: Lanes, shared: Tree, client_keys: Tenso
         one = slice(lane, lane + 1)
         const, carry = program.start(shared, take(lanes.mine, torch.tensor(lane)), take(lanes.memory, torch.tensor(lane)))
         plan = make_plan(program.batches, sizes[one], client_keys[one])
+        reads = lanes.pool.steps(lanes.part[one], plan)
         for now in range(count):
-            batch = lanes.pool.batch(lanes.part[one], plan, now)
+            batch = batch_of(lanes.pool.x, lanes.pool.y, *(value[:, now] for value in reads))
             real = batch.weight[0] > 0
             carry = program.step(shared, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
         reply, memory = program.finish(shared, const, carry)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.func import vmap
 
 from fedclade.client.objective import Batch
 from fedclade.client.tree import Tree, nbytes, take
-from fedclade.data.clients import as_inputs
+from fedclade.engines.batches import Steps, batch_of, living
 
 LEAST_STEPS = 4  # fewer are not worth a capture
 NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
@@ -25,14 +25,6 @@ SHARE = 64  # a captured stack may be this part of the device's memory: it takes
 _WARM_UP = 2
 
 Step = Callable[[Tree, Tree, Tree, Batch], Tree]
-
-
-class Steps(NamedTuple):
-    """The plan of a call: for each client and step the rows of the pool, how many of them count, and the step's key."""
-
-    rows: Tensor  # (K, S, group, size)
-    valid: Tensor  # (K, S, group)
-    key: Tensor  # (K, S)
 
 
 class Captured:
@@ -58,16 +50,13 @@ class Captured:
             self.graphs[width] = self._capture(width)
         _copy(self.carry, carry)
         self.now.zero_()
-        living = len(counts)
-        for number, width in enumerate(widths):
-            left = living
-            while counts[left - 1] <= number:
-                left -= 1
-            if left < living:
-                self._keep(left, living)
-                living = left
+        alive = len(counts)
+        for left, width in zip(living(counts), widths, strict=True):
+            if left < alive:
+                self._keep(left, alive)
+                alive = left
             self.graphs[width].replay()
-        self._keep(0, living)
+        self._keep(0, alive)
         return {name: value.clone() for name, value in self.final.items()}
 
     def _keep(self, first: int, last: int) -> None:
@@ -90,14 +79,7 @@ class Captured:
 
     def _advance(self, width: int) -> None:
         """One step of the first `width` clients, in place."""
-        rows = self.plan.rows[:width].index_select(1, self.now)[:, 0]
-        valid = self.plan.valid[:width].index_select(1, self.now)[:, 0]
-        weight = (torch.arange(rows.shape[-1], device=rows.device) < valid[..., None]).to(torch.float32)
-        if rows.shape[1] == 1:  # one batch a step: no axis for the group
-            rows, weight = rows[:, 0], weight[:, 0]
-        x = as_inputs(self.x.index_select(0, rows.flatten()).view(*rows.shape, *self.x.shape[1:]))
-        y = self.y.index_select(0, rows.flatten()).view(*rows.shape, *self.y.shape[1:])
-        batch = Batch(x, y, weight, self.plan.key[:width].index_select(1, self.now)[:, 0])
+        batch = batch_of(self.x, self.y, *(value[:width].index_select(1, self.now)[:, 0] for value in self.plan))
         here = slice(width)
         _copy(take(self.carry, here), self.step(self.shared, take(self.const, here), take(self.carry, here), batch))
         self.now += 1
@@ -146,11 +128,9 @@ def _widths(counts: list[int]) -> list[int]:
     few = [len(counts)]
     while few[-1] > 1:
         few.append(min(few[-1] - 1, int(few[-1] * NARROWER)))
-    widths, living = [], len(counts)
-    for number in range(counts[0]):
-        while counts[living - 1] <= number:
-            living -= 1
-        while len(few) > 1 and few[1] >= living:
+    widths = []
+    for left in living(counts):
+        while len(few) > 1 and few[1] >= left:
             few.pop(0)
         widths.append(few[0])
     return widths

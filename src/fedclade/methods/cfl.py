@@ -15,7 +15,7 @@ from fedclade.client.updates import concealed, from_secret_order, in_secret_orde
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
-from fedclade.relatedness.mixing import add, mean
+from fedclade.relatedness.mixing import mean_by_row
 from fedclade.relatedness.splits import WARM_UP, ParameterTree, bisect, length, project
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
@@ -90,9 +90,7 @@ class CFL(Method):
                 side = bisect(updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage)
                 state = state if side is None else state.split(leaf, got.ids[here], side, projected[here])
         state = state.trained(got.ids, length(updates), projected)
-        share = torch.nn.functional.one_hot(state.cluster[got.ids], len(state)).T * size
-        sums, weight = add({}, torch.zeros(len(state), dtype=torch.float64), share, got.out)
-        return replace(state, models=mean(sums, weight, keep=state.models))
+        return replace(state, models=mean_by_row(got.out, state.cluster[got.ids], size, keep=state.models))
 
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)

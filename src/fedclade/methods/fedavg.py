@@ -17,13 +17,16 @@ from fedclade.relatedness.mixing import mean
 S = TypeVar("S", bound=State)
 
 
-def averaged(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: int) -> S:
-    """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new model is their mean by examples."""
+def averaged(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: int, own: tuple[str, ...] = ()) -> S:
+    """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new model is their mean by examples.
+
+    The parameters named in `own` are in the clients' memory and not in the models.
+    """
     cluster = state.cluster[cohort]
     got = fed.map(
         train,
         cohort,
-        each=Rows(state.models, cluster),
+        each=Rows(state.models, cluster, own),
         key=key,
         reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state)),
     )

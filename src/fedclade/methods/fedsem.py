@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedclade.client.keys import fold
@@ -17,7 +16,7 @@ from fedclade.errors import check
 from fedclade.federation import Federation, Rows
 from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State, check_choices
 from fedclade.relatedness.centres import kmeans, nearest_centre
-from fedclade.relatedness.mixing import add, mean
+from fedclade.relatedness.mixing import mean_by_row
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class FedSEM(Method):
         if not len(got.ids):
             return state
         nearest = nearest_centre(self._points(got.out), self._points(state.models))
-        models = _centres(got.out, fed.sizes[got.ids], nearest, keep=state.models)
+        models = mean_by_row(got.out, nearest, fed.sizes[got.ids], keep=state.models)
         return replace(state, models=models, cluster=state.cluster.index_copy(0, got.ids, nearest))
 
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
@@ -86,7 +85,7 @@ class FedSEM(Method):
         else:
             cluster = kmeans(points, self.clusters, seed=fold(key, "centres") % 2**32)
             begin = take(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
-            models = _centres(got.out, fed.sizes[got.ids], cluster, keep=begin)
+            models = mean_by_row(got.out, cluster, fed.sizes[got.ids], keep=begin)
             state = replace(state, models=models, first=_copy(models))
         return replace(state, cluster=state.cluster.index_copy(0, got.ids, cluster))
 
@@ -94,14 +93,6 @@ class FedSEM(Method):
         """(rows, P): the parameters that distances are taken on, in one order whatever that of the tree."""
         objective = self.local.objective
         return vectors({name: models[name] for name in (objective.names if self.layers == "all" else objective.head())})
-
-
-def _centres(trained: Tree, size: Tensor, cluster: Tensor, keep: Tree) -> Tree:
-    """The M-step: the mean of the weights trained by the members of each cluster, by examples; without members it stays what it was."""
-    rows = len(next(iter(keep.values())))
-    share = F.one_hot(cluster, rows).T * size
-    sums, weight = add({}, torch.zeros(rows, dtype=torch.float64), share, trained)
-    return mean(sums, weight, keep)
 
 
 def _copy(models: Tree) -> Tree:

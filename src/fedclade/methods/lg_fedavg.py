@@ -6,16 +6,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from fedclade.client.programs import Finish, LocalTraining, Program, sgd
 from fedclade.client.tree import Tree, nbytes, under
 from fedclade.errors import InvalidInput, check
-from fedclade.federation import Federation, Rows, Sum
+from fedclade.federation import Federation, Rows
 from fedclade.methods.base import State
-from fedclade.methods.fedavg import FedAvg
-from fedclade.relatedness.mixing import mean
+from fedclade.methods.fedavg import FedAvg, averaged
 
 
 def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
@@ -73,10 +71,7 @@ class LGFedAvg(FedAvg):
         return super().init(fed, {name: value for name, value in params.items() if name not in own}, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        everyone = torch.zeros_like(cohort)
-        give = Sum(row=everyone, weight=fed.sizes[cohort], rows=1)
-        got = fed.map(sgd_keeping(self.local, self.own), cohort, each=self.serve(state, cohort), key=key, reduce=give)
-        return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+        return averaged(fed, sgd_keeping(self.local, self.own), state, cohort, key, self.own)
 
     def serve(self, state: State, ids: Tensor) -> Rows:
         return Rows(state.models, state.cluster[ids], own=self.own)

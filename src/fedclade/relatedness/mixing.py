@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -34,6 +35,12 @@ def add(sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[st
         )
         more[name] = sums[name] + part if sums else part
     return more, weight + matrix.sum(1).to(weight.device)
+
+
+def mean_by_row(models: dict[str, Tensor], row: Tensor, weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weighted mean of the models that go to each row of `keep`; a row to which none goes keeps its old model."""
+    rows = len(next(iter(keep.values())))
+    return mean(*add({}, torch.zeros(rows, dtype=torch.float64), F.one_hot(row, rows).T * weight, models), keep)
 
 
 def mix(matrix: Tensor, models: dict[str, Tensor]) -> dict[str, Tensor]:
