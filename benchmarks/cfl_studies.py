@@ -8,9 +8,6 @@ with 64 hidden units; the full version takes minutes, --quick seconds.
 
 from __future__ import annotations
 
-import argparse
-import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc
@@ -34,7 +32,6 @@ from fedclade.relatedness.splits import MARGIN, WARM_UP, length, noise_level
 
 HIDDEN, CLIENTS, GROUPS = 64, 20, 4
 SHARES = (0.2, 0.1, 0.05, 0.02)  # of the scale: what eps1 might be
-Study = dict[str, Any]
 
 
 @dataclass
@@ -238,22 +235,8 @@ STUDIES: dict[str, Callable[[Dataset, bool], Study]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", required=True, help="folder with mnist.npz")
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=list(STUDIES), default=list(STUDIES))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    data, studies = fc.data.load("mnist", options.data_root), {}
-    for name in options.only:
-        print(f"{name}: {(STUDIES[name].__doc__ or '').splitlines()[0]}", flush=True)
-        begin = time.perf_counter()
-        studies[name] = STUDIES[name](data, options.quick)
-        (options.out / f"{name}.json").write_text(json.dumps(studies[name], indent=1))
-        print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
-    plot(studies, options.out)
+    studies, out = run_studies(__doc__, STUDIES, lambda root: fc.data.load("mnist", root))
+    plot(studies, out)
 
 
 if __name__ == "__main__":

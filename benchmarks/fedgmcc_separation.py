@@ -8,17 +8,14 @@ minutes. AUC is the probability that a pair inside a group scores lower than a p
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
+from studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc
@@ -31,7 +28,6 @@ from fedclade.experiment.prepare import equip
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
 from fedclade.relatedness.paths import LR, SCORED_AT, Outputs, Paths, learned_bends, losses_along, midpoint
 
-Study = dict[str, Any]
 CLIENTS = 10
 MC_SAMPLES = FedGMCC().mc_samples
 
@@ -262,25 +258,15 @@ STUDIES: dict[str, Callable[[dict[str, Setting], bool], Study]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-root", required=True, help="folder with mnist.npz")
-    parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=list(STUDIES), default=list(STUDIES))
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    settings = {
+def settings(root: str) -> dict[str, Setting]:
+    return {
         "digits": Setting(fc.data.load("digits"), samples=120, hidden=64, epochs=10),
-        "mnist": Setting(fc.data.load("mnist", options.data_root), samples=300, hidden=200, epochs=5),
+        "mnist": Setting(fc.data.load("mnist", root), samples=300, hidden=200, epochs=5),
     }
-    for name in options.only:
-        print(f"{name}: {STUDIES[name].__doc__}", flush=True)
-        begin = time.perf_counter()
-        study = STUDIES[name](settings, options.quick)
-        (options.out / f"{name}.json").write_text(json.dumps(study, indent=1))
-        print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+def main() -> None:
+    run_studies(__doc__, STUDIES, settings)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from fedclade.experiment import config
 from fedclade.experiment.prepare import equip, module_for
 from fedclade.experiment.runner import cohort_of
 from fedclade.methods import METHODS
-from fedclade.methods.base import SYMBOLS, Method
+from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method
 
 ROUNDS = 3
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,18 +34,10 @@ HEAD = [
     "paper",
     "what leaves a client",
     "the server needs",
-    "number of groups given?",
+    "groups: the method",
     "bytes of a client in a round",
     "counted, kB",
 ]
-KNOWN = {"none": "no groups", "given": "yes", "found": "no, found"}
-SERVER = {
-    "nothing": "nothing",
-    "sum": "sums only",
-    "updates": "each model in clear",
-    "signatures": "each signature in clear",
-    "probe": "each model in clear, and probe data",
-}
 ABOUT = """# The methods
 
 Made by `python benchmarks/methods_table.py` from what the methods declare; a test compares it with the code.
@@ -86,7 +78,7 @@ def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list
     cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.down else "")
     if once_up or once_down:
         cost += f"; before: {_kb(once_up)} up, {_kb(once_down)} down"
-    return [name, kind.paper, kind.leaves, SERVER[kind.needs], KNOWN[kind.groups], formula, cost]
+    return [name, kind.paper, kind.leaves, NEEDS[kind.needs], GROUPS[kind.groups], formula, cost]
 
 
 def _pretty(formula: str) -> str:
