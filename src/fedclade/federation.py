@@ -29,7 +29,8 @@ class Rows:
 
     def gather(self, memory: Tree) -> Tree:
         """One tree with a row for each client; `memory` has the clients' memory in the same order."""
-        rows = take({name: value for name, value in self.models.items() if name not in self.own}, self.index)
+        models = {name: value for name, value in self.models.items() if name not in self.own}
+        rows = take(models, self.index.to(next(iter(models.values())).device)) if models else {}
         return rows | {name: memory[name] for name in self.own}
 
 

@@ -24,7 +24,7 @@ many = settings(max_examples=50, deadline=None)
 
 def plan_of(how: Batches, given_sizes: list[int], ids: list[int] | None = None, key: int = 5) -> Plan:
     who = torch.tensor(ids) if ids is not None else torch.arange(len(given_sizes))
-    return make_plan(how, torch.tensor(given_sizes), client_keys(key, who))
+    return make_plan(how, torch.tensor(given_sizes), client_keys(key, who), max(given_sizes))
 
 
 def epochs_of(how: Batches, plan: Plan, client: int, size: int) -> list[list[list[int]]]:

@@ -31,7 +31,7 @@ def mlp() -> nn.Module:
 
 def batches_of(how: Batches, key: int = 4) -> Iterator[Batch]:
     """The padded batches of one client that holds X and Y, as an engine makes them."""
-    plan = make_plan(how, torch.tensor([len(Y)]), torch.tensor([key]))
+    plan = make_plan(how, torch.tensor([len(Y)]), torch.tensor([key]), len(Y))
     for step in range(plan.position.shape[1]):
         rows = plan.position[0, step, 0]
         weight = (torch.arange(how.size) < plan.valid[0, step, 0]).float()

@@ -192,7 +192,7 @@ def plainly_trained(module: nn.Module, clients: Clients, client: int, program: P
     module = copy.deepcopy(module)
     local = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     x, y = clients.x[clients.train[client]], clients.y[clients.train[client]]
-    plan = make_plan(program.batches, torch.tensor([len(y)]), client_keys(fold(key, program.name), torch.tensor([client])))
+    plan = make_plan(program.batches, torch.tensor([len(y)]), client_keys(fold(key, program.name), torch.tensor([client])), len(y))
     for places, valid in zip(plan.position[0, :, 0], plan.valid[0, :, 0], strict=True):
         local.zero_grad()
         F.cross_entropy(module(x[places[:valid]]), y[places[:valid]]).backward()

@@ -1,15 +1,14 @@
-"""Gradients of dense networks by hand, for many clients at once on the CPU.
+"""Gradients of dense networks by hand, for many clients at once.
 
 A chain of linear layers and ReLUs has a backward pass of two matrix products a layer. Written out for a stack of clients, the product
-that makes a layer's gradient can add it to what it changes in the same pass over memory, which autograd cannot: a step of local
-training then reads and writes the weights once, and that is what it costs on a CPU (benchmarks/engine.py).
+that makes a layer's gradient adds it to what it changes in the same pass over memory. Other models have that from taps.py; what is won
+here is the time that autograd takes besides (benchmarks/engine.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,81 +73,59 @@ def _is_flatten(node: fx.Node, part: nn.Module | None) -> bool:
     return named and (node.args[1:] == (1,) or dict(node.kwargs) == {"start_dim": 1})
 
 
-def plus_gradient(dense: Dense, loss: ExampleLoss | None, base: Tree, params: Tree, x: Tensor, y: Tensor, weight: Tensor) -> Tree:
-    """base + the gradient at `params` of the sum of a batch's losses times their weights; under vmap for a stack of clients.
+def plus_gradient(
+    dense: Dense, loss: ExampleLoss | None, base: Tree, params: Tree, x: Tensor, y: Tensor, share: Tensor, overwrite: bool
+) -> Tree:
+    """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its `share`.
 
-    loss: None is cross-entropy.
+    x (K, B, …), y and share (K, B), the parameters (K, …). loss: None is cross-entropy. overwrite: the result may take base's memory.
     """
-    names = tuple(base)
-    values = (*base.values(), *(params[name] for name in names))
-    out = _PlusGradient.apply(_Form(dense.layers, loss, names), x, y, weight, *values)  # type: ignore[no-untyped-call]
-    return dict(zip(names, out, strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """What is no tensor, in one piece: vmap would look into tuples for tensors, at every step."""
-
-    layers: tuple[Layer, ...]
-    loss: ExampleLoss | None
-    names: tuple[str, ...]
-
-
-class _PlusGradient(torch.autograd.Function):
-    """The bridge from one client's view to the stack: under vmap its rule gets the stacked tensors."""
-
-    @staticmethod
-    def forward(form: _Form, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(value[0] for value in _stacked(form, *(value[None] for value in tensors)))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], form: _Form, *tensors: Tensor) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        stacked = [
-            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            for value, dim in zip(tensors, in_dims[1:], strict=True)
-        ]
-        return _stacked(form, *stacked), (0,) * len(form.names)
-
-
-def _stacked(form: _Form, x: Tensor, y: Tensor, weight: Tensor, *trees: Tensor) -> tuple[Tensor, ...]:
-    """The same for K clients: x (K, B, …), the parameters (K, …)."""
-    layers, count = form.layers, len(form.names)
-    base, params = dict(zip(form.names, trees[:count], strict=True)), dict(zip(form.names, trees[count:], strict=True))
+    layers = dense.layers
     inputs = [x.flatten(2)]
     for layer in layers:
-        product = inputs[-1] @ params[layer.weight].mT
-        if layer.bias is not None:
-            product += params[layer.bias][:, None]
+        product = _product(inputs[-1], params[layer.weight].mT, params[layer.bias] if layer.bias is not None else None)
         inputs.append(product.relu_() if layer.relu else product)
-    error = _cross_entropy_error(inputs[-1], y, weight) if form.loss is None else _error(form.loss, inputs[-1], y, weight)
+    error = _cross_entropy_error(inputs[-1], y, share) if loss is None else _error(loss, inputs[-1], y, share)
     result: Tree = {}
     for number in reversed(range(len(layers))):
-        layer = layers[number]
+        layer, here = layers[number], error
         if layer.relu:
-            error = error * (inputs[number + 1] > 0)
-        result[layer.weight] = torch.baddbmm(base[layer.weight], error.mT, inputs[number])
+            here = here.mul_(inputs[number + 1] > 0)
+        if number:  # before the weights change: `base` may be `params`
+            error = here @ params[layer.weight]
+        result[layer.weight] = add_product(base[layer.weight], here, inputs[number], overwrite)
         if layer.bias is not None:
-            result[layer.bias] = base[layer.bias] + error.sum(1)
-        if number:
-            error = error @ params[layer.weight]
-    return tuple(result[name] for name in form.names)
+            result[layer.bias] = add_sum(base[layer.bias], here, overwrite)
+    return {name: result[name] for name in base}
 
 
-def _cross_entropy_error(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    return rows @ matrix if bias is None else torch.baddbmm(bias[:, None], rows, matrix)
+
+
+def add_product(base: Tensor, error: Tensor, inputs: Tensor, overwrite: bool) -> Tensor:
+    """base (K, out, …) + errorᵀ inputs, for error (K, N, out) and inputs (K, N, in): the gradient of a weight, in one pass over it."""
+    flat = base.view(*base.shape[:2], inputs.shape[-1])
+    result = flat.baddbmm_(error.mT, inputs) if overwrite else torch.baddbmm(flat, error.mT, inputs)
+    return result.view(base.shape)
+
+
+def add_sum(base: Tensor, error: Tensor, overwrite: bool) -> Tensor:
+    """base (K, out) + the sum of error (K, N, out): the gradient of a bias."""
+    return base.add_(error.sum(1)) if overwrite else base + error.sum(1)
+
+
+def _cross_entropy_error(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """Softmax less one for the label, times what the example counts for."""
     error = outputs.softmax(2)
     at = y[..., None]
     error.scatter_add_(2, at, torch.full_like(at, -1, dtype=error.dtype))
-    return error.mul_(weight[..., None])
+    return error.mul_(share[..., None])
 
 
-def _error(loss: ExampleLoss, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    def total(outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        return (loss(outputs, y) * weight).sum()
+def _error(loss: ExampleLoss, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    def total(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
+        return (loss(outputs, y) * share).sum()
 
-    error: Tensor = vmap(grad(total))(outputs, y, weight)
+    error: Tensor = vmap(grad(total))(outputs, y, share)
     return error

@@ -15,6 +15,7 @@ from torch.func import functional_call, grad
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
 from fedclade.client.programs import AnyProgram, Program, then
+from fedclade.client.threads import PerThread
 from fedclade.client.tree import Tree, prefixed, tree_map, under
 from fedclade.errors import FedcladeError, InvalidInput
 
@@ -38,15 +39,15 @@ class Encoder:
         if module is None:
             raise FedcladeError("There is no encoder yet: use fc.run, or give a module of yours as encoder_module=….")
         self.trained = tuple(name for name, value in module.named_parameters() if value.requires_grad)
-        self.module = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+        plain = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self.reconstructs = hasattr(module, "encode")
         self.pretrained = bool(getattr(module, "pretrained", True))
         # Only a module's forward can be called with other weights.
-        self._encode = _Encode(self.module)
+        self._module, self._encode = PerThread(plain), PerThread(_Encode(plain))
 
     def weights(self) -> Tree:
         """Parameters and buffers: a client has nothing of the module but its code."""
-        return {name: value.clone() for name, value in self.module.state_dict().items()}
+        return {name: value.clone() for name, value in self._module.own.state_dict().items()}
 
     def tuning(self, fine_tune: str) -> str:
         """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes lie in one space."""
@@ -58,14 +59,14 @@ class Encoder:
 
     def codes(self, weights: Tree, x: Tensor) -> Tensor:
         """(samples, e): the embeddings of a batch."""
-        codes: Tensor = functional_call(self._encode, {f"module.{name}": value for name, value in weights.items()}, (x,))
+        codes: Tensor = functional_call(self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,))
         return codes
 
     def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
         """Mean squared error of the reconstruction of a batch."""
         if not batch.x.is_floating_point():
             raise InvalidInput("encoder: inputs that are whole numbers cannot be reconstructed; give a trained module, fine_tune='none'.")
-        errors: Tensor = (functional_call(self.module, {**sent, **trained}, (batch.x,)) - batch.x) ** 2
+        errors: Tensor = (functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x) ** 2
         return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
 
 

@@ -44,7 +44,16 @@ def combine(key: Tensor, counter: Tensor | int) -> Tensor:
 
 def client_keys(key: int, ids: Tensor) -> Tensor:
     """One key for each client from the server's key."""
-    high, low = key >> 32, key & _MASK
+    return keys_from(*halves(key), ids)
+
+
+def halves(key: int) -> tuple[int, int]:
+    """A server's key as two numbers of 32 bits."""
+    return key >> 32, key & _MASK
+
+
+def keys_from(high: Tensor | int, low: Tensor | int, ids: Tensor) -> Tensor:
+    """`client_keys` from the halves of the server's key, which may be on the device."""
     return combine(combine(ids, high), low)
 
 

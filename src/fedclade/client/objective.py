@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedclade.client.dense import dense_form, plus_gradient
+from fedclade.client import dense
+from fedclade.client.dense import dense_form
 from fedclade.client.keys import combine, uniform
+from fedclade.client.taps import Tapped, with_taps
+from fedclade.client.threads import PerThread
 from fedclade.client.tree import Tree, tree_map
 from fedclade.errors import InvalidInput, NotVectorisable, nearest
 
@@ -30,6 +33,22 @@ class Batch(NamedTuple):
     y: Tensor
     weight: Tensor
     key: Tensor
+
+    @property
+    def examples(self) -> Tensor:
+        """How many real examples there are."""
+        return self.weight.sum(-1)
+
+    def member(self, number: int) -> Batch:
+        """One of the batches of a step that is given several (`Batches.group`), with a key of its own."""
+        return Batch(self.x[number], self.y[number], self.weight[number], combine(self.key, number))
+
+
+class Stack(Batch):
+    """The batches of many clients in one, a row for each."""
+
+    def member(self, number: int) -> Stack:
+        return Stack(self.x[:, number], self.y[:, number], self.weight[:, number], combine(self.key, number))
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -79,16 +98,23 @@ class Objective:
     """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an example."""
 
     def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
-        self.module = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
-        self._in_training = copy.deepcopy(self.module).train()
+        plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
         self.example_loss = loss
         # What the user froze stays in the module: it is neither trained nor sent.
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
             raise InvalidInput("model: it has no trainable parameter, so there is nothing to train.")
         # Tracing would go through our dropout as if it were not there.
-        drops = any(isinstance(part, _CounterDropout) for part in self.module.modules())
-        self._dense = None if drops else dense_form(self._in_training, self.names)
+        drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
+        self._dense = None if drops else dense_form(plain, self.names)
+        with_taps(plain, self.names)
+        self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
+        self._tapped = Tapped(self.outputs, self._stacked_losses)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module as it is used, not trained; this thread's own."""
+        return self._in_use.own
 
     def params(self) -> Tree:
         """The module's own weights: the federation's first model."""
@@ -99,7 +125,7 @@ class Objective:
         """The model's outputs; with a key as in training (dropout on), without one as in use."""
         token = _dropout.set(None if key is None else (key, count()))
         try:
-            result: Tensor = functional_call(self.module if key is None else self._in_training, params, (x,))
+            result: Tensor = functional_call((self._in_use if key is None else self._in_training).own, params, (x,))
             return result
         finally:
             _dropout.reset(token)
@@ -138,16 +164,31 @@ class Objective:
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean loss of the batch's real examples."""
         losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
-        return (losses * batch.weight).sum() / batch.weight.sum().clamp_min(1)
+        return (losses * batch.weight).sum() / batch.examples.clamp_min(1)
 
-    def plus_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch) -> Tree:
-        """base + scale · the gradient of `loss` at `params`: what every step of training is made of."""
-        dense = self._dense
-        if dense is not None and batch.x.device.type == "cpu" and (dense.flattens or batch.x.ndim == 2):
+    def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.example_loss is cross_entropy:  # which cares for no more than examples
+            return cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape)
+        losses: Tensor = vmap(self.example_loss)(outputs, y)
+        return losses
+
+    def plus_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False) -> Tree:
+        """base + scale · the gradient of `loss` at `params`: what every step of training is made of.
+
+        For one client, or for a `Stack` of them (then scale is a number or one for each). overwrite: base is not needed any more,
+        and the result may take its memory.
+        """
+        if not isinstance(batch, Stack):
+            return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
+        share = batch.weight * (scale / batch.examples.clamp_min(1))[:, None]
+        if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
-            share = scale * batch.weight / batch.weight.sum().clamp_min(1)
-            return plus_gradient(dense, loss, base, params, batch.x, batch.y, share)
-        return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
+            return dense.plus_gradient(self._dense, loss, base, params, batch.x, batch.y, share, overwrite)
+        return self._tapped.plus_gradient(base, params, batch, share, overwrite)
+
+    def gradient(self, params: Tree, batch: Batch) -> Tree:
+        """The gradient of `loss`, for one client or a `Stack` of them."""
+        return self.plus_gradient(tree_map(torch.zeros_like, params), batch.weight.new_ones(()), params, batch, overwrite=True)
 
     def checked_outputs(self, x: Tensor) -> Tensor:
         """The outputs for a few inputs, refusing before any training a model that cannot take them."""
@@ -179,7 +220,7 @@ class Objective:
         def total(params: Tree, batch: Batch) -> Tensor:
             return self.outputs(params, batch.x, batch.key).sum()
 
-        with _layer_of_failure(self._in_training) as where:
+        with _layer_of_failure(self._in_training.own) as where:
             try:
                 vmap(grad(total))(two, batch)
             except Exception as error:
@@ -217,7 +258,7 @@ def _layer_of_failure(module: nn.Module) -> Iterator[Callable[[], str]]:
     hooks = []
     for name, child in module.named_modules():
         if name:
-            label = f"layer '{name}' ({type(child).__name__})"
+            label = f"layer '{name}' ({type(child).__name__.removeprefix('_')})"
             hooks.append(child.register_forward_pre_hook(lambda *_, label=label: running.append(label)))
             hooks.append(child.register_forward_hook(lambda *_: running.pop() and None))
     try:

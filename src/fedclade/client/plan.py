@@ -40,6 +40,10 @@ class Batches:
         """Steps that a client with so many samples makes."""
         return self._groups(sizes) * self.epochs
 
+    def most(self, longest: int) -> int:
+        """Steps of a client with so many samples, as a plain number."""
+        return int(self.steps(torch.tensor(longest)))
+
     def _groups(self, sizes: Tensor) -> Tensor:
         batches = (sizes + self.size - 1) // self.size
         return (batches + self.group - 1) // self.group
@@ -54,14 +58,16 @@ class Plan:
     key: Tensor  # (K, S)
 
 
-def make_plan(batches: Batches, sizes: Tensor, keys: Tensor) -> Plan:
-    """Plan for clients with `sizes` samples and `keys`; rows beyond a client's own number of steps are never read."""
-    device = sizes.device
-    longest = int(sizes.max())
-    groups = batches._groups(sizes)
-    step = torch.arange(int(groups.max()) * batches.epochs, device=device)
+def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Plan:
+    """Plan for clients with `sizes` samples, none with more than `longest`, and `keys`.
 
-    epoch = torch.minimum(step // groups[:, None], torch.tensor(batches.epochs - 1, device=device))
+    Rows beyond a client's own number of steps are never read. `longest` says how much room is made and changes nothing else.
+    """
+    device = sizes.device
+    groups = batches._groups(sizes)
+    step = torch.arange(batches.most(longest), device=device)
+
+    epoch = (step // groups[:, None]).clamp(max=batches.epochs - 1)
     number = (step % groups[:, None])[..., None] * batches.group + torch.arange(batches.group, device=device)
     per_epoch = (sizes + batches.size - 1) // batches.size
     first = (number % per_epoch[:, None, None]) * batches.size

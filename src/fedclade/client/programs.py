@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -18,6 +19,31 @@ from fedclade.client.tree import Tree, prefixed, tree_map, under
 Start: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
 Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
+
+_takes_stacks: WeakSet[Step] = WeakSet()
+
+
+def takes_stacks(step: Step) -> Step:
+    """Declare that a step is right for a `Stack` of clients as it stands, so that no vmap is needed: besides what the objective does it
+    is elementwise. A number that a client has is then one for each, (K,), and one that all share has no axis.
+
+    Such a step owns the tensors of `carry` and may write into them.
+    """
+    _takes_stacks.add(step)
+    return step
+
+
+def on_stack(step: Step) -> Step:
+    """The step of one client as the step of a stack of them."""
+    if step in _takes_stacks:
+        return step
+    each = vmap(step, in_dims=(None, 0, 0, 0))
+
+    def stacked(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        result: Tree = each(shared, const, carry, Batch(*batch))
+        return result
+
+    return stacked
 
 
 @dataclass(frozen=True)
@@ -114,6 +140,7 @@ def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[St
             carry |= prefixed("v", tree_map(torch.zeros_like, mine))
         return {}, carry
 
+    @takes_stacks
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         return descend(objective, carry, batch, shared["lr"], momentum, weight_decay)
 
@@ -135,7 +162,8 @@ def descend(
 ) -> Tree:
     """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w - lr v.
 
-    g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it.
+    g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it. The weights' memory may be used for the
+    result: what else needs them comes first.
     """
     w = under("w", carry)
     at = w if at is None else at
@@ -144,10 +172,10 @@ def descend(
         plus = decay if plus is None else tree_map(torch.add, plus, decay)
     if not momentum:
         base = w if plus is None else tree_map(lambda w, more: w - lr * more, w, plus)
-        return prefixed("w", objective.plus_gradient(base, -lr, at, batch))
+        return prefixed("w", objective.plus_gradient(base, -lr, at, batch, overwrite=True))
     base = tree_map(lambda v: momentum * v, under("v", carry))
     base = base if plus is None else tree_map(torch.add, base, plus)
-    v = objective.plus_gradient(base, torch.ones_like(lr), at, batch)
+    v = objective.plus_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
     return prefixed("w", tree_map(lambda w, v: w - lr * v, w, v)) | prefixed("v", v)
 
 

@@ -15,7 +15,7 @@ SHOWN_CLASSES = 20  # more would not fit on a line
 
 def as_inputs(x: Tensor) -> Tensor:
     """Samples as a model reads them: pixels of uint8 as x / 255, everything else as it is."""
-    return x.to(torch.float32) / 255 if x.dtype == torch.uint8 else x
+    return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """Steps on CUDA without Python in between: a program's step is captured once in a CUDA graph for each of a few stack widths.
 
 A step of many small models is over in microseconds on a GPU, far sooner than Python has launched its kernels one by one. A graph holds
-them all, with the gather of the batch; a counter on the device says which step it is, so that replaying it is all there is to do.
+them all, with the gather of the batch; a counter on the device says which step it is, so that replaying it is all there is to do. What
+clients read in which step is drawn by a graph too.
 """
 
 from __future__ import annotations
@@ -11,88 +12,118 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.func import vmap
 
-from fedclade.client.objective import Batch
+from fedclade.client.keys import halves, keys_from
+from fedclade.client.programs import Step, on_stack
 from fedclade.client.tree import Tree, nbytes, take
-from fedclade.engines.batches import Steps, batch_of, living
+from fedclade.engines.pool import Reading, Steps, living
 
 LEAST_STEPS = 4  # fewer are not worth a capture
 NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
-KEPT = 8  # captured programs of a pool: each holds a stack of its own
-SHARE = 64  # a captured stack may be this part of the device's memory: it takes five times that, and a larger one needs no graph
+KEPT = 8  # captured programs of a federation: each holds a stack of its own
+SHARE = 64  # a captured stack may be this part of the device's memory: it takes three times that, and a larger one needs no graph
 _WARM_UP = 2
-
-Step = Callable[[Tree, Tree, Tree, Batch], Tree]
 
 
 class Captured:
     """The step of one program for stacks of up to K clients of one pool, in buffers that stay where they are."""
 
-    def __init__(self, step: Step, x: Tensor, y: Tensor, shared: Tree, const: Tree, carry: Tree, plan: Steps) -> None:
-        self.step = vmap(step, in_dims=(None, 0, 0, 0))
-        self.x, self.y, self.plan = x, y, plan
-        self.shared, self.const, self.carry, self.final = (_like(tree) for tree in (shared, const, carry, carry))
-        self.now = torch.zeros(1, dtype=torch.int64, device=x.device)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.memory: Any = None  # what the graphs of all widths share: they never run at the same time
+    def __init__(self, step: Step, reading: Reading, longest: int, shared: Tree, const: Tree, carry: Tree) -> None:
+        self.step, self.pool, self.batches, self.longest = on_stack(step), reading.pool, reading.batches, longest
+        self.shared, self.const, self.carry = (_like(tree) for tree in (shared, const, carry))
+        self.now = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
+        self.asked = torch.zeros(
+            2 + 2 * len(reading.client), dtype=torch.int64, device=self.pool.device
+        )  # the key's halves, parts, clients
+        self.plan = Steps(*(torch.empty_like(value) for value in self._drawn()))
+        self.memory: Any = None  # what all graphs share: they never run at the same time
+        self.steps: dict[int, torch.cuda.CUDAGraph] = {}
+        self.draw: torch.cuda.CUDAGraph | None = None
 
-    def run(self, shared: Tree, const: Tree, carry: Tree, plan: Steps, counts: list[int]) -> Tree:
-        """Every client's carry after its own number of steps (`counts`, falling)."""
+    def run(self, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
+        """Every client's carry after its own number of steps."""
+        counts = reading.counts
+        self.asked.copy_(torch.cat([torch.tensor(halves(reading.key)), reading.part, reading.client]))
         _copy(self.shared, shared)
         _copy(self.const, const)
-        for room, value in zip(self.plan, plan, strict=True):
-            room[:, : value.shape[1]] = value
+        if self.draw is None:
+            self.draw = self._capture(self._fill)
+        self.draw.replay()
         widths = _widths(counts)
-        for width in sorted(set(widths) - self.graphs.keys(), reverse=True):
+        for width in sorted(set(widths) - self.steps.keys(), reverse=True):
             _copy(self.carry, carry)
-            self.graphs[width] = self._capture(width)
+            self.now.zero_()
+            self.steps[width] = self._capture(lambda width=width: self._advance(width))  # type: ignore[misc]
         _copy(self.carry, carry)
         self.now.zero_()
+        final = _like(carry)
         alive = len(counts)
         for left, width in zip(living(counts), widths, strict=True):
             if left < alive:
-                self._keep(left, alive)
+                _copy(take(final, slice(left, alive)), take(self.carry, slice(left, alive)))
                 alive = left
-            self.graphs[width].replay()
-        self._keep(0, alive)
-        return {name: value.clone() for name, value in self.final.items()}
+            self.steps[width].replay()
+        _copy(take(final, slice(alive)), take(self.carry, slice(alive)))
+        self.pool.work.add(sum(counts), sum(widths))
+        return final
 
-    def _keep(self, first: int, last: int) -> None:
-        torch._foreach_copy_([value[first:last] for value in self.final.values()], [self.carry[name][first:last] for name in self.final])
-
-    def _capture(self, width: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
-        self.now.zero_()
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                self._advance(width)
+                work()
                 self.now.zero_()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.memory):
-            self._advance(width)
+            work()
         self.memory = graph.pool()
         return graph
 
+    def _drawn(self) -> Steps:
+        part, client = self.asked[2:].view(2, -1)
+        return self.pool.steps(self.batches, part, keys_from(self.asked[0], self.asked[1], client), self.longest)
+
+    def _fill(self) -> None:
+        for room, value in zip(self.plan, self._drawn(), strict=True):
+            room.copy_(value)
+
     def _advance(self, width: int) -> None:
         """One step of the first `width` clients, in place."""
-        batch = batch_of(self.x, self.y, *(value[:width].index_select(1, self.now)[:, 0] for value in self.plan))
-        here = slice(width)
-        _copy(take(self.carry, here), self.step(self.shared, take(self.const, here), take(self.carry, here), batch))
+        batch = self.pool.batch(*(value[:width].index_select(1, self.now)[:, 0] for value in self.plan))
+        before = take(self.carry, slice(width))
+        after = self.step(self.shared, take(self.const, slice(width)), dict(before), batch)
+        _copy({name: value for name, value in before.items() if after[name].data_ptr() != value.data_ptr()}, after)
         self.now += 1
 
 
 class Captures:
-    """The captured programs of a pool; those not used for long are let go."""
+    """The captured programs of a federation; those not used for long are let go."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[Any, Captured | None] = OrderedDict()
         self._seen_once: set[Any] = set()
 
-    def of(self, what: tuple[Any, ...], make: Callable[[], Captured]) -> Captured | None:
+    def run(self, step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree | None:
+        """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
+        pool, batches = reading.pool, reading.batches
+        if pool.device.type != "cuda" or batches.most(reading.longest) < LEAST_STEPS or not _fits(carry):
+            return None
+        longest = _room(reading.longest, pool.longest)
+        what = (step, batches, id(pool), longest, len(reading.client), _shapes(shared, const, carry))
+        captured = self._of(what, lambda: Captured(step, reading, longest, shared, const, carry))
+        if captured is None:
+            return None
+        try:
+            return captured.run(reading, shared, const, carry)
+        except RuntimeError as error:
+            if "captur" not in str(error):
+                raise
+            self._known[what] = None  # it asks the device for something in its step: it runs without a graph from now on
+            return None
+
+    def _of(self, what: tuple[Any, ...], make: Callable[[], Captured]) -> Captured | None:
         """What was captured for this program and these shapes; None where it is seen for the first time, or cannot be captured.
 
         The kernels are the same with and without a graph, so it makes no difference to a result which call is the first.
@@ -108,18 +139,22 @@ class Captures:
             self._seen_once.discard(self._known.popitem(last=False)[0])
         return self._known[what]
 
-    def cannot(self, what: tuple[Any, ...]) -> None:
-        """This program asks the device for something in its step: it runs without a graph from now on."""
-        self._known[what] = None
 
-
-def fits(carry: Tree) -> bool:
+def _fits(carry: Tree) -> bool:
     """Whether a stack is small enough to be captured: by the size of the device, not by what is free on it just now."""
     device = next(iter(carry.values())).device
     return nbytes(carry) <= torch.cuda.get_device_properties(device).total_memory // SHARE
 
 
-def shapes(*trees: Tree) -> tuple[Any, ...]:
+def _room(longest: int, most: int) -> int:
+    """How many samples of a client a plan has room for: one of a few numbers, so that a few graphs will do."""
+    room = most
+    while room // 2 >= longest:
+        room //= 2
+    return room
+
+
+def _shapes(*trees: Tree) -> tuple[Any, ...]:
     return tuple((name, tuple(value.shape), value.dtype) for tree in trees for name, value in tree.items())
 
 
@@ -137,7 +172,7 @@ def _widths(counts: list[int]) -> list[int]:
 
 
 def _like(tree: Tree) -> Tree:
-    return {name: torch.empty_like(value) for name, value in tree.items()}
+    return {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in tree.items()}
 
 
 def _copy(into: Tree, tree: Tree) -> None:

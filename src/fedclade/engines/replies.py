@@ -34,14 +34,14 @@ def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dty
     return None
 
 
-def finite(replies: Tree) -> Tensor:
-    """(K,) which rows of stacked replies are finite throughout."""
-    good = None
-    for value in replies.values():
-        if value.is_floating_point():
-            here = torch.isfinite(value).reshape(len(value), math.prod(value.shape[1:])).all(1)
-            good = here if good is None else good & here
-    return good if good is not None else torch.ones(len(next(iter(replies.values()))), dtype=torch.bool)
+def not_finite(replies: Tree) -> list[int]:
+    """Which rows of stacked replies are not finite throughout."""
+    floats = [value.flatten(1) if value.ndim > 1 else value[:, None] for value in replies.values() if value.is_floating_point()]
+    if not floats:
+        return []
+    # A sum tells in one pass whether anything in it is not finite; the finite rows whose sum is too large are cleared after it.
+    suspects: list[int] = torch.stack([value.sum(1) for value in floats]).isfinite().all(0).logical_not().nonzero().flatten().tolist()
+    return [row for row in suspects if not all(bool(value[row].isfinite().all()) for value in floats)]
 
 
 class Accumulator:
@@ -67,16 +67,17 @@ class Accumulator:
         give = self._give(places, reply)
         for mine in give:  # one after another, as the sums are: a chunk's own subtotal would round by chunk size
             self.weight += mine
+        there = give.to(next(iter(reply.values())).device)
         for name in self.keys(reply):
             value = reply[name]
-            if name not in self.sums:
-                self.sums[name] = value.new_zeros((self.reduce.rows, *value.shape[1:]), dtype=torch.float64)
             if value.device.type == "cpu":
+                if name not in self.sums:
+                    self.sums[name] = value.new_zeros((self.reduce.rows, *value.shape[1:]), dtype=torch.float64)
                 for client, row in torch.nonzero(give).tolist():
-                    self.sums[name][row].add_(value[client].double(), alpha=float(give[client, row]))
+                    self.sums[name][row].add_(value[client], alpha=float(give[client, row]))
             else:
-                total = give.to(value.device).T @ value.reshape(len(value), math.prod(value.shape[1:])).double()
-                self.sums[name] += total.view_as(self.sums[name])
+                total = (there.T @ value.reshape(len(value), math.prod(value.shape[1:])).double()).view(-1, *value.shape[1:])
+                self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     def _give(self, places: Tensor, reply: Tree) -> Tensor:
         """(K, rows) how much each client gives to each row."""

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedclade.client.objective import ExampleLoss, Objective
-from fedclade.client.programs import AnyProgram, score
+from fedclade.client.programs import AnyProgram, Chain, score
 from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
 from fedclade.data.clients import Clients
-from fedclade.engines.fold import Lanes, Pool, fold
+from fedclade.engines.fold import Lanes, fold
+from fedclade.engines.graphs import Captures
 from fedclade.engines.memory import ClientMemory
-from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, finite, refusal
+from fedclade.engines.pool import Pool
+from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, not_finite, refusal
+from fedclade.engines.workers import Workers, cores
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
 
@@ -25,10 +27,10 @@ Precision: TypeAlias = Literal["tf32", "float32"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 """(key, client, reply) -> the reply that arrives, or None where none does: to study absence and poison."""
 
-# What a chunk may take. On the CPU small stacks that stay in the cache beat large ones (measured with the MLP of 784-200-62: the best
-# width is 7 to 10 clients); on CUDA a part of the free memory.
-_CPU_CHUNK_BYTES = 24 * 2**20
-_CUDA_CHUNK_SHARE = 0.4
+# What the weights of a chunk may take. On the CPU small stacks that stay in the cache beat large ones (measured with the MLP of
+# 784-200-62: 4 to 10 clients); on CUDA a part of the device's memory, whatever is free on it just now, so that runs repeat.
+_CPU_CHUNK_BYTES = 6 * 2**20
+_CUDA_CHUNK_SHARE = 0.1
 
 
 @dataclass
@@ -40,7 +42,11 @@ class Traffic:
 
 
 class Simulator:
-    """A federation whose clients all live here. `chunk` clients run in one step; `chunk=1` is the sequential reference."""
+    """A federation whose clients all live here.
+
+    chunk: so many clients run in one step; `chunk=1` is the sequential reference. workers: threads that run chunks on the CPU, by
+    default one for each core that the process may use. Neither changes a result of a linear model or an MLP.
+    """
 
     def __init__(
         self,
@@ -49,10 +55,12 @@ class Simulator:
         device: str = "cpu",
         chunk: int | None = None,
         precision: Precision = "tf32",
+        workers: int | None = None,
         faults: Faults | None = None,
     ) -> None:
-        whole = isinstance(chunk, int) and not isinstance(chunk, bool) and chunk >= 1
-        check(chunk is None or whole, "engine.chunk", chunk, "must be a whole number of at least 1")
+        for name, value in (("chunk", chunk), ("workers", workers)):
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            check(value is None or whole, f"engine.{name}", value, "must be a whole number of at least 1")
         check(precision in ("tf32", "float32"), "engine.precision", precision, "must be 'tf32' or 'float32'")
         self.device = pick_device(device)
         self.chunk, self.precision, self.faults = chunk, precision, faults
@@ -62,6 +70,8 @@ class Simulator:
         self._clients = clients
         self._train = Pool(clients.x, clients.y, clients.train, self.device)
         self._test = Pool(clients.x_test, clients.y_test, clients.test, self.device)
+        self._captures = Captures()
+        self._workers = Workers((workers or cores()) if self.device.type == "cpu" else 1)
         self._sizes = clients.sizes
 
     @property
@@ -76,12 +86,11 @@ class Simulator:
         """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `evaluate`."""
         here = self._on_device(rows, len(ids))
         assert here is not None
-        client = ids.to(self.device)
-        memory = self.memory.read(client)
+        memory = self.memory.read(ids.to(self.device))
         mine = here.gather(memory)
         if tune is not None:
-            with self._settings(here, {}):
-                mine, _ = fold(tune, Lanes(self._train, client, client, mine, memory), {}, key)
+            with self._settings():
+                mine, _ = fold(tune, Lanes(self._train, ids, ids, mine, memory), {}, key, self._captures)
         return mine
 
     def drain_failures(self) -> list[Failure]:
@@ -110,21 +119,27 @@ class Simulator:
         kept: list[Tree] = []
         places: list[Tensor] = []
         failures: list[Failure] = []
-        with self._settings(each, shared):
-            for place in self._chunks(self._train, ids, each, shared):
-                client = ids[place].to(self.device)
-                memory = self.memory.read(client)
-                mine = each[place.to(self.device)].gather(memory) if each else {}
-                lanes = Lanes(self._train, client, client, mine, memory)
-                reply, written = fold(program, lanes, shared, key)
+        chunks: list[Tensor] = self._chunks(self._train, ids, each, shared)
+
+        def lanes() -> Iterator[Lanes]:
+            for place in chunks:
+                client = ids[place]
+                memory = self.memory.read(client.to(self.device))
+                yield Lanes(self._train, client, client, each[place].gather(memory) if each else {}, memory)
+
+        def work(lanes: Lanes) -> tuple[Tree, Tree | None]:
+            return fold(program, lanes, shared, key, self._captures)
+
+        with self._settings():
+            results = map(work, lanes()) if _uses_numpy(program) else self._workers.in_order(work, lanes())
+            for place, (reply, written) in zip(chunks, results, strict=True):
                 one = nbytes(reply) // max(1, len(place))
                 good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
                 failures += reasons
                 # What was refused had been sent all the same.
                 self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))
                 if written is not None and len(good):
-                    here = good.to(self.device)
-                    self.memory.write(client[here], take(written, here))
+                    self.memory.write(ids[place][good].to(self.device), take(written, good.to(self.device)) if reasons else written)
                 if total:
                     total.add(place[good], reply)
                     reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
@@ -164,15 +179,22 @@ class Simulator:
         assert device_rows is not None
         program = score(objective, tuple(metrics.items()))
         sums: dict[str, Tensor] = {}
-        with self._settings(device_rows, {}):
-            for place in self._chunks(pool, distinct[:, 1], device_rows, {}):
-                at = first[place]
-                client = ids[who][at].to(self.device)
-                memory = self.memory.read(client)
-                mine = device_rows[at.to(self.device)].gather(memory)
-                if tune is not None:
-                    mine, _ = fold(tune, Lanes(self._train, client, client, mine, memory), {}, key)
-                reply, _ = fold(program, Lanes(pool, distinct[place, 1].to(self.device), client, mine, {}), {}, key)
+        chunks = self._chunks(pool, distinct[:, 1], device_rows, {})
+
+        def lanes() -> Iterator[Lanes]:
+            for place in chunks:
+                client = ids[who][first[place]]
+                memory = self.memory.read(client.to(self.device))
+                yield Lanes(pool, distinct[place, 1], client, device_rows[first[place]].gather(memory), memory)
+
+        def work(lanes: Lanes) -> Tree:
+            mine = lanes.mine
+            if tune is not None:
+                mine, _ = fold(tune, replace(lanes, pool=self._train, part=lanes.client), {}, key, self._captures)
+            return fold(program, replace(lanes, mine=mine, memory={}), {}, key, self._captures)[0]
+
+        with self._settings():
+            for place, reply in zip(chunks, self._workers.in_order(work, lanes()), strict=True):
                 for name, value in reply.items():
                     sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[place] = value.cpu()
         result: Tree = {}
@@ -184,13 +206,13 @@ class Simulator:
 
     def _accept(self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: Sum | None) -> tuple[Tensor, Tree, list[Failure]]:
         """Places of the replies that are taken, those replies, and why the others are not."""
-        reasons = dict.fromkeys(_not_finite(written), "its memory is not finite")
+        reasons = dict.fromkeys(not_finite(written), "its memory is not finite")
         if self.faults is not None:
             reply, refused = self._tampered(key, ids, reply)
             reasons |= refused
         else:
             claims = (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist() if EXAMPLES in reply else []
-            for place in [*_not_finite(reply), *claims]:
+            for place in [*not_finite(reply), *claims]:
                 row = take(reply, torch.tensor(place))
                 reasons[place] = refusal(row, _spec(row), int(self._sizes[ids[place]])) or "not finite"
         if reduce is not None and isinstance(reduce.row, str):
@@ -214,26 +236,25 @@ class Simulator:
             rows.append(honest if arrived is None or reason is not None else arrived)
         return stack(rows), reasons
 
-    def _chunks(self, pool: Pool, parts: Tensor, each: Rows | None, shared: Tree) -> Iterator[Tensor]:
+    def _chunks(self, pool: Pool, parts: Tensor, each: Rows | None, shared: Tree) -> list[Tensor]:
         """Places of the clients of each chunk: by falling size, so that those with steps left are a prefix, then by id.
 
         The order is the same for every chunk size, which keeps sums the same to the bit.
         """
-        sizes = pool.sizes.cpu()[parts]
         by_id = parts.argsort(stable=True)
-        order = by_id[sizes[by_id].argsort(descending=True, stable=True)]
-        width = self.chunk or self._auto_chunk(each, shared)
-        for first in range(0, len(order), width):
-            yield order[first : first + width]
+        order = by_id[pool.sizes[parts][by_id].argsort(descending=True, stable=True)]
+        width = self.chunk or self._auto_chunk(len(parts), each, shared)
+        return [order[first : first + width] for first in range(0, len(order), width)]
 
-    def _auto_chunk(self, each: Rows | None, shared: Tree) -> int:
-        # A lane holds its weights, their gradient and the weights of the next step; activations and the batch come on top. The weights
-        # are its row, or what it picks from what is sent to all.
-        lane = 4 * max(_row_bytes(each), nbytes(shared), nbytes(self.memory.initial), 64 * 1024)
+    def _auto_chunk(self, clients: int, each: Rows | None, shared: Tree) -> int:
+        # What a lane trains: its row, or what it picks from what is sent to all.
+        lane = max(_row_bytes(each), nbytes(shared), nbytes(self.memory.initial), 16 * 1024)
         if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            return max(1, int(free * _CUDA_CHUNK_SHARE) // lane)
-        return max(1, _CPU_CHUNK_BYTES // lane)
+            return max(1, int(torch.cuda.get_device_properties(self.device).total_memory * _CUDA_CHUNK_SHARE) // lane)
+        most = max(1, _CPU_CHUNK_BYTES // lane)
+        # As many chunks for every worker, as far as clients go round.
+        rounds = -(-clients // (most * self._workers.count))
+        return max(1, -(-clients // (rounds * self._workers.count))) if clients else 1
 
     def _checked(self, ids: Tensor) -> Tensor:
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
@@ -254,14 +275,14 @@ class Simulator:
             wrong = int(each.index.min()) if int(each.index.min()) < 0 else int(each.index.max())
             raise InvalidInput(f"each: row {wrong} of {rows} models; a client whose group is not known (-1) must be admitted first.")
         models = {name: value.to(self.device) for name, value in each.models.items()}
-        return Rows(models, each.index.to(self.device), each.own)
+        return Rows(models, each.index.cpu(), each.own)
 
     @contextmanager
-    def _settings(self, each: Rows | None, shared: Tree) -> Iterator[None]:
+    def _settings(self) -> Iterator[None]:
         """Threads and arithmetic for the time of a call; the caller's own are put back."""
         threads, precision, cudnn = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn
         before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
-        torch.set_num_threads(_threads(each, shared))
+        torch.set_num_threads(1)
         if self.device.type == "cuda":
             fast = self.precision == "tf32"
             torch.set_float32_matmul_precision("high" if fast else "highest")
@@ -299,17 +320,11 @@ def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: 
     return Replies(ids[place[order]], out, total.sums, total.weight, failures)
 
 
-def _not_finite(rows: Tree) -> list[int]:
-    places: list[int] = torch.nonzero(~finite(rows)).flatten().tolist() if rows else []
-    return places
-
-
-def _threads(each: Rows | None, shared: Tree) -> int:
-    """Convolutions are worth all cores; matrix products of this size are not, and on several threads they round by chunk size."""
-    models = shared if each is None else each.models
-    if not any(value.ndim > 4 for value in models.values()):
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _uses_numpy(program: AnyProgram) -> bool:
+    """Whether any part of it runs client by client: numpy's and scikit-learn's threads are no business of several workers at once."""
+    if isinstance(program, Chain):
+        return _uses_numpy(program.first) or _uses_numpy(program.second)
+    return not program.vectorised
 
 
 def _row_bytes(each: Rows | None) -> int:

@@ -34,7 +34,7 @@ from fedclade.models import ModelSpec
 
 OnRound = Callable[[dict[str, Any]], None]
 # What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
-_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"))
+_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "workers"))
 
 
 def run(
@@ -62,16 +62,18 @@ def run(
     fine_tune_epochs: int = 0,
     checkpoint_every: int = 10,
     precision: Precision = "tf32",
+    workers: int | None = None,
 ) -> Result:
     """Train `method` on `clients` and evaluate every client.
 
     model: one of `fc.models`, or any nn.Module (its weights are the first model); loss and metrics: functions of (outputs, targets)
     with one value for each example; clients_per_round: a float is a share, an int a number; eval_every=0: at the end only; out: a
-    folder for the run, with resume=True to go on where it stopped; on_round: called with each round's row of the history.
+    folder for the run, with resume=True to go on where it stopped; on_round: called with each round's row of the history; workers:
+    threads on the CPU.
     """
     local = LocalSettings(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
     settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs)
-    return Run(method, clients, model, local, settings, EngineSettings(chunk, precision), device, loss, metrics).execute(
+    return Run(method, clients, model, local, settings, EngineSettings(chunk, precision, workers), device, loss, metrics).execute(
         out, resume, on_round
     )
 
@@ -102,7 +104,7 @@ class Run:
         self._test_samples = metrics.distinct_test_samples(self.clients)
         self.method = equip(self.method, self.clients, self.settings.seed)
         module = module_for(self.model, self.clients, self.settings.seed)
-        self._fed = Simulator(self.clients, device=self.device, chunk=self.engine.chunk, precision=self.engine.precision)
+        self._fed = Simulator(self.clients, device=self.device, **asdict(self.engine))
         self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
         self._metrics = metrics_for(self._objective, self.clients, self.loss is not None, self.metrics, self._fed.device)
 

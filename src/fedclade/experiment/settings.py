@@ -78,7 +78,9 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How the simulator runs: clients in one step (default: chosen by device and model), matrix precision on CUDA."""
+    """How the simulator runs: clients in one step (default: chosen by device and model), matrix precision on CUDA, threads on the CPU
+    (default: one for each core)."""
 
     chunk: int | None = None
     precision: Precision = "tf32"
+    workers: int | None = None

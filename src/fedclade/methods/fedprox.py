@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedclade.client.objective import Batch, Objective
-from fedclade.client.programs import LocalTraining, Program, Start, Step, descend, sgd
+from fedclade.client.programs import LocalTraining, Program, Start, Step, descend, sgd, takes_stacks
 from fedclade.client.tree import Tree, tree_map, under
 from fedclade.errors import check
 from fedclade.federation import Federation
@@ -29,6 +29,7 @@ def _proximal(train_start: Start, objective: Objective, momentum: float, weight_
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return mine, train_start(shared, mine, memory)[1]
 
+    @takes_stacks
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w = under("w", carry)
         pull = tree_map(lambda w, sent: shared["mu"] * (w - sent), w, const)

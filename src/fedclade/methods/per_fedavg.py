@@ -8,12 +8,10 @@ from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
-from fedclade.client.keys import combine
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.plan import Batches
-from fedclade.client.programs import LocalTraining, Program, Step, descend, sgd
+from fedclade.client.programs import LocalTraining, Program, Step, descend, sgd, takes_stacks
 from fedclade.client.tree import Tree, tree_map, under
 from fedclade.errors import check
 from fedclade.federation import Federation
@@ -34,14 +32,15 @@ def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
 
 @lru_cache(maxsize=32)
 def _meta(objective: Objective, momentum: float, weight_decay: float, variant: Variant) -> Step:
+    @takes_stacks
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w, alpha = under("w", carry), shared["alpha"]
-        ahead, second = objective.plus_gradient(w, -alpha, w, _one(batch, 0)), None
+        ahead, second = objective.plus_gradient(w, -alpha, w, batch.member(0)), None
         if variant == "hessian-free":
-            g = grad(objective.loss)(ahead, _one(batch, 1))
-            up, down = (grad(objective.loss)(tree_map(move, w, g), _one(batch, 2)) for move in (_forward, _back))
+            g = objective.gradient(ahead, batch.member(1))
+            up, down = (objective.gradient(tree_map(move, w, g), batch.member(2)) for move in (_forward, _back))
             second = tree_map(lambda up, down: -alpha * (up - down) / (2 * DELTA), up, down)
-        return descend(objective, carry, _one(batch, 1), shared["lr"], momentum, weight_decay, plus=second, at=ahead)
+        return descend(objective, carry, batch.member(1), shared["lr"], momentum, weight_decay, plus=second, at=ahead)
 
     return step
 
@@ -54,10 +53,6 @@ def _back(w: Tensor, g: Tensor) -> Tensor:
     return w - DELTA * g
 
 
-def _one(batch: Batch, number: int) -> Batch:
-    return Batch(batch.x[number], batch.y[number], batch.weight[number], combine(batch.key, number))
-
-
 def adapt(objective: Objective, alpha: float) -> Program:
     """One gradient step on all of the client's training examples: w - α ∇f_i(w)."""
     return replace(_adapt(objective), settings={"alpha": alpha})
@@ -68,10 +63,12 @@ def _adapt(objective: Objective) -> Program:
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return mine, tree_map(torch.zeros_like, mine) | {"examples": torch.zeros((), device=next(iter(mine.values())).device)}
 
+    @takes_stacks
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         total = {name: carry[name] for name in const}
-        count = batch.weight.sum()
-        return objective.plus_gradient(total, count, const, batch) | {"examples": carry["examples"] + count}
+        return objective.plus_gradient(total, batch.examples, const, batch, overwrite=True) | {
+            "examples": carry["examples"] + batch.examples
+        }
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return tree_map(lambda w, total: w - shared["alpha"] * total / carry["examples"], const, carry), None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.client.objective import Batch, Objective
-from fedclade.client.programs import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd
+from fedclade.client.programs import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd, takes_stacks
 from fedclade.client.tree import Tree, prefixed, tree_map, under
 from fedclade.errors import check
 from fedclade.federation import Federation, Rows, Sum
@@ -35,12 +35,13 @@ def _controlled(train_start: Start, objective: Objective, momentum: float, weigh
             carry |= prefixed("sum", tree_map(torch.zeros_like, mine)) | {"examples": nothing}
         return prefixed("x", mine) | prefixed("c_i", memory), carry
 
+    @takes_stacks
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         control = tree_map(lambda c_i, c: c - c_i, under("c_i", const), under("c", shared))
         after = descend(objective, carry, batch, shared["lr"], momentum, weight_decay, plus=control) | {"steps": carry["steps"] + 1}
         if option == 1:
-            count = batch.weight.sum()
-            at_x = objective.plus_gradient(under("sum", carry), count, under("x", const), batch)
+            count = batch.examples
+            at_x = objective.plus_gradient(under("sum", carry), count, under("x", const), batch, overwrite=True)
             after |= prefixed("sum", at_x) | {"examples": carry["examples"] + count}
         return after
 

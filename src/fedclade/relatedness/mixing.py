@@ -17,11 +17,14 @@ def mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> di
     """sums / weight, row by row, in the dtype of `keep`; a row with no weight (nobody answered) keeps its old model."""
     if not sums:
         return keep
+    empty = bool((weight <= 0).any())
+    weight = weight.to(next(iter(sums.values())).device)
     result = {}
     for name, old in keep.items():
         total = sums[name]
-        share = weight.to(total.device).view(-1, *[1] * (total.ndim - 1))
-        result[name] = torch.where(share > 0, total / torch.where(share > 0, share, 1.0), old.to(total)).to(old.dtype)
+        share = weight.view(-1, *[1] * (total.ndim - 1))
+        new = torch.where(share > 0, total / torch.where(share > 0, share, 1.0), old.to(total)) if empty else total / share
+        result[name] = new.to(old.dtype)
     return result
 
 

@@ -1,0 +1,99 @@
+"""The samples of a federation on the device, and which of them a call reads in which step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedclade.client.keys import client_keys
+from fedclade.client.objective import Stack
+from fedclade.client.plan import Batches, make_plan
+from fedclade.data.clients import Parts, as_inputs
+
+
+class Steps(NamedTuple):
+    """The plan of a call: for each client and step the rows of the pool, what each of them counts for, and the step's key."""
+
+    rows: Tensor  # (K, S, group, size); the group is left out where it is one batch
+    weight: Tensor  # the same shape: 1, or 0 where padded
+    key: Tensor  # (K, S)
+
+
+@dataclass
+class Work:
+    """Steps of single clients: those that were asked for, and those that were computed, for nobody where a stack was too wide."""
+
+    asked: int = 0
+    computed: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, asked: int, computed: int) -> None:
+        with self._lock:  # workers count too
+            self.asked += asked
+            self.computed += computed
+
+
+class Pool:
+    """Samples on the device as they came, and which of them each part holds."""
+
+    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device) -> None:
+        self.device = device
+        self.x, self.y = x.to(device), y.to(device)
+        self.sizes = parts.sizes  # here and on the device: what is known here need not be asked for there
+        self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
+        self._index, self._offsets, self._sizes = (value.to(device) for value in (parts.index, parts.offsets, parts.sizes))
+        self.work = Work()
+
+    def steps(self, batches: Batches, part: Tensor, keys: Tensor, longest: int) -> Steps:
+        """What clients with these parts (of at most `longest` samples) and keys read."""
+        plan = make_plan(batches, self._sizes[part], keys, longest)
+        rows = self._index[self._offsets[part][:, None, None, None] + plan.position]
+        weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(torch.float32)
+        if batches.group == 1:
+            rows, weight = rows[:, :, 0], weight[:, :, 0]
+        return Steps(rows, weight, plan.key)
+
+    def batch(self, rows: Tensor, weight: Tensor, key: Tensor) -> Stack:
+        """One step's batch for each client."""
+        flat = rows.flatten()
+        inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
+        return Stack(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the clients of a chunk read: parts of a pool, by falling size, in batches that are drawn with a key."""
+
+    pool: Pool
+    batches: Batches
+    part: Tensor  # these two on the CPU
+    client: Tensor
+    key: int
+
+    @property
+    def counts(self) -> list[int]:
+        """How many steps each makes."""
+        counts: list[int] = self.batches.steps(self.pool.sizes[self.part]).tolist()
+        return counts
+
+    @property
+    def longest(self) -> int:
+        return int(self.pool.sizes[self.part[0]])
+
+    def steps(self) -> Steps:
+        device = self.pool.device
+        return self.pool.steps(self.batches, self.part.to(device), client_keys(self.key, self.client.to(device)), self.longest)
+
+
+def living(counts: list[int]) -> Iterator[int]:
+    """For each step how many clients have steps left: a prefix of them, since their numbers of steps (`counts`) fall."""
+    left = len(counts)
+    for number in range(counts[0] if counts else 0):
+        while counts[left - 1] <= number:
+            left -= 1
+        yield left

@@ -1,0 +1,47 @@
+"""Worker threads of the CPU: one a core, each with a chunk of clients of its own."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Workers:
+    """Does work on several items at a time. Torch runs on one thread in each: matrix products of a client's size are not worth more, and
+    on several threads they would round by the size of a chunk."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool: ThreadPoolExecutor | None = None
+
+    def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """work(item) for each item, in their order. Items are asked for here, one after another, and only a few ahead."""
+        if self.count == 1:
+            yield from map(work, items)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.count, "fedclade", initializer=torch.set_num_threads, initargs=(1,))
+        ahead: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                ahead.append(self._pool.submit(work, item))
+                if len(ahead) > self.count:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
