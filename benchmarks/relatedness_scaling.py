@@ -39,7 +39,7 @@ from fedclade.relatedness.similarity import alike, bipartition, clusters_alike, 
 from fedclade.relatedness.splits import most_similar, noise_level
 from fedclade.relatedness.tree import cut_gap, cut_number, linkage
 
-Array = NDArray[np.floating[Any]]
+Array = NDArray[np.float64]
 RNG = np.random.default_rng
 
 GROUPS, CENTRES, EMBEDDING, SKETCH = 10, 5, 128, 128
@@ -65,13 +65,14 @@ def planted(clients: int, *shape: int, noise: float = 0.3) -> NDArray[np.float32
 def in_plane(clients: int) -> Array:
     """(clients, 5, 2): as a layout puts them, groups far apart, the points of one sort within gamma = 1."""
     angle = 2 * math.pi * group_of(clients) / GROUPS
-    return planted(clients, CENTRES, 2) + 50 * np.stack([np.cos(angle), np.sin(angle)], 1)[:, None]
+    centre = 50 * np.stack([np.cos(angle), np.sin(angle)], 1)
+    return np.asarray(planted(clients, CENTRES, 2) + centre[:, None], np.float64)
 
 
 def apart(clients: int) -> Array:
     """(clients, clients): distances between one point of each."""
     points = in_plane(clients)[:, 0]
-    return cdist(points, points)
+    return np.asarray(cdist(points, points))
 
 
 def similar(clients: int) -> Array:
@@ -118,7 +119,7 @@ def clade_placed(means: Array) -> NDArray[np.int64]:
     return placed(means, size, means, size, group_of(len(means)), GROUPS)
 
 
-def flt_newcomers(centres: Array) -> NDArray[np.int64]:
+def flt_newcomers(centres: NDArray[np.float32]) -> NDArray[np.int64]:
     new, count = centres[:NEWCOMERS] + 0.1, np.full(len(centres), CENTRES)
     return nearest(new, count[:NEWCOMERS], centres, count, "matching")
 
@@ -133,7 +134,7 @@ def flt_close(points: Array) -> NDArray[np.int64]:
 
 
 def cfl_newcomers(vectors: Tensor) -> Tensor:
-    cached = updates(1_000)[:, : vectors.shape[1]]
+    cached = torch.from_numpy(planted(1_000, vectors.shape[1]))
     return most_similar(vectors, torch.zeros(len(vectors), dtype=torch.int64), cached, torch.zeros(len(cached), dtype=torch.int64))
 
 
@@ -174,13 +175,13 @@ JOBS = {
     "CFL: bipartition, single": Job(similar, bipartition, QUADRATIC),
     "CFL: bipartition, complete": Job(similar, lambda matrix: bipartition(matrix, "complete"), QUADRATIC),
     "CFL: noise": Job(similar, lambda matrix: noise_level(matrix, group_of(len(matrix)) < GROUPS // 2), QUADRATIC),
-    "CFL: newcomers in the tree": Job(lambda n: updates(n)[:, :256].clone(), cfl_newcomers, LINEAR),
+    "CFL: newcomers in the tree": Job(lambda n: torch.from_numpy(planted(n, 256)), cfl_newcomers, LINEAR),
     "Clade: groups": Job(sketches, clade_groups, QUADRATIC),
     "Clade: newcomers": Job(sketches, clade_placed, LINEAR),
     "FLIS-DC: who is alike": Job(predicted, lambda rows: alike(rows, 0.5), QUADRATIC),
     "FLIS-HC: clusters": Job(predicted, lambda rows: clusters_alike(rows, 0.3, "average"), QUADRATIC),
     "FedSEM: k-means": Job(updates, lambda vectors: kmeans(vectors, GROUPS, seed=0), QUADRATIC),
-    "FedSEM: nearest centres": Job(updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), QUADRATIC),
+    "FedSEM: nearest centres": Job(updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR),
     "FedGMCC: all pairs": Job(lambda n: n, gmcc_scores, PAIRS),
 }
 
@@ -192,7 +193,8 @@ def measured(name: str, clients: int) -> dict[str, float]:
     with threadpool_limits(1):
         job.work(job.inputs(min(clients, job.warm_up)))
         given = job.inputs(clients)
-        before, times = peak_mb(), []
+        before = peak_mb()
+        times: list[float] = []
         while len(times) < 5 and sum(times) < 0.5:
             begin = time.perf_counter()
             job.work(given)

@@ -4,7 +4,7 @@ python benchmarks/scaling.py [--device cpu|cuda] [--quick] [--out benchmarks/res
 
 Clients have 20 samples of 784 bytes; FedAvg trains an MLP on them, batch 10, one epoch. A point is measured in a process of its own, so
 that its peak memory is its own; all points several times in turn, and the least median counts, so that what else the machine does
-meets all of them alike. On the CPU one thread; pin it (taskset -c 0) and leave the machine alone.
+meets all of them alike. On the CPU it has a worker for each core that it may use: pin it (taskset -c 0) and leave the machine alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import platform
 import resource
 import statistics
@@ -22,6 +23,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +36,7 @@ from fedclade.data import Clients, Parts
 T = TypeVar("T")
 
 SAMPLES, INPUTS, CLASSES = 20, 784, 62
+HIDDEN = 200
 WARM_UP = 4  # rounds in which kernels are loaded and captured
 MOST_GROWTH, MOST_GB, MOST_MAP_MS = 1.3, 3.0, 5.0  # what a run must not exceed, see `claims`
 MOST_A_CLIENT = 1.1  # linear in the cohort, but for noise
@@ -48,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is varied, one thing at a time; the others are `Point(base, cohort, 200)`."""
+    """What is varied, one thing at a time; the others are `base`, `cohort` and HIDDEN."""
 
     clients: tuple[int, ...]
     base: int  # round times are compared with those of so many clients
@@ -60,8 +63,8 @@ class Sizes:
 
     def studies(self) -> dict[str, list[Point]]:
         return {
-            "clients": [Point(clients, self.cohort, 200) for clients in self.clients],
-            "cohort": [Point(self.base, cohort, 200) for cohort in self.cohorts],
+            "clients": [Point(clients, self.cohort, HIDDEN) for clients in self.clients],
+            "cohort": [Point(self.base, cohort, HIDDEN) for cohort in self.cohorts],
             "parameters": [Point(self.base, self.cohort, hidden) for hidden in self.hidden],
         }
 
@@ -82,6 +85,13 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
+def now(device: str) -> float:
+    """Seconds, when all that was asked of the device is done."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def federation(clients: int) -> Clients:
     """So many clients of random pixels, without an array for each: one pool, of which each client has its consecutive rows."""
     rng, rows = np.random.default_rng(0), clients * SAMPLES
@@ -99,9 +109,7 @@ def measured(point: Point, rounds: int, device: str) -> dict[str, float]:
     ends: list[float] = []
 
     def on_round(row: dict[str, Any]) -> None:
-        if device != "cpu":
-            torch.cuda.synchronize()
-        ends.append(time.perf_counter())
+        ends.append(now(device))
 
     fc.run(
         fc.FedAvg(),
@@ -137,9 +145,9 @@ def empty_map(clients: int, asked: int, calls: int, device: str) -> float:
     )
     times = []
     for key in range(WARM_UP + calls):
-        begin = time.perf_counter()
+        begin = now(device)
         fed.map(nothing, ids, key=key)
-        times.append(time.perf_counter() - begin)
+        times.append(now(device) - begin)
     return 1e3 * statistics.median(times[WARM_UP:])
 
 
@@ -148,9 +156,9 @@ def parameters(hidden: int) -> int:
 
 
 def least(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The run with the least median, with the medians of all."""
+    """The run with the least median, with the medians of all and the most memory of any."""
     best = min(runs, key=lambda run: run["seconds"])
-    return {**best, "medians": [run["seconds"] for run in runs]}
+    return {**best, "peak MB": max(run["peak MB"] for run in runs), "medians": [run["seconds"] for run in runs]}
 
 
 def measure(sizes: Sizes, device: str) -> dict[str, list[dict[str, Any]]]:
@@ -181,13 +189,11 @@ def claims(rows: dict[str, list[dict[str, Any]]], base: int) -> dict[str, dict[s
     by_clients, cohorts = rows["clients"], rows["cohort"]
     most = by_clients[-1]
     start = next(row for row in by_clients if row["clients"] == base)
+    growth = [larger["ms a client"] / smaller["ms a client"] for smaller, larger in pairwise(cohorts)]
     found = {
         f"round with {most['clients']} clients / with {base}": (most["seconds"] / start["seconds"], MOST_GROWTH),
         f"peak memory with {most['clients']} clients, GB": (most["peak MB"] / 1e3, MOST_GB),
-        f"time a client, {cohorts[-1]['cohort']} a round / {cohorts[0]['cohort']}": (
-            cohorts[-1]["ms a client"] / cohorts[0]["ms a client"],
-            MOST_A_CLIENT,
-        ),
+        "time a client, larger / smaller cohort, at worst": (max(growth), MOST_A_CLIENT),
         "empty map, ms": (rows["empty map"][0]["ms a call"], MOST_MAP_MS),
     }
     return {name: {"value": value, "at most": bound, "holds": value <= bound} for name, (value, bound) in found.items()}
@@ -225,6 +231,7 @@ def about(device: str) -> dict[str, str]:
     )
     return {
         "machine": torch.cuda.get_device_name() if device != "cpu" else (names or [platform.machine()])[0],
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "commit": git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no", ".")),
         "python": platform.python_version(),
         "fedclade": fc.__version__,

@@ -90,7 +90,7 @@ def plus_gradient(
     for number in reversed(range(len(layers))):
         layer, here = layers[number], error
         if layer.relu:
-            here = here.mul_(inputs[number + 1] > 0)
+            here = torch.ops.aten.threshold_backward(here, inputs[number + 1], 0)
         if number:  # before the weights change: `base` may be `params`
             error = here @ params[layer.weight]
         result[layer.weight] = add_product(base[layer.weight], here, inputs[number], overwrite)
@@ -117,10 +117,7 @@ def add_sum(base: Tensor, error: Tensor, overwrite: bool) -> Tensor:
 
 def _cross_entropy_error(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """Softmax less one for the label, times what the example counts for."""
-    error = outputs.softmax(2)
-    at = y[..., None]
-    error.scatter_add_(2, at, torch.full_like(at, -1, dtype=error.dtype))
-    return error.mul_(share[..., None])
+    return outputs.softmax(2).scatter_(2, y[..., None], -1.0, reduce="add").mul_(share[..., None])
 
 
 def _error(loss: ExampleLoss, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:

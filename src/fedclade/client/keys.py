@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK = 0xFFFFFFFF
@@ -35,10 +37,13 @@ def _scramble(bits: Any) -> Any:
     return bits ^ (bits >> 15)
 
 
-def combine(key: Tensor, counter: Tensor | int) -> Tensor:
+Bits = TypeVar("Bits", Tensor, NDArray[np.int64])
+
+
+def combine(key: Bits, counter: Tensor | int) -> Bits:
     """32 random bits for each pair of a key and a counter."""
     # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA graph cannot hold.
-    mixed: Tensor = _scramble(key ^ _scramble((counter + 0x9E3779B9) & _MASK))
+    mixed: Bits = _scramble(key ^ _scramble((counter + 0x9E3779B9) & _MASK))
     return mixed
 
 
@@ -52,8 +57,8 @@ def halves(key: int) -> tuple[int, int]:
     return key >> 32, key & _MASK
 
 
-def keys_from(high: Tensor | int, low: Tensor | int, ids: Tensor) -> Tensor:
-    """`client_keys` from the halves of the server's key, which may be on the device."""
+def keys_from(high: Tensor | int, low: Tensor | int, ids: Bits) -> Bits:
+    """`client_keys` from the halves of the server's key, which may be on the device; of an array too."""
     return combine(combine(ids, high), low)
 
 

@@ -42,7 +42,8 @@ class Batches:
 
     def most(self, longest: int) -> int:
         """Steps of a client with so many samples, as a plain number."""
-        return int(self.steps(torch.tensor(longest)))
+        batches = -(-longest // self.size)
+        return -(-batches // self.group) * self.epochs
 
     def _groups(self, sizes: Tensor) -> Tensor:
         batches = (sizes + self.size - 1) // self.size

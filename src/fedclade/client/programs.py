@@ -5,45 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedclade.client.objective import Batch, ExampleLoss, Objective
+from fedclade.client.objective import Batch, ExampleLoss, Objective, Stack
 from fedclade.client.plan import Batches
 from fedclade.client.tree import Tree, prefixed, tree_map, under
 
+F = TypeVar("F", bound=Callable[..., Any])
 Start: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
 Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
 
-_takes_stacks: WeakSet[Step] = WeakSet()
+_takes_stacks: WeakSet[Callable[..., Any]] = WeakSet()
 
 
-def takes_stacks(step: Step) -> Step:
-    """Declare that a step is right for a `Stack` of clients as it stands, so that no vmap is needed: besides what the objective does it
-    is elementwise. A number that a client has is then one for each, (K,), and one that all share has no axis.
+def takes_stacks(function: F) -> F:
+    """Declare that a function of a program is right for a stack of clients as it stands, so that no vmap is needed.
 
-    Such a step owns the tensors of `carry` and may write into them.
+    Besides what the objective does (a step gets a `Stack`) it is elementwise. What a client has comes with a leading axis, a number of
+    its own is (K,), and what all share has no such axis. A step that takes stacks owns the tensors of `carry` and may write into them.
     """
-    _takes_stacks.add(step)
-    return step
+    _takes_stacks.add(function)
+    return function
+
+
+def is_for_stacks(function: Callable[..., Any]) -> bool:
+    return function in _takes_stacks
 
 
 def on_stack(step: Step) -> Step:
-    """The step of one client as the step of a stack of them."""
-    if step in _takes_stacks:
-        return step
-    each = vmap(step, in_dims=(None, 0, 0, 0))
-
-    def stacked(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        result: Tree = each(shared, const, carry, Batch(*batch))
-        return result
-
-    return stacked
+    """The step of one client as the step of a stack of them: by vmap, unless it takes stacks itself."""
+    return (
+        (lambda shared, const, carry, batch: step(shared, const, carry, Stack(*batch)))
+        if is_for_stacks(step)
+        else vmap(step, in_dims=(None, 0, 0, 0))
+    )
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ def sgd(local: LocalTraining) -> Program:
 
 @lru_cache(maxsize=32)
 def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step, Finish]:
+    @takes_stacks
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         carry = prefixed("w", mine)
         if momentum:
@@ -144,6 +146,7 @@ def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[St
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         return descend(objective, carry, batch, shared["lr"], momentum, weight_decay)
 
+    @takes_stacks
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return under("w", carry), None
 

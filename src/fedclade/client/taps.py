@@ -60,20 +60,19 @@ class _Conv2d(nn.Conv2d):
     path: str
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cuda" or x.ndim != 4:
+        passing = _passing.get()
+        if passing is None or x.device.type != "cuda":
             return super().forward(x)
         columns = self._columns(x)
-        outputs = F.linear(columns, self.weight.flatten(1), self.bias)
-        passing = _passing.get()
-        if passing is not None:
-            outputs = passing.through(self.path, columns, outputs)
-        return outputs.movedim(-1, 1)
+        outputs = F.linear(columns, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
+        return passing.through(self.path, columns, outputs).movedim(-1, 1)
 
     def _columns(self, x: Tensor) -> Tensor:
-        """(B, height, width, channels · kernel): for each place of the output all that it is computed from."""
+        """(B, height, width, kernel · channels): for each place of the output all that it is computed from, channels next to each other."""
         (top, left), (down, right) = _pair(self.padding), self.stride
-        patches = F.pad(x, (left, left, top, top)).unfold(2, self.kernel_size[0], down).unfold(3, self.kernel_size[1], right)
-        return patches.permute(0, 2, 3, 1, 4, 5).flatten(3)
+        padded = F.pad(x.movedim(1, -1), (0, 0, left, left, top, top))
+        patches = padded.unfold(1, self.kernel_size[0], down).unfold(2, self.kernel_size[1], right)
+        return patches.permute(0, 1, 2, 4, 5, 3).flatten(3)
 
 
 def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
@@ -101,6 +100,15 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
         layer.path = path
         tapped.append(path)
     return tuple(tapped)
+
+
+def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) -> Tensor:
+    """base + the gradient of a weight, from the error at its layer and what went in there."""
+    if base.ndim == 3:
+        return add_product(base, error, rows, overwrite)
+    clients, out, channels, *kernel = base.shape
+    gradient = (error.mT @ rows).view(clients, out, *kernel, channels).movedim(-1, 2)
+    return base.add_(gradient) if overwrite else base + gradient
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -140,7 +148,7 @@ class Tapped:
         for layer, error in zip(taps, gradients, strict=False):
             flat = error.reshape(clients, math.prod(error.shape[1:-1]), error.shape[-1])
             rows = inputs[layer].detach().reshape(clients, flat.shape[1], -1)
-            result[f"{layer}.weight"] = add_product(base[f"{layer}.weight"], flat, rows, overwrite)
+            result[f"{layer}.weight"] = _add_gradient(base[f"{layer}.weight"], flat, rows, overwrite)
             if f"{layer}.bias" in base:
                 result[f"{layer}.bias"] = add_sum(base[f"{layer}.bias"], flat, overwrite)
         for name, gradient in zip(others, gradients[len(taps) :], strict=True):

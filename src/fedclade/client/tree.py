@@ -8,6 +8,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from fedclade.packed import packed, unpacked
+
 Tree: TypeAlias = dict[str, Tensor]
 
 
@@ -23,7 +25,8 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def take(tree: Tree, rows: Tensor | slice) -> Tree:
     """The given rows of every tensor."""
-    return {name: value[rows] for name, value in tree.items()}
+    whole = packed(tree) if isinstance(rows, Tensor) and rows.ndim else None
+    return {name: value[rows] for name, value in tree.items()} if whole is None else unpacked(whole[rows], tree)
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.func import vmap
 from fedclade.client import keys
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
-from fedclade.client.programs import AnyProgram, Chain, Program, Step, on_stack
+from fedclade.client.programs import AnyProgram, Chain, Program, Step, is_for_stacks, on_stack
 from fedclade.client.tree import Tree, concatenate, stack, take
 from fedclade.engines.graphs import Captures
 from fedclade.engines.pool import Pool, Reading, living
@@ -73,7 +74,7 @@ def _fitting(batches: Batches, pool: Pool) -> Batches:
 def _by_falling_size(program: Program, lanes: Lanes, shared: Tree, key: int, captures: Captures) -> tuple[Tree, Tree | None]:
     """Put the lanes into the order that `_vectorised` needs, and its results back into theirs."""
     sizes = lanes.pool.sizes[lanes.part]
-    if bool((sizes.diff() <= 0).all()):  # as `map` asks it
+    if all(first >= second for first, second in pairwise(sizes.tolist())):  # as `map` asks it
         return _vectorised(program, lanes, shared, key, captures)
     order = sizes.argsort(descending=True, stable=True)
     reply, memory = _vectorised(program, lanes[order], shared, key, captures)
@@ -83,25 +84,38 @@ def _by_falling_size(program: Program, lanes: Lanes, shared: Tree, key: int, cap
 
 def _vectorised(program: Program, lanes: Lanes, shared: Tree, key: int, captures: Captures) -> tuple[Tree, Tree | None]:
     """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are a prefix, which only shrinks."""
-    keeps_memory = True
+    const, carry = _started(program, lanes, shared)
+    reading = Reading(lanes.pool, program.batches, lanes.part, lanes.client, key)
+    after = captures.run(program.step, reading, shared, const, carry)
+    if after is None:
+        after = _stepped(program.step, reading, shared, const, _owned(carry, shared, const, lanes.memory))
+    return _finished(program, lanes, shared, const, after)
 
-    def start(shared: Tree, mine: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
+
+def _started(program: Program, lanes: Lanes, shared: Tree) -> tuple[Tree, Tree]:
+    if is_for_stacks(program.start):
+        return program.start(shared, lanes.mine, lanes.memory)
+
+    # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
+    def start(mine: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
         return program.start(shared, mine, memory)
 
-    def finish(shared: Tree, const: Tree, carry: Tree, client: Tensor) -> tuple[Tree, Tree]:
+    const, carry = vmap(start)(lanes.mine, lanes.memory, lanes.client.to(lanes.pool.device))
+    return const, carry
+
+
+def _finished(program: Program, lanes: Lanes, shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+    if is_for_stacks(program.finish):
+        return program.finish(shared, const, carry)
+    keeps_memory = True
+
+    def finish(const: Tree, carry: Tree, client: Tensor) -> tuple[Tree, Tree]:
         nonlocal keeps_memory
         reply, memory = program.finish(shared, const, carry)
         keeps_memory = memory is not None
         return reply, memory or {}
 
-    # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
-    client = lanes.client.to(lanes.pool.device)
-    const, carry = vmap(start, in_dims=(None, 0, 0, 0))(shared, lanes.mine, lanes.memory, client)
-    reading = Reading(lanes.pool, program.batches, lanes.part, lanes.client, key)
-    after = captures.run(program.step, reading, shared, const, carry)
-    if after is None:
-        after = _stepped(program.step, reading, shared, const, _owned(carry, shared, const, lanes.memory))
-    reply, memory = vmap(finish, in_dims=(None, 0, 0, 0))(shared, const, after, client)
+    reply, memory = vmap(finish)(const, carry, lanes.client.to(lanes.pool.device))
     return reply, memory if keeps_memory else None
 
 
@@ -121,7 +135,7 @@ def _stepped(step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tre
         if left < alive:
             done.append(take(carry, slice(left, alive)))
             carry, const, alive = take(carry, slice(left)), take(const, slice(left)), left
-        carry = step(shared, const, carry, pool.batch(*(value[:alive, now] for value in reads)))
+        carry = step(shared, const, carry, pool.batch(*(value[now, :alive] for value in reads)))
     pool.work.add(sum(counts), sum(counts))
     return concatenate([carry, *reversed(done)])
 
@@ -136,7 +150,7 @@ def _one_by_one(program: Program, lanes: Lanes, shared: Tree, key: int) -> tuple
         reading = Reading(lanes.pool, program.batches, lanes.part[one], lanes.client[one], key)
         reads = reading.steps()
         for now in range(reading.counts[0]):
-            batch = lanes.pool.batch(*(value[:, now] for value in reads))
+            batch = lanes.pool.batch(*(value[now] for value in reads))
             real = batch.weight[0] > 0
             carry = program.step(shared, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
         reply, memory = program.finish(shared, const, carry)

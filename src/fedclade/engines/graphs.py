@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +19,11 @@ from fedclade.client.keys import halves, keys_from
 from fedclade.client.programs import Step, on_stack
 from fedclade.client.tree import Tree, nbytes, take
 from fedclade.engines.pool import Reading, Steps, living
+from fedclade.packed import packed, packed_like
 
 LEAST_STEPS = 4  # fewer are not worth a capture
 NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
+BLOCKS = (16, 8, 5, 4, 3, 2, 1)  # steps in one graph: launching it costs more than a small step does; five epochs make five steps alike
 KEPT = 8  # captured programs of a federation: each holds a stack of its own
 SHARE = 64  # a captured stack may be this part of the device's memory: it takes three times that, and a larger one needs no graph
 _WARM_UP = 2
@@ -30,15 +34,15 @@ class Captured:
 
     def __init__(self, step: Step, reading: Reading, longest: int, shared: Tree, const: Tree, carry: Tree) -> None:
         self.step, self.pool, self.batches, self.longest = on_stack(step), reading.pool, reading.batches, longest
-        self.shared, self.const, self.carry = (_like(tree) for tree in (shared, const, carry))
-        self.now = torch.zeros(1, dtype=torch.int64, device=self.pool.device)
-        self.asked = torch.zeros(
-            2 + 2 * len(reading.client), dtype=torch.int64, device=self.pool.device
-        )  # the key's halves, parts, clients
+        self.shared, self.const, self.carry = (packed_like(tree) for tree in (shared, const, carry))
+        device = self.pool.device
+        self.now = torch.zeros((), dtype=torch.int64, device=device)
+        self.ahead = torch.arange(BLOCKS[0], device=device)
+        self.asked = torch.zeros(2 + 2 * len(reading.client), dtype=torch.int64, device=device)  # the key's halves, parts, clients
         self.plan = Steps(*(torch.empty_like(value) for value in self._drawn()))
         self.memory: Any = None  # what all graphs share: they never run at the same time
-        self.steps: dict[int, torch.cuda.CUDAGraph] = {}
         self.draw: torch.cuda.CUDAGraph | None = None
+        self.blocks: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def run(self, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
         """Every client's carry after its own number of steps."""
@@ -49,22 +53,22 @@ class Captured:
         if self.draw is None:
             self.draw = self._capture(self._fill)
         self.draw.replay()
-        widths = _widths(counts)
-        for width in sorted(set(widths) - self.steps.keys(), reverse=True):
+        blocks = _blocks(counts)
+        for width, steps in sorted({(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True):
             _copy(self.carry, carry)
             self.now.zero_()
-            self.steps[width] = self._capture(lambda width=width: self._advance(width))  # type: ignore[misc]
+            self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
         _copy(self.carry, carry)
         self.now.zero_()
-        final = _like(carry)
+        final = packed_like(carry)
         alive = len(counts)
-        for left, width in zip(living(counts), widths, strict=True):
-            if left < alive:
-                _copy(take(final, slice(left, alive)), take(self.carry, slice(left, alive)))
-                alive = left
-            self.steps[width].replay()
+        for block in blocks:
+            if block.living < alive:
+                _copy(take(final, slice(block.living, alive)), take(self.carry, slice(block.living, alive)))
+                alive = block.living
+            self.blocks[block.width, block.steps].replay()
         _copy(take(final, slice(alive)), take(self.carry, slice(alive)))
-        self.pool.work.add(sum(counts), sum(widths))
+        self.pool.work.add(sum(counts), sum(block.width * block.steps for block in blocks))
         return final
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -89,13 +93,16 @@ class Captured:
         for room, value in zip(self.plan, self._drawn(), strict=True):
             room.copy_(value)
 
-    def _advance(self, width: int) -> None:
-        """One step of the first `width` clients, in place."""
-        batch = self.pool.batch(*(value[:width].index_select(1, self.now)[:, 0] for value in self.plan))
-        before = take(self.carry, slice(width))
-        after = self.step(self.shared, take(self.const, slice(width)), dict(before), batch)
+    def _advance(self, width: int, steps: int) -> None:
+        """So many steps of the first `width` clients, in place."""
+        number = self.now + self.ahead[:steps]
+        reads = [value.index_select(0, number) for value in self.plan]
+        before, const = take(self.carry, slice(width)), take(self.const, slice(width))
+        after = before
+        for step in range(steps):
+            after = self.step(self.shared, const, dict(after), self.pool.batch(*(value[step, :width] for value in reads)))
         _copy({name: value for name, value in before.items() if after[name].data_ptr() != value.data_ptr()}, after)
-        self.now += 1
+        self.now += steps
 
 
 class Captures:
@@ -158,23 +165,34 @@ def _shapes(*trees: Tree) -> tuple[Any, ...]:
     return tuple((name, tuple(value.shape), value.dtype) for tree in trees for name, value in tree.items())
 
 
-def _widths(counts: list[int]) -> list[int]:
-    """For each step the width of the stack that runs it: the least of a few that holds all who have steps left."""
-    few = [len(counts)]
-    while few[-1] > 1:
-        few.append(min(few[-1] - 1, int(few[-1] * NARROWER)))
-    widths = []
-    for left in living(counts):
-        while len(few) > 1 and few[1] >= left:
-            few.pop(0)
-        widths.append(few[0])
-    return widths
+class _Block(NamedTuple):
+    """Steps that one graph runs: in all of them so many clients have steps left, in a stack that may be wider."""
+
+    living: int
+    width: int
+    steps: int
 
 
-def _like(tree: Tree) -> Tree:
-    return {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in tree.items()}
+def _blocks(counts: list[int]) -> list[_Block]:
+    """All steps of clients whose numbers of steps fall; widths and lengths are of a few kinds, so that a few graphs will do."""
+    widths = [len(counts)]
+    blocks = []
+    for left, same in groupby(living(counts)):
+        while widths[-1] > left:
+            widths.append(min(widths[-1] - 1, int(widths[-1] * NARROWER)))
+        width = next(width for width in reversed(widths) if width >= left)
+        steps = len(list(same))
+        for length in BLOCKS:
+            blocks += [_Block(left, width, length)] * (steps // length)
+            steps %= length
+    return blocks
 
 
 def _copy(into: Tree, tree: Tree) -> None:
-    if into:
+    if not into:
+        return
+    room, whole = packed(into), packed(tree)
+    if room is not None and whole is not None and room.shape == whole.shape:
+        room.copy_(whole)
+    else:
         torch._foreach_copy_(list(into.values()), [tree[name] for name in into])

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from fedclade.client.keys import client_keys
-from fedclade.client.objective import Stack
+from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches, make_plan
 from fedclade.data.clients import Parts, as_inputs
 
 
 class Steps(NamedTuple):
-    """The plan of a call: for each client and step the rows of the pool, what each of them counts for, and the step's key."""
+    """The plan of a call: for each step and client the rows of the pool, what each of them counts for, and the step's key."""
 
-    rows: Tensor  # (K, S, group, size); the group is left out where it is one batch
+    rows: Tensor  # (S, K, group, size); the group is left out where it is one batch
     weight: Tensor  # the same shape: 1, or 0 where padded
-    key: Tensor  # (K, S)
+    key: Tensor  # (S, K)
 
 
 @dataclass
@@ -56,13 +56,13 @@ class Pool:
         weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(torch.float32)
         if batches.group == 1:
             rows, weight = rows[:, :, 0], weight[:, :, 0]
-        return Steps(rows, weight, plan.key)
+        return Steps(*(value.transpose(0, 1).contiguous() for value in (rows, weight, plan.key)))
 
-    def batch(self, rows: Tensor, weight: Tensor, key: Tensor) -> Stack:
+    def batch(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
         """One step's batch for each client."""
         flat = rows.flatten()
         inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        return Stack(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key)
+        return Batch(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,7 @@ class Reading:
     @property
     def counts(self) -> list[int]:
         """How many steps each makes."""
-        counts: list[int] = self.batches.steps(self.pool.sizes[self.part]).tolist()
-        return counts
+        return [self.batches.most(size) for size in self.pool.sizes[self.part].tolist()]
 
     @property
     def longest(self) -> int:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedclade.client.tree import Tree
 from fedclade.errors import InvalidInput
 from fedclade.federation import Sum
+from fedclade.packed import packed, unpacked
 
 EXAMPLES = "examples"
 """A reply under this name claims how many examples it was computed from."""
@@ -36,11 +38,14 @@ def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dty
 
 def not_finite(replies: Tree) -> list[int]:
     """Which rows of stacked replies are not finite throughout."""
+    whole = packed(replies)
     floats = [value.flatten(1) if value.ndim > 1 else value[:, None] for value in replies.values() if value.is_floating_point()]
+    floats = floats if whole is None else [whole]
     if not floats:
         return []
-    # A sum tells in one pass whether anything in it is not finite; the finite rows whose sum is too large are cleared after it.
-    suspects: list[int] = torch.stack([value.sum(1) for value in floats]).isfinite().all(0).logical_not().nonzero().flatten().tolist()
+    # A sum tells in one pass whether anything in it is not finite; finite rows whose sum is too large are cleared after it.
+    sums = (floats[0].sum(1) if len(floats) == 1 else torch.stack([value.sum(1) for value in floats]).sum(0)).tolist()
+    suspects = [row for row, total in enumerate(sums) if not math.isfinite(total)]
     return [row for row in suspects if not all(bool(value[row].isfinite().all()) for value in floats)]
 
 
@@ -58,26 +63,45 @@ class Accumulator:
 
     def keys(self, reply: Tree) -> tuple[str, ...]:
         chosen = self.reduce.keys if self.reduce.keys is not None else tuple(reply)
-        return tuple(name for name in chosen if name != self.reduce.row)
+        row = self.reduce.row if isinstance(self.reduce.row, str) else None
+        return tuple(name for name in chosen if name != row)
+
+    def copy(self) -> Accumulator:
+        """The same sums, of which further ones can be made on CUDA without changing these."""
+        other = Accumulator(self.reduce)
+        other.sums, other.weight = dict(self.sums), self.weight
+        return other
 
     def add(self, places: Tensor, reply: Tree) -> None:
         """Add the replies of the clients that were asked at these places."""
         if not len(places):
             return
         give = self._give(places, reply)
-        for mine in give:  # one after another, as the sums are: a chunk's own subtotal would round by chunk size
-            self.weight += mine
-        there = give.to(next(iter(reply.values())).device)
-        for name in self.keys(reply):
+        # One after another, as the sums are: a chunk's own subtotal would round by chunk size.
+        self.weight = torch.cat([self.weight[None], give]).cumsum(0)[-1]
+        names = self.keys(reply)
+        if any(reply[name].device.type != "cpu" for name in names):
+            self._add_products(give.to(reply[names[0]].device), names, reply)
+            return
+        client, row = torch.nonzero(give, as_tuple=True)
+        shares = list(zip(client.tolist(), row.tolist(), give[client, row].tolist(), strict=True))
+        for name in names:
             value = reply[name]
-            if value.device.type == "cpu":
-                if name not in self.sums:
-                    self.sums[name] = value.new_zeros((self.reduce.rows, *value.shape[1:]), dtype=torch.float64)
-                for client, row in torch.nonzero(give).tolist():
-                    self.sums[name][row].add_(value[client], alpha=float(give[client, row]))
-            else:
-                total = (there.T @ value.reshape(len(value), math.prod(value.shape[1:])).double()).view(-1, *value.shape[1:])
-                self.sums[name] = self.sums[name] + total if name in self.sums else total
+            if name not in self.sums:
+                self.sums[name] = value.new_zeros((self.reduce.rows, *value.shape[1:]), dtype=torch.float64)
+            for mine, where, share in shares:
+                self.sums[name][where].add_(value[mine], alpha=share)
+
+    def _add_products(self, give: Tensor, names: tuple[str, ...], reply: Tree) -> None:
+        chosen = {name: reply[name] for name in names}
+        whole = packed(chosen)
+        if whole is not None and not self.sums:
+            self.sums = unpacked(give.T @ whole.double(), chosen)
+            return
+        for name in names:
+            value = reply[name]
+            total = (give.T @ value.reshape(len(value), math.prod(value.shape[1:])).double()).view(-1, *value.shape[1:])
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     def _give(self, places: Tensor, reply: Tree) -> Tensor:
         """(K, rows) how much each client gives to each row."""
@@ -86,7 +110,9 @@ class Accumulator:
         if row is None:
             return weight
         where = reply[row].flatten() if isinstance(row, str) else row[places]
-        return torch.zeros(len(places), self.reduce.rows, dtype=torch.float64).scatter_(1, where.long().cpu()[:, None], weight[:, None])
+        give = np.zeros((len(places), self.reduce.rows))
+        give[np.arange(len(places)), where.cpu().numpy()] = weight.numpy()
+        return torch.from_numpy(give)
 
 
 def check_sum(reduce: Sum, clients: int) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.client.keys import client_keys, fold
+from fedclade.client.keys import fold, halves, keys_from
 from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
 from fedclade.client.programs import AnyProgram, LocalTraining, sgd, then
 from fedclade.client.tree import Tree, take
@@ -372,12 +372,13 @@ class _Counters:
 
 def cohort_of(key: int, clients: int, size: int) -> Tensor:
     """Ids of the clients of a round: those with the least hashes, in rising order."""
-    everyone = torch.arange(clients)
-    return client_keys(key, everyone).argsort(stable=True)[:size].sort().values
+    everyone = np.arange(clients)
+    ranked: Any = (keys_from(*halves(key), everyone) << 31) | everyone  # of equal hashes the smaller id comes first
+    return torch.from_numpy(np.sort(np.partition(ranked, size - 1)[:size] & ((1 << 31) - 1)))
 
 
 def _count(cluster: Tensor) -> int:
-    return len(torch.unique(cluster[cluster != UNKNOWN]))
+    return int((cluster[cluster != UNKNOWN].bincount() > 0).sum())
 
 
 def _fields_of(spec: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ def proximal(local: LocalTraining, mu: float) -> Program:
 
 @lru_cache(maxsize=32)
 def _proximal(train_start: Start, objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step]:
+    @takes_stacks
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return mine, train_start(shared, mine, memory)[1]
 

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedclade.packed import packed, unpacked
+
 
 def mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
     """sums / weight, row by row, in the dtype of `keep`; a row with no weight (nobody answered) keeps its old model."""
@@ -19,6 +21,9 @@ def mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> di
         return keep
     empty = bool((weight <= 0).any())
     weight = weight.to(next(iter(sums.values())).device)
+    whole = packed(sums)
+    if whole is not None and not empty and list(sums) == list(keep):
+        return unpacked((whole / weight[:, None]).to(next(iter(keep.values())).dtype), sums)
     result = {}
     for name, old in keep.items():
         total = sums[name]
