@@ -40,7 +40,20 @@ def replies(model: ModelSpec, clients: Clients, device: str, chunk: int | None =
 def test_agrees_with_the_cpu(model: ModelSpec, images: Clients) -> None:
     expected, got = replies(model, images, "cpu"), replies(model, images, "cuda")
     for name in expected:
-        torch.testing.assert_close(got[name], expected[name], rtol=0, atol=1e-5)
+        apart = (got[name] - expected[name]).abs()
+        # In a large model one of millions of ReLUs has an input that is 0 up to rounding, and goes either way: it moves a few weights.
+        assert int((apart > 1e-5).sum()) <= 1e-4 * apart.numel()
+        assert float(apart.max()) < 1e-3
+
+
+def test_normalised_convolutions_agree_with_the_cpu(images: Clients) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(1, 8, 5, padding=2), torch.nn.GroupNorm(2, 8), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 3, stride=2)]
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(96, 10))
+    results = [run(FedAvg(), images, model, rounds=1, device=device, precision="float32") for device in ("cpu", "cuda")]
+    expected, got = (result.model_of(0).state_dict() for result in results)
+    for name in expected:
+        torch.testing.assert_close(got[name].cpu(), expected[name].cpu(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

@@ -7,6 +7,7 @@ neither on the order in which clients run nor on who else runs, and is the same 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from operator import index
 from typing import Any, TypeVar
@@ -43,8 +44,19 @@ Bits = TypeVar("Bits", Tensor, NDArray[np.int64])
 def combine(key: Bits, counter: Tensor | int) -> Bits:
     """32 random bits for each pair of a key and a counter."""
     # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA graph cannot hold.
-    mixed: Bits = _scramble(key ^ _scramble((counter + 0x9E3779B9) & _MASK))
+    return with_counter(key, _scramble((counter + 0x9E3779B9) & _MASK))
+
+
+def with_counter(key: Bits, scrambled: Tensor | int) -> Bits:
+    mixed: Bits = _scramble(key ^ scrambled)
     return mixed
+
+
+@lru_cache(maxsize=64)
+def counters(count: int, first: int, device: torch.device) -> Tensor:
+    """The numbers first … first + count - 1 as `with_counter` wants them: made once, since every plan of a run needs the same."""
+    scrambled: Tensor = _scramble((torch.arange(first, first + count, device=device) + 0x9E3779B9) & _MASK)
+    return scrambled
 
 
 def client_keys(key: int, ids: Tensor) -> Tensor:
@@ -57,8 +69,8 @@ def halves(key: int) -> tuple[int, int]:
     return key >> 32, key & _MASK
 
 
-def keys_from(high: Tensor | int, low: Tensor | int, ids: Bits) -> Bits:
-    """`client_keys` from the halves of the server's key, which may be on the device; of an array too."""
+def keys_from(high: int, low: int, ids: Bits) -> Bits:
+    """`client_keys` from the halves of the server's key; of an array too."""
     return combine(combine(ids, high), low)
 
 

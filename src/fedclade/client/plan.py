@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedclade.client.keys import combine
+from fedclade.client.keys import counters, with_counter
 from fedclade.errors import check
 
 WHOLE_BLOCK = 64
@@ -79,15 +79,15 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
         order = _orders(batches.epochs, sizes, longest, keys)
         flat = (epoch[..., None, None] * longest + place).flatten(1)
         place = order.flatten(1).gather(1, flat).view(place.shape)
-    return Plan(place, valid, combine(keys[:, None], step))
+    return Plan(place, valid, with_counter(keys[:, None], counters(len(step), 0, device)))
 
 
 def _orders(epochs: int, sizes: Tensor, longest: int, keys: Tensor) -> Tensor:
     """(K, epochs, longest): a random order of the client's samples for each epoch, by sorting hashes."""
     device = sizes.device
     # Epoch keys come from a range of counters that no step reaches, so that an order never shares bits with a step's dropout.
-    epoch_key = combine(keys[:, None], torch.arange(epochs, device=device) + (1 << 31))
-    rank = combine(epoch_key[..., None], torch.arange(longest, device=device))
+    epoch_key = with_counter(keys[:, None], counters(epochs, 1 << 31, device))
+    rank = with_counter(epoch_key[..., None], counters(longest, 0, device))
     absent = torch.arange(longest, device=device) >= sizes[:, None]
     rank = torch.where(absent[:, None, :], 1 << 32, rank)
     return rank.argsort(dim=-1, stable=True)

@@ -3,7 +3,7 @@
 The gradient of a linear layer's weight is a product: what went in, times the error that comes back. Autograd would write it out, as
 large as all the weights of all clients, to be scaled, added and written again. Here a zero, the tap, is added to what the layer puts
 out: its gradient is the error, and a single product adds the weight's gradient to what it changes. Convolutions on CUDA are the same
-once their input is laid out in columns, which is also how they are fastest for many clients at once (benchmarks/engine.py).
+once their input is laid out in columns (columns.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedclade.client.columns import Convolution, in_columns
 from fedclade.client.dense import add_product, add_sum
 from fedclade.client.tree import Tree, take
 
@@ -61,23 +62,13 @@ class _Conv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         passing = _passing.get()
-        if passing is None or x.device.type != "cuda":
+        if passing is None or not in_columns(x):
             return super().forward(x)
-        columns = self._columns(x)
-        outputs = F.linear(columns, self.weight.permute(0, 2, 3, 1).flatten(1), self.bias)
+        assert not isinstance(self.padding, str)
+        weight = self.weight.permute(0, 2, 3, 1)
+        outputs, columns = Convolution.apply(x.movedim(1, -1), weight, *self.padding)  # type: ignore[no-untyped-call]
+        outputs = outputs if self.bias is None else outputs + self.bias
         return passing.through(self.path, columns, outputs).movedim(-1, 1)
-
-    def _columns(self, x: Tensor) -> Tensor:
-        """(B, height, width, kernel · channels): for each place of the output all that it is computed from, channels next to each other."""
-        (top, left), (down, right) = _pair(self.padding), self.stride
-        padded = F.pad(x.movedim(1, -1), (0, 0, left, left, top, top))
-        patches = padded.unfold(1, self.kernel_size[0], down).unfold(2, self.kernel_size[1], right)
-        return patches.permute(0, 1, 2, 4, 5, 3).flatten(3)
-
-
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, int]:
-    assert not isinstance(padding, str)
-    return padding[0], padding[1]
 
 
 def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
@@ -112,7 +103,8 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    simple = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return simple and set(layer.dilation) == set(layer.stride) == {1}
 
 
 class Tapped:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedclade.client.keys import halves, keys_from
 from fedclade.client.programs import Step, on_stack
 from fedclade.client.tree import Tree, nbytes, take
 from fedclade.engines.pool import Reading, Steps, living
@@ -38,7 +37,7 @@ class Captured:
         device = self.pool.device
         self.now = torch.zeros((), dtype=torch.int64, device=device)
         self.ahead = torch.arange(BLOCKS[0], device=device)
-        self.asked = torch.zeros(2 + 2 * len(reading.client), dtype=torch.int64, device=device)  # the key's halves, parts, clients
+        self.asked = torch.zeros(2, len(reading.client), dtype=torch.int64, device=device)  # parts and keys
         self.plan = Steps(*(torch.empty_like(value) for value in self._drawn()))
         self.memory: Any = None  # what all graphs share: they never run at the same time
         self.draw: torch.cuda.CUDAGraph | None = None
@@ -47,7 +46,7 @@ class Captured:
     def run(self, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
         """Every client's carry after its own number of steps."""
         counts = reading.counts
-        self.asked.copy_(torch.cat([torch.tensor(halves(reading.key)), reading.part, reading.client]))
+        self.asked.copy_(torch.stack([reading.part, reading.keys]))
         _copy(self.shared, shared)
         _copy(self.const, const)
         if self.draw is None:
@@ -86,8 +85,7 @@ class Captured:
         return graph
 
     def _drawn(self) -> Steps:
-        part, client = self.asked[2:].view(2, -1)
-        return self.pool.steps(self.batches, part, keys_from(self.asked[0], self.asked[1], client), self.longest)
+        return self.pool.steps(self.batches, self.asked[0], self.asked[1], self.longest)
 
     def _fill(self) -> None:
         for room, value in zip(self.plan, self._drawn(), strict=True):

@@ -84,9 +84,14 @@ class Reading:
     def longest(self) -> int:
         return int(self.pool.sizes[self.part[0]])
 
+    @property
+    def keys(self) -> Tensor:
+        """One for each client. Made here and not on the device, where so small a thing costs its launches."""
+        return client_keys(self.key, self.client)
+
     def steps(self) -> Steps:
         device = self.pool.device
-        return self.pool.steps(self.batches, self.part.to(device), client_keys(self.key, self.client.to(device)), self.longest)
+        return self.pool.steps(self.batches, self.part.to(device), self.keys.to(device), self.longest)
 
 
 def living(counts: list[int]) -> Iterator[int]:

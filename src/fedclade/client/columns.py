@@ -1,0 +1,89 @@
+"""Convolutions of many clients at once as matrix products, on CUDA.
+
+Every client has weights of its own, so what a library has for it is a convolution in groups, one for each client, which is slow. With
+the input laid out in columns (for each place of the output all that it is computed from) it is one matrix product a client. Measured on
+an H200 with the LEAF CNN's second layer (40 clients, batches of 10, 32 to 64 channels, 5 x 5): 0.16 ms forward and 0.31 ms for the error
+of the input, against 0.43 and 0.32 in groups, and the weight's gradient is a product of the same columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_WIDE = torch.complex128  # 16 bytes: columns are copied four numbers at a time, which takes less than half the time
+
+
+def in_columns(x: Tensor) -> bool:
+    """Whether a convolution of x is computed in columns: on the CPU one client after another is as fast without."""
+    return x.device.type == "cuda"
+
+
+class Convolution(torch.autograd.Function):
+    """x (B, height, width, channels) with weight (out, h, w, channels), padded by `top` and `left` on both sides, in steps of one.
+
+    Gives the outputs (B, …, out) and the columns (B, …, h · w · channels). Under vmap for many clients. The gradient of the weight is
+    left to the caller, who has the columns.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:
+        outputs, columns = _stacked(x[None], weight[None], top, left)
+        return outputs[0], columns[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, top: int, left: int
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        stacked = [
+            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            for value, dim in zip((x, weight), in_dims[:2], strict=True)
+        ]
+        return _Stacked.apply(*stacked, top, left), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _Stacked(torch.autograd.Function):
+    """The same for K clients, with a leading axis in x and weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:
+        outputs, columns = _stacked(x, weight, top, left)
+        ctx.save_for_backward(weight)
+        ctx.padding = top, left
+        ctx.mark_non_differentiable(columns)
+        return outputs, columns
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor, _: Any) -> tuple[Tensor | None, None, None, None]:
+        """The error of x is a convolution too: of the error, with the weight turned round."""
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        (weight,), (top, left) = ctx.saved_tensors, ctx.padding
+        h, w = weight.shape[2:4]
+        return _stacked(error, weight.flip(2, 3).transpose(1, 4), h - 1 - top, w - 1 - left)[0], None, None, None
+
+
+def _stacked(x: Tensor, weight: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:
+    clients, size = x.shape[:2]
+    h, w = weight.shape[2:4]
+    columns = _columns(x.flatten(0, 1), h, w, top, left)
+    rows = columns.view(clients, -1, columns.shape[-1])
+    outputs = rows @ weight.flatten(2).mT
+    places = columns.shape[1:3]
+    return outputs.view(clients, size, *places, -1), columns.view(clients, size, *places, -1)
+
+
+def _columns(x: Tensor, h: int, w: int, top: int, left: int) -> Tensor:
+    """(N, height, width, h · w · channels) of x (N, …, channels)."""
+    padded = F.pad(x, (0, 0, left, left, top, top)).contiguous()
+    wide = padded.dtype == torch.float32 and padded.shape[-1] % 4 == 0
+    patches = (padded.view(_WIDE) if wide else padded).unfold(1, h, 1).unfold(2, w, 1)
+    columns = patches.permute(0, 1, 2, 4, 5, 3).flatten(3)
+    return columns.view(x.dtype) if wide else columns
