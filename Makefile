@@ -9,12 +9,13 @@ export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help setup demo test test-all lint clean
+.PHONY: help setup demo test test-all lint bench clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
 	@echo "make test      the tests, in minutes"
 	@echo "make test-all  those that take longer too"
+	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make clean     remove .venv, caches and runs/"
 
@@ -45,6 +46,9 @@ lint: $(READY)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
+bench: $(READY)
+	@$(BIN)/python benchmarks/bench.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -42,6 +42,7 @@ OutOption = Annotated[Path | None, typer.Option(help="Folder for the results (de
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 DataRootOption = Annotated[str | None, typer.Option("--data-root", help="Folder in which NAME.npz is looked for first.")]
+ProfileOption = Annotated[bool, typer.Option("--profile", help="Show where the time went.")]
 ImportOption = Annotated[list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers your own things.")]
 
 
@@ -90,6 +91,7 @@ def run(
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
     imports: ImportOption = None,
+    profile: ProfileOption = False,
 ) -> None:
     """Run one experiment and write its run directory."""
     _import_all(imports)
@@ -100,7 +102,7 @@ def run(
     if resume and not RunStore(folder).holds_run():
         error_console.print(f"fedclade: there is no run in {folder} yet; it is started anew.", markup=False, soft_wrap=True)
     RunStore.open(folder, resume)
-    prepared = chosen.prepared(chosen.clients(data_root), device)
+    prepared = replace(chosen.prepared(chosen.clients(data_root), device), profile=profile)
     try:
         with display(chosen.method.name, chosen.run.rounds, out_console, quiet) as shown:
             result = prepared.execute(folder, resume, shown.row)
@@ -111,6 +113,8 @@ def run(
     if not quiet:
         _tell(result)
         out_console.print(f"Run directory: {folder}", markup=False, soft_wrap=True)
+    if result.profile is not None:
+        out_console.print(str(result.profile), markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -52,9 +52,10 @@ def _strides(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
     return (length, *reversed(strides))
 
 
-def packed_like(tree: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Room for a tree of such a shape, packed where all values are of one kind; what is between them is 0."""
+def packed_like(tree: dict[str, Tensor], zeros: bool = True) -> dict[str, Tensor]:
+    """Room for a tree of such a shape, packed where all values are of one kind; what is between them must be 0."""
     values = list(tree.values())
     if len(values) > 1 and all(value.dtype == values[0].dtype and value.ndim > 1 for value in values):
-        return unpacked(values[0].new_zeros(len(values[0]), _places(tree)[-1]), tree)
+        make = values[0].new_zeros if zeros else values[0].new_empty
+        return unpacked(make((len(values[0]), _places(tree)[-1])), tree)
     return {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in tree.items()}

@@ -100,14 +100,12 @@ def plus_gradient(
 
 
 def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    return rows @ matrix if bias is None else torch.baddbmm(bias[:, None], rows, matrix)
+    return rows @ matrix if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, matrix)
 
 
 def add_product(base: Tensor, error: Tensor, inputs: Tensor, overwrite: bool) -> Tensor:
-    """base (K, out, …) + errorᵀ inputs, for error (K, N, out) and inputs (K, N, in): the gradient of a weight, in one pass over it."""
-    flat = base.view(*base.shape[:2], inputs.shape[-1])
-    result = flat.baddbmm_(error.mT, inputs) if overwrite else torch.baddbmm(flat, error.mT, inputs)
-    return result.view(base.shape)
+    """base (K, out, in) + errorᵀ inputs, for error (K, N, out) and inputs (K, N, in): the gradient of a weight, in one pass over it."""
+    return base.baddbmm_(error.mT, inputs) if overwrite else torch.baddbmm(base, error.mT, inputs)
 
 
 def add_sum(base: Tensor, error: Tensor, overwrite: bool) -> Tensor:
@@ -117,7 +115,7 @@ def add_sum(base: Tensor, error: Tensor, overwrite: bool) -> Tensor:
 
 def _cross_entropy_error(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """Softmax less one for the label, times what the example counts for."""
-    return outputs.softmax(2).scatter_(2, y[..., None], -1.0, reduce="add").mul_(share[..., None])
+    return outputs.softmax(2).scatter_(2, y.unsqueeze(2), -1.0, reduce="add").mul_(share.unsqueeze(2))
 
 
 def _error(loss: ExampleLoss, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:

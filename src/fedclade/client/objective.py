@@ -45,10 +45,23 @@ class Batch(NamedTuple):
 
 
 class Stack(Batch):
-    """The batches of many clients in one, a row for each."""
+    """The batches of many clients in one, a row for each. `share` is what an example counts for in the mean of its batch."""
+
+    share: Tensor
+
+    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None) -> Stack:
+        stack = super().__new__(cls, x, y, weight, key)
+        stack.share = share_of(weight) if share is None else share
+        return stack
 
     def member(self, number: int) -> Stack:
-        return Stack(self.x[:, number], self.y[:, number], self.weight[:, number], combine(self.key, number))
+        x, y, weight, share = (value[:, number] for value in (self.x, self.y, self.weight, self.share))
+        return Stack(x, y, weight, combine(self.key, number), share)
+
+
+def share_of(weight: Tensor) -> Tensor:
+    """What each example counts for in the mean of its batch: 0 where padded."""
+    return weight / weight.sum(-1, keepdim=True).clamp_min(1)
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -180,7 +193,7 @@ class Objective:
         """
         if not isinstance(batch, Stack):
             return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
-        share = batch.weight * (scale / batch.examples.clamp_min(1))[:, None]
+        share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
             return dense.plus_gradient(self._dense, loss, base, params, batch.x, batch.y, share, overwrite)

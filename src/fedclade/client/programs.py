@@ -38,13 +38,12 @@ def is_for_stacks(function: Callable[..., Any]) -> bool:
     return function in _takes_stacks
 
 
-def on_stack(step: Step) -> Step:
+def on_stack(step: Step) -> Callable[[Tree, Tree, Tree, Stack], Tree]:
     """The step of one client as the step of a stack of them: by vmap, unless it takes stacks itself."""
-    return (
-        (lambda shared, const, carry, batch: step(shared, const, carry, Stack(*batch)))
-        if is_for_stacks(step)
-        else vmap(step, in_dims=(None, 0, 0, 0))
-    )
+    if is_for_stacks(step):
+        return step
+    each = vmap(step, in_dims=(None, 0, 0, 0))
+    return lambda shared, const, carry, stack: each(shared, const, carry, Batch(*stack))
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,12 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 def take(tree: Tree, rows: Tensor | slice) -> Tree:
     """The given rows of every tensor."""
-    whole = packed(tree) if isinstance(rows, Tensor) and rows.ndim else None
-    return {name: value[rows] for name, value in tree.items()} if whole is None else unpacked(whole[rows], tree)
+    if not isinstance(rows, Tensor) or not rows.ndim:
+        return {name: value[rows] for name, value in tree.items()}
+    whole = packed(tree)
+    if whole is not None:
+        return unpacked(whole.index_select(0, rows), tree)
+    return {name: value.index_select(0, rows) for name, value in tree.items()}
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -12,11 +12,19 @@ from torch.func import vmap
 from fedclade.client import keys
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
-from fedclade.client.programs import AnyProgram, Chain, Program, Step, is_for_stacks, on_stack
+from fedclade.client.programs import AnyProgram, Chain, Program, Step, is_for_stacks
 from fedclade.client.tree import Tree, concatenate, stack, take
 from fedclade.engines.graphs import Captures
 from fedclade.engines.pool import Pool, Reading, living
+from fedclade.engines.traces import StackStep, Traces
 from fedclade.errors import InvalidInput, NotVectorisable
+
+
+class Runs:
+    """What was made of programs to run them faster, for as long as a federation lasts."""
+
+    def __init__(self) -> None:
+        self.captures, self.traces = Captures(), Traces()
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,11 @@ class Lanes:
         return Lanes(self.pool, self.part[order], self.client[order], take(self.mine, there), take(self.memory, there))
 
 
-def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int, captures: Captures) -> tuple[Tree, Tree | None]:
+def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int, runs: Runs) -> tuple[Tree, Tree | None]:
     """The program's replies for these lanes, and the memory they want kept (None: unchanged). What lanes start from may be overwritten."""
     try:
         if isinstance(program, Chain):
-            return _chained(program, lanes, shared, key, captures)
+            return _chained(program, lanes, shared, key, runs)
         device = lanes.pool.device
         settings = {name: torch.full((), value, dtype=torch.float32, device=device) for name, value in program.settings.items()}
         program = replace(program, batches=_fitting(program.batches, lanes.pool))
@@ -49,7 +57,7 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int, captures: Ca
         shared = {**settings, **shared}
         if not program.vectorised:
             return _one_by_one(program, lanes, shared, key)
-        return _by_falling_size(program, lanes, shared, key, captures)
+        return _by_falling_size(program, lanes, shared, key, runs)
     except RuntimeError as error:
         plain = _in_plain_words(error, program)
         if plain is None:
@@ -57,12 +65,12 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int, captures: Ca
         raise plain from error
 
 
-def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int, captures: Captures) -> tuple[Tree, Tree | None]:
+def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int, runs: Runs) -> tuple[Tree, Tree | None]:
     first = replace(lanes, mine={name: value.clone() for name, value in lanes.mine.items()})  # the link asks for it once more
-    reply, memory = fold(program.first, first, shared, key, captures)
+    reply, memory = fold(program.first, first, shared, key, runs)
     mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
     lanes = replace(lanes, mine=mine, memory=lanes.memory if memory is None else memory)
-    reply, later = fold(program.second, lanes, shared, key, captures)
+    reply, later = fold(program.second, lanes, shared, key, runs)
     return {**told, **reply}, memory if later is None else later
 
 
@@ -71,24 +79,24 @@ def _fitting(batches: Batches, pool: Pool) -> Batches:
     return replace(batches, size=min(batches.size, pool.longest))
 
 
-def _by_falling_size(program: Program, lanes: Lanes, shared: Tree, key: int, captures: Captures) -> tuple[Tree, Tree | None]:
+def _by_falling_size(program: Program, lanes: Lanes, shared: Tree, key: int, runs: Runs) -> tuple[Tree, Tree | None]:
     """Put the lanes into the order that `_vectorised` needs, and its results back into theirs."""
     sizes = lanes.pool.sizes[lanes.part]
     if all(first >= second for first, second in pairwise(sizes.tolist())):  # as `map` asks it
-        return _vectorised(program, lanes, shared, key, captures)
+        return _vectorised(program, lanes, shared, key, runs)
     order = sizes.argsort(descending=True, stable=True)
-    reply, memory = _vectorised(program, lanes[order], shared, key, captures)
+    reply, memory = _vectorised(program, lanes[order], shared, key, runs)
     back = order.argsort().to(lanes.pool.device)
     return take(reply, back), take(memory, back) if memory is not None else None
 
 
-def _vectorised(program: Program, lanes: Lanes, shared: Tree, key: int, captures: Captures) -> tuple[Tree, Tree | None]:
+def _vectorised(program: Program, lanes: Lanes, shared: Tree, key: int, runs: Runs) -> tuple[Tree, Tree | None]:
     """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are a prefix, which only shrinks."""
     const, carry = _started(program, lanes, shared)
     reading = Reading(lanes.pool, program.batches, lanes.part, lanes.client, key)
-    after = captures.run(program.step, reading, shared, const, carry)
+    after = runs.captures.run(program.step, reading, shared, const, carry)
     if after is None:
-        after = _stepped(program.step, reading, shared, const, _owned(carry, shared, const, lanes.memory))
+        after = _stepped(program.step, reading, shared, const, _owned(carry, shared, const, lanes.memory), runs.traces)
     return _finished(program, lanes, shared, const, after)
 
 
@@ -125,18 +133,26 @@ def _owned(carry: Tree, *others: Tree) -> Tree:
     return {name: value.clone() if value.untyped_storage().data_ptr() in used else value.contiguous() for name, value in carry.items()}
 
 
-def _stepped(step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
+def _stepped(step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tree, traces: Traces) -> Tree:
     """The carries after all steps, one after another."""
-    pool, reads, counts = reading.pool, reading.steps(), reading.counts
-    step = on_stack(step)
+    pool, counts = reading.pool, reading.counts
+    with pool.clock.phase("plan"):
+        reads = list(zip(*(value.unbind() for value in reading.steps()), strict=True))
     done: list[Tree] = []
-    alive = len(counts)
-    for now, left in enumerate(living(counts)):
-        if left < alive:
-            done.append(take(carry, slice(left, alive)))
-            carry, const, alive = take(carry, slice(left)), take(const, slice(left)), left
-        carry = step(shared, const, carry, pool.batch(*(value[now, :alive] for value in reads)))
-    pool.work.add(sum(counts), sum(counts))
+    alive = number = 0
+    with pool.clock.phase("steps"):
+        for left, same in groupby(living(counts)):
+            if number:
+                done.append(take(carry, slice(left, alive)))
+                carry, const = take(carry, slice(left)), take(const, slice(left))
+            alive, steps = left, len(list(same))
+            run: StackStep | None = None
+            for now in reads[number : number + steps]:
+                batch = pool.batch(*(now if alive == len(counts) else (value[:alive] for value in now)))
+                run = run or traces.step(step, steps, shared, const, carry, batch)
+                carry = run(shared, const, carry, batch)
+            number += steps
+    pool.clock.count(sum(counts), sum(counts))
     return concatenate([carry, *reversed(done)])
 
 

@@ -45,29 +45,31 @@ class Captured:
 
     def run(self, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
         """Every client's carry after its own number of steps."""
-        counts = reading.counts
-        self.asked.copy_(torch.stack([reading.part, reading.keys]))
+        clock, counts = self.pool.clock, reading.counts
         _copy(self.shared, shared)
         _copy(self.const, const)
-        if self.draw is None:
-            self.draw = self._capture(self._fill)
-        self.draw.replay()
+        with clock.phase("plan"):
+            self.asked.copy_(torch.stack([reading.part, reading.keys]))
+            if self.draw is None:
+                self.draw = self._capture(self._fill)
+            self.draw.replay()
         blocks = _blocks(counts)
-        for width, steps in sorted({(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True):
+        with clock.phase("steps"):
+            for width, steps in sorted({(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True):
+                _copy(self.carry, carry)
+                self.now.zero_()
+                self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
             _copy(self.carry, carry)
             self.now.zero_()
-            self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
-        _copy(self.carry, carry)
-        self.now.zero_()
-        final = packed_like(carry)
-        alive = len(counts)
-        for block in blocks:
-            if block.living < alive:
-                _copy(take(final, slice(block.living, alive)), take(self.carry, slice(block.living, alive)))
-                alive = block.living
-            self.blocks[block.width, block.steps].replay()
-        _copy(take(final, slice(alive)), take(self.carry, slice(alive)))
-        self.pool.work.add(sum(counts), sum(block.width * block.steps for block in blocks))
+            final = packed_like(carry, zeros=False)  # whole rows are copied into it
+            alive = len(counts)
+            for block in blocks:
+                if block.living < alive:
+                    _copy(take(final, slice(block.living, alive)), take(self.carry, slice(block.living, alive)))
+                    alive = block.living
+                self.blocks[block.width, block.steps].replay()
+            _copy(take(final, slice(alive)), take(self.carry, slice(alive)))
+        clock.count(sum(counts), sum(block.width * block.steps for block in blocks))
         return final
 
     def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -113,7 +115,7 @@ class Captures:
     def run(self, step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree | None:
         """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
         pool, batches = reading.pool, reading.batches
-        if pool.device.type != "cuda" or batches.most(reading.longest) < LEAST_STEPS or not _fits(carry):
+        if pool.device.type != "cuda" or not carry or batches.most(reading.longest) < LEAST_STEPS or not _fits(carry):
             return None
         longest = _room(reading.longest, pool.longest)
         what = (step, batches, id(pool), longest, len(reading.client), _shapes(shared, const, carry))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedclade.client.keys import client_keys
-from fedclade.client.objective import Batch
+from fedclade.client.objective import Stack, share_of
 from fedclade.client.plan import Batches, make_plan
 from fedclade.data.clients import Parts, as_inputs
+from fedclade.engines.clock import Clock
 
 
 class Steps(NamedTuple):
@@ -22,32 +22,18 @@ class Steps(NamedTuple):
     rows: Tensor  # (S, K, group, size); the group is left out where it is one batch
     weight: Tensor  # the same shape: 1, or 0 where padded
     key: Tensor  # (S, K)
-
-
-@dataclass
-class Work:
-    """Steps of single clients: those that were asked for, and those that were computed, for nobody where a stack was too wide."""
-
-    asked: int = 0
-    computed: int = 0
-    _lock: Lock = field(default_factory=Lock, repr=False)
-
-    def add(self, asked: int, computed: int) -> None:
-        with self._lock:  # workers count too
-            self.asked += asked
-            self.computed += computed
+    share: Tensor  # of the shape of rows: the weight as a part of its batch's
 
 
 class Pool:
     """Samples on the device as they came, and which of them each part holds."""
 
-    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device, clock: Clock) -> None:
+        self.device, self.clock = device, clock
         self.x, self.y = x.to(device), y.to(device)
         self.sizes = parts.sizes  # here and on the device: what is known here need not be asked for there
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
         self._index, self._offsets, self._sizes = (value.to(device) for value in (parts.index, parts.offsets, parts.sizes))
-        self.work = Work()
 
     def steps(self, batches: Batches, part: Tensor, keys: Tensor, longest: int) -> Steps:
         """What clients with these parts (of at most `longest` samples) and keys read."""
@@ -56,13 +42,13 @@ class Pool:
         weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(torch.float32)
         if batches.group == 1:
             rows, weight = rows[:, :, 0], weight[:, :, 0]
-        return Steps(*(value.transpose(0, 1).contiguous() for value in (rows, weight, plan.key)))
+        return Steps(*(value.transpose(0, 1).contiguous() for value in (rows, weight, plan.key, share_of(weight))))
 
-    def batch(self, rows: Tensor, weight: Tensor, key: Tensor) -> Batch:
+    def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> Stack:
         """One step's batch for each client."""
         flat = rows.flatten()
         inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        return Batch(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key)
+        return Stack(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key, share)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from fedclade.client.objective import ExampleLoss, Objective
 from fedclade.client.programs import AnyProgram, Chain, score
 from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
 from fedclade.data.clients import Clients
-from fedclade.engines.fold import Lanes, fold
-from fedclade.engines.graphs import Captures
+from fedclade.engines.clock import Clock
+from fedclade.engines.fold import Lanes, Runs, fold
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.pool import Pool
 from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, not_finite, refusal
-from fedclade.engines.workers import Workers, cores
+from fedclade.engines.workers import Workers, cores, keep_freed_memory
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
 
@@ -31,7 +31,7 @@ Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 
 # What the weights of a chunk may take. On the CPU small stacks that stay in the cache beat large ones (measured with the MLP of
 # 784-200-62: 4 to 10 clients); on CUDA a part of the device's memory, whatever is free on it just now, so that runs repeat.
-_CPU_CHUNK_BYTES = 6 * 2**20
+_CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
 
 
@@ -47,7 +47,8 @@ class Simulator:
     """A federation whose clients all live here.
 
     chunk: so many clients run in one step; `chunk=1` is the sequential reference. workers: threads that run chunks on the CPU, by
-    default one for each core that the process may use. Neither changes a result of a linear model or an MLP.
+    default one for each core that the process may use. Neither changes a result of a linear model or an MLP. profile: time the phases
+    of every call (`clock`).
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Simulator:
         precision: Precision = "tf32",
         workers: int | None = None,
         faults: Faults | None = None,
+        profile: bool = False,
     ) -> None:
         for name, value in (("chunk", chunk), ("workers", workers)):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -70,10 +72,12 @@ class Simulator:
         self.memory = ClientMemory({}, len(clients))
         self._failures: list[Failure] = []
         self._clients = clients
-        self._train = Pool(clients.x, clients.y, clients.train, self.device)
-        self._test = Pool(clients.x_test, clients.y_test, clients.test, self.device)
-        self._captures = Captures()
-        self._workers = Workers((workers or cores()) if self.device.type == "cpu" else 1)
+        self.clock = Clock(self.device, profile)
+        self._train = Pool(clients.x, clients.y, clients.train, self.device, self.clock)
+        self._test = Pool(clients.x_test, clients.y_test, clients.test, self.device, self.clock)
+        self._runs = Runs()
+        keep_freed_memory()
+        self.workers = Workers((workers or cores()) if self.device.type == "cpu" else 1)
         self._sizes = clients.sizes
 
     @property
@@ -92,7 +96,7 @@ class Simulator:
         mine = here.gather(memory)
         if tune is not None:
             with self._settings():
-                mine, _ = fold(tune, Lanes(self._train, ids, ids, mine, memory), {}, key, self._captures)
+                mine, _ = fold(tune, Lanes(self._train, ids, ids, mine, memory), {}, key, self._runs)
         return mine
 
     def drain_failures(self) -> list[Failure]:
@@ -125,22 +129,28 @@ class Simulator:
 
         def lanes() -> Iterator[Lanes]:
             for place in chunks:
-                client = ids[place]
-                memory = self.memory.read(client.to(self.device))
-                yield Lanes(self._train, client, client, each[place].gather(memory) if each else {}, memory)
+                with self.clock.phase("models"):
+                    client = ids[place]
+                    memory = self.memory.read(client.to(self.device))
+                    mine = each[place].gather(memory) if each else {}
+                yield Lanes(self._train, client, client, mine, memory)
 
         def work(lanes: Lanes) -> tuple[Tree, Tree | None]:
-            return fold(program, lanes, shared, key, self._captures)
+            return fold(program, lanes, shared, key, self._runs)
 
         with self._settings():
-            results = map(work, lanes()) if _uses_numpy(program) else self._workers.in_order(work, lanes())
-            for place, (reply, written) in zip(chunks, results, strict=True):
+            results = map(work, lanes()) if _uses_numpy(program) else self.workers.in_order(work, lanes())
+            for place in chunks:
+                with self.clock.phase("clients"):
+                    reply, written = next(results)
                 one = nbytes(reply) // max(1, len(place))
                 # To look at replies is to wait for the device. Sums of all that was asked are queued before; refusals are rare.
                 trusting = total.copy() if total and self._queues(reduce) else None
                 if trusting:
-                    trusting.add(place, reply)
-                good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
+                    with self.clock.phase("sums"):
+                        trusting.add(place, reply)
+                with self.clock.phase("replies"):
+                    good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
                 failures += reasons
                 # What was refused had been sent all the same.
                 self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))
@@ -150,7 +160,8 @@ class Simulator:
                     if trusting and not reasons:
                         total = trusting
                     else:
-                        total.add(place[good], reply)
+                        with self.clock.phase("sums"):
+                            total.add(place[good], reply)
                     reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
                 kept.append(reply)
                 places.append(place[good])
@@ -177,9 +188,9 @@ class Simulator:
         pool = self._train if part == "train" else self._test
         parts = ids if part == "train" else self._clients.test_of[ids]
         who = torch.nonzero(parts >= 0).flatten()
-        rows = rows[who]
+        rows, asked = rows[who], ids[who]
         alone = bool(rows.own) or tune is not None
-        pairs = torch.stack([ids[who] if alone else rows.index.cpu(), parts[who]], 1)
+        pairs = torch.stack([asked if alone else rows.index.cpu(), parts[who]], 1)
         distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
         first = torch.full((len(distinct),), len(who), dtype=torch.int64)
         first = first.scatter_reduce_(0, pair_of, torch.arange(len(who)), "amin")
@@ -192,18 +203,18 @@ class Simulator:
 
         def lanes() -> Iterator[Lanes]:
             for place in chunks:
-                client = ids[who][first[place]]
+                client = asked[first[place]]
                 memory = self.memory.read(client.to(self.device))
                 yield Lanes(pool, distinct[place, 1], client, device_rows[first[place]].gather(memory), memory)
 
         def work(lanes: Lanes) -> Tree:
             mine = lanes.mine
             if tune is not None:
-                mine, _ = fold(tune, replace(lanes, pool=self._train, part=lanes.client), {}, key, self._captures)
-            return fold(program, replace(lanes, mine=mine, memory={}), {}, key, self._captures)[0]
+                mine, _ = fold(tune, replace(lanes, pool=self._train, part=lanes.client), {}, key, self._runs)
+            return fold(program, replace(lanes, mine=mine, memory={}), {}, key, self._runs)[0]
 
         with self._settings():
-            for place, reply in zip(chunks, self._workers.in_order(work, lanes()), strict=True):
+            for place, reply in zip(chunks, self.workers.in_order(work, lanes()), strict=True):
                 for name, value in reply.items():
                     sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[place] = value.cpu()
         result: Tree = {}
@@ -266,8 +277,8 @@ class Simulator:
             return max(1, int(torch.cuda.get_device_properties(self.device).total_memory * _CUDA_CHUNK_SHARE) // lane)
         most = max(1, _CPU_CHUNK_BYTES // lane)
         # As many chunks for every worker, as far as clients go round.
-        rounds = -(-clients // (most * self._workers.count))
-        return max(1, -(-clients // (rounds * self._workers.count))) if clients else 1
+        rounds = -(-clients // (most * self.workers.count))
+        return max(1, -(-clients // (rounds * self.workers.count))) if clients else 1
 
     def _checked(self, ids: Tensor) -> Tensor:
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedclade.client.tree import Tree
 from fedclade.errors import InvalidInput
+from fedclade.experiment.profile import Profile
 from fedclade.experiment.store import RunStore, StoredModels
 from fedclade.registry import REGISTRY
 
@@ -30,6 +31,7 @@ class Result:
     row_of: Callable[[int], Tree | None] = field(repr=False)
     folder: Path | None = None
     already_finished: bool = False  # a resumed run that had nothing left to do
+    profile: Profile | None = None  # where the time went, if it was asked for; printed, a table
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]

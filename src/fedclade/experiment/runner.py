@@ -25,6 +25,7 @@ from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics
 from fedclade.experiment.checkpoint import Checkpoint
 from fedclade.experiment.prepare import equip, metrics_for, module_for
+from fedclade.experiment.profile import profile_of
 from fedclade.experiment.result import Result, load, untrained
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
@@ -63,19 +64,19 @@ def run(
     checkpoint_every: int = 10,
     precision: Precision = "tf32",
     workers: int | None = None,
+    profile: bool = False,
 ) -> Result:
     """Train `method` on `clients` and evaluate every client.
 
     model: one of `fc.models`, or any nn.Module (its weights are the first model); loss and metrics: functions of (outputs, targets)
     with one value for each example; clients_per_round: a float is a share, an int a number; eval_every=0: at the end only; out: a
     folder for the run, with resume=True to go on where it stopped; on_round: called with each round's row of the history; workers:
-    threads on the CPU.
+    threads on the CPU; profile: time the phases of the run, which slows it down a little (`Result.profile`).
     """
     local = LocalSettings(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
     settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs)
-    return Run(method, clients, model, local, settings, EngineSettings(chunk, precision, workers), device, loss, metrics).execute(
-        out, resume, on_round
-    )
+    engine = EngineSettings(chunk, precision, workers)
+    return Run(method, clients, model, local, settings, engine, device, loss, metrics, profile).execute(out, resume, on_round)
 
 
 @dataclass
@@ -91,6 +92,7 @@ class Run:
     device: str = "auto"
     loss: ExampleLoss | None = None
     metrics: Mapping[str, ExampleLoss] | None = None
+    profile: bool = False
     _hash: str | None = field(default=None, init=False, repr=False)
 
     def execute(self, out: str | os.PathLike[str] | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
@@ -104,7 +106,7 @@ class Run:
         self._test_samples = metrics.distinct_test_samples(self.clients)
         self.method = equip(self.method, self.clients, self.settings.seed)
         module = module_for(self.model, self.clients, self.settings.seed)
-        self._fed = Simulator(self.clients, device=self.device, **asdict(self.engine))
+        self._fed = Simulator(self.clients, device=self.device, profile=self.profile, **asdict(self.engine))
         self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
         self._metrics = metrics_for(self._objective, self.clients, self.loss is not None, self.metrics, self._fed.device)
 
@@ -123,18 +125,21 @@ class Run:
         try:
             while round_number < self.settings.rounds:
                 counters, began = began or _Counters(self._fed), None
-                state = self._round(state, round_number + 1)
+                with self._fed.clock.phase("round"):
+                    state = self._round(state, round_number + 1)
                 round_number += 1
                 row = {"round": round_number, "clients": self._cohort_size, "clusters": _count(state.cluster), **counters.row(self._fed)}
                 if self._is_due(round_number, self.settings.eval_every):
-                    values = self._evaluate(state, round_number)
+                    with self._fed.clock.whole("evaluation"):
+                        values = self._evaluate(state, round_number)
                     row |= self._summary_of(values)
                 row["seconds"] = counters.seconds()
                 history.append(row)
                 if store is not None:
-                    store.append_round(row)
-                    if self._is_due(round_number, self.settings.checkpoint_every):
-                        store.save_checkpoint(self._checkpoint(state, history))
+                    with self._fed.clock.whole("saving"):
+                        store.append_round(row)
+                        if self._is_due(round_number, self.settings.checkpoint_every):
+                            store.save_checkpoint(self._checkpoint(state, history))
                 if on_round is not None:
                     on_round(row)
         except KeyboardInterrupt:
@@ -267,7 +272,8 @@ class Run:
             return take(self._fed.models_of(one, torch.tensor([client]), personal), torch.tensor(0))
 
         folder = store.folder if store is not None else None
-        return Result(summary, history, state.cluster, columns, module, row_of, folder)
+        profile = profile_of(self._fed.clock, len(history), self._fed.workers.count) if self.profile else None
+        return Result(summary, history, state.cluster, columns, module, row_of, folder, profile=profile)
 
     def _models(self, rows: Rows, ids: Tensor, personal: AnyProgram | None) -> tuple[Tree, Tensor]:
         """Distinct models and the row of each client."""

@@ -1,0 +1,95 @@
+"""Steps on the CPU with less Python: a program's step is traced once for each width of a stack into a plain list of torch's operations.
+
+A step of a few small models is over in a millisecond, and vmap, autograd and the Python around them take half as long again. The list
+has what they came to: the same operations on the same numbers, so that it makes no difference to a result when a step is traced.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedclade.client.objective import Stack
+from fedclade.client.programs import Step, on_stack
+from fedclade.client.tree import Tree
+
+SIGHTS = 30  # a step is traced once it has been made so often: to trace it takes as long as about fifty
+KEPT = 64
+
+StackStep: TypeAlias = Callable[[Tree, Tree, Tree, Stack], Tree]
+
+# These give what they got, where the shape stays the same.
+_SAME: set[Any] = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
+
+
+class Traces:
+    """The traced steps of a federation; those not used for long are let go."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[Any, int] = OrderedDict()
+        self._traced: dict[Any, StackStep | None] = {}
+        self._lock = Lock()
+
+    def step(self, step: Step, steps: int, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep:
+        """What to run for so many steps on stacks like these."""
+        what = (step, *((value.shape, value.dtype) for value in _flat(shared, const, carry, batch)), *shared, *const, *carry)
+        with self._lock:
+            self._seen[what] = self._seen.pop(what, 0) + steps
+            while len(self._seen) > KEPT:
+                self._traced.pop(self._seen.popitem(last=False)[0], None)
+            if self._seen[what] > SIGHTS and what not in self._traced:
+                self._traced[what] = _trace(step, shared, const, carry, batch)
+            return self._traced.get(what) or on_stack(step)
+
+
+def _flat(shared: Tree, const: Tree, carry: Tree, batch: Stack) -> list[Tensor]:
+    return [*shared.values(), *const.values(), *carry.values(), *batch, batch.share]
+
+
+def _trace(step: Step, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep | None:
+    """The step as a list of operations, or None where it cannot be had."""
+    run = on_stack(step)
+    names = list(run(shared, const, _copied(carry), batch))
+
+    def flat(*values: Tensor) -> list[Tensor]:
+        left = iter(values)
+        mine, fixed, moving = ({name: next(left) for name in tree} for tree in (shared, const, carry))
+        after = run(mine, fixed, moving, Stack(*left))
+        return [after[name] for name in names]
+
+    try:
+        traced = make_fx(flat)(*_flat(shared, const, _copied(carry), batch))  # tracing runs it, and it writes into the carry
+    except Exception:  # whatever a model does that cannot be traced, it can be run
+        return None
+    _shorten(traced)
+
+    def again(shared: Tree, const: Tree, carry: Tree, batch: Stack) -> Tree:
+        return dict(zip(names, traced(*_flat(shared, const, carry, batch)), strict=True))
+
+    return again
+
+
+def _copied(carry: Tree) -> Tree:
+    return {name: value.clone() for name, value in carry.items()}
+
+
+def _shorten(traced: fx.GraphModule) -> None:
+    """Leave out what changes nothing."""
+    for node in traced.graph.nodes:
+        before = node.args[0] if node.args else None
+        same = node.target in _SAME and isinstance(before, fx.Node) and _shape(node) == _shape(before) is not None
+        if same or node.target is torch.ops.aten.detach.default:
+            node.replace_all_uses_with(before)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+
+
+def _shape(node: fx.Node) -> torch.Size | None:
+    about = node.meta.get("tensor_meta") or node.meta.get("val")
+    return getattr(about, "shape", None)
