@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from fedclade.client.dense import Dense, Layer, dense_form
-from fedclade.client.objective import Batch, Objective
+from fedclade.client.objective import Batch, Objective, Stack
 from fedclade.client.tree import Tree, tree_map
 from fedclade.models import MLP, LeNet5, Logistic
 
@@ -115,26 +115,35 @@ def test_its_steps_are_those_of_autograd(
     if padded:
         weight[:, size // 2 :] = 0
     x, y = torch.randn(clients, size, 2, 3, generator=generator), torch.randint(0, 3, (clients, size), generator=generator)
-    batch = Batch(x, y, weight, torch.arange(clients))
+    batch = Stack(x, y, weight, torch.arange(clients))
     scale = torch.randn(clients, generator=generator)
 
     def by_autograd(base: Tree, scale: Tensor, params: Tree, batch: Batch) -> Tree:
         return tree_map(lambda base, g: base + scale * g, base, grad(objective.loss)(params, batch))
 
-    got = vmap(objective.plus_gradient)(base, scale, params, batch)
-    expected = vmap(by_autograd)(base, scale, params, batch)
+    expected = vmap(by_autograd)(base, scale, params, Batch(*batch))
+    for overwrite in (False, True):
+        got = objective.plus_gradient(base, scale, params, batch, overwrite)
+        for name in expected:
+            torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-6)
+            assert (got[name].data_ptr() == base[name].data_ptr()) == overwrite
+
+
+def test_the_weights_themselves_may_be_overwritten() -> None:
+    torch.manual_seed(0)
+    objective = Objective(Own())
+    params = {name: value + 0.1 * torch.randn(3, *value.shape) for name, value in objective.params().items()}
+    batch = Stack(torch.randn(3, 5, 6), torch.randint(0, 3, (3, 5)), torch.ones(3, 5), torch.arange(3))
+    expected = objective.plus_gradient(params, torch.tensor(-0.1), params, batch)
+    got = objective.plus_gradient(params, torch.tensor(-0.1), params, batch, overwrite=True)
     for name in expected:
-        torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-6)
-    first = {name: value[0] for name, value in base.items()}, scale[0], {name: value[0] for name, value in params.items()}
-    one = objective.plus_gradient(*first, Batch(*(value[0] for value in batch)))
-    for name in expected:
-        torch.testing.assert_close(one[name], expected[name][0], rtol=1e-5, atol=1e-6)
+        assert torch.equal(got[name], expected[name])
 
 
 def test_inputs_with_more_axes_that_are_not_flattened_are_left_to_autograd() -> None:
     objective = Objective(nn.Sequential(nn.Linear(6, 3)), lambda outputs, y: outputs.sum((1, 2)))
-    batch = Batch(torch.randn(4, 2, 6), torch.zeros(4), torch.ones(4), torch.tensor(0))
-    w = objective.params()
+    batch = Stack(torch.randn(1, 4, 2, 6), torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]))
+    w = {name: value[None] for name, value in objective.params().items()}
     got = objective.plus_gradient(w, torch.tensor(1.0), w, batch)
-    assert got["0.weight"].shape == (3, 6)
-    torch.testing.assert_close(got["0.weight"], w["0.weight"] + batch.x.sum((0, 1)).expand(3, 6) / 4)
+    assert got["0.weight"].shape == (1, 3, 6)
+    torch.testing.assert_close(got["0.weight"], w["0.weight"] + batch.x.sum((0, 1, 2)).expand(1, 3, 6) / 4)

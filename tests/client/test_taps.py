@@ -102,7 +102,7 @@ def test_a_stack_has_the_gradients_of_each_client(name: str, by: str, monkeypatc
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_result_may_take_the_place_of_the_base_even_of_the_parameters_themselves(name: str) -> None:
-    objective, base, params, scale, batch = problem(name)
+    objective, _, params, scale, batch = problem(name)
     expected = expected_of(objective, params, params, scale, batch)
     kept = {name: value.clone() for name, value in params.items()}
     for overwrite in (False, True):

@@ -61,7 +61,8 @@ class Case:
         self.state = self._flt(self.method.admit(self.fed, self.state, torch.tensor(ids), key=2))
 
     def served(self) -> list[float]:
-        models: Tree = self.method.serve(self.state, torch.arange(3)).gather({})
+        known = torch.arange(3)[self.state.cluster[:3] != UNKNOWN]
+        models: Tree = self.method.serve(self.state, known).gather({})
         return models["weight"].flatten().tolist()
 
     @staticmethod

@@ -75,7 +75,8 @@ class Case:
         return self.state.cluster.tolist()
 
     def served(self) -> list[float]:
-        models: Tree = self.method.serve(self.state, torch.arange(3)).gather({})
+        known = torch.arange(3)[self.state.cluster[:3] != UNKNOWN]
+        models: Tree = self.method.serve(self.state, known).gather({})
         return models["weight"].flatten().tolist()
 
     def centres(self, client: int) -> list[list[float]]:
