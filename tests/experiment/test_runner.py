@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedclade as fc
+from fedclade.client.keys import fold
 from fedclade.data import Clients
 from fedclade.experiment.runner import cohort_of
 
@@ -179,6 +180,22 @@ def test_on_round_is_called_with_each_row_of_the_history_in_turn(digits: Clients
     result = small_run(digits, on_round=seen.append)
     assert seen == result.history
     assert [row["round"] for row in seen] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("clients", "size"), [(20, 5), (20, 20), (10_001, 1), (10_001, 100), (30_000, 15_000), (30_000, 15_001)])
+def test_a_cohort_has_its_size_and_nobody_twice(clients: int, size: int) -> None:
+    for key in range(5):
+        ids = cohort_of(fold(key, "cohort"), clients, size)
+        assert ids.shape == (size,)
+        assert bool((ids.diff() > 0).all())
+        assert 0 <= int(ids[0]) <= int(ids[-1]) < clients
+
+
+def test_every_one_of_many_clients_is_drawn_as_often() -> None:
+    counts = torch.zeros(12_000)
+    for key in range(300):
+        counts[cohort_of(fold(key, "cohort"), 12_000, 1_200)] += 1
+    assert float(counts.var()) == pytest.approx(300 * 0.1 * 0.9, rel=0.1)  # as of 300 draws with one in ten
 
 
 def test_the_cohorts_of_different_rounds_differ_and_in_the_long_run_hold_everyone() -> None:

@@ -74,9 +74,22 @@ def samples(x: object, y: object, x_name: str, y_name: str, where: str = "") -> 
 def alike(x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, what: str, other: str) -> None:
     """Two sets of samples that are to go through one model: same shape of a sample, same kind of input and target."""
     for kind, a, b in (("inputs", x, other_x), ("targets", y, other_y)):
-        mine, others = _one_sample(a), _one_sample(b)
-        if mine != others:
-            raise InvalidInput(f"{what} has {kind} of {mine}, {other} of {others}: they must be alike.")
+        if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
+            raise InvalidInput(f"{what} has {kind} of {_one_sample(a)}, {other} of {_one_sample(b)}: they must be alike.")
+
+
+class Pool:
+    """Tensors for so many samples like these, filled part by part: beside them only the part that is put in need be there."""
+
+    def __init__(self, rows: int, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = (like.new_empty(rows, *like.shape[1:]) for like in (x, y))
+        self.offsets = [0]  # where each part begins, and where the last ends
+
+    def add(self, x: Tensor, y: Tensor, what: str, other: str) -> None:
+        alike(x, y, self.x, self.y, what, other)
+        start, end = self.offsets[-1], self.offsets[-1] + len(y)
+        self.x[start:end], self.y[start:end] = x, y
+        self.offsets.append(end)
 
 
 def ids(train: object, test: object | None, train_samples: int, test_samples: int, what: str) -> tuple[Tensor, Tensor | None]:

@@ -81,32 +81,30 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
     """
     if len(clients) == 0:
         raise InvalidInput("from_arrays got no clients: give at least one (x, y).")
-    train: list[tuple[Tensor, Tensor]] = []
-    test: list[tuple[Tensor, Tensor]] = []
+    for number, given in enumerate(clients):
+        if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+            raise InvalidInput(f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
+    rows = sum(_length(given[1]) for given in clients)
+    train = arrays.Pool(rows, *arrays.samples(clients[0][0], clients[0][1], "x", "y", "client 0: "))
+    test = arrays.Pool(sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y)
     test_of: list[int] = []
     for number, given in enumerate(clients):
         where = f"client {number}: "
-        if not isinstance(given, tuple | list) or len(given) not in (2, 4):
-            raise InvalidInput(f"{where}give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
-        train.append(arrays.samples(given[0], given[1], "x", "y", where))
-        arrays.alike(*train[-1], *train[0], f"client {number}", "client 0")
-        test_of.append(len(test) if len(given) == 4 else -1)
+        train.add(*arrays.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0")
+        test_of.append(len(test.offsets) - 1 if len(given) == 4 else -1)
         if len(given) == 4:
-            test.append(arrays.samples(given[2], given[3], "x_test", "y_test", where))
-            arrays.alike(*test[-1], *train[0], f"client {number}: its test part", "client 0")
-    x, y = (torch.cat(tensors) for tensors in zip(*train, strict=True))
-    x_test, y_test = (torch.cat(tensors) for tensors in zip(*test, strict=True)) if test else (x[:0], y[:0])
+            test.add(*arrays.samples(given[2], given[3], "x_test", "y_test", where), f"{where}its test part", "client 0")
     return Clients(
-        x,
-        y,
-        _consecutive([len(part) for _, part in train]),
-        x_test,
-        y_test,
-        _consecutive([len(part) for _, part in test]),
+        train.x,
+        train.y,
+        _consecutive(train.offsets),
+        test.x,
+        test.y,
+        _consecutive(test.offsets),
         test_of=torch.tensor(test_of),
-        test_source=torch.arange(len(y_test)),
+        test_source=torch.arange(len(test.y)),
         groups=_groups(groups, len(clients)),
-        classes=_classes([y, y_test]),
+        classes=_classes([train.y, test.y]),
     )
 
 
@@ -206,9 +204,16 @@ def _classes(labels: Sequence[Tensor]) -> int | None:
     return max(int(y.max()) + 1 for y in labels if len(y))
 
 
-def _consecutive(sizes: Sequence[int]) -> Parts:
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
-    return Parts(torch.arange(int(offsets[-1])), offsets)
+def _length(targets: object) -> int:
+    """How many there are; 0 where this cannot be counted, which is reported when the client's turn comes."""
+    try:
+        return len(targets)  # type: ignore[arg-type]
+    except TypeError:
+        return 0
+
+
+def _consecutive(offsets: Sequence[int]) -> Parts:
+    return Parts(torch.arange(offsets[-1]), torch.tensor(offsets))
 
 
 def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | None:

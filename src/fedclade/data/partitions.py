@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.data.arrays import Pool
 from fedclade.data.clients import Clients, Parts
 from fedclade.data.datasets import Dataset
 from fedclade.data.planted import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
@@ -45,15 +47,14 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
     """
     _check_call(dataset, scheme, clients, seed)
     draw_probe, draw_split, draw_test, draw_order = map(np.random.default_rng, np.random.SeedSequence([seed, STREAM]).spawn(4))
-    data, probe_x = _without_probe(dataset, clients, probe, draw_probe)
-    split = _as_arrays(scheme.split(data, clients, draw_split))
-    _check_split(split, data, clients, type(scheme).__name__)
+    apart, keep = _probe_rows(dataset, clients, probe, draw_probe)
+    split = _dealt(dataset, keep, scheme, clients, draw_split, draw_test)
 
     # Schemes deal class by class; a batch taken in order should not be of one class.
     train = [draw_order.permutation(rows) for rows in split.train]
     groups = None if split.groups is None else torch.from_numpy(split.groups)
-    x, y, train_parts = _train(data, train, split)
-    x_test, y_test, test_parts, test_of, source = _test(data, split, draw_test)
+    x, y, train_parts = _train(dataset, train, split)
+    x_test, y_test, test_parts, test_of, source = _test(dataset, split)
     return Clients(
         x,
         y,
@@ -65,10 +66,10 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
         test_source=source,
         groups=groups,
         classes=dataset.classes,
-        probe=probe_x,
+        probe=dataset.x_train[apart] if len(apart) else None,
         dataset=dataset.name,
         partition=scheme.name,
-        origin={**_fields(scheme), "seed": int(seed), "probe": 0 if probe_x is None else len(probe_x)},
+        origin={**_fields(scheme), "seed": int(seed), "probe": len(apart)},
     )
 
 
@@ -90,7 +91,8 @@ def _fields(scheme: Scheme) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _without_probe(dataset: Dataset, clients: int, probe: int | None, rng: np.random.Generator) -> tuple[Dataset, Tensor | None]:
+def _probe_rows(dataset: Dataset, clients: int, probe: int | None, rng: np.random.Generator) -> tuple[Index, Index]:
+    """The training rows that are set apart, and the others in rising order."""
     total = len(dataset.y_train)
     if probe is None:
         probe = min(MOST_PROBE, total // 10)
@@ -99,13 +101,43 @@ def _without_probe(dataset: Dataset, clients: int, probe: int | None, rng: np.ra
     left = total - probe
     less = f" ({total} less {probe} probe samples)" if probe else ""
     check(clients <= left, "partition.clients", clients, f"there are {left} training samples{less}; ask for at most {left} clients")
-    if probe == 0:
-        return dataset, None
-    order = torch.from_numpy(rng.permutation(total))
-    apart, keep = order[:probe], order[probe:].sort().values
-    keys = {key: (train[keep], test) for key, (train, test) in dataset.keys.items()}
-    rest = Dataset(dataset.name, dataset.x_train[keep], dataset.y_train[keep], dataset.x_test, dataset.y_test, keys)
-    return rest, dataset.x_train[apart]
+    order = rng.permutation(total)
+    return order[:probe], np.sort(order[probe:])
+
+
+def _dealt(
+    dataset: Dataset, keep: Index, scheme: Scheme, clients: int, draw_split: np.random.Generator, draw_test: np.random.Generator
+) -> Split:
+    """The scheme's split of the rows `keep`, with test parts, in rows of `dataset`: the pool stays whole and is not copied."""
+    data = _Rest.of(dataset, torch.from_numpy(keep))
+    split = _as_arrays(scheme.split(data, clients, draw_split))
+    _check_split(split, data, clients, type(scheme).__name__)
+    return replace(
+        split,
+        train=[keep[rows] for rows in split.train],
+        test=_test_parts(data, split, draw_test),
+        held_out=None if split.held_out is None else [keep[rows] for rows in split.held_out],
+    )
+
+
+class _Rest(Dataset):
+    """A data set without its probe samples. Most schemes look at no inputs: they are copied when one does."""
+
+    pool: Tensor
+    keep: Tensor
+
+    @staticmethod
+    def of(whole: Dataset, keep: Tensor) -> Dataset:
+        if len(keep) == len(whole.y_train):
+            return whole
+        keys = {key: (train[keep], test) for key, (train, test) in whole.keys.items()}
+        rest = _Rest(whole.name, whole.x_train, whole.y_train[keep], whole.x_test, whole.y_test, keys)
+        vars(rest).update(pool=vars(rest).pop("x_train"), keep=keep)
+        return rest
+
+    @cached_property
+    def x_train(self) -> Tensor:
+        return self.pool[self.keep]
 
 
 def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor, Tensor, Parts]:
@@ -116,17 +148,21 @@ def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor,
     group = torch.from_numpy(_transform_groups(split)).repeat_interleave(parts.sizes)
     order = group.argsort(stable=True)
     blocks = [(g, parts.index[order[group[order] == g]]) for g in sorted(set(group.tolist()))]
-    pieces = [split.transform(data.x_train[rows], data.y_train[rows], g) for g, rows in blocks]
-    x, y = (torch.cat(tensors) for tensors in zip(*pieces, strict=True))
-    return x, y, Parts(order.argsort(), parts.offsets)
+    pool = None
+    for g, rows in blocks:
+        x, y = split.transform(data.x_train[rows], data.y_train[rows], g)
+        pool = pool or Pool(len(order), x, y)
+        pool.add(x, y, f"group {g}", f"group {blocks[0][0]}")
+    assert pool is not None  # there is a client, and it has samples
+    return pool.x, pool.y, Parts(order.argsort(), parts.offsets)
 
 
-def _test(data: Dataset, split: Split, rng: np.random.Generator) -> tuple[Tensor, Tensor, Parts, Tensor, Tensor]:
+def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, Parts, Tensor, Tensor]:
     """The test pool, its parts, the part of each client (-1: none) and the sample each row was made from.
 
-    Samples are numbered as in the test data; samples cut off the training data come after these.
+    Samples are numbered as in the test data; after these come the training data, for samples cut off there.
     """
-    parts = _test_parts(data, split, rng)
+    parts = split.test or []
     held_out = split.held_out or [np.empty(0, np.int64)] * len(parts)
     test_of = np.arange(len(split.train)) if split.test_of is None else split.test_of
     # A part that two groups see differently is two parts; one that nobody uses or that is empty is none.

@@ -156,19 +156,39 @@ def follow_labels(train: Sequence[Index], labels: Index, test_labels: Index, rng
     Rows are dealt from each class in turn, so no row is used twice before its class is used up, and never twice by one client.
     """
     pools = by_class(test_labels, rng)
-    used = dict.fromkeys(pools, 0)
-    parts = []
-    for rows in train:
-        held, counts = np.unique(labels[rows], return_counts=True)
-        known = np.isin(held, list(pools))  # a class without test samples cannot be tested
-        held, counts = held[known], counts[known]
-        part = [np.empty(0, np.int64)]
-        if len(held):
-            total = max(1, round(len(rows) * len(test_labels) / len(labels)))
-            for label, wanted in zip(held.tolist(), shares(total, counts).tolist(), strict=True):
-                pool = pools[label]
-                number = min(wanted, len(pool))
-                part.append(pool[(used[label] + np.arange(number)) % len(pool)])
-                used[label] += number
-        parts.append(np.concatenate(part))
-    return parts
+    if not pools:
+        return [np.empty(0, np.int64) for _ in train]
+    classes, available = np.array(list(pools)), np.array([len(pool) for pool in pools.values()])
+    sizes = np.array([len(rows) for rows in train])
+    client, label = np.arange(len(train)).repeat(sizes), labels[np.concatenate(train)]
+    tested = np.isin(label, classes)  # a class without test samples cannot be
+    # From here on an entry is a client and a class it has, in this order, with the number of the class in `classes` as its label.
+    entry, counts = np.unique(client[tested] * len(classes) + np.searchsorted(classes, label[tested]), return_counts=True)
+    client, label = np.divmod(entry, len(classes))
+    total = np.maximum(1, np.rint(sizes * len(test_labels) / len(labels)).astype(np.int64))
+    taken = np.minimum(_shares_each(client, total, counts), available[label])
+    by_label, used = np.argsort(label, kind="stable"), np.empty_like(taken)
+    used[by_label] = _before(label[by_label], taken[by_label])  # of its class, by earlier clients
+
+    entry = np.arange(len(taken)).repeat(taken)
+    client, label = client[entry], label[entry]
+    place = (used[entry] + _before(entry, np.ones_like(entry))) % available[label]
+    rows = np.concatenate(list(pools.values()))[(np.cumsum(available) - available)[label] + place]
+    return cut(rows, np.bincount(client, minlength=len(train)))
+
+
+def _shares_each(group: Index, total: Index, weights: Index) -> Index:
+    """The `shares` of total[g] for each group g; `group`, of each weight, is sorted."""
+    exact = total[group] * weights / np.bincount(group, weights)[group]
+    whole: Index = np.floor(exact).astype(np.int64)
+    missing = total - np.bincount(group, whole, minlength=len(total)).astype(np.int64)
+    most_missing = np.lexsort((whole - exact, group))
+    whole[most_missing[_before(group, np.ones_like(group)) < missing[group]]] += 1
+    return whole
+
+
+def _before(group: Index, numbers: Index) -> Index:
+    """The sum of the numbers before each one in its group; `group` is sorted."""
+    before = np.cumsum(numbers) - numbers
+    _, first, sizes = np.unique(group, return_index=True, return_counts=True)
+    return np.asarray(before - before[first].repeat(sizes))

@@ -33,6 +33,7 @@ from fedclade.federation import Rows
 from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
+_RANKED = 10_000  # clients that are all hashed to draw some of them
 OnRound = Callable[[dict[str, Any]], None]
 # What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
 _FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "workers"))
@@ -377,10 +378,14 @@ class _Counters:
 
 
 def cohort_of(key: int, clients: int, size: int) -> Tensor:
-    """Ids of the clients of a round: those with the least hashes, in rising order."""
-    everyone = np.arange(clients)
-    ranked: Any = (keys_from(*halves(key), everyone) << 31) | everyone  # of equal hashes the smaller id comes first
-    return torch.from_numpy(np.sort(np.partition(ranked, size - 1)[:size] & ((1 << 31) - 1)))
+    """Ids of the clients of a round, in rising order: those with the least hashes or, where that would hash many for few, hashes as ids."""
+    if clients <= _RANKED or size > clients // 2:
+        everyone = np.arange(clients)
+        ranked: Any = (keys_from(*halves(key), everyone) << 31) | everyone  # of equal hashes the smaller id comes first
+        return torch.from_numpy(np.sort(np.partition(ranked, size - 1)[:size] & ((1 << 31) - 1)))
+    drawn: Any = keys_from(*halves(key), np.arange(4 * size)) % clients  # of so many some are equal, but not half of them
+    first = np.sort(np.unique(drawn, return_index=True)[1])
+    return torch.from_numpy(np.sort(drawn[first[:size]]))
 
 
 def _count(cluster: Tensor) -> int:
