@@ -15,7 +15,7 @@ from torch.func import grad
 from fedclade import IFCA, SCAFFOLD, FedAvg, FedNova, FedProx, LGFedAvg, LocalTraining, Method, PerFedAvg, Program, Simulator
 from fedclade.client.keys import fold
 from fedclade.client.objective import Batch, Objective
-from fedclade.client.programs import sgd
+from fedclade.client.programs import sgd, takes_stacks
 from fedclade.client.tree import Tree, stack, tree_map
 from fedclade.data import Clients, from_arrays
 from fedclade.federation import Federation
@@ -119,8 +119,9 @@ class OnSecondBatches(FedAvg):
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         plain = sgd(self.local)
 
+        @takes_stacks  # as PerFedAvg's step does: the same arithmetic, to the bit
         def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-            return plain.step(shared, const, carry, Batch(batch.x[1], batch.y[1], batch.weight[1], batch.key))
+            return plain.step(shared, const, carry, batch.member(1))
 
         return averaged(fed, replace(plain, step=step, batches=replace(plain.batches, group=2)), state, cohort, key)
 

@@ -47,10 +47,9 @@ def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | N
 
 def distinct_test_samples(clients: Clients) -> int:
     """How many different samples the clients are tested on; a rotated or relabelled copy is the same sample."""
-    used = torch.unique(clients.test_of[clients.test_of >= 0]).tolist()
-    if not used:
-        return 0
-    rows = torch.cat([clients.test[part] for part in used])
+    used = torch.zeros(len(clients.test), dtype=torch.bool)
+    used[clients.test_of[clients.test_of >= 0]] = True
+    rows = clients.test.index[used.repeat_interleave(clients.test.sizes)]
     return len(torch.unique(clients.test_source[rows]))
 
 

@@ -389,7 +389,7 @@ def cohort_of(key: int, clients: int, size: int) -> Tensor:
 
 
 def _count(cluster: Tensor) -> int:
-    return int((cluster[cluster != UNKNOWN].bincount() > 0).sum())
+    return int(((cluster - UNKNOWN).bincount()[1:] > 0).sum())
 
 
 def _fields_of(spec: Any) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def refined(z: Array, size: Array, label: NDArray[np.int64]) -> NDArray[np.int64
     while True:
         share = np.eye(label.max() + 1)[label] * size[:, None]
         centre = share.T @ z / share.sum(0)[:, None]
-        nearer = ((z[:, None] - centre) ** 2).sum(-1).argmin(1)
+        nearer = _square_distances(z, centre).argmin(1)
         if (nearer == label).all() or len(np.unique(nearer)) <= label.max():
             return label
         label = nearer
@@ -99,7 +99,11 @@ def placed(mean: Array, size: Array, known: Array, known_size: Array, label: NDA
     share = np.eye(count)[label] * known_size[:, None]
     weight = share.sum(0)
     centre = share.T @ known / np.maximum(weight, 1e-12)[:, None]
-    gap = ((mean[:, None] - centre[None]) ** 2).sum(-1)
-    cost = np.where(weight > 0, size[:, None] * weight / (size[:, None] + weight) * gap, np.inf)
-    found: NDArray[np.int64] = cost.argmin(1)
+    ward = size[:, None] * weight / (size[:, None] + weight) * _square_distances(mean, centre)
+    found: NDArray[np.int64] = np.where(weight > 0, ward, np.inf).argmin(1)
     return found
+
+
+def _square_distances(z: Array, centre: Array) -> Array:
+    """|z_m - mu_C|^2 of M points (M, e) and K centres (K, e): (M, K), a centre at a time."""
+    return np.stack([((z - one) ** 2).sum(1) for one in centre], 1)

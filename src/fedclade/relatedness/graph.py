@@ -26,9 +26,11 @@ AT_ONCE = (
 def square(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
     """The matrix as it is, once it is known to be square, finite and symmetric (up to rounding)."""
     check(matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0, f"{name}.shape", matrix.shape, "must be (M, M) with M ≥ 1")
-    check(bool(np.isfinite(matrix).all()), name, "NaN or infinity", "must be finite")
-    slack = 1e-6 * float(np.abs(matrix).max())
-    for start in range(0, len(matrix), 512):  # in strips, so that no second matrix is formed
+    # Neither here nor below, in strips, is a second matrix formed. NaN is the largest wherever there is one.
+    largest = max(float(matrix.max()), -float(matrix.min()))
+    check(largest < np.inf, name, "NaN or infinity", "must be finite")
+    slack = 1e-6 * largest
+    for start in range(0, len(matrix), 512):
         strip = slice(start, start + 512)
         apart = float(np.abs(matrix[strip] - matrix[:, strip].T).max())
         check(apart <= slack, name, f"[i, j] and [j, i] differ by {apart:.3g}", "must be symmetric")

@@ -14,11 +14,11 @@ from torch import Tensor
 from fedclade.errors import InvalidInput
 from fedclade.relatedness.graph import close_components, components, threshold_graph
 from fedclade.relatedness.mixing import distinct_rows
-from fedclade.relatedness.signatures import distances
+from fedclade.relatedness.signatures import BLOCK, Kind, distances, distances_to
 from fedclade.relatedness.tree import cut_gap, cut_number, linkage
 
 Manifold: TypeAlias = Literal["umap", "pca", "none"]
-Distance: TypeAlias = Literal["matching", "min", "chamfer"]
+Distance: TypeAlias = Kind
 Cut: TypeAlias = Literal["threshold", "gap"]
 Points: TypeAlias = NDArray[np.floating[Any]]
 Counts: TypeAlias = NDArray[np.integer[Any]]
@@ -26,7 +26,7 @@ Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
 
 DIMENSIONS = 2
 NEIGHBOURS = 15  # UMAP's default
-_BLOCK = 64
+MANY = 10_000  # points from which on PCA looks at their products only
 
 
 def relate(
@@ -63,16 +63,15 @@ def relate(
 def nearest(centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance) -> NDArray[np.int64]:
     """For each signature the place of the nearest one in `known`, measured between the embeddings themselves.
 
-    The known ones come in blocks, so that few newcomers do not cost the distances among all that are known.
+    The known ones come in blocks, of which only the nearest are kept.
     """
-    new = len(centres)
-    step = max(_BLOCK, new)
-    parts = []
-    for start in range(0, len(known), step):
-        block = slice(start, start + step)
-        points, number = np.concatenate([centres, known[block]]), np.concatenate([counts, known_counts[block]])
-        parts.append(distances(points, number, distance)[:new, new:])
-    return np.asarray(np.concatenate(parts, 1).argmin(1))
+    found, least = np.zeros(len(centres), np.int64), np.full(len(centres), np.inf)
+    for start in range(0, len(known), BLOCK):
+        block = slice(start, start + BLOCK)
+        A = distances_to(centres, counts, known[block], known_counts[block], distance)
+        closer = A.min(1) < least
+        found[closer], least[closer] = start + A.argmin(1)[closer], A.min(1)[closer]
+    return found
 
 
 def mixing_rows(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
@@ -120,8 +119,11 @@ def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
 
 def pca(points: Points) -> Points:
     """The first two principal components; the sign of each is the one that makes its largest loading positive."""
-    centred = points.astype(np.float64) - points.mean(0, dtype=np.float64)
-    axes = np.linalg.svd(centred, full_matrices=False)[2][:DIMENSIONS]
+    centred = points - points.mean(0, dtype=np.float64)
+    if len(points) < MANY:
+        axes = np.linalg.svd(centred, full_matrices=False)[2][:DIMENSIONS]
+    else:  # the same up to rounding, in a thirtieth of the time
+        axes = np.linalg.eigh(centred.T @ centred)[1].T[::-1][:DIMENSIONS]
     largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
     placed = np.zeros((len(points), DIMENSIONS))
     placed[:, : len(axes)] = centred @ (axes * np.where(largest < 0, -1.0, 1.0)).T

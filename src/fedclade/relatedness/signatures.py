@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from scipy.spatial.distance import cdist
 
 from fedclade.errors import check
 
+Kind: TypeAlias = Literal["matching", "min", "chamfer"]
+
+BLOCK = 256  # clients on each side of a tile
 MOST = 12  # points a client for the best matching: the table over subsets has 2^k rows
 TABLE = 1 << 18  # numbers in that table at a time: 2 MB stay in the cache
 
@@ -19,8 +22,8 @@ TABLE = 1 << 18  # numbers in that table at a time: 2 MB stay in the cache
 def distances(
     points: NDArray[np.floating[Any]],
     counts: NDArray[np.integer[Any]] | None = None,
-    kind: Literal["matching", "min", "chamfer"] = "matching",
-    block: int = 256,
+    kind: Kind = "matching",
+    block: int = BLOCK,
 ) -> NDArray[np.float64]:
     """FLT's A (M, M): the distance between the point sets u_i of every two clients; symmetric, 0 on the diagonal.
 
@@ -32,40 +35,77 @@ def distances(
 
     Pairs are computed in tiles of block × block clients of equal counts; beside the result only a tile is held.
     """
-    points = np.asarray(points, np.float64)
-    check(points.ndim == 3 and points.size > 0, "points.shape", points.shape, "must be (M, k, d) with M, k, d ≥ 1")
-    clients, k, _ = points.shape
-    counts = np.full(clients, k) if counts is None else np.asarray(counts)
-    check(counts.shape == (clients,), "counts.shape", counts.shape, f"must be ({clients},), a count for each client")
-    wrong = np.flatnonzero((counts < 1) | (counts > k))
-    check(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
-    check(bool(np.isfinite(points[np.arange(k) < counts[:, None]]).all()), "points", "NaN or infinity", "must be finite where they count")
-    check(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
+    points, counts = _checked(points, counts, kind)
     check(block >= 1, "block", block, "must be 1 or more")
-    if kind == "matching":
-        check(counts.max() <= MOST, "k", int(counts.max()), f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"')
-
-    # Clients of one count together, in ascending order, so that the first set of a tile is never the larger; point axis first, so that
-    # what is computed for one pair of points lies side by side for all pairs of clients.
-    tiles = []
-    for count in np.unique(counts):
-        alike = np.flatnonzero(counts == count)
-        for start in range(0, len(alike), block):
-            members = alike[start : start + block]
-            tiles.append((members, np.ascontiguousarray(points[members, :count].swapaxes(0, 1))))
-    result = np.zeros((clients, clients))
+    tiles = _tiles(points, counts, block)
+    result = np.zeros((len(points), len(points)))
     for i, (rows, small) in enumerate(tiles):
         for columns, large in tiles[i:]:
-            squares = np.empty((len(small), len(large), len(rows), len(columns)))
-            for r, s in np.ndindex(len(small), len(large)):
-                cdist(small[r], large[s], "sqeuclidean", out=squares[r, s])
-            value = _KINDS[kind](squares)
+            value = _KINDS[kind](_squares(small, large))
             if rows is columns:  # both halves are there, equal up to rounding: keep one
                 value = np.triu(value, 1)
                 value += value.T
             result[np.ix_(rows, columns)] = value
             result[np.ix_(columns, rows)] = value.T
     return result
+
+
+def distances_to(
+    points: NDArray[np.floating[Any]],
+    counts: NDArray[np.integer[Any]],
+    others: NDArray[np.floating[Any]],
+    other_counts: NDArray[np.integer[Any]],
+    kind: Kind = "matching",
+) -> NDArray[np.float64]:
+    """(M, N): the same distances from each of M clients to each of N others, and no more pairs than these."""
+    tiles, other_tiles = (_tiles(*_checked(*given, kind), BLOCK) for given in ((points, counts), (others, other_counts)))
+    result = np.empty((len(points), len(others)))
+    for rows, mine in tiles:
+        for columns, other in other_tiles:
+            swap = len(mine) > len(other)
+            value = _KINDS[kind](_squares(other, mine) if swap else _squares(mine, other))
+            result[np.ix_(rows, columns)] = value.T if swap else value
+    return result
+
+
+def _checked(
+    points: NDArray[np.floating[Any]], counts: NDArray[np.integer[Any]] | None, kind: Kind
+) -> tuple[NDArray[np.float64], NDArray[np.integer[Any]]]:
+    where = np.asarray(points, np.float64)
+    check(where.ndim == 3 and where.size > 0, "points.shape", where.shape, "must be (M, k, d) with M, k, d ≥ 1")
+    clients, k, _ = where.shape
+    counts = np.full(clients, k) if counts is None else np.asarray(counts)
+    check(counts.shape == (clients,), "counts.shape", counts.shape, f"must be ({clients},), a count for each client")
+    wrong = np.flatnonzero((counts < 1) | (counts > k))
+    check(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
+    check(bool(np.isfinite(where[np.arange(k) < counts[:, None]]).all()), "points", "NaN or infinity", "must be finite where they count")
+    check(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
+    if kind == "matching":
+        check(counts.max() <= MOST, "k", int(counts.max()), f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"')
+    return where, counts
+
+
+def _tiles(
+    points: NDArray[np.float64], counts: NDArray[np.integer[Any]], block: int
+) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Clients of one count together, in ascending order, so that the first set of a pair is never the larger; point axis first, so that
+    what is computed for one pair of points lies side by side for all pairs of clients.
+    """
+    tiles = []
+    for count in np.unique(counts):
+        alike = np.flatnonzero(counts == count)
+        for start in range(0, len(alike), block):
+            members = alike[start : start + block]
+            tiles.append((members, np.ascontiguousarray(points[members, :count].swapaxes(0, 1))))
+    return tiles
+
+
+def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[np.float64]:
+    """‖u_ir − u_js‖² of all points r, s of all clients i, j of two tiles: (k_small, k_large, rows, columns)."""
+    squares = np.empty((len(small), len(large), small.shape[1], large.shape[1]))
+    for r, s in np.ndindex(len(small), len(large)):
+        cdist(small[r], large[s], "sqeuclidean", out=squares[r, s])
+    return squares
 
 
 def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:

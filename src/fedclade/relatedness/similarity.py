@@ -23,7 +23,7 @@ from fedclade.relatedness.graph import square
 from fedclade.relatedness.mixing import mix
 
 MODELS, SAMPLES = 8, 256  # models, and samples of each, that run at once: their activations take no more, however many there are
-SLAB = 8_000_000  # numbers of the updates held in float64 at a time: 64 MB
+SLAB = 8_000_000  # numbers held in float64 at a time beside the result: 64 MB
 
 
 def cosine(updates: Tensor) -> Tensor:
@@ -45,11 +45,14 @@ def cosine(updates: Tensor) -> Tensor:
         slab = updates[:, start : start + width].double() / scale
         products.addmm_(slab, slab.T)
     square_norm = torch.where(zero, 1.0, products.diagonal())
-    # One root, not two: of whole numbers (FLIS's one-hot predictions) with equal norms it is exact.
-    result = products.div_((square_norm[:, None] * square_norm).sqrt_()).clamp_(-1, 1)
-    result = (result + result.T).div_(2)  # a matrix product need not be symmetric to the last digit
-    result.fill_diagonal_(1)
-    return result
+    strips = [slice(start, start + width) for start in range(0, clients, width)]  # so that no second matrix is formed
+    for strip in strips:
+        # One root, not two: of whole numbers (FLIS's one-hot predictions) with equal norms it is exact.
+        products[strip].div_((square_norm[strip, None] * square_norm).sqrt_()).clamp_(-1, 1)
+    for strip in strips:  # a matrix product need not be symmetric to the last digit
+        half = (products[strip, strip.start :] + products[strip.start :, strip].T).div_(2)
+        products[strip, strip.start :], products[strip.start :, strip] = half, half.T
+    return products.fill_diagonal_(1)
 
 
 def bipartition(

@@ -78,15 +78,16 @@ class ParameterTree:
     settled: Tensor  # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and is not tried again
     cached: Tensor  # (entries, d) the updates that decided splits
     cached_at: Tensor  # (entries,) the child that the client of the update went to
-    latest: Tensor  # (clients, d) the latest update of each client
+    latest: Tensor  # (who trained, d) the latest update of each client that made one: a row for all would be copied every round
+    latest_row: Tensor  # (clients,) its row there, or -1
     latest_at: Tensor  # (clients,) the node that it was made in, or -1
 
     @classmethod
     def planted(cls, models: dict[str, Tensor], clients: int, size: int) -> Self:
         """A root with this model and all clients in it; updates are projected to `size` numbers."""
         zero, nowhere = torch.zeros(1, dtype=torch.int64), torch.full((clients,), NOWHERE)
-        latest = torch.zeros(clients, size)
-        return cls(models, nowhere + 1, zero - 1, zero, zero.double(), zero.bool(), latest[:0], zero[:0], latest, nowhere)
+        none = torch.zeros(0, size)
+        return cls(models, nowhere + 1, zero - 1, zero, zero.double(), zero.bool(), none, zero[:0], none, nowhere, nowhere)
 
     def is_leaf(self) -> Tensor:
         """(nodes,) which nodes have no children."""
@@ -105,12 +106,13 @@ class ParameterTree:
 
     def grown_to(self, clients: int) -> Self:
         """With room for clients that joined since, not known yet."""
-        missing = max(0, clients - len(self.cluster))
-        nowhere = torch.full((missing,), NOWHERE)
+        if clients <= len(self.cluster):
+            return self
+        nowhere = torch.full((clients - len(self.cluster),), NOWHERE)
         return replace(
             self,
             cluster=torch.cat([self.cluster, nowhere]),
-            latest=torch.cat([self.latest, self.latest.new_zeros(missing, self.latest.shape[1])]),
+            latest_row=torch.cat([self.latest_row, nowhere]),
             latest_at=torch.cat([self.latest_at, nowhere]),
         )
 
@@ -122,11 +124,15 @@ class ParameterTree:
         at = self.cluster[ids]
         age = self.age + torch.isin(torch.arange(len(self.age)), at)
         longest = self.scale.scatter_reduce(0, at, lengths, "amax")
+        row = self.latest_row[ids]
+        new = row == NOWHERE
+        row = torch.where(new, len(self.latest) + new.cumsum(0) - 1, row)
         return replace(
             self,
             age=age,
             scale=torch.where(age <= WARM_UP, longest, self.scale),
-            latest=self.latest.index_copy(0, ids, projected),
+            latest=torch.cat([self.latest, projected[new]]).index_copy_(0, row, projected),
+            latest_row=self.latest_row.index_copy(0, ids, row),
             latest_at=self.latest_at.index_copy(0, ids, at),
         )
 
@@ -138,7 +144,7 @@ class ParameterTree:
         """
         child = len(self.parent) + side.long()
         known = torch.nonzero((self.cluster == node) & (self.latest_at == node)).flatten()
-        place = most_similar(self.latest[known], torch.zeros_like(known), projected, torch.zeros_like(ids))
+        place = most_similar(self.latest[self.latest_row[known]], torch.zeros_like(known), projected, torch.zeros_like(ids))
         cluster = torch.where(self.cluster == node, NOWHERE, self.cluster).index_copy(0, known, child[place])
 
         def two_more(values: Tensor, new: int) -> Tensor:
