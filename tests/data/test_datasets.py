@@ -375,6 +375,17 @@ def test_own_data_per_client() -> None:
     assert clients.partition == "arrays"
 
 
+def test_own_data_of_many_sizes_and_types_are_one_pool() -> None:
+    rng = np.random.default_rng(0)
+    given = [(rng.random((n, 3, 2)), rng.random(n), rng.random((1, 3, 2)).astype(np.float32), [0.5]) for n in (1, 4, 2)]
+    clients = from_arrays(given)
+    assert torch.equal(clients.x, torch.from_numpy(np.concatenate([x for x, *_ in given]).astype(np.float32)))
+    assert torch.equal(clients.y, torch.from_numpy(np.concatenate([y for _, y, *_ in given]).astype(np.float32)))
+    assert torch.equal(clients.x_test, torch.from_numpy(np.concatenate([x for *_, x, _ in given])))
+    assert clients.train.offsets.tolist() == [0, 1, 5, 7]
+    assert clients.test.offsets.tolist() == [0, 1, 2, 3]
+
+
 def test_own_data_without_test_parts_or_classes() -> None:
     clients = from_arrays([(np.zeros((3, 2)), [0.5, 1.5, 2.5]), [np.ones((1, 2)), [0.5]]])
     assert clients.classes is None
@@ -396,6 +407,7 @@ GOOD = (np.zeros((3, 2)), np.array([0, 1, 2]))
         ((np.full((3, 2), np.nan), [0, 1, 2]), "client 1: x has 6 NaN values, the first in sample 0"),
         ((np.zeros((0, 2)), []), "client 1: x is empty (shape (0, 2))"),
         ((np.zeros((3, 2)), [0, 1]), "client 1: x has 3 samples and y has 2"),
+        ((np.zeros((3, 2)), 1), "client 1: y is empty (shape ())"),
         ((np.zeros((3, 2)), [0, -1, 1]), "client 1: y has negative labels, the smallest -1 in sample 1"),
         ((*GOOD, np.zeros((3, 2)), [0, 1]), "client 1: x_test has 3 samples and y_test has 2"),
         ((*GOOD, np.zeros((1, 3)), [0]), "client 1: its test part has inputs of shape (3,)"),

@@ -8,6 +8,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import ndimage
 
 from fedclade.data import (
@@ -31,7 +33,7 @@ from fedclade.data import (
     partition,
 )
 from fedclade.data.planted import power_law
-from fedclade.data.splitting import blocks, deal_classes, fill_up, follow_labels, shares
+from fedclade.data.splitting import blocks, by_class, deal_classes, fill_up, follow_labels, shares
 
 
 def toy(classes: int = 4, each: int = 10, test_each: int = 5) -> Dataset:
@@ -108,6 +110,31 @@ def test_follow_labels_where_a_class_has_no_test_samples() -> None:
     assert len(parts[1]) == 2
 
 
+def one_by_one(train: list[np.ndarray], labels: np.ndarray, test_labels: np.ndarray, rng: np.random.Generator) -> list[list[int]]:
+    """What `follow_labels` does for all clients at once."""
+    pools = by_class(test_labels, rng)
+    used, parts = dict.fromkeys(pools, 0), []
+    for part in train:
+        held, counts = np.unique([label for label in labels[part] if label in pools], return_counts=True)
+        total = max(1, round(len(part) * len(test_labels) / len(labels)))
+        parts.append([])
+        for label, wanted in zip(held, shares(total, counts) if len(held) else [], strict=True):
+            number = min(wanted, len(pools[label]))
+            parts[-1] += [int(pools[label][(used[label] + i) % len(pools[label])]) for i in range(number)]
+            used[label] += number
+    return parts
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 80), st.integers(0, 60), st.integers(1, 12), st.integers(0, 10**6))
+def test_follow_labels_is_that_of_one_client_after_the_other(classes: int, samples: int, tests: int, clients: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    train = np.split(rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1)))  # some are empty
+    labels, test_labels = 5 * rng.integers(0, classes, samples), 5 * rng.integers(0, classes, tests)
+    got = follow_labels(train, labels, test_labels, np.random.default_rng(seed))
+    assert [part.tolist() for part in got] == one_by_one(train, labels, test_labels, np.random.default_rng(seed))
+
+
 @pytest.mark.parametrize(
     ("samples", "clients", "smallest", "largest", "median", "first"),
     [(12000, 240, 26, 259, 29, 124), (12000, 60, 101, 1256, None, None), (4800, 240, 11, 105, None, None), (4800, 60, 41, 429, None, None)],
@@ -152,6 +179,28 @@ def test_the_size_of_the_probe() -> None:
     assert probe is not None
     assert len(probe) == 2500
     assert partition(toy(), Iid(), 4, probe=30).sizes.tolist() == [3, 3, 2, 2]
+
+
+class BySight:
+    """The samples with the largest numbers to the last client; remembers what it saw."""
+
+    name: ClassVar[str] = "by_sight"
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        self.seen = data.x_train
+        return Split(train=np.array_split(data.x_train[:, 0].argsort().numpy(), clients))
+
+
+def test_the_pool_is_not_copied_and_a_scheme_sees_it_without_the_probe() -> None:
+    data, scheme = toy(), BySight()
+    clients = partition(data, scheme, 4, seed=3)
+    assert clients.probe is not None
+    assert clients.x.data_ptr() == data.x_train.data_ptr()
+    apart = set(clients.probe[:, 0].tolist())
+    left = [number for number in range(40) if number not in apart]
+    assert scheme.seen[:, 0].tolist() == left
+    assert sorted(clients.x[clients.train[3]][:, 0].tolist()) == left[27:]
+    assert torch.equal(clients.y[clients.train.index], (clients.x[clients.train.index][:, 0] % 4).long())
 
 
 # the schemes
@@ -472,6 +521,15 @@ def test_an_own_transform_in_any_order_of_groups() -> None:
     assert clients.x[clients.train.index][:, 0].tolist() == [100, 1, 102, 3]
     own = [clients.x_test[clients.test[int(part)]][:, 1].unique().tolist() for part in clients.test_of]  # type: ignore[no-untyped-call]
     assert own == [[101], [1], [101], [1]]
+
+
+def test_an_own_transform_gives_all_groups_the_same_kind_of_samples() -> None:
+    given = Split(
+        [np.array([0]), np.array([1])], groups=np.array([3, 5]), transform=lambda x, y, group: (x.to(torch.int64) if group > 3 else x, y)
+    )
+    message = r"group 5 has inputs of shape \(2,\) and type int64, group 3 of shape \(2,\) and type float32: they must be alike"
+    with pytest.raises(ValueError, match=message):
+        partition(toy(), Answer(given), 2)
 
 
 def rows(*parts: list[int]) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_distinct_test_samples_counts_a_sample_once_however_many_clients_see_it(
     assert distinct_test_samples(turned) == everything
     own = fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long(), torch.ones(n, 2), torch.zeros(n).long()) for n in (2, 5)])
     assert distinct_test_samples(own) == 7
+    assert distinct_test_samples(replace(own, test_of=torch.tensor([1, -1]))) == 5  # a part that is nobody's does not count
     assert distinct_test_samples(fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())])) == 0
 
 

@@ -268,6 +268,19 @@ def test_undoing_one_split_leaves_the_others() -> None:
     assert torch.equal(nothing.cluster, tree.cluster)
 
 
+def test_updates_are_kept_of_those_who_trained() -> None:
+    tree, one = ParameterTree.planted({"w": torch.zeros(1, 2)}, clients=5, size=2), torch.ones(2, dtype=torch.float64)
+    assert tree.grown_to(5) is tree
+    tree = tree.trained(torch.tensor([1, 3]), one, torch.tensor([[1.0, 0], [0, 1]])).grown_to(7)
+    admitted = replace(tree, cluster=tree.cluster.index_fill(0, torch.tensor([6]), 0))
+    later = admitted.trained(torch.tensor([3, 6]), one, torch.tensor([[0.0, 3], [6, 0]]))
+    assert (later.latest.tolist(), later.latest_row.tolist()) == ([[1, 0], [0, 3], [6, 0]], [-1, 0, -1, 1, -1, -1, 2])
+    assert tree.latest.tolist() == [[1, 0], [0, 1]]  # as it was
+    # 0 and 3 decide; the absent 1 and 6 go where their own latest updates point; of 2, 4 and 5 nothing is known.
+    split = later.split(0, torch.tensor([0, 3]), torch.tensor([False, True]), torch.tensor([[2.0, 0], [0, 2]]))
+    assert split.cluster.tolist() == [1, 1, -1, 2, -1, -1, 1]
+
+
 def test_only_whole_and_old_enough_splits_are_looked_at() -> None:
     tree = replace(grown(), age=torch.tensor([9, 9, 9, 3, 3, 3, 2]))
     assert tree.unsettled(3).tolist() == [False, True, False, False, False, False, False]  # 0: its children have split, 2: too young

@@ -47,6 +47,14 @@ def test_pca_has_one_sign() -> None:
     assert (loadings[np.abs(loadings).argmax(0), [0, 1]] > 0).all()
 
 
+def test_pca_of_many_points_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = blobs(5, 40, dimensions=30).astype(np.float32)
+    few = pca(points)
+    monkeypatch.setattr(manifold, "MANY", 1)
+    np.testing.assert_allclose(pca(points), few, atol=1e-9)
+    np.testing.assert_allclose(pca(points[:, :1]), np.pad(points[:, :1] - points[:, :1].mean(dtype=float), ((0, 0), (0, 1))), atol=1e-9)
+
+
 @pytest.mark.parametrize("shape", [(1, 5), (2, 5), (4, 1), (3, 2)])
 def test_pca_of_few_points_or_dimensions_is_padded(shape: tuple[int, int]) -> None:
     placed = pca(np.random.default_rng(0).normal(size=shape))
@@ -160,13 +168,19 @@ def test_clients_that_share_a_row_share_a_model() -> None:
 
 
 @pytest.mark.parametrize("kind", ["matching", "min", "chamfer"])
-@pytest.mark.parametrize(("new", "known"), [(1, 1), (2, 130), (70, 65)])
+@pytest.mark.parametrize(("new", "known"), [(1, 1), (2, 130), (70, 65), (3, 600)])
 def test_nearest_is_what_all_distances_together_say(kind: Any, new: int, known: int) -> None:
     rng = np.random.default_rng(new)
     centres = rng.normal(size=(new + known, 3, 4))
     counts = rng.integers(1, 4, size=new + known)
     expected = distances(centres, counts, kind)[:new, new:].argmin(1)
     np.testing.assert_array_equal(nearest(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected)
+
+
+def test_of_equally_near_ones_the_first_is_taken() -> None:
+    centres, counts = lines(0.0)
+    known, known_counts = lines(*[2.0] * 300, *[1.0] * 300)  # in several blocks
+    assert nearest(centres, counts, known, known_counts, "min").tolist() == [300]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedclade.errors import InvalidInput
 from fedclade.relatedness import signatures
-from fedclade.relatedness.signatures import distances
+from fedclade.relatedness.signatures import distances, distances_to
 
 Floats = NDArray[np.float64]
 KINDS = ("matching", "min", "chamfer")
@@ -54,6 +54,16 @@ def test_distances_are_those_of_a_loop_over_pairs(sets: tuple[Floats, NDArray[np
         assert got[i, j] == pytest.approx(expected, abs=1e-12)
     assert np.array_equal(got, got.T)
     assert not got.diagonal().any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(point_sets(), st.sampled_from(KINDS), st.data())
+def test_distances_to_others_are_the_same(sets: tuple[Floats, NDArray[np.int64]], kind: Any, data: st.DataObject) -> None:
+    points, counts = sets
+    new = data.draw(st.integers(1, len(points)))
+    got = distances_to(points[:new], counts[:new], points, counts, kind)
+    for i, j in np.ndindex(got.shape):
+        assert got[i, j] == pytest.approx(slow(points[i, : counts[i]], points[j, : counts[j]], kind), abs=1e-12)
 
 
 @settings(max_examples=25, deadline=None)

@@ -162,7 +162,8 @@ class Simulator:
                     else:
                         with self.clock.phase("sums"):
                             total.add(place[good], reply)
-                    reply = {name: value for name, value in reply.items() if name not in total.keys(reply)}
+                    added = total.keys(reply)
+                    reply = {name: value for name, value in reply.items() if name not in added}
                 kept.append(reply)
                 places.append(place[good])
         self._failures += failures
