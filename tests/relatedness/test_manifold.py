@@ -194,3 +194,13 @@ def test_groups_without_the_graph_are_the_components_of_the_graph(seed: int) -> 
     assert nothing is None
     assert 1 < len(np.unique(with_graph)) < 60
     assert without.tolist() == with_graph.tolist()
+
+
+def test_umap_leaves_torchs_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        place(np.random.default_rng(0).normal(size=(40, 3)), "umap")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

@@ -104,6 +104,7 @@ def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
     # With up to twice as many points as neighbours every point is a neighbour of half of all: there is nothing local to preserve.
     if len(points) <= 2 * NEIGHBOURS:
         return _instead(points, f"{len(points)} points are too few: with {NEIGHBOURS} neighbours it needs more than {2 * NEIGHBOURS}")
+    threads = torch.get_num_threads()
     umap = _umap()
     try:
         with warnings.catch_warnings():
@@ -111,6 +112,8 @@ def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
             placed: Points = umap.UMAP(n_neighbors=NEIGHBOURS, n_components=DIMENSIONS, random_state=seed, n_jobs=1).fit_transform(points)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         return _instead(points, f"it failed ({type(error).__name__}: {error})")
+    finally:
+        torch.set_num_threads(threads)  # numba sets those of the whole process
     lost = int((~np.isfinite(placed)).any(1).sum())
     if lost:
         return _instead(points, f"{lost} of {len(points)} points have no finite coordinates, cut off from the graph of neighbours")
