@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import select
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import machine
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -240,18 +240,8 @@ def summary(entry: Entry, ours: Entry) -> dict[str, Any]:
 
 
 def about() -> dict[str, Any]:
-    def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()
-
-    cpu = Path("/proc/cpuinfo")
-    models = [line.split(":")[1].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
-    return {
-        "machine": {"cpu": models[0] if models else platform.machine(), "cores": os.cpu_count(), "system": platform.platform()},
-        "load before": os.getloadavg()[0],
-        "commit": git("rev-parse", "HEAD"),
-        "changed since in src": git("status", "--porcelain", "--", "src").splitlines(),
-        "job": {"clients": CLIENTS, "samples": SAMPLES, "cohort": COHORT, "network": [INPUTS, HIDDEN, CLASSES], "warm-up rounds": WARM_UP},
-    }
+    job = {"clients": CLIENTS, "samples": SAMPLES, "cohort": COHORT, "network": [INPUTS, HIDDEN, CLASSES], "warm-up rounds": WARM_UP}
+    return {"about": machine.about(), "load before": os.getloadavg()[0], "job": job}
 
 
 def main() -> None:

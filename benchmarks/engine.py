@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from machine import about
 from torch import nn
 
 import fedclade as fc
@@ -70,19 +70,15 @@ def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
     emnist = fc.data.load("emnist47", root=root)
     data = fc.data.partition(emnist, fc.data.PowerLawClusters(), clients=2400, seed=0)
     times: list[float] = []
-    result = fc.run(
-        fc.FedAvg(),
-        data,
-        model,
-        rounds=100,
-        clients_per_round=480,
-        lr=0.01,
-        batch_size=10,
-        epochs=5,
-        eval_every=10,
-        device=device,
-        on_round=lambda row: times.append(row["seconds"]),
-    )
+
+    def train(rounds: int, **more: Any) -> fc.Result:
+        return fc.run(
+            fc.FedAvg(), data, model, rounds, clients_per_round=480, lr=0.01, batch_size=10, epochs=5, eval_every=10, device=device, **more
+        )
+
+    result = train(100, on_round=lambda row: times.append(row["seconds"]))
+    profile = train(5, profile=True).profile
+    assert profile is not None
     looked_at = times[9::10]
     training = [seconds for number, seconds in enumerate(times) if number % 10 != 9]
     return {
@@ -90,6 +86,7 @@ def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
         "after the first ten": round(sum(times[10:]), 3),
         "a round": round(statistics.median(training), 5),
         "a round with evaluation": round(statistics.median(looked_at), 5),
+        "steps for nobody, %": round(100 * profile.padded, 1),
         "accuracy": result.summary["accuracy"],
     }
 
@@ -122,10 +119,8 @@ def main() -> None:
         if given.only in name:
             measured[name] = job()
             print(f"{name}: {measured[name]}", flush=True)
-    processor = torch.cuda.get_device_name() if device != "cpu" else platform.processor() or platform.machine()
-    about = {"device": processor, "torch": torch.__version__, "fedclade": fc.__version__, "python": platform.python_version()}
     if given.out:
-        given.out.write_text(json.dumps({"about": about, "seconds a round": measured}, indent=1) + "\n")
+        given.out.write_text(json.dumps({"about": about(device), "seconds a round": measured}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

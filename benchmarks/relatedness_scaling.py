@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from machine import about
 from numpy.typing import NDArray
-from scaling import about, alone, peak_mb, table
+from scaling import alone, peak_mb, table
 from scipy.spatial.distance import cdist
 from threadpoolctl import threadpool_limits
 from torch import Tensor

@@ -12,23 +12,20 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import platform
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from machine import about
 
 import fedclade as fc
 from fedclade.data import Clients, Parts
@@ -215,29 +212,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:,.4g}" if isinstance(value, float) and value < 1e4 else f"{value:,.0f}"
     return str(value)
-
-
-def about(device: str) -> dict[str, str]:
-    """Machine, versions, and the commit that was measured ("+": with changes)."""
-    here = Path(fc.__file__).parent
-
-    def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", here, *words], capture_output=True, text=True)
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    cpu = Path("/proc/cpuinfo")
-    names = (
-        [line.partition(":")[2].strip() for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
-    )
-    return {
-        "machine": torch.cuda.get_device_name() if device != "cpu" else (names or [platform.machine()])[0],
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "commit": git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no", ".")),
-        "python": platform.python_version(),
-        "fedclade": fc.__version__,
-        "torch": torch.__version__,
-        **{name: version(name) for name in ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")},
-    }
 
 
 def main() -> None:

@@ -1,0 +1,49 @@
+"""What was measured, and where: machine, versions and commit, as every file of results has them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+import fedclade as fc
+
+PACKAGES = ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")
+
+
+def about(device: str = "cpu") -> dict[str, str]:
+    """The commit has a "+" where the source was changed since. Where there is no repository it is FEDCLADE_COMMIT."""
+    return {
+        "machine": torch.cuda.get_device_name() if device != "cpu" else _processor(),
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "commit": _commit() or os.environ.get("FEDCLADE_COMMIT", "unknown"),
+        "python": platform.python_version(),
+        "fedclade": fc.__version__,
+        "torch": torch.__version__,
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def _processor() -> str:
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(Path(fc.__file__).parent), *words], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "."))
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
