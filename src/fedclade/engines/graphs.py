@@ -11,9 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
+from torch import Tensor
 
 from fedclade.client.programs import Step, on_stack
 from fedclade.client.tree import Tree, nbytes, take
@@ -34,6 +35,7 @@ class Captured:
     def __init__(self, step: Step, reading: Reading, longest: int, shared: Tree, const: Tree, carry: Tree) -> None:
         self.step, self.pool, self.batches, self.longest = on_stack(step), reading.pool, reading.batches, longest
         self.shared, self.const, self.carry = (packed_like(tree) for tree in (shared, const, carry))
+        self.whole = packed(self.carry)
         device = self.pool.device
         self.now = torch.zeros((), dtype=torch.int64, device=device)
         self.ahead = torch.arange(BLOCKS[0], device=device)
@@ -61,14 +63,17 @@ class Captured:
                 self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
             _copy(self.carry, carry)
             self.now.zero_()
-            final = packed_like(carry, zeros=False)  # whole rows are copied into it
+            final = packed_like(carry, zeros=False)
+            rows = [(room, self.carry[name]) for name, room in final.items()]
+            if self.whole is not None:  # whole rows, with what is between the values
+                rows = [(cast(Tensor, packed(final)), self.whole)]
             alive = len(counts)
             for block in blocks:
                 if block.living < alive:
-                    _copy(take(final, slice(block.living, alive)), take(self.carry, slice(block.living, alive)))
+                    _copy_rows(rows, block.living, alive)
                     alive = block.living
                 self.blocks[block.width, block.steps].replay()
-            _copy(take(final, slice(alive)), take(self.carry, slice(alive)))
+            _copy_rows(rows, 0, alive)
         clock.count(sum(counts), sum(block.width * block.steps for block in blocks))
         return final
 
@@ -186,6 +191,11 @@ def _blocks(counts: list[int]) -> list[_Block]:
             blocks += [_Block(left, width, length)] * (steps // length)
             steps %= length
     return blocks
+
+
+def _copy_rows(rows: list[tuple[Tensor, Tensor]], first: int, last: int) -> None:
+    for into, value in rows:
+        into[first:last].copy_(value[first:last])
 
 
 def _copy(into: Tree, tree: Tree) -> None:
