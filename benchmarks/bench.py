@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument(
         "--cores",
         default=",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2]),
-        help="one, or two for sections two and three",
+        help="one; two for all sections",
     )
     parser.add_argument("--skip-flower", action="store_true")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "peers_cpu.json")

@@ -16,11 +16,11 @@ PACKAGES = ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")
 
 
 def about(device: str = "cpu") -> dict[str, str]:
-    """The commit has a "+" where the source was changed since. Where there is no repository it is FEDCLADE_COMMIT."""
+    """The commit has a "+" where the source was changed since; FEDCLADE_COMMIT says it for a copy without its history."""
     return {
         "machine": torch.cuda.get_device_name() if device != "cpu" else _processor(),
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "commit": _commit() or os.environ.get("FEDCLADE_COMMIT", "unknown"),
+        "commit": os.environ.get("FEDCLADE_COMMIT") or _commit() or "unknown",
         "python": platform.python_version(),
         "fedclade": fc.__version__,
         "torch": torch.__version__,
