@@ -87,6 +87,20 @@ def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
         assert not torch.equal(other[name], value)
 
 
+def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> None:
+    torch.manual_seed(0)
+    objective = Objective(SmallCNN().build(images.shape, 10).to("cuda"))
+    program = sgd(LocalTraining(objective, lr=0.1, batch_size=4))
+    everyone = torch.arange(len(images))
+    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    fed = Simulator(images, device="cuda")
+    plain, captured, again = (fed.map(program, everyone, each=each, key=1).out for _ in range(3))
+    assert any(value is not None for value in fed._runs.captures._known.values())
+    for name, value in plain.items():
+        assert torch.equal(captured[name], value)
+        assert torch.equal(again[name], value)
+
+
 class Asking(torch.nn.Module):
     """A model that copies from the host in its forward pass: it can be trained, but not captured."""
 

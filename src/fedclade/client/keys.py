@@ -7,7 +7,7 @@ neither on the order in which clients run nor on who else runs, and is the same 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from hashlib import blake2b
 from operator import index
 from typing import Any, TypeVar
@@ -52,10 +52,14 @@ def with_counter(key: Bits, scrambled: Tensor | int) -> Bits:
     return mixed
 
 
-@lru_cache(maxsize=64)
 def counters(count: int, first: int, device: torch.device) -> Tensor:
     """The numbers first … first + count - 1 as `with_counter` wants them: made once, since every plan of a run needs the same."""
-    scrambled: Tensor = _scramble((torch.arange(first, first + count, device=device) + 0x9E3779B9) & _MASK)
+    return _counters(max(1, count - 1).bit_length(), first, device)[:count]
+
+
+@cache  # of few lengths, and never let go: a CUDA graph remembers where they are
+def _counters(bits: int, first: int, device: torch.device) -> Tensor:
+    scrambled: Tensor = _scramble((torch.arange(first, first + (1 << bits), device=device) + 0x9E3779B9) & _MASK)
     return scrambled
 
 

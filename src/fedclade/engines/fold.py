@@ -14,10 +14,11 @@ from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
 from fedclade.client.programs import AnyProgram, Chain, Program, Step, is_for_stacks
 from fedclade.client.tree import Tree, concatenate, stack, take
-from fedclade.engines.graphs import Captures
+from fedclade.engines.graphs import Captures, copy_into
 from fedclade.engines.pool import Pool, Reading, living
 from fedclade.engines.traces import StackStep, Traces
 from fedclade.errors import InvalidInput, NotVectorisable
+from fedclade.packed import packed_like
 
 
 class Runs:
@@ -134,6 +135,10 @@ def _finished(program: Program, lanes: Lanes, shared: Tree, const: Tree, carry: 
 
 def _owned(carry: Tree, *others: Tree) -> Tree:
     """The carry in memory that nothing else uses: a step may write into it."""
+    if any(value.device.type == "cuda" for value in carry.values()):
+        room = packed_like(carry)  # as a graph has it: kernels are chosen by how their operands lie
+        copy_into(room, carry)
+        return room
     used = {value.untyped_storage().data_ptr() for tree in others for value in tree.values()}
     return {name: value.clone() if value.untyped_storage().data_ptr() in used else value.contiguous() for name, value in carry.items()}
 

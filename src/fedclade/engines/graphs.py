@@ -7,8 +7,10 @@ clients read in which step is drawn by a graph too.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, cast
@@ -48,8 +50,8 @@ class Captured:
     def run(self, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
         """Every client's carry after its own number of steps."""
         clock, counts = self.pool.clock, reading.counts
-        _copy(self.shared, shared)
-        _copy(self.const, const)
+        copy_into(self.shared, shared)
+        copy_into(self.const, const)
         with clock.phase("plan"):
             self.asked.copy_(torch.stack([reading.part, reading.keys]))
             if self.draw is None:
@@ -58,10 +60,10 @@ class Captured:
         blocks = _blocks(counts)
         with clock.phase("steps"):
             for width, steps in sorted({(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True):
-                _copy(self.carry, carry)
+                copy_into(self.carry, carry)
                 self.now.zero_()
                 self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
-            _copy(self.carry, carry)
+            copy_into(self.carry, carry)
             self.now.zero_()
             final = packed_like(carry, zeros=False)
             rows = [(room, self.carry[name]) for name, room in final.items()]
@@ -86,7 +88,7 @@ class Captured:
                 self.now.zero_()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with _no_garbage_collected(), torch.cuda.graph(graph, pool=self.memory):
             work()
         self.memory = graph.pool()
         return graph
@@ -106,8 +108,20 @@ class Captured:
         after = before
         for step in range(steps):
             after = self.step(self.shared, const, dict(after), self.pool.batch(*(value[step, :width] for value in reads)))
-        _copy({name: value for name, value in before.items() if after[name].data_ptr() != value.data_ptr()}, after)
+        copy_into({name: value for name, value in before.items() if after[name].data_ptr() != value.data_ptr()}, after)
         self.now += steps
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """An older federation's graphs must not be collected during a capture: to destroy a graph is among what breaks one off."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Captures:
@@ -198,7 +212,8 @@ def _copy_rows(rows: list[tuple[Tensor, Tensor]], first: int, last: int) -> None
         into[first:last].copy_(value[first:last])
 
 
-def _copy(into: Tree, tree: Tree) -> None:
+def copy_into(into: Tree, tree: Tree) -> None:
+    """Write the tree's values over those of another."""
     if not into:
         return
     room, whole = packed(into), packed(tree)
