@@ -110,7 +110,11 @@ def add_product(base: Tensor, error: Tensor, inputs: Tensor, overwrite: bool) ->
 
 def add_sum(base: Tensor, error: Tensor, overwrite: bool) -> Tensor:
     """base (K, out) + the sum of error (K, N, out): the gradient of a bias."""
-    return base.add_(error.sum(1)) if overwrite else base + error.sum(1)
+    return plus(base, error.sum(1), overwrite)
+
+
+def plus(base: Tensor, gradient: Tensor, overwrite: bool) -> Tensor:
+    return base.add_(gradient) if overwrite else base + gradient
 
 
 def _cross_entropy_error(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:

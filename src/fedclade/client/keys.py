@@ -44,7 +44,11 @@ Bits = TypeVar("Bits", Tensor, NDArray[np.int64])
 def combine(key: Bits, counter: Tensor | int) -> Bits:
     """32 random bits for each pair of a key and a counter."""
     # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA graph cannot hold.
-    return with_counter(key, _scramble((counter + 0x9E3779B9) & _MASK))
+    return with_counter(key, _scrambled(counter))
+
+
+def _scrambled(counter: Any) -> Any:
+    return _scramble((counter + 0x9E3779B9) & _MASK)
 
 
 def with_counter(key: Bits, scrambled: Tensor | int) -> Bits:
@@ -59,22 +63,13 @@ def counters(count: int, first: int, device: torch.device) -> Tensor:
 
 @cache  # of few lengths, and never let go: a CUDA graph remembers where they are
 def _counters(bits: int, first: int, device: torch.device) -> Tensor:
-    scrambled: Tensor = _scramble((torch.arange(first, first + (1 << bits), device=device) + 0x9E3779B9) & _MASK)
+    scrambled: Tensor = _scrambled(torch.arange(first, first + (1 << bits), device=device))
     return scrambled
 
 
-def client_keys(key: int, ids: Tensor) -> Tensor:
-    """One key for each client from the server's key."""
-    return keys_from(*halves(key), ids)
-
-
-def halves(key: int) -> tuple[int, int]:
-    """A server's key as two numbers of 32 bits."""
-    return key >> 32, key & _MASK
-
-
-def keys_from(high: int, low: int, ids: Bits) -> Bits:
-    """`client_keys` from the halves of the server's key; of an array too."""
+def client_keys(key: int, ids: Bits) -> Bits:
+    """One key for each client from the server's key; of an array of ids as of a tensor."""
+    high, low = key >> 32, key & _MASK
     return combine(combine(ids, high), low)
 
 

@@ -20,6 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Start: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
 Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
+StackStep: TypeAlias = Callable[[Tree, Tree, Tree, Stack], Tree]
 
 _takes_stacks: WeakSet[Callable[..., Any]] = WeakSet()
 
@@ -38,7 +39,7 @@ def is_for_stacks(function: Callable[..., Any]) -> bool:
     return function in _takes_stacks
 
 
-def on_stack(step: Step) -> Callable[[Tree, Tree, Tree, Stack], Tree]:
+def on_stack(step: Step) -> StackStep:
     """The step of one client as the step of a stack of them: by vmap, unless it takes stacks itself."""
     if is_for_stacks(step):
         return step

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedclade.client.columns import Convolution, in_columns
-from fedclade.client.dense import add_product, add_sum
+from fedclade.client.dense import add_product, add_sum, plus
 from fedclade.client.tree import Tree, take
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
         return add_product(base, error, rows, overwrite)
     clients, out, channels, *kernel = base.shape
     gradient = (error.mT @ rows).view(clients, out, *kernel, channels).movedim(-1, 2)
-    return base.add_(gradient) if overwrite else base + gradient
+    return plus(base, gradient, overwrite)
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
@@ -144,7 +144,7 @@ class Tapped:
             if f"{layer}.bias" in base:
                 result[f"{layer}.bias"] = add_sum(base[f"{layer}.bias"], flat, overwrite)
         for name, gradient in zip(others, gradients[len(taps) :], strict=True):
-            result[name] = base[name].add_(gradient) if overwrite else base[name] + gradient
+            result[name] = plus(base[name], gradient, overwrite)
         return {name: result[name] for name in base}
 
     def _pass(self, params: Tree, x: Tensor, key: Tensor, passing: _Passing) -> Tensor:

@@ -49,6 +49,11 @@ def under(prefix: str, tree: Tree) -> Tree:
     return {name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)}
 
 
+def shapes(*trees: Tree) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
+    """Name, shape and dtype of every value: what trees that a step can be made for once have in common."""
+    return tuple((name, value.shape, value.dtype) for tree in trees for name, value in tree.items())
+
+
 def nbytes(tree: Tree) -> int:
     """Bytes that the values of the tree take on a wire."""
     return sum(value.numel() * value.element_size() for value in tree.values())

@@ -12,11 +12,11 @@ from torch.func import vmap
 from fedclade.client import keys
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
-from fedclade.client.programs import AnyProgram, Chain, Program, Step, is_for_stacks
-from fedclade.client.tree import Tree, concatenate, stack, take
+from fedclade.client.programs import AnyProgram, Chain, Program, StackStep, Step, is_for_stacks
+from fedclade.client.tree import Tree, concatenate, stack, take, tree_map
 from fedclade.engines.graphs import Captures, copy_into
 from fedclade.engines.pool import Pool, Reading, living
-from fedclade.engines.traces import StackStep, Traces
+from fedclade.engines.traces import Traces
 from fedclade.errors import InvalidInput, NotVectorisable
 from fedclade.packed import packed_like
 
@@ -72,7 +72,7 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int, runs: Runs) 
 
 
 def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int, runs: Runs) -> tuple[Tree, Tree | None]:
-    first = replace(lanes, mine={name: value.clone() for name, value in lanes.mine.items()})  # the link asks for it once more
+    first = replace(lanes, mine=tree_map(torch.clone, lanes.mine))  # the link asks for it once more
     reply, memory = fold(program.first, first, shared, key, runs)
     mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
     lanes = replace(lanes, mine=mine, memory=lanes.memory if memory is None else memory)

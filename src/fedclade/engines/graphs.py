@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedclade.client.programs import Step, on_stack
-from fedclade.client.tree import Tree, nbytes, take
+from fedclade.client.tree import Tree, nbytes, shapes, take
 from fedclade.engines.pool import Reading, Steps, living
 from fedclade.packed import packed, packed_like
 
@@ -137,7 +137,7 @@ class Captures:
         if pool.device.type != "cuda" or not carry or batches.most(reading.longest) < LEAST_STEPS or not _fits(carry):
             return None
         longest = _room(reading.longest, pool.longest)
-        what = (step, batches, id(pool), longest, len(reading.client), _shapes(shared, const, carry))
+        what = (step, batches, id(pool), longest, len(reading.client), shapes(shared, const, carry))
         captured = self._of(what, lambda: Captured(step, reading, longest, shared, const, carry))
         if captured is None:
             return None
@@ -178,10 +178,6 @@ def _room(longest: int, most: int) -> int:
     while room // 2 >= longest:
         room //= 2
     return room
-
-
-def _shapes(*trees: Tree) -> tuple[Any, ...]:
-    return tuple((name, tuple(value.shape), value.dtype) for tree in trees for name, value in tree.items())
 
 
 class _Block(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedclade.client.keys import halves, keys_from
+from fedclade.client.keys import client_keys
 from fedclade.client.objective import Stack, share_of
 from fedclade.client.plan import Batches, make_plan
 from fedclade.data.clients import Parts, as_inputs
@@ -73,7 +73,7 @@ class Reading:
     @property
     def keys(self) -> Tensor:
         """One for each client. Made here and in numpy, where so small a thing costs least."""
-        return torch.from_numpy(keys_from(*halves(self.key), self.client.numpy()))
+        return torch.from_numpy(client_keys(self.key, self.client.numpy()))
 
     def steps(self) -> Steps:
         device = self.pool.device

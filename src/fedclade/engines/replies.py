@@ -39,14 +39,17 @@ def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dty
 def not_finite(replies: Tree) -> list[int]:
     """Which rows of stacked replies are not finite throughout."""
     whole = packed(replies)
-    floats = [value.flatten(1) if value.ndim > 1 else value[:, None] for value in replies.values() if value.is_floating_point()]
-    floats = floats if whole is None else [whole]
+    floats = [whole] if whole is not None else [_as_rows(value) for value in replies.values() if value.is_floating_point()]
     if not floats:
         return []
     # A sum tells in one pass whether anything in it is not finite; finite rows whose sum is too large are cleared after it.
     sums = (floats[0].sum(1) if len(floats) == 1 else torch.stack([value.sum(1) for value in floats]).sum(0)).tolist()
     suspects = [row for row, total in enumerate(sums) if not math.isfinite(total)]
     return [row for row in suspects if not all(bool(value[row].isfinite().all()) for value in floats)]
+
+
+def _as_rows(value: Tensor) -> Tensor:
+    return value.reshape(len(value), math.prod(value.shape[1:]))
 
 
 class Accumulator:
@@ -100,7 +103,7 @@ class Accumulator:
             return
         for name in names:
             value = reply[name]
-            total = (give.T @ value.reshape(len(value), math.prod(value.shape[1:])).double()).view(-1, *value.shape[1:])
+            total = (give.T @ _as_rows(value).double()).view(-1, *value.shape[1:])
             self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     def _give(self, places: Tensor, reply: Tree) -> Tensor:

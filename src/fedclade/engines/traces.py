@@ -7,22 +7,19 @@ has what they came to: the same operations on the same numbers, so that it makes
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from threading import Lock
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedclade.client.objective import Stack
-from fedclade.client.programs import Step, on_stack
-from fedclade.client.tree import Tree
+from fedclade.client.programs import StackStep, Step, on_stack
+from fedclade.client.tree import Tree, shapes, tree_map
 
 SIGHTS = 30  # a step is traced once it has been made so often: to trace it takes as long as about fifty
 KEPT = 64
-
-StackStep: TypeAlias = Callable[[Tree, Tree, Tree, Stack], Tree]
 
 # These give what they got, where the shape stays the same.
 _SAME: set[Any] = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
@@ -38,7 +35,7 @@ class Traces:
 
     def step(self, step: Step, steps: int, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep:
         """What to run for so many steps on stacks like these."""
-        what = (step, *((value.shape, value.dtype) for value in _flat(shared, const, carry, batch)), *shared, *const, *carry)
+        what = (step, shapes(shared, const, carry, batch._asdict()))
         with self._lock:
             self._seen[what] = self._seen.pop(what, 0) + steps
             while len(self._seen) > KEPT:
@@ -55,7 +52,7 @@ def _flat(shared: Tree, const: Tree, carry: Tree, batch: Stack) -> list[Tensor]:
 def _trace(step: Step, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep | None:
     """The step as a list of operations, or None where it cannot be had."""
     run = on_stack(step)
-    names = list(run(shared, const, _copied(carry), batch))
+    names = list(run(shared, const, tree_map(torch.clone, carry), batch))
 
     def flat(*values: Tensor) -> list[Tensor]:
         left = iter(values)
@@ -64,7 +61,7 @@ def _trace(step: Step, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> 
         return [after[name] for name in names]
 
     try:
-        traced = make_fx(flat)(*_flat(shared, const, _copied(carry), batch))  # tracing runs it, and it writes into the carry
+        traced = make_fx(flat)(*_flat(shared, const, tree_map(torch.clone, carry), batch))  # tracing runs it, and it writes into the carry
     except Exception:  # whatever a model does that cannot be traced, it can be run
         return None
     _shorten(traced)
@@ -73,10 +70,6 @@ def _trace(step: Step, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> 
         return dict(zip(names, traced(*_flat(shared, const, carry, batch)), strict=True))
 
     return again
-
-
-def _copied(carry: Tree) -> Tree:
-    return {name: value.clone() for name, value in carry.items()}
 
 
 def _shorten(traced: fx.GraphModule) -> None:

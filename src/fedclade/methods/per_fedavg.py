@@ -65,10 +65,8 @@ def _adapt(objective: Objective) -> Program:
 
     @takes_stacks
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        total = {name: carry[name] for name in const}
-        return objective.plus_gradient(total, batch.examples, const, batch, overwrite=True) | {
-            "examples": carry["examples"] + batch.examples
-        }
+        total, count = {name: carry[name] for name in const}, batch.examples
+        return objective.plus_gradient(total, count, const, batch, overwrite=True) | {"examples": carry["examples"] + count}
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return tree_map(lambda w, total: w - shared["alpha"] * total / carry["examples"], const, carry), None
