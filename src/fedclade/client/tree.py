@@ -24,13 +24,13 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def take(tree: Tree, rows: Tensor | slice) -> Tree:
-    """The given rows of every tensor."""
+    """The given rows of every tensor, wherever they and their numbers lie."""
     if not isinstance(rows, Tensor) or not rows.ndim:
         return {name: value[rows] for name, value in tree.items()}
     whole = packed(tree)
     if whole is not None:
-        return unpacked(whole.index_select(0, rows), tree)
-    return {name: value.index_select(0, rows) for name, value in tree.items()}
+        return unpacked(whole.index_select(0, rows.to(whole.device)), tree)
+    return {name: value.index_select(0, rows.to(value.device)) for name, value in tree.items()}
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:

@@ -8,7 +8,6 @@ clients read in which step is drawn by a graph too.
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from fedclade.client.programs import Step, on_stack
 from fedclade.client.tree import Tree, nbytes, shapes, take
+from fedclade.engines.kept import Kept
 from fedclade.engines.pool import Reading, Steps, living
 from fedclade.packed import packed, packed_like
 
@@ -125,11 +125,13 @@ def _no_garbage_collected() -> Iterator[None]:
 
 
 class Captures:
-    """The captured programs of a federation; those not used for long are let go."""
+    """The captured programs of a federation. What is asked for once is not captured.
+
+    The kernels are the same with and without a graph, so it makes no difference to a result which call is the first.
+    """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Any, Captured | None] = OrderedDict()
-        self._seen_once: set[Any] = set()
+        self._kept: Kept[Captured] = Kept(after=1, most=KEPT)
 
     def run(self, step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree | None:
         """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
@@ -138,7 +140,7 @@ class Captures:
             return None
         longest = _room(reading.longest, pool.longest)
         what = (step, batches, id(pool), longest, len(reading.client), shapes(shared, const, carry))
-        captured = self._of(what, lambda: Captured(step, reading, longest, shared, const, carry))
+        captured = self._kept.get(what, lambda: Captured(step, reading, longest, shared, const, carry))
         if captured is None:
             return None
         try:
@@ -146,24 +148,8 @@ class Captures:
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
-            self._known[what] = None  # it asks the device for something in its step: it runs without a graph from now on
+            self._kept.give_up(what)  # it asks the device for something in its step: it runs without a graph from now on
             return None
-
-    def _of(self, what: tuple[Any, ...], make: Callable[[], Captured]) -> Captured | None:
-        """What was captured for this program and these shapes; None where it is seen for the first time, or cannot be captured.
-
-        The kernels are the same with and without a graph, so it makes no difference to a result which call is the first.
-        """
-        if what not in self._known:
-            self._known[what] = None
-            self._seen_once.add(what)
-        elif what in self._seen_once:
-            self._seen_once.discard(what)
-            self._known[what] = make()
-        self._known.move_to_end(what)
-        while len(self._known) > KEPT:
-            self._seen_once.discard(self._known.popitem(last=False)[0])
-        return self._known[what]
 
 
 def _fits(carry: Tree) -> bool:

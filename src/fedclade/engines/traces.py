@@ -6,8 +6,6 @@ has what they came to: the same operations on the same numbers, so that it makes
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fedclade.client.objective import Stack
 from fedclade.client.programs import StackStep, Step, on_stack
 from fedclade.client.tree import Tree, shapes, tree_map
+from fedclade.engines.kept import Kept
 
 SIGHTS = 30  # a step is traced once it has been made so often: to trace it takes as long as about fifty
 KEPT = 64
@@ -26,23 +25,17 @@ _SAME: set[Any] = {torch.ops.aten.view.default, torch.ops.aten.expand.default, t
 
 
 class Traces:
-    """The traced steps of a federation; those not used for long are let go."""
+    """The traced steps of a federation."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[Any, int] = OrderedDict()
-        self._traced: dict[Any, StackStep | None] = {}
-        self._lock = Lock()
+        self._kept: Kept[StackStep] = Kept(after=SIGHTS, most=KEPT)
 
     def step(self, step: Step, steps: int, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep:
         """What to run for so many steps on stacks like these."""
+        if batch.weight.device.type != "cpu":  # there, steps are captured
+            return on_stack(step)
         what = (step, shapes(shared, const, carry, batch._asdict()))
-        with self._lock:
-            self._seen[what] = self._seen.pop(what, 0) + steps
-            while len(self._seen) > KEPT:
-                self._traced.pop(self._seen.popitem(last=False)[0], None)
-            if self._seen[what] > SIGHTS and what not in self._traced:
-                self._traced[what] = _trace(step, shared, const, carry, batch)
-            return self._traced.get(what) or on_stack(step)
+        return self._kept.get(what, lambda: _trace(step, shared, const, carry, batch), steps) or on_stack(step)
 
 
 def _flat(shared: Tree, const: Tree, carry: Tree, batch: Stack) -> list[Tensor]:
