@@ -80,7 +80,7 @@ def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
     each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(clients, device="cuda")
     plain, captured, again, other = (fed.map(program, everyone, each=each, key=key).out for key in (1, 1, 1, 2))
-    assert any(value is not None for value in fed._runs.captures._known.values())
+    assert any(value is not None for value in fed._runs.captures._kept._made.values())
     for name, value in plain.items():
         assert torch.equal(captured[name], value)
         assert torch.equal(again[name], value)
@@ -95,7 +95,7 @@ def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> 
     each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(images, device="cuda")
     plain, captured, again = (fed.map(program, everyone, each=each, key=1).out for _ in range(3))
-    assert any(value is not None for value in fed._runs.captures._known.values())
+    assert any(value is not None for value in fed._runs.captures._kept._made.values())
     for name, value in plain.items():
         assert torch.equal(captured[name], value)
         assert torch.equal(again[name], value)
