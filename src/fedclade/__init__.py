@@ -34,6 +34,7 @@ from fedclade.methods import (
     LGFedAvg,
     Local,
     Method,
+    Oracle,
     PerFedAvg,
     State,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "LocalTraining",
     "Method",
     "NotVectorisable",
+    "Oracle",
     "PerFedAvg",
     "Program",
     "Replies",

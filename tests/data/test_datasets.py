@@ -305,7 +305,7 @@ def with_bad(value: float, *places: tuple[int, ...]) -> np.ndarray:
         ),
         ({"y_train": np.array([0] * 19 + [10**9])}, "y_train has the label 1000000000 in sample 19: number the classes 0, 1, 2"),
         (
-            {"y_train": np.zeros((20, 3), int)},
+            {"y_train": np.eye(3, dtype=int)[np.arange(20) % 3]},
             "y_train has shape (20, 3): give one class number a sample (one-hot labels: use y.argmax(1))",
         ),
         (

@@ -65,13 +65,16 @@ def share_of(weight: Tensor) -> Tensor:
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """The default loss, one value for each example."""
-    return F.cross_entropy(outputs, y, reduction="none")
+    """The default loss, one value for each example: of a sequence of labels the mean over its positions."""
+    if y.ndim == 1:
+        return F.cross_entropy(outputs, y, reduction="none")
+    return F.cross_entropy(outputs.movedim(-1, 1), y, reduction="none").flatten(1).mean(1)
 
 
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest output is the label."""
-    return (outputs.argmax(-1) == y).to(torch.float32)
+    """1 where the largest output is the label; of a sequence of labels the share of positions where it is."""
+    right = (outputs.argmax(-1) == y).to(torch.float32)
+    return right if y.ndim == 1 else right.flatten(1).mean(1)
 
 
 # The step's key, and how many dropout layers have run in this forward pass: each call has a mask of its own.
@@ -181,7 +184,7 @@ class Objective:
 
     def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.example_loss is cross_entropy:  # which cares for no more than examples
-            return cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape)
+            return cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
         losses: Tensor = vmap(self.example_loss)(outputs, y)
         return losses
 

@@ -42,25 +42,39 @@ def inputs(array: object, what: str) -> Tensor:
 
 
 def targets(array: object, what: str) -> Tensor:
-    """Integers (or booleans) are class labels and become int64; floats are regression targets and become float32."""
+    """Integers (or booleans) are class labels and become int64; floats are regression targets and become float32.
+
+    Labels may be sequences, (samples, positions): a word to follow each word, a label for each part of a reading.
+    """
     y = _tensor(array, what)
     if y.ndim == 0 or y.numel() == 0:
         raise InvalidInput(f"{what} is empty (shape {tuple(y.shape)}): give one target a sample.")
     if y.is_floating_point():
         _finite(y, what)
         return y
-    if y.ndim != 1:
-        raise InvalidInput(f"{what} has shape {tuple(y.shape)}: give one class number a sample (one-hot labels: use y.argmax(1)).")
-    y = y.to(torch.int64)
-    low, high = int(y.argmin()), int(y.argmax())
-    if y[low] < 0:
-        raise InvalidInput(f"{what} has negative labels, the smallest {int(y[low])} in sample {low}: number the classes from 0.")
-    if y[high] >= MOST_CLASSES:
+    if y.ndim > 2 or (y.ndim == 2 and _is_one_hot(y)):
         raise InvalidInput(
-            f"{what} has the label {int(y[high])} in sample {high}: number the classes 0, 1, 2 … (np.unique(y, return_inverse=True)), "
+            f"{what} has shape {tuple(y.shape)}: give one class number a sample (one-hot labels: use y.argmax(1)), "
+            "or one for each position of a sequence."
+        )
+    y = y.to(torch.int64)
+    each = y if y.ndim == 1 else y.flatten(1).amin(1)
+    low = int(each.argmin())
+    if each[low] < 0:
+        raise InvalidInput(f"{what} has negative labels, the smallest {int(each[low])} in sample {low}: number the classes from 0.")
+    each = y if y.ndim == 1 else y.flatten(1).amax(1)
+    high = int(each.argmax())
+    if each[high] >= MOST_CLASSES:
+        raise InvalidInput(
+            f"{what} has the label {int(each[high])} in sample {high}: number the classes 0, 1, 2 … (np.unique(y, return_inverse=True)), "
             "or store regression targets as floats."
         )
     return y
+
+
+def _is_one_hot(y: Tensor) -> bool:
+    """A single 1 in each row of zeros: labels in another form rather than sequences."""
+    return bool(((y == 0) | (y == 1)).all()) and bool((y.sum(1) == 1).all())
 
 
 def samples(x: object, y: object, x_name: str, y_name: str, where: str = "") -> tuple[Tensor, Tensor]:

@@ -85,7 +85,7 @@ class Clients:
     def describe(self) -> Description:
         """Who has how much of what; printed, a table."""
         counts = None
-        if self.classes is not None:
+        if self.classes is not None and self.y.ndim == 1:
             client = torch.arange(len(self)).repeat_interleave(self.sizes)
             cell = client * self.classes + self.y[self.train.index]
             counts = cell.bincount(minlength=len(self) * self.classes).reshape(len(self), self.classes)
@@ -95,7 +95,7 @@ class Clients:
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """What `Clients.describe` gives. `counts` has a row for each client and a column for each class; None where there are no classes."""
+    """What `Clients.describe` gives. `counts` has a row for each client and a column for each class; None where samples have no class."""
 
     counts: Tensor | None
     sizes: Tensor

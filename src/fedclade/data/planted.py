@@ -37,6 +37,7 @@ class LabelClusters:
     With an overlap the clusters stand in a ring over a random order of the classes and neighbours share `overlap` of them. No sample
     goes to two clients (in FLT's experiments the clusters that share a class reuse its samples). `samples` is the number for each
     client, the same of each class; None deals out all there are. A cluster's test part is all test samples of its classes.
+    `key`: the classes are those of a key of the data set ("topic") instead of its labels.
     """
 
     name: ClassVar[str] = "label_clusters"
@@ -44,6 +45,7 @@ class LabelClusters:
     classes: int = 2
     overlap: int = 0
     samples: int | None = None
+    key: str | None = None
 
     def __post_init__(self) -> None:
         check_whole("clusters", self.clusters)
@@ -55,7 +57,8 @@ class LabelClusters:
             check_whole("samples", self.samples)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
-        pools = by_class(labels_of(data, self.name)[0], rng)
+        labels, test_labels = self._labels(data)
+        pools = by_class(labels, rng)
         own = self._classes_of_clusters(np.array(list(pools)), rng)
         groups = blocks(clients, self.clusters)
         members = np.bincount(groups)
@@ -71,7 +74,16 @@ class LabelClusters:
         train: list[Index] = []
         for cluster, rows in enumerate(mine):
             train += self._deal(cluster, rows, int(members[cluster]), most)
-        return Split(train, test=_test_rows(data, own), test_of=groups, groups=groups)
+        return Split(train, test=_test_rows(test_labels, own), test_of=groups, groups=groups)
+
+    def _labels(self, data: Dataset) -> tuple[Index, Index]:
+        """What makes the clusters, of the training and of the test samples."""
+        if self.key is None:
+            return labels_of(data, self.name)[0], data.y_test.numpy()
+        allowed = f"the data set {data.name!r} has {', '.join(data.keys) or 'no keys'}"
+        check(self.key in data.keys, "partition.key", self.key, allowed)
+        train, test = data.keys[self.key]
+        return train.numpy(), np.empty(0, np.int64) if test is None else test.numpy()
 
     def _classes_of_clusters(self, known: Index, rng: np.random.Generator) -> Index:
         step = self.classes - self.overlap
@@ -139,7 +151,7 @@ class PowerLawClusters:
         train: list[Index] = []
         for mine, clients_here in zip(rows, members.tolist(), strict=True):
             train += cut(mine, power_law(len(mine), clients_here))
-        return Split(train, test=_test_rows(data, own), test_of=groups, groups=groups)
+        return Split(train, test=_test_rows(data.y_test.numpy(), own), test_of=groups, groups=groups)
 
 
 def power_law(samples: int, clients: int) -> Index:
@@ -255,5 +267,5 @@ def _check_members(available: Sequence[int], members: Index, most: int, clients:
         )
 
 
-def _test_rows(data: Dataset, own: Sequence[Index] | Index) -> list[Index]:
-    return [np.flatnonzero(np.isin(data.y_test.numpy(), mine)) for mine in own]
+def _test_rows(labels: Index, own: Sequence[Index] | Index) -> list[Index]:
+    return [np.flatnonzero(np.isin(labels, mine)) for mine in own]

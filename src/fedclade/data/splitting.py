@@ -75,6 +75,11 @@ def labels_of(data: Dataset, scheme: str) -> tuple[Index, int]:
             f"partition.name = {scheme!r}: needs class labels, and the targets of {data.name!r} are floats. Store labels as integers, "
             "or use iid, quantity_skew, natural_id or rotation."
         )
+    if data.y_train.ndim > 1:
+        raise InvalidInput(
+            f"partition.name = {scheme!r}: needs one class label a sample, and the targets of {data.name!r} are sequences; use iid, "
+            "quantity_skew, natural_id, or label_clusters with a key."
+        )
     return data.y_train.numpy(), classes
 
 

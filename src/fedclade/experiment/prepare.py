@@ -29,6 +29,8 @@ def equip(method: Method, clients: Clients, seed: int) -> Method:
     if "probe" in wanted:
         probe = clients.probe if wanted["probe"] is None else wanted["probe"]
         found["probe"] = None if probe is None else _probe(probe, clients.shape)
+    if "truth" in wanted and wanted["truth"] is None:
+        found["truth"] = clients.groups
     if "input_shape" in wanted and clients.x.dtype in (torch.uint8, torch.float32, torch.float64):
         found["input_shape"] = clients.shape
     return replace(method, **found) if found else method
@@ -70,13 +72,16 @@ def metrics_for(
     few = torch.arange(min(2, len(clients.x)))
     x, y = as_inputs(clients.x[few].to(device)), clients.y[few].to(device)
     outputs = objective.checked_outputs(x)
-    classifies = clients.classes is not None and outputs.ndim == 2
+    classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
     if not own_loss and not classifies:
-        shape = tuple(outputs.shape[1:])
-        raise InvalidInput(f"loss: cross-entropy needs class labels and one output a class, the model gives {shape}; give a loss.")
-    if not own_loss and clients.classes is not None and clients.classes > outputs.shape[1]:
+        shape, labels = tuple(outputs.shape[1:]), "one label a sample" if y.ndim == 1 else f"{y.shape[1]} labels a sample"
+        what = labels if clients.classes is not None else "none"
         raise InvalidInput(
-            f"model: it has {outputs.shape[1]} outputs, but labels go up to {clients.classes - 1}: "
+            f"loss: cross-entropy needs class labels ({what} here) and an output for each class, the model gives {shape}; give a loss."
+        )
+    if not own_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
+        raise InvalidInput(
+            f"model: it has {outputs.shape[-1]} outputs, but labels go up to {clients.classes - 1}: "
             f"give it at least {clients.classes} outputs, or number the labels from 0."
         )
     objective.check(x, y)

@@ -223,6 +223,8 @@ class Run:
                 full = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
                 full[ids] = 100 * value if name == "accuracy" else value
                 values[f"train_{name}" if part == "train" else f"{name}{suffix}"] = full
+                if name == "loss" and self.loss is None and self.clients.y.ndim > 1:  # labels in sequences: as language models are measured
+                    values["train_perplexity" if part == "train" else f"perplexity{suffix}"] = full.exp()
 
         look("", "test", tuned=False)
         look("", "train", tuned=False)

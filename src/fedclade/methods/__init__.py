@@ -13,13 +13,14 @@ from fedclade.methods.flt import FLT
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.lg_fedavg import LGFedAvg
 from fedclade.methods.local import Local
+from fedclade.methods.oracle import Oracle
 from fedclade.methods.pca_hc import PCAHC
 from fedclade.methods.per_fedavg import PerFedAvg
 from fedclade.methods.scaffold import SCAFFOLD
 
 _ALL: tuple[type[Method], ...] = (
     *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
-    *(FLT, CFL, FLISDC, FLISHC, FedGMCC, Clade),
+    *(FLT, CFL, FLISDC, FLISHC, FedGMCC, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
@@ -43,6 +44,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "Method",
+    "Oracle",
     "PerFedAvg",
     "State",
 ]

@@ -22,9 +22,14 @@ NEEDS: dict[Needs, str] = {
     "signatures": "each client's signature in clear",
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
-Groups: TypeAlias = Literal["none", "given", "found"]
+Groups: TypeAlias = Literal["none", "given", "found", "told"]
 SYMBOLS = "W: bytes of a model; K: models that the server has; G: bytes of the shared layers."
-GROUPS: dict[Groups, str] = {"none": "makes none", "given": "must be given their number", "found": "finds their number"}
+GROUPS: dict[Groups, str] = {
+    "none": "makes none",
+    "given": "must be given their number",
+    "found": "finds their number",
+    "told": "is told who is in which",
+}
 UNKNOWN = -1
 """The cluster of a client that is not known yet: it is admitted before it trains or is served."""
 

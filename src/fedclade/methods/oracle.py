@@ -1,0 +1,49 @@
+"""Oracle: FedAvg inside the true groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedclade.client.programs import sgd
+from fedclade.client.tree import Tree, stack, take
+from fedclade.errors import InvalidInput
+from fedclade.federation import Federation
+from fedclade.methods.base import BOUND, Groups, Method, Needs, State
+from fedclade.methods.fedavg import averaged
+
+
+@dataclass(frozen=True)
+class Oracle(Method):
+    """FedAvg inside each true group, which the partition gives away: what a method would reach that groups clients perfectly.
+
+    A yardstick for planted partitions, not a method for use: where no truth is known it is refused.
+    """
+
+    name: ClassVar[str] = "oracle"
+    title: ClassVar[str] = "The true groups, given away: a yardstick for methods that have to find them"
+    paper: ClassVar[str] = "none: the bound that clustered methods are measured against"
+    leaves: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
+    needs: ClassVar[Needs] = "sum"
+    groups: ClassVar[Groups] = "told"
+
+    truth: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+
+    def _groups(self, clients: int) -> Tensor:
+        if self.truth is None or len(self.truth) != clients:
+            raise InvalidInput("method 'oracle': it needs the true group of every client, and none is known here; use a planted partition.")
+        return torch.unique(self.truth, return_inverse=True)[1]
+
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        cluster = self._groups(len(fed.sizes))
+        return State(models=take(stack([params]), torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)), cluster=cluster)
+
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+        return averaged(fed, sgd(self.local), state, cohort, key)
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        state = state.grown_to(len(fed.sizes))
+        return replace(state, cluster=state.cluster.index_copy(0, ids, self._groups(len(fed.sizes))[ids]))
