@@ -32,13 +32,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy as np
 import torch
 import torch.nn.functional as F
 from peers.environments import FOLDER, CannotBuild, python_of
 from peers.worker import NAMES
 from torch import nn
+
+from fedclade.experiment.machine import about as about_machine
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"
@@ -242,7 +243,7 @@ def summary(entry: Entry, ours: Entry) -> dict[str, Any]:
 
 def about() -> dict[str, Any]:
     job = {"clients": CLIENTS, "samples": SAMPLES, "cohort": COHORT, "network": [INPUTS, HIDDEN, CLASSES], "warm-up rounds": WARM_UP}
-    return {"about": machine.about(), "load before": os.getloadavg()[0], "job": job}
+    return {"about": about_machine(), "load before": os.getloadavg()[0], "job": job}
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import about
 from torch import nn
 
 import fedclade as fc
 from fedclade.data import Clients
+from fedclade.experiment.machine import about
 
 WARM_UP = 4
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from machine import about
 from numpy.typing import NDArray
 from scaling import alone, peak_mb, table
 from scipy.spatial.distance import cdist
@@ -30,6 +29,7 @@ from torch import Tensor
 
 import fedclade as fc
 from fedclade.client.objective import Objective
+from fedclade.experiment.machine import about
 from fedclade.relatedness.centres import kmeans, nearest_centre
 from fedclade.relatedness.clades import groups, placed
 from fedclade.relatedness.graph import close_components, components, threshold_graph

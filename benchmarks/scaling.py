@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from machine import about
 
 import fedclade as fc
 from fedclade.data import Clients, Parts
+from fedclade.experiment.machine import about
 
 T = TypeVar("T")
 

@@ -10,11 +10,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fedclade import __version__
+from fedclade.cli_data import data_app
+from fedclade.cli_reproduce import reproduce
+from fedclade.data.catalogue import CATALOGUE
 from fedclade.errors import FedcladeError, InvalidInput, nearest
 from fedclade.experiment import compare as comparison
 from fedclade.experiment import config, encoders
@@ -23,6 +25,18 @@ from fedclade.experiment.result import Result
 from fedclade.experiment.store import RunStore
 from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method, hyperparameters
 from fedclade.registry import REGISTRY, import_file
+from fedclade.reproduce.table import tables
+from fedclade.terminal import (
+    DataRootOption,
+    DeviceOption,
+    OutOption,
+    QuietOption,
+    ResumeOption,
+    names,
+    new_folder,
+    out_console,
+    tell,
+)
 
 app = typer.Typer(
     name="fedclade",
@@ -30,18 +44,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-_terminal = Console(highlight=False)
-# A log file has no width: wide enough for every table.
-out_console = _terminal if _terminal.is_terminal else Console(highlight=False, width=120)
-error_console = Console(stderr=True, highlight=False)
-
 ExperimentArgument = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets).")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one setting; may be repeated.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for the results (default: a new one under runs/).")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-DataRootOption = Annotated[str | None, typer.Option("--data-root", help="Folder in which NAME.npz is looked for first.")]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Show where the time went.")]
 ImportOption = Annotated[list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers your own things.")]
 
@@ -57,7 +61,7 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'disk'}: it cannot be read or written ({error.strerror or error}).")
     except (KeyboardInterrupt, typer.Abort):
-        error_console.print("fedclade: stopped.", markup=False)
+        tell("stopped.")
         raise SystemExit(130) from None
     except Exception as error:
         # typer passes click's own complaints about options through; anything else is a defect of ours and keeps its traceback.
@@ -69,7 +73,7 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    error_console.print(f"fedclade: {' '.join(message.split())}", markup=False, soft_wrap=True)
+    tell(" ".join(message.split()))
     raise SystemExit(2)
 
 
@@ -96,11 +100,11 @@ def run(
     """Run one experiment and write its run directory."""
     _import_all(imports)
     chosen = config.experiment(config.apply(config.read(experiment), sets or []))
-    folder = out or _new_folder(f"{Path(experiment).stem}-{chosen.method.name}")
+    folder = out or new_folder(f"{Path(experiment).stem}-{chosen.method.name}")
     if resume and out is None:
         raise InvalidInput("--resume: say which run with --out DIR.")
     if resume and not RunStore(folder).holds_run():
-        error_console.print(f"fedclade: there is no run in {folder} yet; it is started anew.", markup=False, soft_wrap=True)
+        tell(f"there is no run in {folder} yet; it is started anew.")
     RunStore.open(folder, resume)
     prepared = replace(chosen.prepared(chosen.clients(data_root), device), profile=profile)
     try:
@@ -109,9 +113,9 @@ def run(
     except KeyboardInterrupt:
         _interrupted(folder)
     if result.already_finished:
-        error_console.print(f"fedclade: the run in {folder} has ended already; nothing to do.", markup=False, soft_wrap=True)
+        tell(f"the run in {folder} has ended already; nothing to do.")
     if not quiet:
-        _tell(result)
+        _show(result)
         out_console.print(f"Run directory: {folder}", markup=False, soft_wrap=True)
     if result.profile is not None:
         out_console.print(str(result.profile), markup=False, highlight=False, soft_wrap=True)
@@ -132,11 +136,10 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and print one table. A setting of one method: --set METHOD.KEY=VALUE."""
     _import_all(imports)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    chosen = comparison.plan(config.read(experiment), names, sets or [])
+    chosen = comparison.plan(config.read(experiment), names(methods), sets or [])
     if resume and out is None:
         raise InvalidInput("--resume: say which comparison with --out DIR.")
-    folder = out or _new_folder(f"{Path(experiment).stem}-compare")
+    folder = out or new_folder(f"{Path(experiment).stem}-compare")
 
     def one(run: comparison.Planned) -> Result:
         with display(run.label, run.experiment.run.rounds, out_console, quiet) as shown:
@@ -152,7 +155,7 @@ def compare(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|partitions|models|presets")],
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|partitions|models|presets|tables")],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     imports: ImportOption = None,
 ) -> None:
@@ -160,6 +163,8 @@ def list_(
     _import_all(imports)
     known = {f"{kind}s": {name: _first_line(thing) for name, thing in things.items()} for kind, things in REGISTRY.items()}
     known["presets"] = config.presets()
+    known["datasets"] |= {name: each.title for name, each in CATALOGUE.items()}
+    known["tables"] = {name: table.title for name, table in tables().items()}
     if what not in known:
         raise InvalidInput(f"list {what}: unknown.{nearest(what, known)}")
     if as_json:
@@ -195,6 +200,10 @@ def describe(
         out_console.print(_declared(chosen), markup=False)
 
 
+app.command()(reproduce)
+app.add_typer(data_app, name="data")
+
+
 @app.command()
 def pretrain(
     data: Annotated[str, typer.Option("--data", metavar="NAME", help="A data set that no client holds: a name or an .npz file.")],
@@ -202,16 +211,17 @@ def pretrain(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
     code: Annotated[int, typer.Option(min=1, help="Length e of the embedding.")] = encoders.CODE,
     seed: Annotated[int, typer.Option(min=0, help="Of the first weights and the order of the samples.")] = 0,
+    device: DeviceOption = "auto",
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
     """Train an encoder for FLT on public data and write it to a file: --set method.encoder=FILE."""
 
-    def tell(epoch: int, loss: float) -> None:
+    def on_epoch(epoch: int, loss: float) -> None:
         if not quiet:
             out_console.print(f"epoch {epoch}/{epochs}  loss {loss:.5f}", markup=False)
 
-    encoders.pretrain(data, out, epochs=epochs, code=code, seed=seed, root=data_root, on_epoch=tell)
+    encoders.pretrain(data, out, epochs=epochs, code=code, seed=seed, root=data_root, on_epoch=on_epoch, device=device)
     out_console.print(f"Encoder: {out}", markup=False, soft_wrap=True)
 
 
@@ -234,7 +244,7 @@ def _first_line(thing: Any) -> str:
 
 
 def _interrupted(folder: Path) -> NoReturn:
-    error_console.print(f"fedclade: interrupted; go on with the same command and --out {folder} --resume", markup=False, soft_wrap=True)
+    tell(f"interrupted; go on with the same command and --out {folder} --resume")
     raise SystemExit(130)
 
 
@@ -243,16 +253,7 @@ def _import_all(files: list[str] | None) -> None:
         import_file(file)
 
 
-def _new_folder(name: str) -> Path:
-    """runs/NAME, or the first runs/NAME-2, -3, … that is free: a default name never stands in a newcomer's way."""
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
-
-
-def _tell(result: Result) -> None:
+def _show(result: Result) -> None:
     summary = result.summary
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     rows = [("method", summary["method"]), ("clients", summary["clients"]), ("clusters", summary["clusters"])]

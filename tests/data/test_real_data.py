@@ -93,8 +93,3 @@ def test_fashion_permuted_keeps_only_what_clients_have(real: Real) -> None:
     assert len(clients.x) == 1000
     assert len(clients.x_test) == 40000
     assert clients.test_source.bincount().tolist() == [4] * 10000
-
-
-def test_text_is_refused_with_a_remedy(real: Real) -> None:
-    with pytest.raises(InvalidInput, match=r"ag_news.npz: x_train holds text: turn it into numbers first"):
-        real("ag_news")

@@ -10,10 +10,10 @@ from fedclade.client.objective import Objective
 from fedclade.client.tree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
 from fedclade.methods import METHODS
-from fedclade.models import MLP, LeafCNN, LeNet5, ModelSpec, SmallCNN
+from fedclade.models import MLP, CflCNN, GmccCNN, LeafCNN, LeNet5, ModelSpec, SmallCNN
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-MODELS = [MLP(50, dropout=0.5), SmallCNN(), LeNet5(), LeafCNN()]
+MODELS = [MLP(50, dropout=0.5), SmallCNN(), LeNet5(), LeafCNN(), CflCNN(), GmccCNN()]
 OPTIONS = {"clade": Clade(confirm=2), "flt": FLT(manifold="pca"), "ifca": IFCA(clusters=2, share="trunk", warm_up=1, restarts=2, trial=2)}
 EVERY = [OPTIONS.get(name) or method() for name, method in METHODS.items()]
 

@@ -28,7 +28,7 @@ from fedclade.experiment.prepare import equip
 from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.models import MLP
-from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder
+from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder, ResidualAutoencoder
 
 
 def started(method: Method, clients: Clients, batch_size: int = 4, **options: Any) -> tuple[Method, Simulator, Any]:
@@ -329,7 +329,7 @@ def test_the_shipped_encoder_is_small_and_trained() -> None:
 @pytest.mark.parametrize(
     ("shape", "spec"),
     [
-        ((3, 32, 32), ConvAutoencoder(128)),
+        ((3, 32, 32), ResidualAutoencoder(code=128)),
         ((1, 28, 28), ConvAutoencoder(128)),
         ((1, 30, 28), DenseAutoencoder(code=128)),
         ((1, 8, 8), DenseAutoencoder(code=64)),

@@ -3,9 +3,9 @@ import torch
 from torch import nn
 
 from fedclade.errors import InvalidInput
-from fedclade.models import LeafCNN, LeNet5, SmallCNN
+from fedclade.models import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 
-Spec = LeafCNN | LeNet5 | SmallCNN
+Spec = CflCNN | GmccCNN | LeafCNN | LeNet5 | SmallCNN
 
 
 def size(module: nn.Module) -> int:
@@ -22,6 +22,9 @@ def size(module: nn.Module) -> int:
         (SmallCNN(dropout=0), (1, 28, 28), 10, 21_840),
         (LeNet5(), (3, 32, 32), 10, 62_006),
         (LeNet5(), (1, 28, 28), 10, 44_426),
+        (GmccCNN(), (1, 28, 28), 62, 486_654),
+        (GmccCNN(dropout=0), (1, 28, 28), 62, 486_654),
+        (CflCNN(), (3, 32, 32), 10, 188_810),  # ours: the paper gives none
     ],
 )
 def test_parameter_counts_of_the_papers(spec: Spec, shape: tuple[int, ...], classes: int, parameters: int) -> None:
@@ -45,8 +48,23 @@ def test_small_cnn_drops_maps_and_then_units() -> None:
     assert not any("dropout" in name for name, _ in SmallCNN(0).build((1, 28, 28), 10).named_modules())
 
 
+def test_cfls_net_has_five_layers_with_weights() -> None:
+    layers = [layer for layer in CflCNN().build((3, 32, 32), 10).modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    assert [type(layer) for layer in layers] == [nn.Conv2d] * 3 + [nn.Linear] * 2
+
+
+def test_fedgmccs_net_drops_units_after_each_pooling_and_before_the_last_layer() -> None:
+    children = dict(GmccCNN(0.3).build((1, 28, 28), 62).named_children())
+    order = list(children)
+    assert [order[order.index(name) - 1] for name in ("dropout1", "dropout2", "fc2")] == ["pool1", "pool2", "dropout3"]
+    assert [type(layer) for layer in children.values() if "Dropout" in type(layer).__name__] == [nn.Dropout] * 3
+    assert children["dropout3"].p == 0.3
+    assert not any("dropout" in name for name, _ in GmccCNN(0).build((1, 28, 28), 62).named_modules())
+
+
 @pytest.mark.parametrize(
-    ("spec", "least"), [(LeafCNN(p), least) for p, least in enumerate([16, 10, 4, 1, 1])] + [(SmallCNN(), 16), (LeNet5(), 16)]
+    ("spec", "least"),
+    [(LeafCNN(p), least) for p, least in enumerate([16, 10, 4, 1, 1])] + [(SmallCNN(), 16), (LeNet5(), 16), (CflCNN(), 8), (GmccCNN(), 4)],
 )
 def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(spec: Spec, least: int) -> None:
     for height, width in [(least, least), (least + 1, least + 2), (least + 7, least)]:
@@ -79,12 +97,13 @@ def test_padding_is_checked(padding: object) -> None:
         LeafCNN(padding=padding)  # type: ignore[arg-type]
 
 
-def test_dropout_is_checked() -> None:
+@pytest.mark.parametrize("spec", [SmallCNN, GmccCNN])
+def test_dropout_is_checked(spec: type[SmallCNN] | type[GmccCNN]) -> None:
     with pytest.raises(InvalidInput, match=r"^model\.dropout = 1\.0: "):
-        SmallCNN(dropout=1.0)
+        spec(dropout=1.0)
 
 
-@pytest.mark.parametrize("spec", [LeafCNN(), SmallCNN(), LeNet5()])
+@pytest.mark.parametrize("spec", [LeafCNN(), SmallCNN(), LeNet5(), CflCNN(), GmccCNN()])
 def test_classes_are_checked(spec: Spec) -> None:
     with pytest.raises(InvalidInput, match=r"^classes = -1: the number of outputs"):
         spec.build((1, 28, 28), -1)

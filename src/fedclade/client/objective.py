@@ -68,7 +68,7 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
     """The default loss, one value for each example: of a sequence of labels the mean over its positions."""
     if y.ndim == 1:
         return F.cross_entropy(outputs, y, reduction="none")
-    return F.cross_entropy(outputs.movedim(-1, 1), y, reduction="none").flatten(1).mean(1)
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape).flatten(1).mean(1)
 
 
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:

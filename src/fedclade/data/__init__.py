@@ -2,6 +2,9 @@
 
 from fedclade.data.clients import Clients, Description, Parts
 from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
+from fedclade.data.emd import EarthMovers, earth_movers_distance
+from fedclade.data.features import FeatureClusters
+from fedclade.data.genomic import FlippedId, genomic
 from fedclade.data.partitions import PARTITIONS, partition
 from fedclade.data.planted import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
 from fedclade.data.skews import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
@@ -14,6 +17,9 @@ __all__ = [
     "Dataset",
     "Description",
     "Dirichlet",
+    "EarthMovers",
+    "FeatureClusters",
+    "FlippedId",
     "Iid",
     "LabelClusters",
     "LabelPermutation",
@@ -27,7 +33,9 @@ __all__ = [
     "Scheme",
     "Split",
     "dataset",
+    "earth_movers_distance",
     "from_arrays",
+    "genomic",
     "load",
     "partition",
 ]

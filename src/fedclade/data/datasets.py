@@ -1,9 +1,9 @@
-"""Data sets: the embedded digits, `.npz` files, a user's own arrays."""
+"""Data sets: the embedded digits, `.npz` files, published files, a user's own arrays."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedclade.data.clients import Clients, Parts
 from fedclade.errors import InvalidInput, nearest
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
+CACHE = "~/.cache/fedclade"
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +62,12 @@ def dataset(
 def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
     """A data set by name or by path of an `.npz` file.
 
-    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade. The file holds
-    x_train, y_train, x_test and y_test; further pairs of whole numbers or text such as writer_train and writer_test are keys.
+    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade, then as the published
+    files that `catalogue` knows, in the folder NAME of these places. An .npz file holds x_train, y_train, x_test and y_test; further
+    pairs of whole numbers or text such as writer_train and writer_test are keys.
     """
+    from fedclade.data.catalogue import CATALOGUE  # its readers make data sets by this module
+
     name = os.fspath(name_or_path)
     if name in DATASETS:
         return DATASETS[name]()
@@ -71,7 +75,23 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
     for path in candidates:
         if path.is_file():
             return _read(path)
-    raise InvalidInput(_missing(name, candidates))
+    published = CATALOGUE.get(name)
+    if published is None:
+        raise InvalidInput(_missing(name, candidates, {*DATASETS, *CATALOGUE}))
+    looked = places(root)
+    if (files := published.here(looked)) is not None:
+        return published.read(files)
+    raise InvalidInput(
+        f"data set '{name}' was not found. Looked for {', '.join(str(path) for path in candidates)}, and for the published files in "
+        f"{', '.join(str(place / published.folder) for place in looked)}.{published.lacking(looked)} 'fedclade data get {name}' downloads "
+        "them, or says what to put where; --data-root or $FEDCLADE_DATA name another place."
+    )
+
+
+def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
+    """Where data sets are looked for, in this order."""
+    given = [root, os.environ.get("FEDCLADE_DATA") or None, "data", CACHE]
+    return [Path(place).expanduser() for place in given if place is not None]
 
 
 def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Tensor | None = None) -> Clients:
@@ -140,19 +160,18 @@ def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
     if Path(name).name != name:
         return [Path(name).expanduser()]
     file = name if name.endswith(".npz") else f"{name}.npz"
-    places = [root, os.environ.get("FEDCLADE_DATA") or None, "data", "~/.cache/fedclade"]
-    found = [Path(place).expanduser() / file for place in places if place is not None]
+    found = [place / file for place in places(root)]
     return [Path(file), *found] if name.endswith(".npz") else found
 
 
-def _missing(name: str, candidates: Sequence[Path]) -> str:
+def _missing(name: str, candidates: Sequence[Path], known: Collection[str]) -> str:
     if len(candidates) == 1:
         what = "it is a folder" if candidates[0].is_dir() else "there is no such file"
         return f"data set '{name}': {what}. Give the path of an .npz file with the arrays {', '.join(NEEDED)}."
     looked = ", ".join(str(path) + (" (a folder, not a file)" if path.is_dir() else "") for path in candidates)
     file = candidates[-1].name
     return (
-        f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, DATASETS)} "
+        f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, known)} "
         f"Put {file}, with the arrays {', '.join(NEEDED)}, in one of these places, give its path, "
         "or name its folder by --data-root or $FEDCLADE_DATA."
     )
@@ -160,6 +179,8 @@ def _missing(name: str, candidates: Sequence[Path]) -> str:
 
 def _read(path: Path) -> Dataset:
     found = _arrays(path)
+    if path.stem == "ag_news" and all(found[part].dtype.kind == "U" for part in ("x_train", "x_test")):
+        return _language_model(path, found)
     keys = {
         name.removesuffix("_train"): (array, found.get(name.removesuffix("_train") + "_test"))
         for name, array in found.items()
@@ -167,6 +188,20 @@ def _read(path: Path) -> Dataset:
         if name.endswith("_train") and name not in NEEDED and array.ndim == 1 and array.dtype.kind in "iuUS"
     }
     return _build(path.stem, found, keys, f"{path}: ")
+
+
+def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dataset:
+    from fedclade.data.text import language_model  # it makes data sets by this module
+
+    for part in ("train", "test"):
+        x, y = found[f"x_{part}"], found[f"y_{part}"]
+        if y.dtype.kind not in "iu" or x.ndim != 1 or x.shape != y.shape:
+            raise InvalidInput(
+                f"{path}: x_{part} has shape {x.shape}, y_{part} shape {y.shape} and type {y.dtype}: give one text and one topic "
+                "(a whole number) a sample."
+            )
+    train, test = ((found[f"x_{part}"].tolist(), found[f"y_{part}"].tolist()) for part in ("train", "test"))
+    return language_model(train, test, name=path.stem)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -14,6 +14,8 @@ from torch import Tensor
 from fedclade.data.arrays import Pool
 from fedclade.data.clients import Clients, Parts
 from fedclade.data.datasets import Dataset
+from fedclade.data.features import FeatureClusters
+from fedclade.data.genomic import FlippedId
 from fedclade.data.planted import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
 from fedclade.data.skews import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.splitting import Index, Scheme, Split, Transform, check_whole, follow_labels
@@ -32,6 +34,8 @@ PARTITIONS: dict[str, type[Scheme]] = {
         LabelPermutation,
         Rotation,
         QuantitySkew,
+        FeatureClusters,
+        FlippedId,
     )
 }
 
@@ -195,7 +199,7 @@ def _test_parts(data: Dataset, split: Split, rng: np.random.Generator) -> Sequen
         return split.test
     if split.held_out is not None:
         return [np.empty(0, np.int64)] * len(split.held_out)
-    if data.classes is None:  # nothing to follow: all samples count as one class
+    if data.classes is None or data.y_train.ndim > 1:  # nothing to follow: all samples count as one class
         return follow_labels(split.train, np.zeros(len(data.y_train), np.int64), np.zeros(len(data.y_test), np.int64), rng)
     return follow_labels(split.train, data.y_train.numpy(), data.y_test.numpy(), rng)
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from fedclade.client.keys import fold
 from fedclade.data import Dataset, load
 from fedclade.data.clients import as_inputs
+from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment.checkpoint import read_tensors, write_tensors
-from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder
+from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder, ResidualAutoencoder
 
 FORMAT = "fedclade-encoder-1"
 DEFAULT = "default"
@@ -27,14 +28,14 @@ CODE = 128  # e of FLT
 SHIPPED = "fashion_mnist.safetensors"
 SHIPPED_SHAPE = (1, 28, 28)
 
-Spec = ConvAutoencoder | DenseAutoencoder
-_SPECS: dict[str, type[Spec]] = {spec.name: spec for spec in (ConvAutoencoder, DenseAutoencoder)}
+Spec = ConvAutoencoder | ResidualAutoencoder | DenseAutoencoder
+_SPECS: dict[str, type[Spec]] = {spec.name: spec for spec in (ConvAutoencoder, ResidualAutoencoder, DenseAutoencoder)}
 
 
 def resolve(encoder: str, shape: tuple[int, ...], seed: int) -> Autoencoder:
     """The encoder that `encoder` ("default", or the path of an encoder file) means for inputs of `shape`.
 
-    The default for (1, 28, 28) is the shipped one, trained on Fashion-MNIST. For any other shape it is one of the same form with random
+    The default for (1, 28, 28) is the shipped one, trained on Fashion-MNIST. For any other shape it is that of `spec_for` with random
     weights from the seed (`pretrained` is False): FLT then trains it by `fine_tune="federated"` unless it is told otherwise.
     """
     if encoder != DEFAULT:
@@ -46,13 +47,13 @@ def resolve(encoder: str, shape: tuple[int, ...], seed: int) -> Autoencoder:
 
 
 def spec_for(shape: tuple[int, ...], code: int = CODE) -> Spec:
-    """FLT's convolutional autoencoder for images that fit it, a dense one for everything else.
+    """FLT's autoencoders for images that fit them, the residual one for three channels, a dense one for everything else.
 
     An image fits when its sides are divisible by 4 and it is large enough for the convolutions to hand on at least as many numbers as the
     code has: on 8 x 8 digits they would hand on 16, and the groups a dense one finds are lost. A dense code is no longer than the input.
     """
     if len(shape) == 3 and shape[1] % 4 == 0 and shape[2] % 4 == 0 and ConvAutoencoder.features(shape) >= code:
-        return ConvAutoencoder(code)
+        return ResidualAutoencoder(code=code) if shape[0] == 3 else ConvAutoencoder(code)
     return DenseAutoencoder(code=min(code, prod(shape)))
 
 
@@ -72,6 +73,7 @@ def pretrain(
     seed: int = 0,
     root: str | os.PathLike[str] | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
+    device: str = "cpu",
 ) -> Autoencoder:
     """Train an encoder on the training part of a data set, and write it to `out`: for `FLT(encoder="encoder.safetensors")`.
 
@@ -88,8 +90,9 @@ def pretrain(
     shape = tuple(data.x_train.shape[1:])
     spec = spec_for(shape, code)
     module = _built(spec, shape, seed)
-    _train(module, data.x_train, epochs, lr, batch_size, torch.Generator().manual_seed(fold(seed, "pretrain")), on_epoch)
-    module.pretrained = True
+    order = torch.Generator().manual_seed(fold(seed, "pretrain"))
+    _train(module.to(pick_device(device)), data.x_train, epochs, lr, batch_size, order, on_epoch)
+    module.cpu().pretrained = True
     if target is not None:
         settings = {"data": data.name, "epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
         write(target, module, spec, shape, {"pretrained": settings})
@@ -114,10 +117,11 @@ def _train(
     on_epoch: Callable[[int, float], None] | None,
 ) -> None:
     optimiser = torch.optim.Adam(module.parameters(), lr=lr)
+    device = next(module.parameters()).device
     for epoch in range(1, epochs + 1):
         total = 0.0
         for rows in torch.split(torch.randperm(len(x), generator=order), batch_size):
-            batch = as_inputs(x[rows]).to(torch.float32)
+            batch = as_inputs(x[rows].to(device)).to(torch.float32)
             loss = ((module(batch) - batch) ** 2).mean()
             optimiser.zero_grad()
             loss.backward()

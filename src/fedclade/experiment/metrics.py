@@ -13,9 +13,9 @@ from fedclade.data.clients import Clients
 # Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
 # fmt: off
 RESERVED = frozenset({
-    "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "perplexity", "client", "cluster",
-    "group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset", "partition", "model", "engine",
-    "device", "seed", "rounds", "clients_without_test", "clients_without_model",
+    "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "perplexity", "client",
+    "cluster", "group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset",
+    "partition", "model", "engine", "device", "seed", "rounds", "clients_without_test", "clients_without_model",
 })
 # fmt: on
 

@@ -35,7 +35,8 @@ class Oracle(Method):
     def _groups(self, clients: int) -> Tensor:
         if self.truth is None or len(self.truth) != clients:
             raise InvalidInput("method 'oracle': it needs the true group of every client, and none is known here; use a planted partition.")
-        return torch.unique(self.truth, return_inverse=True)[1]
+        numbered: Tensor = torch.unique(self.truth, return_inverse=True)[1]
+        return numbered
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         cluster = self._groups(len(fed.sizes))

@@ -1,11 +1,42 @@
 """The networks of the papers, as specs that build a torch module for the data at hand. `MODELS` has them by name."""
 
-from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder
+from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, ResidualAutoencoder
 from fedclade.models.base import ModelSpec
-from fedclade.models.cnn import LeafCNN, LeNet5, SmallCNN
+from fedclade.models.cnn import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 from fedclade.models.mlp import MLP, Logistic
+from fedclade.models.recurrent import BiLstmTagger, LstmLanguageModel
+from fedclade.models.resnet import ResNet9
 
-_SPECS: tuple[type[ModelSpec], ...] = (MLP, LeafCNN, SmallCNN, LeNet5, Logistic, ConvAutoencoder)
+_SPECS: tuple[type[ModelSpec], ...] = (
+    MLP,
+    LeafCNN,
+    SmallCNN,
+    LeNet5,
+    CflCNN,
+    GmccCNN,
+    ResNet9,
+    LstmLanguageModel,
+    BiLstmTagger,
+    Logistic,
+    ConvAutoencoder,
+    ResidualAutoencoder,
+)
 MODELS: dict[str, type[ModelSpec]] = {spec.name: spec for spec in _SPECS}
 
-__all__ = ["MLP", "MODELS", "Autoencoder", "ConvAutoencoder", "LeNet5", "LeafCNN", "Logistic", "ModelSpec", "SmallCNN"]
+__all__ = [
+    "MLP",
+    "MODELS",
+    "Autoencoder",
+    "BiLstmTagger",
+    "CflCNN",
+    "ConvAutoencoder",
+    "GmccCNN",
+    "LeNet5",
+    "LeafCNN",
+    "Logistic",
+    "LstmLanguageModel",
+    "ModelSpec",
+    "ResNet9",
+    "ResidualAutoencoder",
+    "SmallCNN",
+]

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from fedclade.errors import check
 from fedclade.models.base import chain, check_image, check_sample, is_whole
+from fedclade.models.resnet import Residual
 
 _MAPS = 4  # feature maps of the last convolution
+_GROUPS = 8  # of the residual one's norms
+_INNER = 32  # feature maps inside a residual layer
 
 
 class Autoencoder(nn.Module):
@@ -82,6 +85,71 @@ class ConvAutoencoder:
             sigmoid=nn.Sigmoid(),
         )
         return Autoencoder(encoder, decoder)
+
+
+@dataclass(frozen=True)
+class ResidualAutoencoder:
+    """A residual autoencoder for colour images, in the form that FLT's code has for CIFAR (arXiv 2103.15947).
+
+    As in VQ-VAE (arXiv 1711.00937): two strided convolutions to a quarter of the side, `hidden` maps, two residual layers of 32 inner
+    maps; then a linear code without activation. The decoder mirrors it with transposed convolutions. GroupNorm stands where FLT has
+    BatchNorm: running statistics belong to no client. Images are to lie between 0 and 1, with sides divisible by 4.
+    """
+
+    name: ClassVar[str] = "residual_autoencoder"
+    hidden: int = 128
+    code: int = 128
+
+    def __post_init__(self) -> None:
+        # Half of the maps come out of the first convolution, and a norm cuts them into 8 groups.
+        ok = is_whole(self.hidden, 1) and self.hidden % (2 * _GROUPS) == 0
+        check(ok, "model.hidden", self.hidden, f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster")
+        check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+
+    def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
+        """The module for images of `shape`. `classes` is ignored: an autoencoder has no labels."""
+        check_image("ResidualAutoencoder", shape, least=4, multiple=4)
+        channels, height, width = shape
+        half, small = self.hidden // 2, (self.hidden, height // 4, width // 4)
+        encoder = chain(
+            conv1=nn.Conv2d(channels, half, 4, stride=2, padding=1),
+            norm1=nn.GroupNorm(_GROUPS, half),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(half, self.hidden, 4, stride=2, padding=1),
+            norm2=nn.GroupNorm(_GROUPS, self.hidden),
+            relu2=nn.ReLU(),
+            conv3=nn.Conv2d(self.hidden, self.hidden, 3, padding=1),
+            residual1=self._residual(),
+            residual2=self._residual(),
+            relu3=nn.ReLU(),
+            flatten=nn.Flatten(),
+            fc=nn.Linear(prod(small), self.code),
+        )
+        decoder = chain(
+            fc=nn.Linear(self.code, prod(small)),
+            unflatten=nn.Unflatten(1, small),
+            conv1=nn.Conv2d(self.hidden, self.hidden, 3, padding=1),
+            residual1=self._residual(),
+            residual2=self._residual(),
+            relu1=nn.ReLU(),
+            conv2=nn.ConvTranspose2d(self.hidden, half, 4, stride=2, padding=1),
+            norm=nn.GroupNorm(_GROUPS, half),
+            relu2=nn.ReLU(),
+            conv3=nn.ConvTranspose2d(half, channels, 4, stride=2, padding=1),
+            sigmoid=nn.Sigmoid(),
+        )
+        return Autoencoder(encoder, decoder)
+
+    def _residual(self) -> nn.Module:
+        body = chain(
+            relu1=nn.ReLU(),
+            conv1=nn.Conv2d(self.hidden, _INNER, 3, padding=1),
+            norm1=nn.GroupNorm(_GROUPS, _INNER),
+            relu2=nn.ReLU(),
+            conv2=nn.Conv2d(_INNER, self.hidden, 1),
+            norm2=nn.GroupNorm(_GROUPS, self.hidden),
+        )
+        return Residual(body)
 
 
 @dataclass(frozen=True)

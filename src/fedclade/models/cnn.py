@@ -1,4 +1,4 @@
-"""Convolutional classifiers of the papers. All three are two 5x5 convolutions, each with a 2x2 pooling, and a dense part."""
+"""Convolutional classifiers of the papers: two or three convolutions, each with a 2x2 pooling, and a dense part."""
 
 from __future__ import annotations
 
@@ -107,8 +107,70 @@ class LeNet5:
         )
 
 
+@dataclass(frozen=True)
+class CflCNN:
+    """A CNN of five layers for CIFAR-10, as CFL (arXiv 1910.01991) has one: 188,810 parameters on (3, 32, 32), 10 classes.
+
+    The paper gives neither kinds nor widths of its layers; these are ours: 3x3 convolutions of 32, 64 and 64 maps, then 128 units.
+    """
+
+    name: ClassVar[str] = "cfl_cnn"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        check_image("CflCNN", shape, least=8)
+        check_classes(classes)
+        return chain(
+            conv1=nn.Conv2d(shape[0], 32, 3, padding=1),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(32, 64, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            conv3=nn.Conv2d(64, 64, 3, padding=1),
+            relu3=nn.ReLU(),
+            pool3=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * (shape[1] // 8) * (shape[2] // 8), 128),
+            relu4=nn.ReLU(),
+            fc2=nn.Linear(128, classes),
+        )
+
+
+@dataclass(frozen=True)
+class GmccCNN:
+    """FedGMCC's net for EMNIST (arXiv 2204.11017), as its authors' code has it: 486,654 parameters on (1, 28, 28), 62 classes.
+
+    `dropout` is the share of units dropped after each pooling and before the last layer.
+    """
+
+    name: ClassVar[str] = "gmcc_cnn"
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_dropout(self.dropout)
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        check_image("GmccCNN", shape, least=4)
+        check_classes(classes)
+        return chain(
+            conv1=nn.Conv2d(shape[0], 128, 5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            dropout1=dropout(self.dropout),
+            conv2=nn.Conv2d(128, 64, 3, padding=1),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            dropout2=dropout(self.dropout),
+            flatten=nn.Flatten(),
+            fc1=nn.Linear(64 * (shape[1] // 4) * (shape[2] // 4), 128),
+            relu3=nn.ReLU(),
+            dropout3=dropout(self.dropout),
+            fc2=nn.Linear(128, classes),
+        )
+
+
 def _pixels_left(model: str, shape: tuple[int, ...], padding: int = 0) -> int:
-    """Pixels of one feature map after both convolutions and poolings; refuses images of which nothing would be left."""
+    """Pixels of one feature map after two 5x5 convolutions and poolings; refuses images of which nothing would be left."""
     least = next(side for side in count(1) if _side_left(side, padding) > 0)
     check_image(model, shape, least)
     return _side_left(shape[1], padding) * _side_left(shape[2], padding)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-import fedclade as fc
+from fedclade import __version__
 
 PACKAGES = ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")
 
@@ -22,7 +22,7 @@ def about(device: str = "cpu") -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
         "commit": os.environ.get("FEDCLADE_COMMIT") or _commit() or "unknown",
         "python": platform.python_version(),
-        "fedclade": fc.__version__,
+        "fedclade": __version__,
         "torch": torch.__version__,
         **{name: _version(name) for name in PACKAGES},
     }
@@ -36,7 +36,7 @@ def _processor() -> str:
 
 def _commit() -> str:
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(Path(fc.__file__).parent), *words], capture_output=True, text=True)
+        done = subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "."))

@@ -1,0 +1,128 @@
+"""What came out of a table's runs, beside what the paper says."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from fedclade.experiment.machine import about
+from fedclade.reproduce.measures import measure
+from fedclade.reproduce.runs import Done, Plan
+from fedclade.reproduce.table import Claim, Column, Row
+
+Mark = Literal["within", "above", "below", "not reached", ""]
+_LESS_IS_BETTER = ("rounds_to", "megabits_to", "perplexity", "accuracy_variance", "loss")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper, and ours. `mark` is empty where there is nothing to compare."""
+
+    row: str
+    column: str
+    method: str
+    metric: str
+    paper: float | None
+    values: tuple[float | None, ...]  # by seed; None: the run has no such number
+    mean: float | None
+    std: float | None
+    difference: float | None
+    mark: Mark
+    why: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim in one column: whether it holds, with the numbers it was read from."""
+
+    column: str
+    rising: tuple[str, ...]
+    means: tuple[float, ...]
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    table: str
+    title: str
+    paper: str
+    notes: tuple[str, ...]
+    quick: bool
+    data: dict[str, str | None]
+    wanted: dict[str, tuple[str, ...]]
+    cells: tuple[Cell, ...]
+    claims: tuple[Checked, ...]
+    about: dict[str, str]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> Outcome:
+    """Every cell of the plan's columns and rows, in the table's order."""
+    table, cells = plan.table, []
+    shown = [column for column in table.columns if column.name in plan.data]
+    for column in shown:
+        for row in table.rows:
+            found = [value for (name, source, _), value in sorted(done.items(), key=lambda item: item[0][2])
+                     if name == row.name and source == table.settings_of(column).name]  # fmt: skip
+            if found and column.name not in row.skip:
+                cells.append(_cell(plan, row, column, found))
+    means = {(cell.row, cell.column): cell.mean for cell in cells}
+    claims = () if plan.options.quick else table.claims
+    checked = [result for claim in claims for column in shown if (result := _checked(claim, column.name, means)) is not None]
+    return Outcome(
+        table.name,
+        table.title,
+        table.paper,
+        table.notes,
+        plan.options.quick,
+        {column.name: plan.data[column.name] for column in shown},
+        {column.name: table.settings_of(column).data for column in shown},
+        tuple(cells),
+        tuple(checked),
+        about(device),
+        round(sum(summary["seconds"] for summary, _ in done.values()), 1),
+    )
+
+
+def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
+    metric = plan.table.metric_of(column)
+    values = tuple(measure(metric, summary, history) for summary, history in found)
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    mean = statistics.fmean(known) if len(known) == len(values) else None
+    std = statistics.stdev(known) if mean is not None and len(known) > 1 else None
+    paper = row.paper.get(column.name)
+    # A quick look is at another, smaller federation: there is nothing to compare.
+    difference = None if mean is None or paper is None or plan.options.quick else mean - paper
+    mark: Mark = ""
+    if paper is not None and mean is None and not plan.options.quick:
+        mark = "not reached"
+    elif difference is not None:
+        far = abs(difference) > plan.table.tolerance_of(column)
+        mark = "within" if not far else "above" if difference > 0 else "below"
+    return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, difference, mark, row.reason(column.name))
+
+
+def _checked(claim: Claim, column: str, means: dict[tuple[str, str], float | None]) -> Checked | None:
+    """The claim in this column; None where it is not about it, or a number is missing."""
+    if claim.columns and column not in claim.columns:
+        return None
+    found = [means.get((row, column)) for row in claim.rising]
+    known = tuple(value for value in found if value is not None)
+    if len(known) < len(found):
+        return None
+    holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
+    return Checked(column, claim.rising, known, holds)
+
+
+def in_words(cell: Cell) -> str:
+    """Where a number lies: a difference is good or bad by what is measured."""
+    if cell.mark in ("above", "below"):
+        better = (cell.mark == "above") != cell.metric.startswith(_LESS_IS_BETTER)
+        return "better" if better else "worse"
+    return cell.mark

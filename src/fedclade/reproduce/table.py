@@ -1,0 +1,118 @@
+"""A table of a paper: what is run for each of its cells, and the number that the paper prints there. Tables are TOML files in tables/.
+
+title, paper            what it is, and where it is printed
+metric, tolerance       what is compared (a number of summary.json, or see `measures`), and how far it may lie from the paper's
+seeds, notes            how many runs a cell has; what has to be known to read the table
+[experiment]            the experiment file that all cells have in common
+[quick] set             what --quick changes
+[[columns]]             name; data: data sets, the first that is here is used; set: what this column changes
+[[rows]]                name; method; set: what this row changes; paper: numbers by column; why: what explains a difference
+[[claims]]              rows in rising order: what the paper says in words and what must hold whatever the numbers are
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from fedclade.errors import InvalidInput, nearest
+
+_STRICT = ConfigDict(extra="forbid")
+Sets = tuple[str, ...]
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Column:
+    """A data set or a setting. `metric` and `tolerance` are the table's unless given; `like` takes data and settings from another one."""
+
+    name: str
+    data: tuple[str, ...] = ()
+    set: Sets = ()
+    quick: Sets = ()
+    metric: str | None = None
+    tolerance: float | None = None
+    like: str | None = None
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Row:
+    """A method with its settings; in `sets`, those that hold in one column only. `encoder` names, by column, the data set that FLT's
+    encoder is trained on. A row without a number of the paper is ours, for comparison."""
+
+    name: str
+    method: str
+    set: Sets = ()
+    sets: dict[str, Sets] = field(default_factory=dict)
+    paper: dict[str, float] = field(default_factory=dict)
+    why: str | dict[str, str] = ""
+    encoder: dict[str, str] = field(default_factory=dict)
+    skip: tuple[str, ...] = ()
+
+    def reason(self, column: str) -> str:
+        return self.why if isinstance(self.why, str) else self.why.get(column, "")
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Claim:
+    """Rows whose numbers rise in this order, in these columns (none named: all); each may lie `slack` under the one before."""
+
+    rising: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+    slack: float = 0.0
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Quick:
+    set: Sets = ()
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Table:
+    title: str
+    paper: str
+    experiment: dict[str, dict[str, Any]]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    name: str = ""
+    metric: str = "accuracy"
+    tolerance: float = 1.0
+    seeds: int = 3
+    notes: tuple[str, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    quick: Quick = Quick()
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def settings_of(self, column: Column) -> Column:
+        """The column whose data and settings this one has."""
+        return column if column.like is None else self.column(column.like)
+
+    def metric_of(self, column: Column) -> str:
+        return column.metric or self.metric
+
+    def tolerance_of(self, column: Column) -> float:
+        return self.tolerance if column.tolerance is None else column.tolerance
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """All tables by name."""
+    found = {}
+    for file in sorted(resources.files("fedclade.reproduce").joinpath("tables").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            name = file.name.removesuffix(".toml")
+            found[name] = TypeAdapter(Table).validate_python({**tomllib.loads(file.read_text()), "name": name})
+    return found
+
+
+def find(name: str) -> Table:
+    if name not in tables():
+        raise InvalidInput(f"reproduce '{name}': there is no such table.{nearest(name, tables())} `fedclade list tables` names them all.")
+    return tables()[name]
