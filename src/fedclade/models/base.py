@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import ClassVar, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedclade.errors import InvalidInput, check
 
@@ -28,6 +28,18 @@ class ModelSpec(Protocol):
 def chain(**layers: nn.Module | None) -> nn.Sequential:
     """The layers in the order and under the names given. None is left out, and the names of the others stay as they are."""
     return nn.Sequential(OrderedDict((name, layer) for name, layer in layers.items() if layer is not None))
+
+
+class Centre(nn.Module):
+    """Inputs from 0 … 1 moved to −1 … 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x - 1
+
+
+def centre(wanted: bool) -> Centre | None:
+    """A first layer that centres the inputs, or None where they stay as they are."""
+    return Centre() if wanted else None
 
 
 def dropout(share: float) -> nn.Dropout | None:

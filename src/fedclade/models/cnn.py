@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import nn
 
 from fedclade.errors import check
-from fedclade.models.base import chain, check_classes, check_dropout, check_image, dropout, dropout2d, is_whole
+from fedclade.models.base import centre, chain, check_classes, check_dropout, check_image, dropout, dropout2d, is_whole
 
 _KERNEL = 5
 
@@ -83,15 +83,18 @@ class SmallCNN:
 class LeNet5:
     """LeNet-5 with ReLU and max pooling: FLT's net for CIFAR-10 in Scenarios 1 and 2, and "simple-cnn" of FLIS.
 
-    With 10 classes: 62,006 parameters on (3, 32, 32), 44,426 on (1, 28, 28).
+    With 10 classes: 62,006 parameters on (3, 32, 32), 44,426 on (1, 28, 28). `centred`: inputs from 0 … 1 are moved to −1 … 1 first, as
+    both papers do with CIFAR-10; it learns several times faster so.
     """
 
     name: ClassVar[str] = "lenet5"
+    centred: bool = False
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         pixels = _pixels_left("LeNet5", shape)
         check_classes(classes)
         return chain(
+            centre=centre(self.centred),
             conv1=nn.Conv2d(shape[0], 6, _KERNEL),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
@@ -112,14 +115,17 @@ class CflCNN:
     """A CNN of five layers for CIFAR-10, as CFL (arXiv 1910.01991) has one: 188,810 parameters on (3, 32, 32), 10 classes.
 
     The paper gives neither kinds nor widths of its layers; these are ours: 3x3 convolutions of 32, 64 and 64 maps, then 128 units.
+    `centred`: inputs from 0 … 1 are moved to −1 … 1 first.
     """
 
     name: ClassVar[str] = "cfl_cnn"
+    centred: bool = False
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         check_image("CflCNN", shape, least=8)
         check_classes(classes)
         return chain(
+            centre=centre(self.centred),
             conv1=nn.Conv2d(shape[0], 32, 3, padding=1),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
