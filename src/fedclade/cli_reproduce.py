@@ -36,7 +36,7 @@ def reproduce(
     table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="fedclade list tables; without one they are listed.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short, one seed: to see that it runs.")] = False,
     methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
+    columns: Annotated[list[str] | None, typer.Option("--column", help="Only this one; may be repeated.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (default: the table's own).")] = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
@@ -48,7 +48,7 @@ def reproduce(
     if table is None:
         show_tables()
         return
-    options = Options(seeds, quick, names(methods), names(columns), device, data_root)
+    options = Options(seeds, quick, names(methods), tuple(columns or ()), device, data_root)
     chosen = find(table)
     if resume and out is None:
         raise InvalidInput("--resume: say which with --out DIR.")
@@ -62,10 +62,14 @@ def reproduce(
     try:
         with ExitStack() as shown:
 
-            def on_job(job: Job, number: int, total: int) -> OnRound:
+            def on_job(job: Job, number: int, total: int) -> OnRound | None:
                 shown.close()
-                rounds = job.experiment(None).run.rounds
                 label = f"[{number}/{total}] {job.column.name}: {job.row.name}, seed {job.seed}"
+                if job.study:
+                    if not quiet:
+                        out_console.print(label, markup=False)
+                    return None
+                rounds = job.experiment(None).run.rounds
                 return shown.enter_context(display(label, rounds, out_console, quiet)).row
 
             done = execute(planned, folder, on_job)

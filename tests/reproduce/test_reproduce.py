@@ -126,7 +126,7 @@ def test_only_some_methods_and_columns(small: Table) -> None:
     assert {(row, column) for row, column, _ in planned.jobs} == {("True groups", "digits")}
     with pytest.raises(fc.InvalidInput, match="--methods fedavgg.*Did you mean 'fedavg'"):
         plan(small, Options(methods=("fedavgg",)))
-    with pytest.raises(fc.InvalidInput, match="--columns digit.*Did you mean 'digits'"):
+    with pytest.raises(fc.InvalidInput, match="--column digit.*Did you mean 'digits'"):
         plan(small, Options(columns=("digit",)))
 
 
@@ -171,5 +171,5 @@ def test_without_a_name_the_tables_are_listed_and_an_unknown_one_is_refused(smal
 
 
 def test_where_no_data_are_here_nothing_is_run(small: Table, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["reproduce", "small", "--columns", "nowhere", "--out", str(tmp_path / "out")])
+    told = CliRunner().invoke(app, ["reproduce", "small", "--column", "nowhere", "--out", str(tmp_path / "out")])
     assert "none of its data sets is here" in str(told.exception)

@@ -102,8 +102,8 @@ def principal_components(x: Tensor, rng: np.random.Generator) -> Features:
 
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise InvalidInput(
-            f"features: inputs of type {type_name(x)} are numbers of words or the like, which have no distance of their own; give a function "
-            "that makes codes of them (features=…, or the encoder of a scheme of your own)."
+            f"features: inputs of type {type_name(x)} are numbers of words or the like, which have no distance of their own; give a "
+            "function that makes codes of them (features=…, or the encoder of a scheme of your own)."
         )
     flat = as_inputs(x).flatten(1).numpy()
     with np.errstate(invalid="ignore"):  # where all samples are equal their variance has no shares

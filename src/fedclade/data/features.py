@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -59,9 +61,10 @@ class FeatureClusters:
         return Split(train.mixed(share), test=test.mixed(share))
 
     def _share(self, wanted: float, train: _Dealt, codes: Codes, rng: np.random.Generator) -> float:
-        """How much has to be mixed. The distance falls in a nearly straight line with the share."""
+        """How much has to be mixed. The distance falls with the share: of whole distributions in a straight line, of samples a bit below."""
         measure = Measure(lambda rows: codes[rows], np.arange(len(codes)), train.sizes, SAMPLES, rng)
-        low, high = (measure(train.mixed(share)).percent for share in (1.0, 0.0))
+        distance = cache(lambda share: measure(train.mixed(share)).percent)
+        low, high = distance(1.0), distance(0.0)
         if not low < wanted < high:
             least, most = max(0.0, math.ceil(10 * low) / 10), math.floor(10 * high) / 10
             remedy = f"ask for at most {most:g} and more than {least:g}" if most > least else "leave emd out"
@@ -69,7 +72,7 @@ class FeatureClusters:
                 f"partition.emd = {wanted}: {len(train.sizes)} clients of these data can be {max(0.0, low):.2f} to {max(0.0, high):.2f} "
                 f"percent apart; {remedy}."
             )
-        return float(brentq(lambda share: measure(train.mixed(share)).percent - wanted, 0, 1, xtol=PRECISION))
+        return float(brentq(lambda share: distance(share) - wanted, 0.0, 1.0, xtol=PRECISION))
 
 
 class _Dealt:
@@ -102,12 +105,15 @@ class _Dealt:
 def _centres(codes: Codes, labels: Index, clients: int, rng: np.random.Generator) -> dict[int, Codes]:
     """k-means centres of each class, client k's in row k."""
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # slow to import
+    from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     found: dict[int, Codes] = {}
     manner = np.zeros((clients, codes.shape[1]))  # the sum, over the classes so far, of where each client's centre lies from the middle
     for label, rows in by_class(labels, rng).items():
-        with threadpool_limits(1):  # with several threads it adds in an order that changes from run to run
+        # With several threads it adds in an order that changes from run to run.
+        with threadpool_limits(1), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # of equal samples: centres may lie in one place
             centres = KMeans(clients, n_init=1, random_state=int(rng.integers(2**31))).fit(codes[rows]).cluster_centers_
         offsets = centres - codes[rows].mean(0)
         order = linear_sum_assignment(cdist(manner / max(1, len(found)), offsets, "sqeuclidean"))[1]

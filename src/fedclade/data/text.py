@@ -30,14 +30,14 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def vocabulary(texts: Iterable[str], size: int = 10_000) -> list[str]:
+def vocabulary(texts: Iterable[str], size: int = 2_000) -> list[str]:
     """The most frequent words, which have the tokens 2, 3, …; `size` counts UNKNOWN and END. Equally frequent words go by the alphabet."""
     check(size > 2, "vocabulary size", size, "it must be at least 3, since two tokens are no words")
     counts = Counter(word for text in texts for word in words(text))
     return sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
 
 
-def language_model(train: Texts, test: Texts, name: str = "texts", size: int = 10_000, length: int = 30) -> Dataset:
+def language_model(train: Texts, test: Texts, name: str = "texts", size: int = 2_000, length: int = 30) -> Dataset:
     """Windows of `length` + 1 tokens: x has the first `length` (T), y the last, so y is the word after each of x; the key is "topic".
 
     The texts of a topic are joined in their order, each followed by END, and cut; what is left over at the end is dropped, so that

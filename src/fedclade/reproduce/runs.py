@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import torch
+
+from fedclade.client.encode import Encoder
+from fedclade.client.tree import nbytes
 from fedclade.data.clients import Clients
-from fedclade.data.datasets import load
+from fedclade.data.datasets import Dataset, load
+from fedclade.data.partitions import partition
 from fedclade.errors import InvalidInput, nearest
 from fedclade.experiment import config, encoders
 from fedclade.experiment.config import Experiment
 from fedclade.experiment.runner import OnRound
-from fedclade.experiment.store import RunStore
+from fedclade.experiment.store import RunStore, StoredModels
+from fedclade.methods import FLT, IFCA, FedSEM
 from fedclade.reproduce.measures import History, Summary
-from fedclade.reproduce.table import Column, Row, Table
+from fedclade.reproduce.studies import STUDIES
+from fedclade.reproduce.table import SYNTHETIC, Column, Row, Table
 
 ENCODER_EPOCHS = 5
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: a row and the column whose data and settings it has, with one seed."""
+    """One run or study: a row and the column whose data and settings it has, with one seed."""
 
     row: Row
     column: Column
@@ -31,12 +41,19 @@ class Job:
     seed: int
     sets: tuple[str, ...]
     base: dict[str, config.Table] = field(repr=False)
+    study: str = ""
 
     @property
     def label(self) -> str:
-        """The name of its folder: the same settings have the same, in whatever table or column they stand."""
-        what = json.dumps([self.base, self.sets, self.row.encoder.get(self.column.name)], sort_keys=True)
-        return f"{self.row.method}-{self.data}-{hashlib.sha256(what.encode()).hexdigest()[:10]}-seed{self.seed}"
+        """The name of its folder or file: the same settings have the same, in whatever table, row or column they stand."""
+        settings = [self.tables] if self.study else [self.base, self.sets, self.row.encoder.get(self.column.name)]
+        what = json.dumps(settings, sort_keys=True)
+        return f"{self.study or self.row.method}-{self.data}-{hashlib.sha256(what.encode()).hexdigest()[:10]}-seed{self.seed}"
+
+    @property
+    def tables(self) -> dict[str, config.Table]:
+        """The experiment file with all that is set."""
+        return config.apply(self.base, self.sets)
 
     def experiment(self, encoder: Path | None) -> Experiment:
         sets = [*self.sets, *([f'method.encoder="{encoder}"'] if encoder is not None else [])]
@@ -67,8 +84,8 @@ class Plan:
 
 def plan(table: Table, options: Options) -> Plan:
     """Which runs the table needs. What asks for an unknown method or column is refused."""
-    rows = _chosen("--methods", [row.method for row in table.rows], options.methods)
-    named = _chosen("--columns", [column.name for column in table.columns], options.columns)
+    rows = _chosen("--methods", [row.method for row in table.rows if row.method], options.methods)
+    named = _chosen("--column", [column.name for column in table.columns], options.columns)
     seeds = 1 if options.quick else options.seeds or table.seeds
     data: dict[str, str | None] = {}
     jobs = {}
@@ -78,17 +95,17 @@ def plan(table: Table, options: Options) -> Plan:
             data[source.name] = next((name for name in source.data if _is_here(name, options.data_root)), None)
         data[column.name] = chosen = data[source.name]
         for row in table.rows:
-            if chosen is not None and row.method in rows and column.name not in row.skip:
+            if chosen is not None and (table.study or row.method in rows) and column.name not in row.skip:
                 for seed in range(seeds):
                     jobs[row.name, source.name, seed] = _job(table, row, source, chosen, seed, options.quick)
     return Plan(table, options, data, jobs)
 
 
 def _job(table: Table, row: Row, column: Column, data: str, seed: int, quick: bool) -> Job:
-    sets = [f'data.name="{data}"', *column.set, f'method.name="{row.method}"', *row.set, *row.sets.get(column.name, ()), f"run.seed={seed}"]
-    if quick:
-        sets += [*table.quick.set, *column.quick]
-    return Job(row, column, data, seed, tuple(sets), table.experiment)
+    sets = [f'data.name="{data}"'] if data != SYNTHETIC else []
+    sets += [*column.set, *([f'method.name="{row.method}"'] if row.method else []), *row.set, *row.sets.get(column.name, ())]
+    sets += [f"run.seed={seed}", *([*table.quick.set, *column.quick] if quick else [])]
+    return Job(row, column, data, seed, tuple(sets), table.experiment, table.study)
 
 
 def _chosen(option: str, known: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
@@ -99,6 +116,8 @@ def _chosen(option: str, known: Sequence[str], wanted: Sequence[str]) -> Sequenc
 
 
 def _is_here(name: str, root: str | None) -> bool:
+    if name == SYNTHETIC:
+        return True
     try:
         load(name, root)
     except InvalidInput:
@@ -112,24 +131,87 @@ Done = tuple[Summary, History]
 def execute(plan: Plan, folder: Path, on_job: Callable[[Job, int, int], OnRound | None]) -> dict[tuple[str, str, int], Done]:
     """Do the jobs that `folder` does not hold yet. `on_job` is told which one begins, its number and how many there are."""
     done: dict[tuple[str, str, int], Done] = {}
-    clients: tuple[object, Clients] | None = None
+    dealt = _Dealt(plan.options.data_root, plan.table.quick.samples if plan.options.quick else None)
     # Column by column and seed by seed, so that a partition is made once for all its rows.
     order = sorted(plan.jobs.items(), key=lambda item: (list(plan.data).index(item[0][1]), item[0][2]))
     for number, (key, job) in enumerate(order, start=1):
-        store = RunStore(folder / job.label)
-        summary = store.summary()
-        if summary is None:
-            experiment = job.experiment(_encoder(job, folder, plan.options))
-            dealt = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
-            if clients is None or clients[0] != dealt:
-                clients = (dealt, experiment.clients(plan.options.data_root))
-            on_round = on_job(job, number, len(order))
-            summary = experiment.prepared(clients[1], plan.options.device).execute(store.folder, resume=True, on_round=on_round).summary
-        done[key] = (summary, store.history())
+        begins = partial(on_job, job, number, len(order))
+        done[key] = _studied(job, folder, dealt, plan.options, begins) if job.study else _run(job, folder, dealt, plan.options, begins)
     return done
 
 
-def _encoder(job: Job, folder: Path, options: Options) -> Path | None:
+class _Dealt:
+    """The clients of an experiment, dealt anew only where those before were others. `few`: of no more than so many samples."""
+
+    def __init__(self, root: str | None, few: int | None) -> None:
+        self.few = few
+        self._root = root
+        self._last: tuple[object, Clients] | None = None
+
+    def __call__(self, experiment: Experiment) -> Clients:
+        what = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
+        if self._last is None or self._last[0] != what:
+            self._last = (what, experiment.clients(self._root) if self.few is None else self._thinned(experiment, self.few))
+        return self._last[1]
+
+    def _thinned(self, experiment: Experiment, few: int) -> Clients:
+        data, split = thinned(load(experiment.data.name, self._root), few), experiment.partition
+        return partition(data, experiment.scheme, split.clients, experiment.run.seed, split.probe)
+
+
+def thinned(data: Dataset, samples: int) -> Dataset:
+    """At most so many training samples and half as many test samples, taken evenly from all."""
+    train = slice(None, None, max(1, -(-len(data.y_train) // samples)))
+    test = slice(None, None, max(1, -(-2 * len(data.y_test) // samples)))
+    keys = {name: (ids[train], None if test_ids is None else test_ids[test]) for name, (ids, test_ids) in data.keys.items()}
+    return Dataset(data.name, data.x_train[train], data.y_train[train], data.x_test[test], data.y_test[test], keys)
+
+
+def _run(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], OnRound | None]) -> Done:
+    """Summary and history of a training run, from its folder if it has ended."""
+    store = RunStore(folder / job.label)
+    summary = store.summary()
+    if summary is None or job.row.formula:
+        experiment = job.experiment(_encoder(job, folder, options, dealt.few))
+        if summary is None:
+            run = experiment.prepared(dealt(experiment), options.device)
+            summary = run.execute(store.folder, resume=True, on_round=begins()).summary
+        if job.row.formula:
+            summary = summary | _traffic(experiment, store, summary)
+    return summary, store.history()
+
+
+def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], object]) -> Done:
+    """The numbers of a study, from its file if it has one. Rows that only look at other rounds of it have the same file."""
+    file = folder / f"{job.label}.json"
+    if not file.exists():
+        clients = None if job.data == SYNTHETIC else dealt(job.experiment(None))
+        begins()
+        start = time.perf_counter()
+        history = STUDIES[job.study](job.tables, clients, options.device)
+        folder.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".partial")
+        unfinished.write_text(json.dumps({"rounds": history, "seconds": round(time.perf_counter() - start, 3)}, indent=1) + "\n")
+        os.replace(unfinished, file)
+    found = json.loads(file.read_text())
+    return {**found["rounds"][-1], "seconds": found["seconds"]}, found["rounds"]
+
+
+def _traffic(experiment: Experiment, store: RunStore, summary: Summary) -> Summary:
+    """What a formula is about (see `table.SYMBOLS`), and all bytes that the simulator counted, both ways."""
+    models, method = StoredModels(store.folder), experiment.method
+    cohort = experiment.run.cohort_size(summary["clients"])
+    symbols = {"M": summary["clients"], "n": cohort, "T": summary["rounds"], "W": nbytes(models.row(0))}
+    if isinstance(method, FLT) and isinstance(method.k, int):
+        encoder = Encoder(encoders.resolve(method.encoder, models.shape, experiment.run.seed))
+        sent = encoder.needed(encoder.weights())
+        symbols |= {"E": nbytes(sent), "k": method.k, "e": encoder.codes(sent, torch.zeros(1, *models.shape)).shape[1]}
+    elif isinstance(method, IFCA | FedSEM):
+        symbols["C"] = method.clusters
+    return {"symbols": symbols, "bytes": summary["bytes_up"] + summary["bytes_down"]}
+
+
+def _encoder(job: Job, folder: Path, options: Options, few: int | None) -> Path | None:
     """The file of the encoder that this cell's FLT uses, trained if it is not there yet; None: the method's own default."""
     name = job.row.encoder.get(job.column.name)
     if name is None:
@@ -138,5 +220,6 @@ def _encoder(job: Job, folder: Path, options: Options) -> Path | None:
     file = folder / "encoders" / f"{name}-{epochs}.safetensors"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        encoders.pretrain(name, file, epochs=epochs, root=options.data_root, device=options.device)
+        data = load(name, options.data_root)
+        encoders.pretrain(data if few is None else thinned(data, few), file, epochs=epochs, device=options.device)
     return file.resolve()

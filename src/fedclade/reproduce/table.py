@@ -4,15 +4,23 @@ title, paper            what it is, and where it is printed
 metric, tolerance       what is compared (a number of summary.json, or see `measures`), and how far it may lie from the paper's
 seeds, notes            how many runs a cell has; what has to be known to read the table
 [experiment]            the experiment file that all cells have in common
-[quick] set             what --quick changes
+[quick] set, samples    what --quick changes, and how many training samples of a data set it uses
 [[columns]]             name; data: data sets, the first that is here is used; set: what this column changes
 [[rows]]                name; method; set: what this row changes; paper: numbers by column; why: what explains a difference
 [[claims]]              rows in rising order: what the paper says in words and what must hold whatever the numbers are
+
+study                   what is done with [experiment] where a cell is no training run (see `studies`): rows then have no method, and
+                        a study that makes its own data has the data set "synthetic"
+at                      of a row: the round whose numbers it shows, not the last
+formula, besides        of a row: the paper's number as an expression, and what is sent beyond it (see `evaluated`)
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import tomllib
+from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import cache
 from importlib import resources
@@ -22,9 +30,42 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from fedclade.errors import InvalidInput, nearest
+from fedclade.reproduce.studies import STUDIES
 
 _STRICT = ConfigDict(extra="forbid")
 Sets = tuple[str, ...]
+SYNTHETIC = "synthetic"
+SYMBOLS = {
+    "M": "clients",
+    "n": "clients of a round",
+    "T": "rounds",
+    "W": "bytes of a model",
+    "E": "bytes of the encoder that is sent",
+    "k": "centres a client",
+    "e": "numbers of a centre",
+    "C": "clusters",
+}
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+
+
+def evaluated(expression: str, symbols: Mapping[str, int]) -> int:
+    """The value of sums, differences and products of whole numbers and of the letters in SYMBOLS, such as "2*n*W*T"."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name) and node.id in SYMBOLS:
+            if node.id not in symbols:
+                raise InvalidInput(f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]}).")
+            return symbols[node.id]
+        raise ValueError(f"formula '{expression}': must be made of whole numbers, +, -, * and the letters {', '.join(SYMBOLS)}")
+
+    try:
+        return value(ast.parse(expression, mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(f"formula '{expression}': {error.msg}") from error
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -43,16 +84,24 @@ class Column:
 @dataclass(frozen=True, config=_STRICT)
 class Row:
     """A method with its settings; in `sets`, those that hold in one column only. `encoder` names, by column, the data set that FLT's
-    encoder is trained on. A row without a number of the paper is ours, for comparison."""
+    encoder is trained on. A row without a number of the paper is ours, for comparison. With a `formula` the paper's number is what it
+    comes to in this run, and ours must be that and `besides` more, to the byte."""
 
     name: str
-    method: str
+    method: str = ""
     set: Sets = ()
     sets: dict[str, Sets] = field(default_factory=dict)
     paper: dict[str, float] = field(default_factory=dict)
     why: str | dict[str, str] = ""
     encoder: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
+    at: int | None = None
+    formula: str = ""
+    besides: str = "0"
+
+    def __post_init__(self) -> None:
+        for expression in (self.formula or "0", self.besides):
+            evaluated(expression, dict.fromkeys(SYMBOLS, 1))
 
     def reason(self, column: str) -> str:
         return self.why if isinstance(self.why, str) else self.why.get(column, "")
@@ -70,6 +119,7 @@ class Claim:
 @dataclass(frozen=True, config=_STRICT)
 class Quick:
     set: Sets = ()
+    samples: int | None = None
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -80,12 +130,20 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     name: str = ""
+    study: str = ""
     metric: str = "accuracy"
     tolerance: float = 1.0
     seeds: int = 3
     notes: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = ()
     quick: Quick = Quick()
+
+    def __post_init__(self) -> None:
+        if self.study and self.study not in STUDIES:
+            raise ValueError(f"study '{self.study}': there is no such study.{nearest(self.study, STUDIES)}")
+        for row in self.rows:
+            if bool(row.method) == bool(self.study):
+                raise ValueError(f"row '{row.name}': {'a study has no methods' if self.study else 'it needs a method'}")
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)

@@ -1,0 +1,163 @@
+"""What CFL sees before its first split: how similar clients' updates and gradients are, and how long. All clients train one model, FedAvg.
+
+Sattler et al., arXiv 1910.01991. α_ij = cos(Δθ_i, Δθ_j); g(α) = α_intra^min − α_cross^max over the true groups, above 0 where no
+bipartition can be mistaken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.client.keys import fold
+from fedclade.client.objective import Batch, Objective
+from fedclade.client.plan import Batches
+from fedclade.client.programs import LocalTraining, Program, sgd
+from fedclade.client.tree import Tree, stack, tree_map
+from fedclade.client.updates import vectors
+from fedclade.data.clients import Clients
+from fedclade.engines.simulator import Simulator
+from fedclade.errors import InvalidInput, check
+from fedclade.experiment import config
+from fedclade.experiment.config import Experiment
+from fedclade.experiment.prepare import module_for
+from fedclade.federation import Rows
+from fedclade.relatedness.mixing import mix
+from fedclade.relatedness.similarity import bipartition, cosine, separation_gap
+from fedclade.relatedness.splits import WARM_UP, length
+from fedclade.reproduce.measures import History
+
+Tables = dict[str, dict[str, Any]]
+Similarity = NDArray[np.float64]
+
+
+class Round(NamedTuple):
+    """One round: Δθ_i of all clients, and their gradients at the model that they began with, a row each."""
+
+    number: int
+    updates: Tensor
+    gradients: Tensor
+
+
+def separation(tables: Tables, clients: Clients | None, device: str) -> History:
+    """By round, for updates and for gradients: the gap g(α), and in percent whether it is above 0 and whether the best bipartition tears no
+    group apart (as a percentage, so that the mean over seeds is the share of them)."""
+    assert clients is not None
+    experiment = config.experiment(tables)
+    if clients.groups is None:
+        raise InvalidInput(f"partition.name = '{clients.partition}': it has no true groups; use label_swap or another that has.")
+    groups, rows = clients.groups.numpy(), []
+    for number, *both in rounds(experiment, clients, device):
+        row: dict[str, Any] = {"round": number}
+        for name, vectors_of_all in zip(("updates", "gradients"), both, strict=True):
+            similarity = cosine(vectors_of_all).cpu().numpy()
+            gap = separation_gap(similarity, groups)
+            row |= {f"gap {name}": gap, f"separated {name}": 100.0 * (gap > 0), f"right {name}": 100.0 * keeps_whole(similarity, groups)}
+        rows.append(row)
+    return rows
+
+
+def two_clients(tables: Tables, clients: Clients | None, device: str) -> History:
+    """By round: the cosine of the two clients' updates, and in percent of the longest update of the first three rounds (`CFL`'s scale) the
+    lengths ‖mean Δθ‖ and max ‖Δθ_i‖."""
+    assert clients is not None
+    experiment = config.experiment(tables)
+    check(len(clients) == 2, "partition.clients", len(clients), "this study is of 2 clients")
+    rows: list[dict[str, Any]] = []
+    for number, updates, _ in rounds(experiment, clients, device, gradients=False):
+        share = (clients.sizes / clients.sizes.sum()).to(updates)
+        mean, longest = float(length((share @ updates)[None])), float(length(updates).max())
+        rows.append({"round": number, "cosine": float(cosine(updates)[0, 1]), "mean": mean, "longest": longest})
+    scale = max(row["longest"] for row in rows[:WARM_UP]) / 100
+    return [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+
+
+def rounds(experiment: Experiment, clients: Clients, device: str, gradients: bool = True) -> Iterator[Round]:
+    """FedAvg with all clients in every round, nothing split; without `gradients` they are left empty."""
+    seed, settings = experiment.run.seed, experiment.local
+    fed, everyone = Simulator(clients, device=device, **asdict(experiment.engine)), torch.arange(len(clients))
+    objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
+    model = stack([objective.params()])
+    for number in range(1, experiment.run.rounds + 1):
+        lr = settings.lr * settings.lr_decay ** (number - 1)
+        local = LocalTraining(objective, lr, settings.batch_size, settings.epochs, settings.momentum, settings.weight_decay)
+        each, key = Rows(model, torch.zeros_like(everyone)), fold(seed, "round", number)
+        trained = fed.map(sgd(local), everyone, each=each, key=key).out
+        slopes = vectors(fed.map(gradient(objective), everyone, each=each, key=key).out) if gradients else torch.empty(0)
+        yield Round(number, vectors(trained) - vectors(model), slopes)
+        model = mix(clients.sizes[None], trained)
+
+
+@lru_cache(maxsize=4)
+def gradient(objective: Objective) -> Program:
+    """The gradient of the loss summed over all of a client's examples, at the model it was given."""
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return mine, tree_map(torch.zeros_like, mine)
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        return objective.plus_gradient(carry, batch.examples, const, batch)
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    return Program(start, step, finish, Batches.whole(), "gradient")
+
+
+def keeps_whole(similarity: Similarity, groups: NDArray[np.integer[Any]]) -> bool:
+    """Whether CFL's bipartition (Algorithm 1) has every group on one side."""
+    side, _ = bipartition(similarity)
+    return all(len(set(side[groups == group])) == 1 for group in set(groups.tolist()))
+
+
+@dataclass(frozen=True)
+class Directions:
+    """k (`groups`) random gradients that add up to 0, as where federated learning rests. Each is had by `members` clients with a noise of
+    their own, γ (`noise`) times as long as the gradient."""
+
+    groups: int = 4
+    noise: float = 0.1
+    members: int = 5
+    dimensions: int = 100
+    draws: int = 1000
+
+    def __post_init__(self) -> None:
+        for name, least in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
+            check(getattr(self, name) >= least, f"study.{name}", getattr(self, name), f"must be at least {least}")
+        check(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
+
+    def bound(self) -> float:
+        """The γ below which every bipartition is right: sin(π / (4 (k − 1))).
+
+        k gradients that add up to 0 can be parted so that those apart are at least π/(k−1) from each other. Noise turns a vector by at
+        most arcsin γ: clients of one gradient stay within 2 arcsin γ, those apart stay farther than π/(k−1) − 2 arcsin γ.
+        """
+        return math.sin(math.pi / (4 * (self.groups - 1)))
+
+    def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The clients' gradients, a row each, and whose group they are of."""
+        gradients = rng.standard_normal((self.groups, self.dimensions))
+        gradients -= gradients.mean(0)
+        groups = np.repeat(np.arange(self.groups), self.members)
+        noise = rng.standard_normal((len(groups), self.dimensions))
+        lengths = np.linalg.norm(gradients, axis=1)[groups] / np.linalg.norm(noise, axis=1)
+        return gradients[groups] + self.noise * lengths[:, None] * noise, groups
+
+
+def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> History:
+    """In how many percent of the draws of `Directions` the bipartition keeps all groups whole."""
+    setting = config.build(Directions, tables.get("study", {}), "study")
+    rng = np.random.default_rng(tables["run"]["seed"])
+    right = 0
+    for _ in range(setting.draws):
+        found, groups = setting.draw(rng)
+        right += keeps_whole(cosine(torch.from_numpy(found)).numpy(), groups)
+    return [{"round": 1, "right": 100 * right / setting.draws}]
