@@ -84,5 +84,5 @@ def test_an_unknown_key_and_labels_that_are_sequences_are_refused() -> None:
     dataset = TwoTopics().dataset()
     with pytest.raises(fc.InvalidInput, match=r"partition.key = 'writer'.*has topic"):
         fc.data.partition(dataset, fc.data.LabelClusters(clusters=2, classes=1, key="writer"), clients=4)
-    with pytest.raises(fc.InvalidInput, match="needs one class label a sample.*label_clusters with a key"):
+    with pytest.raises(fc.InvalidInput, match=r"needs one class label a sample.*label_clusters with a key"):
         fc.data.partition(dataset, fc.data.Dirichlet(0.5), clients=4)

@@ -472,7 +472,7 @@ def test_classes_that_do_not_occur_are_no_obstacle() -> None:
 
 def test_every_scheme_has_a_name_and_records_its_settings() -> None:
     names = "iid dirichlet pathological natural_id label_clusters power_law_clusters label_swap label_permutation rotation quantity_skew"
-    assert list(PARTITIONS) == names.split()
+    assert list(PARTITIONS) == [*names.split(), "feature_clusters", "flipped_id"]
     assert all(scheme.name == name for name, scheme in PARTITIONS.items())
     clients = partition(toy(), LabelClusters(2, 2), 4, seed=5)
     assert clients.origin == {"clusters": 2, "classes": 2, "overlap": 0, "seed": 5, "probe": 4}

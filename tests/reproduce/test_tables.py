@@ -19,7 +19,7 @@ SHAPES = {  # of the inputs, and the number of classes
     **dict.fromkeys(("emnist_byclass", "emnist62", "femnist"), ((1, 28, 28), 62)),
     **dict.fromkeys(("cifar10", "svhn"), ((3, 32, 32), 10)),
     "cifar100": ((3, 32, 32), 100),
-    "ag_news": ((30,), 10_000),
+    "ag_news": ((30,), 2_000),
     "genomic": ((30, 64), 2),
     "digits": ((1, 8, 8), 10),
 }

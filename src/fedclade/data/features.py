@@ -61,7 +61,7 @@ class FeatureClusters:
         return Split(train.mixed(share), test=test.mixed(share))
 
     def _share(self, wanted: float, train: _Dealt, codes: Codes, rng: np.random.Generator) -> float:
-        """How much has to be mixed. The distance falls with the share: of whole distributions in a straight line, of samples a bit below."""
+        """How much has to be mixed. The distance falls with the share: in a straight line, but for what sampling blurs."""
         measure = Measure(lambda rows: codes[rows], np.arange(len(codes)), train.sizes, SAMPLES, rng)
         distance = cache(lambda share: measure(train.mixed(share)).percent)
         low, high = distance(1.0), distance(0.0)

@@ -79,11 +79,16 @@ def _measured(metric: str) -> str:
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.{_DIGITS}f}"
+    return "–" if value is None else _shown(value)
 
 
 def signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.{_DIGITS}f}"
+    return "" if value is None else f"{'+' * (value >= 0)}{_shown(value)}"
+
+
+def _shown(value: float) -> str:
+    """Bytes and rounds are whole numbers, and large ones want no more digits."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{_DIGITS}f}"
 
 
 def spread(cell: Cell) -> str:
