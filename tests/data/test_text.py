@@ -134,9 +134,9 @@ def test_other_texts_and_bad_topics_are_refused(tmp_path: Path) -> None:
 def test_the_real_ag_news(real_data: Callable[[str], Path]) -> None:
     data = load("ag_news", root=real_data("ag_news").parent)
     assert data.x_train.shape[1:] == data.y_train.shape[1:] == (30,)
-    assert data.classes == 10_000
+    assert data.classes == 2_000
     train, test = data.keys["topic"]
     assert test is not None
     assert train.unique().tolist() == test.unique().tolist() == [0, 1, 2, 3]
-    assert (data.x_train == UNKNOWN).float().mean() < 0.1
+    assert (data.x_train == UNKNOWN).float().mean() < 0.25
     assert torch.equal(data.x_train[:, 1:], data.y_train[:, :-1])
