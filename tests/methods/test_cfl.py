@@ -189,22 +189,22 @@ def test_another_secret_is_another_order() -> None:
 # ---- the test for a split
 
 
-def test_auto_is_relative_to_the_first_three_rounds_of_a_cluster() -> None:
+def test_auto_is_relative_to_the_longest_update_of_a_cluster() -> None:
     method = CFL()
     state = CFLState.planted({"w": torch.zeros(1, 4)}, clients=3, size=4)
     ids = torch.arange(3)
-    for longest, expected in ((2.0, 2.0), (5.0, 5.0), (3.0, 5.0), (9.0, 5.0)):
-        assert method._eps(state, 0)[0] == (0.0 if state.age[0] < 3 else AUTO_EPS1 * 5.0)  # nothing is below 0: no split yet
+    for longest, before, expected in ((2.0, 0.0, 2.0), (5.0, 0.0, 5.0), (3.0, 0.0, 5.0), (9.0, AUTO_EPS1 * 5.0, 9.0)):
+        assert method._eps(state, 0)[0] == before  # nothing is below 0: no split in the first three rounds
         state = state.trained(ids, torch.tensor([1.0, longest, 1.0], dtype=torch.float64), torch.zeros(3, 4))
         assert float(state.scale[0]) == expected
-    assert method._eps(state, 0) == (AUTO_EPS1 * 5.0, AUTO_EPS2 * 5.0)
+    assert method._eps(state, 0) == (AUTO_EPS1 * 9.0, AUTO_EPS2 * 9.0)
     # A child's first round is that of the split; the other leaf keeps its own scale.
     state = state.split(0, ids, torch.tensor([False, True, True]), torch.eye(3, 4))
     state = state.trained(ids, torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64), torch.eye(3, 4))
-    assert (state.age.tolist(), state.scale.tolist()) == ([4, 1, 1], [5.0, 4.0, 2.0])
+    assert (state.age.tolist(), state.scale.tolist()) == ([4, 1, 1], [9.0, 4.0, 2.0])
     assert CFL(eps1=0.5, eps2=2.0)._eps(state, 1) == (0.5, 2.0)  # lengths as given hold from the first round on
     assert CFL(eps1=0.5)._eps(state, 1) == (0.0, 0.0)
-    assert CFL(eps1=0.5)._eps(state, 0) == (0.5, AUTO_EPS2 * 5.0)
+    assert CFL(eps1=0.5)._eps(state, 0) == (0.5, AUTO_EPS2 * 9.0)
 
 
 def test_bisect_wants_rest_movement_and_distance() -> None:

@@ -34,7 +34,7 @@ class CFL(Method):
     clients that answered are parted so that the largest similarity across, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least
     (`linkage="single"`, Algorithm 1; "complete" is the authors' code). The split is accepted iff gamma_max < sqrt((1 - α_cross^max) / 2).
 
-    eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update in the cluster's first three rounds (no split until then).
+    eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update of the cluster so far (no split in its first three rounds).
     gamma_max: γ_max, the largest noise in an update relative to its length, which the paper takes as known; or "auto": estimated from the
         similarity of each client to the most similar one on its side (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
     min_size: clients of a cluster that must have answered for it to be split.

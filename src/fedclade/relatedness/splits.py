@@ -15,7 +15,7 @@ from torch import Tensor
 from fedclade.relatedness.similarity import bipartition, cosine
 
 NOWHERE = -1
-WARM_UP = 3  # rounds of a node that set its scale
+WARM_UP = 3  # rounds of a node before its scale means anything
 MARGIN = 1.2  # clients of one kind part by chance at 1.02 to 1.08 times the noise inside the sides; docs/methods/cfl.md
 BLOCK = 1024  # rows at a time, where a matrix would otherwise have all clients on both sides
 
@@ -74,7 +74,7 @@ class ParameterTree:
     cluster: Tensor  # (clients,) the leaf of each, or -1
     parent: Tensor  # (nodes,) the parent of each, -1 for the root
     age: Tensor  # (nodes,) rounds that it was trained in
-    scale: Tensor  # (nodes,) the longest update of its first rounds
+    scale: Tensor  # (nodes,) the longest update of its rounds so far
     settled: Tensor  # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and is not tried again
     cached: Tensor  # (entries, d) the updates that decided splits
     cached_at: Tensor  # (entries,) the child that the client of the update went to
@@ -130,7 +130,7 @@ class ParameterTree:
         return replace(
             self,
             age=age,
-            scale=torch.where(age <= WARM_UP, longest, self.scale),
+            scale=longest,
             latest=torch.cat([self.latest, projected[new]]).index_copy_(0, row, projected),
             latest_row=self.latest_row.index_copy(0, ids, row),
             latest_at=self.latest_at.index_copy(0, ids, at),
