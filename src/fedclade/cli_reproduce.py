@@ -17,7 +17,7 @@ from fedclade.experiment.progress import display
 from fedclade.experiment.runner import OnRound
 from fedclade.reproduce.outcome import Outcome, in_words, outcome
 from fedclade.reproduce.page import number, page, signed, spread
-from fedclade.reproduce.runs import Job, Options, execute, plan
+from fedclade.reproduce.runs import Job, Options, execute, plan, so_far
 from fedclade.reproduce.table import find, tables
 from fedclade.terminal import (
     DataRootOption,
@@ -41,6 +41,7 @@ def reproduce(
     device: DeviceOption = "auto",
     out: OutOption = None,
     resume: ResumeOption = False,
+    done_only: Annotated[bool, typer.Option("--so-far", help="Run nothing: the table of what --out holds.")] = False,
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
@@ -50,15 +51,19 @@ def reproduce(
         return
     options = Options(seeds, quick, names(methods), tuple(columns or ()), device, data_root)
     chosen = find(table)
-    if resume and out is None:
-        raise InvalidInput("--resume: say which with --out DIR.")
+    if (resume or done_only) and out is None:
+        raise InvalidInput(f"{'--so-far' if done_only else '--resume'}: say which with --out DIR.")
     folder = out or new_folder(f"reproduce-{table}{'-quick' * quick}")
-    if folder.exists() and any(folder.iterdir()) and not resume:
+    if folder.exists() and any(folder.iterdir()) and not (resume or done_only):
         raise InvalidInput(f"--out {folder}: it is not empty; give another folder, or go on with --resume.")
     planned = plan(chosen, options)
     if not planned.jobs:
         missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
         raise InvalidInput(f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data list`.")
+    if done_only:
+        planned = so_far(planned, folder)
+        if not planned.jobs:
+            raise InvalidInput(f"--so-far: {folder} holds no finished run of {table}.")
     try:
         with ExitStack() as shown:
 

@@ -82,6 +82,15 @@ def test_what_was_run_is_not_run_again(small: Table, tmp_path: Path) -> None:
     assert {job.seed for job in begun} == {1}
 
 
+def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path) -> None:
+    first, _ = done(small, tmp_path, seeds=1)
+    made = next(tmp_path.glob("fedavg-*/about.json"))
+    made.write_text(json.dumps({**json.loads(made.read_text()), "machine": "another one"}))
+    again, _ = done(small, tmp_path, seeds=1)
+    assert again.about["machine"] == f"another one, {first.about['machine']}"
+    assert again.about["torch"] == first.about["torch"]
+
+
 def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path) -> None:
     result, _ = done(small, tmp_path)
     cells = {(cell.row, cell.column): cell for cell in result.cells}
@@ -158,6 +167,11 @@ def test_the_command(small: Table, tmp_path: Path) -> None:
     assert "better" in told.output
     assert json.loads((folder / "table.json").read_text())["table"] == "small"
     assert (folder / "table.md").read_text().startswith("# A small table")
+    so_far = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(folder)])  # of the two seeds one is there
+    assert so_far.exit_code == 0, so_far.output
+    assert {len(cell["values"]) for cell in json.loads((folder / "table.json").read_text())["cells"]} == {1}
+    nothing = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(tmp_path / "nothing")])
+    assert "holds no finished run" in str(nothing.exception)
     again = runner.invoke(app, ["reproduce", "small", "--out", str(folder)])
     assert isinstance(again.exception, fc.InvalidInput)
     assert "--resume" in str(again.exception)

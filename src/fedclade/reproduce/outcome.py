@@ -85,7 +85,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
         {column.name: table.settings_of(column).data for column in shown},
         tuple(cells),
         tuple(checked),
-        about(device),
+        _made_with(done, device),
         round(sum({plan.jobs[key].label: summary["seconds"] for key, (summary, _) in done.items()}.values()), 1),
     )
 
@@ -108,6 +108,12 @@ def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
         far = abs(difference) > plan.table.tolerance_of(column)
         mark = "within" if not far else "above" if difference > 0 else "below"
     return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, difference, mark, row.reason(column.name))
+
+
+def _made_with(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
+    """Machine, versions and commit of the runs; where they differ, all of them."""
+    every = [summary.get("about") or about(device) for summary, _ in done.values()]
+    return {name: ", ".join(dict.fromkeys(each[name] for each in every if name in each)) for name in every[0]} if every else about(device)
 
 
 def _until(done: Done, last: int | None) -> Done:

@@ -55,7 +55,7 @@ def _line(cell: Cell, footnotes: dict[str, int]) -> str:
     if cell.why:
         note = f" [{footnotes.setdefault(cell.why, len(footnotes) + 1)}]"
     name = cell.row if cell.paper is not None else f"*{cell.row}*"
-    return f"| {name} | {number(cell.paper)} | {spread(cell)} | {signed(cell.difference)} | {in_words(cell)}{note} |"
+    return f"| {name} | {number(cell.paper)} | {spread(cell)} | {len(cell.values)} | {signed(cell.difference)} | {in_words(cell)}{note} |"
 
 
 def _claim(claim: Checked) -> str:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,11 @@ from fedclade.client.tree import nbytes
 from fedclade.data.clients import Clients
 from fedclade.data.datasets import Dataset, load
 from fedclade.data.partitions import partition
+from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput, nearest
 from fedclade.experiment import config, encoders
 from fedclade.experiment.config import Experiment
+from fedclade.experiment.machine import about
 from fedclade.experiment.runner import OnRound
 from fedclade.experiment.store import RunStore, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
@@ -126,6 +128,16 @@ def _is_here(name: str, root: str | None) -> bool:
 
 
 Done = tuple[Summary, History]
+ABOUT = "about.json"  # beside a run: the machine and the commit it was made with
+
+
+def so_far(plan: Plan, folder: Path) -> Plan:
+    """The jobs of a plan that have been done."""
+    return replace(plan, jobs={key: job for key, job in plan.jobs.items() if _is_done(job, folder)})
+
+
+def _is_done(job: Job, folder: Path) -> bool:
+    return (folder / f"{job.label}.json").exists() if job.study else RunStore(folder / job.label).summary() is not None
 
 
 def execute(plan: Plan, folder: Path, on_job: Callable[[Job, int, int], OnRound | None]) -> dict[tuple[str, str, int], Done]:
@@ -176,9 +188,11 @@ def _run(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callab
         if summary is None:
             run = experiment.prepared(dealt(experiment), options.device)
             summary = run.execute(store.folder, resume=True, on_round=begins()).summary
+            (store.folder / ABOUT).write_text(json.dumps(about(pick_device(options.device).type), indent=1) + "\n")
         if job.row.formula:
             summary = summary | _traffic(experiment, store, summary)
-    return summary, store.history()
+    made = store.folder / ABOUT
+    return summary | ({"about": json.loads(made.read_text())} if made.exists() else {}), store.history()
 
 
 def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], object]) -> Done:
@@ -191,10 +205,11 @@ def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Ca
         history = STUDIES[job.study](job.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(".partial")
-        unfinished.write_text(json.dumps({"rounds": history, "seconds": round(time.perf_counter() - start, 3)}, indent=1) + "\n")
+        seconds, made = round(time.perf_counter() - start, 3), about(pick_device(options.device).type)
+        unfinished.write_text(json.dumps({"rounds": history, "seconds": seconds, "about": made}, indent=1) + "\n")
         os.replace(unfinished, file)
     found = json.loads(file.read_text())
-    return {**found["rounds"][-1], "seconds": found["seconds"]}, found["rounds"]
+    return {**found["rounds"][-1], **{name: found[name] for name in ("seconds", "about") if name in found}}, found["rounds"]
 
 
 def _traffic(experiment: Experiment, store: RunStore, summary: Summary) -> Summary:
