@@ -20,8 +20,8 @@ def page(outcome: Outcome, level: int = 1) -> str:
         lines += [
             f"**{column}** ({_measured(cells[0].metric)})",
             "",
-            "| | paper | measured | difference | |",
-            "| --- | --- | --- | --- | --- |",
+            "| | paper | measured | seeds | difference | |",
+            "| --- | --- | --- | --- | --- | --- |",
         ]
         lines += [_line(cell, footnotes) for cell in cells]
         lines.append("")
