@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import TypeAdapter, ValidationError
 from typer.testing import CliRunner
 
@@ -15,7 +16,7 @@ from fedclade.reproduce import table as definitions
 from fedclade.reproduce.measures import measure
 from fedclade.reproduce.outcome import Outcome, in_words, outcome
 from fedclade.reproduce.page import from_json, page
-from fedclade.reproduce.runs import Job, Options, execute, plan
+from fedclade.reproduce.runs import Job, Options, execute, plan, thinned
 from fedclade.reproduce.table import Table
 
 SMALL: dict[str, Any] = {
@@ -187,3 +188,14 @@ def test_without_a_name_the_tables_are_listed_and_an_unknown_one_is_refused(smal
 def test_where_no_data_are_here_nothing_is_run(small: Table, tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["reproduce", "small", "--column", "nowhere", "--out", str(tmp_path / "out")])
     assert "none of its data sets is here" in str(told.exception)
+
+
+def test_a_quick_look_takes_samples_evenly() -> None:
+    x = torch.arange(100.0).view(100, 1)
+    data = fc.data.dataset(x, torch.arange(100) % 10, x[:40], torch.arange(40) % 10, writer=(torch.arange(100), torch.arange(40)))
+    few = thinned(data, 30)
+    assert few.x_train.flatten().tolist() == list(range(0, 100, 4))  # every fourth: every third would be more than 30
+    assert few.x_test.flatten().tolist() == list(range(0, 40, 3))
+    train, test = few.keys["writer"]
+    assert test is not None
+    assert (train.tolist(), test.tolist()) == (list(range(0, 100, 4)), list(range(0, 40, 3)))
