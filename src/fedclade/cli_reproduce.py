@@ -115,4 +115,4 @@ def _show(result: Outcome) -> None:
         out_console.print(f"- {reason}", markup=False)
     for claim in result.claims:
         verdict = "holds" if claim.holds else "does not hold"
-        out_console.print(f"{claim.column}: {' ≤ '.join(claim.rising)}: {verdict}", markup=False)
+        out_console.print(f"{claim.place}: {' ≤ '.join(claim.rising)}: {verdict}", markup=False)

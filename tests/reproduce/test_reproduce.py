@@ -17,7 +17,7 @@ from fedclade.reproduce.measures import measure
 from fedclade.reproduce.outcome import Outcome, in_words, outcome
 from fedclade.reproduce.page import from_json, page
 from fedclade.reproduce.runs import Job, Options, execute, plan, thinned
-from fedclade.reproduce.table import Table
+from fedclade.reproduce.table import Claim, Table
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -103,7 +103,7 @@ def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path) -> No
     variance = cells["FedAvg", "variance"]
     assert (variance.mark, in_words(variance)) == ("below", "better")  # the less it varies, the better
     assert cells["True groups", "digits"].mark == ""
-    assert [(claim.column, claim.holds) for claim in result.claims] == [("digits", True)]
+    assert [(claim.place, claim.holds) for claim in result.claims] == [("digits", True)]
 
 
 def test_a_claim_that_does_not_hold_says_so(small: Table, tmp_path: Path) -> None:
@@ -111,6 +111,15 @@ def test_a_claim_that_does_not_hold_says_so(small: Table, tmp_path: Path) -> Non
     result, _ = done(false, tmp_path, seeds=1)
     assert [claim.holds for claim in result.claims] == [False]
     assert "**does not hold**" in page(result)
+
+
+def test_a_claim_may_be_about_one_row_and_several_columns(small: Table, tmp_path: Path) -> None:
+    claims = (Claim(rising=("digits", "variance"), row="FedAvg"), Claim(rising=("variance", "digits"), row="FedAvg"))
+    result, _ = done(replace(small, claims=claims), tmp_path, seeds=1)
+    accuracy, variance = (cell.mean for cell in result.cells if cell.row == "FedAvg")
+    assert accuracy is not None
+    assert variance is not None
+    assert [(claim.place, claim.holds) for claim in result.claims] == [("FedAvg", accuracy <= variance), ("FedAvg", variance <= accuracy)]
 
 
 def test_the_page_says_what_stands_in_what_is_missing_and_why(small: Table, tmp_path: Path) -> None:

@@ -89,6 +89,10 @@ def test_names_refer_to_columns_and_rows(table: Table) -> None:
         assert set(row.skip) < set(columns), f"{row.name} is skipped everywhere"
     for claim in table.claims:
         assert len(claim.rising) > 1
+        if claim.row:
+            assert claim.row in rows
+            assert set(claim.rising) <= set(columns)
+            continue
         assert set(claim.rising) <= set(rows)
         assert set(claim.columns) <= set(columns)
         for name in claim.columns:

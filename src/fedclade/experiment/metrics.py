@@ -45,6 +45,19 @@ def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | N
     }
 
 
+def summary_of(values: dict[str, Tensor], test_samples: int) -> dict[str, float | None]:
+    """What is said of per-client values, by name: of accuracies more than their mean."""
+    numbers: dict[str, float | None] = {}
+    for name, value in values.items():
+        if name == "accuracy":
+            numbers |= accuracy_summary(value, test_samples)
+        else:
+            numbers[name] = mean_over_clients(value)
+        if name == "train_accuracy":
+            numbers["train_accuracy_variance"] = accuracy_summary(value, 0)["accuracy_variance"]
+    return numbers
+
+
 def distinct_test_samples(clients: Clients) -> int:
     """How many different samples the clients are tested on; a rotated or relabelled copy is the same sample."""
     used = torch.zeros(len(clients.test), dtype=torch.bool)

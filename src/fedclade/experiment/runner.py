@@ -133,7 +133,7 @@ class Run:
                 if self._is_due(round_number, self.settings.eval_every):
                     with self._fed.clock.whole("evaluation"):
                         values = self._evaluate(state, round_number)
-                    row |= self._summary_of(values)
+                    row |= metrics.summary_of(values, self._test_samples)
                 row["seconds"] = counters.seconds()
                 history.append(row)
                 if store is not None:
@@ -241,15 +241,6 @@ class Run:
         ids = self._everyone[state.cluster != UNKNOWN]
         return state, self._bound(number).serve(state, ids), ids
 
-    def _summary_of(self, values: dict[str, Tensor]) -> dict[str, Any]:
-        numbers: dict[str, Any] = {}
-        for name, value in values.items():
-            if name == "accuracy":
-                numbers |= metrics.accuracy_summary(value, self._test_samples)
-            else:
-                numbers[name] = metrics.mean_over_clients(value)
-        return numbers
-
     def _finish(
         self, store: RunStore | None, module: nn.Module, state: State, history: list[dict[str, Any]], values: dict[str, Tensor]
     ) -> Result:
@@ -300,7 +291,7 @@ class Run:
             "accuracy_stderr": None,
             "accuracy_variance": None,
             "accuracy_worst10": None,
-            **self._summary_of(values),
+            **metrics.summary_of(values, self._test_samples),
             "ari": metrics.adjusted_rand(self.clients.groups, state.cluster),
             "bytes_up": sum(row["bytes_up"] for row in history),
             "bytes_down": sum(row["bytes_down"] for row in history),

@@ -36,9 +36,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim in one column: whether it holds, with the numbers it was read from."""
+    """A claim in one column, or about one row: whether it holds, with the numbers it was read from."""
 
-    column: str
+    place: str
     rising: tuple[str, ...]
     means: tuple[float, ...]
     holds: bool
@@ -74,7 +74,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
                 cells.append(_cell(plan, row, column, found))
     means = {(cell.row, cell.column): cell.mean for cell in cells}
     claims = () if plan.options.quick else table.claims
-    checked = [result for claim in claims for column in shown if (result := _checked(claim, column.name, means)) is not None]
+    checked = [result for claim in claims for place in _places(claim, shown) if (result := _checked(claim, place, means)) is not None]
     return Outcome(
         table.name,
         table.title,
@@ -138,16 +138,20 @@ def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cel
     return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, mean - paper, mark, why)
 
 
-def _checked(claim: Claim, column: str, means: dict[tuple[str, str], float | None]) -> Checked | None:
-    """The claim in this column; None where it is not about it, or a number is missing."""
-    if claim.columns and column not in claim.columns:
-        return None
-    found = [means.get((row, column)) for row in claim.rising]
+def _places(claim: Claim, shown: list[Column]) -> list[str]:
+    if claim.row:
+        return [claim.row]
+    return [column.name for column in shown if not claim.columns or column.name in claim.columns]
+
+
+def _checked(claim: Claim, place: str, means: dict[tuple[str, str], float | None]) -> Checked | None:
+    """The claim in this column or about this row; None where a number is missing."""
+    found = [means.get((place, name) if claim.row else (name, place)) for name in claim.rising]
     known = tuple(value for value in found if value is not None)
     if len(known) < len(found):
         return None
     holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
-    return Checked(column, claim.rising, known, holds)
+    return Checked(place, claim.rising, known, holds)
 
 
 def in_words(cell: Cell) -> str:

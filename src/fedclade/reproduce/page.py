@@ -60,7 +60,7 @@ def _line(cell: Cell, footnotes: dict[str, int]) -> str:
 
 def _claim(claim: Checked) -> str:
     order = " ≤ ".join(f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True))
-    return f"- {claim.column}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
+    return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
 
 
 def _measured(metric: str) -> str:
@@ -102,6 +102,6 @@ def spread(cell: Cell) -> str:
 def from_json(found: dict[str, Any]) -> Outcome:
     """An outcome as `Outcome.as_json` wrote it."""
     cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in found["cells"])
-    claims = tuple(Checked(claim["column"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"]) for claim in found["claims"])
+    claims = tuple(Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"]) for claim in found["claims"])
     wanted = {column: tuple(names) for column, names in found["wanted"].items()}
     return Outcome(**{**found, "cells": cells, "claims": claims, "wanted": wanted, "notes": tuple(found["notes"])})

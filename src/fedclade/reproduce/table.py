@@ -9,6 +9,8 @@ seeds, notes            how many runs a cell has; what has to be known to read t
 [[rows]]                name; method; set: what this row changes; paper: numbers by column; why: what explains a difference
 [[claims]]              rows in rising order: what the paper says in words and what must hold whatever the numbers are
 
+part_of, columns        instead of all this: some columns of another table, as a table of their own
+
 study                   what is done with [experiment] where a cell is no training run (see `studies`): rows then have no method, and
                         a study that makes its own data has the data set "synthetic"
 at                      of a row: the round whose numbers it shows, not the last
@@ -20,11 +22,11 @@ from __future__ import annotations
 import ast
 import operator
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -34,6 +36,7 @@ from fedclade.reproduce.studies import STUDIES
 
 _STRICT = ConfigDict(extra="forbid")
 Sets = tuple[str, ...]
+T = TypeVar("T")
 SYNTHETIC = "synthetic"
 SYMBOLS = {
     "M": "clients",
@@ -103,16 +106,29 @@ class Row:
         for expression in (self.formula or "0", self.besides):
             evaluated(expression, dict.fromkeys(SYMBOLS, 1))
 
+    def only(self, columns: Sequence[str]) -> Row:
+        """What it says of these columns."""
+
+        def among(found: dict[str, T]) -> dict[str, T]:
+            return {column: value for column, value in found.items() if column in columns}
+
+        why = self.why if isinstance(self.why, str) else among(self.why)
+        skip = tuple(column for column in self.skip if column in columns)
+        return replace(self, sets=among(self.sets), paper=among(self.paper), why=why, encoder=among(self.encoder), skip=skip)
+
     def reason(self, column: str) -> str:
         return self.why if isinstance(self.why, str) else self.why.get(column, "")
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Claim:
-    """Rows whose numbers rise in this order, in these columns (none named: all); each may lie `slack` under the one before."""
+    """Rows whose numbers rise in this order, in these columns (none named: all); each may lie `slack` under the one before.
+
+    With a `row` it is about that row, and `rising` names columns."""
 
     rising: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    row: str = ""
     slack: float = 0.0
 
 
@@ -163,11 +179,25 @@ class Table:
 def tables() -> dict[str, Table]:
     """All tables by name."""
     found = {}
+    parts = {}
     for file in sorted(resources.files("fedclade.reproduce").joinpath("tables").iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
-            name = file.name.removesuffix(".toml")
-            found[name] = TypeAdapter(Table).validate_python({**tomllib.loads(file.read_text()), "name": name})
-    return found
+            name, content = file.name.removesuffix(".toml"), tomllib.loads(file.read_text())
+            if "part_of" in content:
+                parts[name] = content
+            else:
+                found[name] = TypeAdapter(Table).validate_python({**content, "name": name})
+    found |= {name: _part(name, found[content["part_of"]], content) for name, content in parts.items()}
+    return dict(sorted(found.items()))
+
+
+def _part(name: str, whole: Table, content: dict[str, Any]) -> Table:
+    """Columns of another table that stand as a table of their own elsewhere."""
+    names = content["columns"]
+    rows = tuple(row.only(names) for row in whole.rows)
+    claims = tuple(replace(claim, columns=tuple(column for column in claim.columns if column in names)) for claim in whole.claims)
+    columns = tuple(whole.column(column) for column in names)
+    return replace(whole, name=name, title=content["title"], paper=content["paper"], columns=columns, rows=rows, claims=claims)
 
 
 def find(name: str) -> Table:
