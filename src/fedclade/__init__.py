@@ -10,6 +10,7 @@ from fedclade import data, models
 from fedclade.client.objective import Batch, accuracy, cross_entropy
 from fedclade.client.plan import Batches
 from fedclade.client.programs import LocalTraining, Program, sgd, then
+from fedclade.client.recipes import travels
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable
 from fedclade.experiment.encoders import pretrain
@@ -89,4 +90,5 @@ __all__ = [
     "run",
     "sgd",
     "then",
+    "travels",
 ]

@@ -184,8 +184,11 @@ def describe(
     """What something does and its parameters; of a method also what leaves a client, and the paper."""
     _import_all(imports)
     kind = next((kind for kind, things in REGISTRY.items() if name in things), None)
+    if kind is None and name in CATALOGUE:
+        out_console.print(CATALOGUE[name].about(), markup=False, soft_wrap=True)
+        return
     if kind is None:
-        every = {known for things in REGISTRY.values() for known in things}
+        every = {known for things in REGISTRY.values() for known in things} | CATALOGUE.keys()
         raise InvalidInput(f"describe '{name}': there is no method, partition, model or data set of that name.{nearest(name, every)}")
     chosen = REGISTRY[kind][name]
     text = inspect.getdoc(chosen) or ""

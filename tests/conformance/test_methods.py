@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 
 from fedclade import IFCA, PCAHC, SCAFFOLD, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
+from fedclade.client.encode import Encoder
 from fedclade.client.keys import fold
 from fedclade.client.objective import Objective
+from fedclade.client.programs import AnyProgram
+from fedclade.client.travel import Here, described, made
 from fedclade.client.tree import Tree
 from fedclade.data import Clients, Parts
 from fedclade.engines.simulator import Faults
@@ -250,3 +254,17 @@ def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragge
         (case.method.down, case.fed.traffic.down - before.down),
     ):
         assert counted == len(cohort) * eval(declared, {"__builtins__": {}}, symbols)
+
+
+def test_another_machine_makes_its_programs_from_names_and_numbers(name: str, engine: str, ragged: Clients) -> None:
+    plain, sent = (Federation(name, engine, ragged) for _ in range(2))
+    module = getattr(sent.method, "encoder_module", None)
+    here = Here(sent.objective, None if module is None else Encoder(module), getattr(sent.method, "secret", None))
+    ask: Any = sent.fed.map
+
+    def map_elsewhere(program: AnyProgram, ids: Tensor, **call: Any) -> Any:
+        return ask(made(json.loads(json.dumps(described(program))), here), ids, **call)
+
+    sent.fed.map = map_elsewhere  # type: ignore[method-assign]
+    expected, got = (federation.rounds(federation.init(), *cohorts(len(ragged))[:2]) for federation in (plain, sent))
+    assert same(plain.served(expected), sent.served(got))

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedclade.client.objective import Objective
 from fedclade.client.programs import AnyProgram, Chain, Program, losses, then
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree
 
 
+@travels
 @lru_cache(maxsize=32)
 def choose(objective: Objective) -> Program:
     """Which of the models in `shared` (a stack) has the least loss: replies with its number, `row`, and nothing else."""
@@ -24,6 +26,7 @@ def choose(objective: Objective) -> Program:
     return replace(every, finish=finish, name="choose")
 
 
+@travels
 def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> Chain:
     """Choose as above, then `train` the chosen model, in one message: the reply has `row` too, and on request `loss`, the least one."""
     return then(losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)

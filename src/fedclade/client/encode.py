@@ -15,6 +15,7 @@ from torch.func import functional_call, grad
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
 from fedclade.client.programs import AnyProgram, Program, then
+from fedclade.client.recipes import travels
 from fedclade.client.threads import PerThread
 from fedclade.client.tree import Tree, prefixed, tree_map, under
 from fedclade.errors import FedcladeError, InvalidInput
@@ -80,6 +81,7 @@ class _Encode(nn.Module):
         return codes.flatten(1)
 
 
+@travels
 @lru_cache(maxsize=8)
 def autoencode(encoder: Encoder, epochs: int) -> Program:
     """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by Adam; it replies with the weights."""
@@ -108,6 +110,7 @@ def autoencode(encoder: Encoder, epochs: int) -> Program:
     return Program(start, step, finish, Batches(_BATCH, epochs), "autoencode", settings={"lr": _LR})
 
 
+@travels
 def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
     """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the first `count` are real, the rest zeros.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedclade.client.encode import Encoder, signature
 from fedclade.client.objective import Batch
 from fedclade.client.programs import Program
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree
 from fedclade.errors import InvalidInput
 
@@ -39,6 +40,7 @@ def flat(x: Tensor) -> Tensor:
     return x.flatten(1)
 
 
+@travels
 def pca_signature(k: int, components: int) -> Program:
     """Project all samples and cluster the projections: replies with `centres` (k, components), of which the first `count` are real.
 

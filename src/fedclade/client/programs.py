@@ -14,6 +14,7 @@ from torch.func import vmap
 
 from fedclade.client.objective import Batch, ExampleLoss, Objective, Stack
 from fedclade.client.plan import Batches
+from fedclade.client.recipes import Recipe, travels
 from fedclade.client.tree import Tree, prefixed, tree_map, under
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +69,7 @@ class Program:
     settings: Mapping[str, float] = field(default_factory=dict)
     vectorised: bool = True  # False: run client by client on batches without padding, with numpy or scikit-learn
     draws_as: str = ""
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)  # how it is made elsewhere
 
     def __post_init__(self) -> None:
         if not self.vectorised and self.batches.group > 1:
@@ -78,6 +80,10 @@ class Program:
         """The names from which its randomness is made, beside the call's key."""
         return (self.draws_as or self.name,)
 
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return (self.start, self.step, self.finish)
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -86,6 +92,7 @@ class Chain:
     first: AnyProgram
     second: AnyProgram
     link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+    recipe: Recipe | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -94,6 +101,10 @@ class Chain:
     @property
     def streams(self) -> tuple[str, ...]:
         return (*self.first.streams, *self.second.streams)
+
+    @property
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        return (*self.first.functions, *self.second.functions, self.link)
 
 
 AnyProgram: TypeAlias = Program | Chain
@@ -127,6 +138,7 @@ class LocalTraining:
         return Batches(self.batch_size, self.epochs)
 
 
+@travels
 def sgd(local: LocalTraining) -> Program:
     """Local SGD from the model the client was given; it replies with the trained weights. Shared by most methods."""
     start, step, finish = _sgd(local.objective, local.momentum, local.weight_decay)
@@ -213,6 +225,7 @@ def score(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) ->
     return Program(start, step, finish, Batches.whole(), "score")
 
 
+@travels
 @lru_cache(maxsize=32)
 def losses(objective: Objective) -> Program:
     """Sum of the losses of a client's examples under each of several models: a stack in `shared`, or one of its own in `each`."""

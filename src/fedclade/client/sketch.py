@@ -16,6 +16,7 @@ from fedclade.client.keys import combine
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.plan import Batches
 from fedclade.client.programs import Program
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, tree_map
 
 SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
@@ -68,6 +69,7 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     return features if kind == "features" else joint
 
 
+@travels
 @lru_cache(maxsize=8)
 def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
     """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle), under the model it was given."""

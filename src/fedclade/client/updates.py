@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedclade.client.keys import client_keys, fold
 from fedclade.client.programs import Finish, Program, Start
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, tree_map
 
 
@@ -47,6 +48,7 @@ def revealed(models: Tree, secret: int) -> Tree:
     return models_of(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
 
 
+@travels
 def in_secret_order(program: Program, secret: int) -> Program:
     """A program that is sent a model and replies with one, for a server that does not see coordinates: the client puts the model into
     order first and the reply into the secret order last.
@@ -69,6 +71,7 @@ def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> t
     return start, finish
 
 
+@travels
 def from_secret_order(program: Program, secret: int) -> Program:
     """A program that is sent a stack of models in the secret order, and replies with what is no model."""
 

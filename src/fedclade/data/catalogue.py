@@ -48,6 +48,14 @@ class Published:
     def megabytes(self) -> float | None:
         return sum(file.size for file in self.files) / 1e6 if self.files else None
 
+    def about(self) -> str:
+        """A few lines for a person."""
+        samples = " + ".join(f"{count:,}" for count in self.samples)
+        kind = "texts" if self.texts else f"samples of {' × '.join(map(str, self.shape))}"
+        urls = "".join(f"\n  {file.url}" for file in self.files)
+        source = f"`fedclade data get {self.name}` fetches it:{urls}" if urls else f"{self.made_by} Put them into a folder {self.folder}."
+        return f"{self.title}: {samples} {kind}, {self.classes} classes. Licence: {self.licence}.\n\n{source}"
+
     def here(self, places: Iterable[Path]) -> list[Path] | None:
         """The files of the first place that has all that reading needs."""
         for place in places:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.programs import LocalTraining, Program, Start, Step, descend, sgd, takes_stacks
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, tree_map, under
 from fedclade.errors import check
 from fedclade.federation import Federation
@@ -17,6 +18,7 @@ from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg, averaged
 
 
+@travels
 def proximal(local: LocalTraining, mu: float) -> Program:
     """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it was sent."""
     train = sgd(local)

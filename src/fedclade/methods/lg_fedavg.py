@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedclade.client.programs import Finish, LocalTraining, Program, sgd
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, nbytes, under
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Federation, Rows
@@ -16,6 +17,7 @@ from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg, averaged
 
 
+@travels
 def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
     """`sgd` after which the parameters named in `own` stay in the client's memory and the others are sent."""
     return replace(sgd(local), finish=_keeping(own), name="sgd_keeping", draws_as="sgd")

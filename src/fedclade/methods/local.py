@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from fedclade.client.programs import Finish, LocalTraining, Program, Start, sgd
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, stack
 from fedclade.federation import Federation, Rows
 from fedclade.methods.base import Method, Needs, State
 
 
+@travels
 def sgd_in_memory(local: LocalTraining) -> Program:
     """`sgd` that goes on from the client's own model and keeps the result: nothing is sent."""
     train = sgd(local)

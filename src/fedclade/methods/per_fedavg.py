@@ -12,6 +12,7 @@ from torch import Tensor
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.plan import Batches
 from fedclade.client.programs import LocalTraining, Program, Step, descend, sgd, takes_stacks
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, tree_map, under
 from fedclade.errors import check
 from fedclade.federation import Federation
@@ -22,6 +23,7 @@ Variant: TypeAlias = Literal["first-order", "hessian-free"]
 DELTA = 1e-3  # δ of the hessian-free variant
 
 
+@travels
 def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
     """SGD on the loss after one more gradient step: every step takes two batches (three in the hessian-free variant)."""
     train = sgd(local)
@@ -53,6 +55,7 @@ def _back(w: Tensor, g: Tensor) -> Tensor:
     return w - DELTA * g
 
 
+@travels
 def adapt(objective: Objective, alpha: float) -> Program:
     """One gradient step on all of the client's training examples: w - α ∇f_i(w)."""
     return replace(_adapt(objective), settings={"alpha": alpha})

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.programs import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd, takes_stacks
+from fedclade.client.recipes import travels
 from fedclade.client.tree import Tree, prefixed, tree_map, under
 from fedclade.errors import check
 from fedclade.federation import Federation, Rows, Sum
@@ -19,6 +20,7 @@ from fedclade.methods.fedavg import FedAvg
 from fedclade.relatedness.mixing import mean
 
 
+@travels
 def controlled(local: LocalTraining, option: int) -> Program:
     """`sgd` along g - c_i + c. It replies with the weights y and the change of c_i, and keeps the new c_i in the client's memory."""
     train = sgd(local)
