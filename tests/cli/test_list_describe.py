@@ -107,10 +107,11 @@ def test_describe_says_what_it_does_what_leaves_a_client_and_where_it_is_from(na
 
 
 def test_describe_says_where_a_published_data_set_comes_from(call: Call) -> None:
-    told = call("describe", "cifar10")
-    assert "50,000 + 10,000 samples of 3 × 32 × 32" in told.out
-    assert "fedclade data get cifar10" in told.out
-    assert "made by LEAF's own script" in call("describe", "femnist").out
+    code, out, _ = call("describe", "cifar10")
+    assert code == 0
+    assert "50,000 + 10,000 samples of 3 × 32 × 32" in out
+    assert "fedclade data get cifar10" in out
+    assert "made by LEAF's own script" in call("describe", "femnist")[1]
 
 
 def test_describe_shows_the_parameters_of_a_method_of_ones_own(call: Call) -> None:
