@@ -35,7 +35,7 @@ from fedclade.terminal import (
 def reproduce(
     table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="fedclade list tables; without one they are listed.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small and short, one seed: to see that it runs.")] = False,
-    methods: Annotated[str | None, typer.Option(help="Only these, with commas between.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these, or rows of these names, with commas between.")] = None,
     columns: Annotated[list[str] | None, typer.Option("--column", help="Only this one; may be repeated.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (default: the table's own).")] = None,
     device: DeviceOption = "auto",

@@ -143,6 +143,7 @@ def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path) -> None:
 def test_only_some_methods_and_columns(small: Table) -> None:
     planned = plan(small, Options(methods=("oracle",), columns=("digits",)))
     assert {(row, column) for row, column, _ in planned.jobs} == {("True groups", "digits")}
+    assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).jobs} == {"FedAvg", "True groups"}
     with pytest.raises(fc.InvalidInput, match=r"--methods fedavgg.*Did you mean 'fedavg'"):
         plan(small, Options(methods=("fedavgg",)))
     with pytest.raises(fc.InvalidInput, match=r"--column digit.*Did you mean 'digits'"):

@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Options:
-    """What of a table is run, and how. `methods` and `columns`: none named means all."""
+    """What of a table is run, and how. `methods` (or names of rows) and `columns`: none named means all."""
 
     seeds: int | None = None
     quick: bool = False
@@ -86,7 +86,7 @@ class Plan:
 
 def plan(table: Table, options: Options) -> Plan:
     """Which runs the table needs. What asks for an unknown method or column is refused."""
-    rows = _chosen("--methods", [row.method for row in table.rows if row.method], options.methods)
+    rows = _chosen("--methods", [name for row in table.rows for name in (row.method, row.name) if name], options.methods)
     named = _chosen("--column", [column.name for column in table.columns], options.columns)
     seeds = 1 if options.quick else options.seeds or table.seeds
     data: dict[str, str | None] = {}
@@ -97,7 +97,7 @@ def plan(table: Table, options: Options) -> Plan:
             data[source.name] = next((name for name in source.data if _is_here(name, options.data_root)), None)
         data[column.name] = chosen = data[source.name]
         for row in table.rows:
-            if chosen is not None and (table.study or row.method in rows) and column.name not in row.skip:
+            if chosen is not None and (row.method in rows or row.name in rows) and column.name not in row.skip:
                 for seed in range(seeds):
                     jobs[row.name, source.name, seed] = _job(table, row, source, chosen, seed, options.quick)
     return Plan(table, options, data, jobs)
