@@ -102,8 +102,10 @@ def _show(result: Outcome) -> None:
         if data is None:
             tell(f"{column}: not measured, no data here ({' or '.join(result.wanted[column])}).")
             continue
+        if not cells:  # nothing of it was run
+            continue
         stands_in = f" ({data} stands in for {result.wanted[column][0]})" if data != result.wanted[column][0] else ""
-        title = f"{column}, {cells[0].metric}{stands_in}{', a quick look' * result.quick}" if cells else column
+        title = f"{column}, {cells[0].metric}{stands_in}{', a quick look' * result.quick}"
         shown = Shown(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for heading in ("", "paper", "measured", "difference", ""):
             shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
