@@ -10,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
 
 from fedclade import __version__
@@ -35,6 +34,7 @@ from fedclade.terminal import (
     names,
     new_folder,
     out_console,
+    show_names,
     tell,
 )
 
@@ -170,10 +170,7 @@ def list_(
     if as_json:
         typer.echo(json.dumps([{"name": name, "about": about} for name, about in known[what].items()], indent=2))
         return
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, about in known[what].items():
-        table.add_row(f"[bold]{escape(name)}[/bold]", escape(about))
-    out_console.print(table)
+    show_names(known[what])
 
 
 @app.command()

@@ -28,6 +28,7 @@ from fedclade.terminal import (
     names,
     new_folder,
     out_console,
+    show_names,
     tell,
 )
 
@@ -47,7 +48,7 @@ def reproduce(
 ) -> None:
     """Run a paper's table again: the paper's numbers beside those measured."""
     if table is None:
-        show_tables()
+        show_names({name: each.title for name, each in tables().items()})
         return
     options = Options(seeds, quick, names(methods), tuple(columns or ()), device, data_root)
     chosen = find(table)
@@ -86,14 +87,6 @@ def reproduce(
     (folder / "table.md").write_text(page(result))
     _show(result)
     out_console.print(f"Runs, table.json and table.md: {folder}", markup=False, soft_wrap=True)
-
-
-def show_tables() -> None:
-    """All tables that there are."""
-    listed = Shown(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, table in tables().items():
-        listed.add_row(f"[bold]{escape(name)}[/bold]", escape(table.title))
-    out_console.print(listed)
 
 
 def _show(result: Outcome) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 _terminal = Console(highlight=False)
 # A log file has no width: wide enough for every table.
@@ -23,6 +26,14 @@ DataRootOption = Annotated[str | None, typer.Option("--data-root", help="Folder 
 def tell(message: str) -> None:
     """One line for a person, on stderr."""
     error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
+
+
+def show_names(known: Mapping[str, str]) -> None:
+    """Names, with a line on each."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, about in known.items():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(about))
+    out_console.print(table)
 
 
 def new_folder(name: str) -> Path:

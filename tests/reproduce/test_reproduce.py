@@ -1,6 +1,7 @@
 """A table: which runs it needs, doing them once, and what is said of the numbers."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import fedclade as fc
 from fedclade.cli import app
 from fedclade.reproduce import table as definitions
 from fedclade.reproduce.measures import measure
-from fedclade.reproduce.outcome import Outcome, in_words, outcome
+from fedclade.reproduce.outcome import Outcome, in_words
 from fedclade.reproduce.page import from_json, page
-from fedclade.reproduce.runs import Job, Options, execute, plan, thinned
+from fedclade.reproduce.runs import Job, Options, plan, thinned
 from fedclade.reproduce.table import Claim, Table
+
+Done = Callable[..., tuple[Outcome, list[Job]]]
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -53,14 +56,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Table:
     return table
 
 
-def done(table: Table, folder: Path, **options: Any) -> tuple[Outcome, list[Job]]:
-    begun: list[Job] = []
-    planned = plan(table, Options(device="cpu", **options))
-    found = execute(planned, folder, lambda job, number, total: begun.append(job))
-    return outcome(planned, found, "cpu"), begun
-
-
-def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(small: Table, tmp_path: Path) -> None:
+def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(small: Table, tmp_path: Path, done: Done) -> None:
     planned = plan(small, Options())
     assert planned.data == {"digits": "digits", "variance": "digits", "nowhere": None}
     assert len(planned.jobs) == 3 * 2  # rows and seeds; the variance is read from the same runs
@@ -74,7 +70,7 @@ def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(small: T
     ]
 
 
-def test_what_was_run_is_not_run_again(small: Table, tmp_path: Path) -> None:
+def test_what_was_run_is_not_run_again(small: Table, tmp_path: Path, done: Done) -> None:
     first, _ = done(small, tmp_path, seeds=1)
     again, begun = done(small, tmp_path, seeds=1)
     assert begun == []
@@ -83,7 +79,7 @@ def test_what_was_run_is_not_run_again(small: Table, tmp_path: Path) -> None:
     assert {job.seed for job in begun} == {1}
 
 
-def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path) -> None:
+def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path, done: Done) -> None:
     first, _ = done(small, tmp_path, seeds=1)
     made = next(tmp_path.glob("fedavg-*/about.json"))
     made.write_text(json.dumps({**json.loads(made.read_text()), "machine": "another one"}))
@@ -92,7 +88,7 @@ def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path) -> 
     assert again.about["torch"] == first.about["torch"]
 
 
-def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path) -> None:
+def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path, done: Done) -> None:
     result, _ = done(small, tmp_path)
     cells = {(cell.row, cell.column): cell for cell in result.cells}
     fedavg = cells["FedAvg", "digits"]
@@ -106,14 +102,14 @@ def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path) -> No
     assert [(claim.place, claim.holds) for claim in result.claims] == [("digits", True)]
 
 
-def test_a_claim_that_does_not_hold_says_so(small: Table, tmp_path: Path) -> None:
+def test_a_claim_that_does_not_hold_says_so(small: Table, tmp_path: Path, done: Done) -> None:
     false = replace(small, claims=(replace(small.claims[0], slack=-100.0),))
     result, _ = done(false, tmp_path, seeds=1)
     assert [claim.holds for claim in result.claims] == [False]
     assert "**does not hold**" in page(result)
 
 
-def test_a_claim_may_be_about_one_row_and_several_columns(small: Table, tmp_path: Path) -> None:
+def test_a_claim_may_be_about_one_row_and_several_columns(small: Table, tmp_path: Path, done: Done) -> None:
     claims = (Claim(rising=("digits", "variance"), row="FedAvg"), Claim(rising=("variance", "digits"), row="FedAvg"))
     result, _ = done(replace(small, claims=claims), tmp_path, seeds=1)
     accuracy, variance = (cell.mean for cell in result.cells if cell.row == "FedAvg")
@@ -122,7 +118,7 @@ def test_a_claim_may_be_about_one_row_and_several_columns(small: Table, tmp_path
     assert [(claim.place, claim.holds) for claim in result.claims] == [("FedAvg", accuracy <= variance), ("FedAvg", variance <= accuracy)]
 
 
-def test_the_page_says_what_stands_in_what_is_missing_and_why(small: Table, tmp_path: Path) -> None:
+def test_the_page_says_what_stands_in_what_is_missing_and_why(small: Table, tmp_path: Path, done: Done) -> None:
     result, _ = done(small, tmp_path, seeds=1)
     text = page(result)
     assert "digits: digits stands in for not_here." in text
@@ -132,7 +128,7 @@ def test_the_page_says_what_stands_in_what_is_missing_and_why(small: Table, tmp_
     assert from_json(json.loads(json.dumps(result.as_json()))) == result
 
 
-def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path) -> None:
+def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path, done: Done) -> None:
     result, begun = done(small, tmp_path, quick=True)
     assert {job.experiment(None).run.rounds for job in begun} == {1}
     assert all(cell.difference is None and cell.mark == "" for cell in result.cells)

@@ -1,6 +1,7 @@
 """Studies: their mathematics by hand, and tables that are made of them."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from fedclade.experiment.prepare import module_for
 from fedclade.relatedness.paths import SCORED_AT
 from fedclade.relatedness.similarity import cosine
 from fedclade.reproduce import runs
-from fedclade.reproduce.outcome import Outcome, outcome
+from fedclade.reproduce.outcome import Outcome
 from fedclade.reproduce.page import page
-from fedclade.reproduce.runs import Job, Options, execute, plan
+from fedclade.reproduce.runs import Job, Options, plan
 from fedclade.reproduce.studies.cfl import Directions, gradient, keeps_whole, noisy_directions, rounds, separation, two_clients
 from fedclade.reproduce.studies.fedgmcc import curves
 from fedclade.reproduce.table import SYNTHETIC, Table, tables
@@ -163,6 +164,8 @@ def test_a_path_that_is_not_bent_is_straight() -> None:
         curves(experiment(), dealt(experiment()), "cpu")
 
 
+Done = Callable[..., tuple[Outcome, list[Job]]]
+
 TABLE: dict[str, Any] = {
     "name": "small",
     "title": "A small study",
@@ -188,14 +191,7 @@ def small() -> Table:
     return TypeAdapter(Table).validate_python(TABLE)
 
 
-def done(table: Table, folder: Path, **options: Any) -> tuple[Outcome, list[Job]]:
-    begun: list[Job] = []
-    planned = plan(table, Options(device="cpu", **options))
-    found = execute(planned, folder, lambda job, number, total: begun.append(job))
-    return outcome(planned, found, "cpu"), begun
-
-
-def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(small: Table, tmp_path: Path) -> None:
+def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(small: Table, tmp_path: Path, done: Done) -> None:
     result, begun = done(small, tmp_path)
     assert [(job.row.name, job.seed) for job in begun] == [(name, seed) for seed in (0, 1) for name in ("permuted, round 1", "one kind")]
     assert len(list(tmp_path.iterdir())) == 4
@@ -212,13 +208,13 @@ def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(s
     assert "| permuted, round 2 | 100.00 |" in page(result)
 
 
-def test_a_quick_look_at_a_study(small: Table, tmp_path: Path) -> None:
+def test_a_quick_look_at_a_study(small: Table, tmp_path: Path, done: Done) -> None:
     result, begun = done(small, tmp_path, quick=True)
     assert len(begun) == 2
     assert {cell.row for cell in result.cells if cell.mean is None} == {"permuted, round 2", "permuted, round 9"}
 
 
-def test_a_study_that_makes_its_own_data(tmp_path: Path) -> None:
+def test_a_study_that_makes_its_own_data(tmp_path: Path, done: Done) -> None:
     told = {**TABLE, "study": "cfl_directions", "metric": "right", "experiment": {"study": {"draws": 5}}, "quick": {}, "seeds": 1}
     told |= {"columns": [{"name": "quiet", "data": [SYNTHETIC], "set": ["study.noise=0.01"]}], "rows": [{"name": "four"}]}
     result, _ = done(TypeAdapter(Table).validate_python(told), tmp_path)

@@ -101,6 +101,26 @@ def _in_folder(folder: str, names: Sequence[str]) -> tuple[tuple[str, ...], ...]
     return tuple(f"{folder}/{name}" for name in names), tuple(names)
 
 
+_CIFAR10_SUM = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+_CIFAR100_SUM = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
+
+
+def _cifar(classes: int, what: str, label_bytes: int, members: tuple[str, ...], folder: str, size: int, sha256: str) -> Published:
+    archive = f"cifar-{classes}-binary.tar.gz"
+    return Published(
+        name=f"cifar{classes}",
+        title=f"CIFAR-{classes}: {what} (binary version)",
+        samples=(50_000, 10_000),
+        shape=(3, 32, 32),
+        classes=classes,
+        licence=NOT_STATED,
+        files=(File(archive, f"https://www.cs.toronto.edu/~kriz/{archive}", size, sha256),),
+        read=partial(readers.cifar, f"cifar{classes}", classes, label_bytes, members),
+        folder=f"cifar{classes}",
+        unpacked=_in_folder(folder, members),
+    )
+
+
 def _emnist(split: str, samples: tuple[int, int], classes: int) -> Published:
     names = [f"emnist-{split}-{part}" for part in readers.IDX_PARTS]
     return Published(
@@ -167,44 +187,8 @@ _KNOWN = (
     ),
     _emnist("balanced", (112_800, 18_800), 47),
     _emnist("byclass", (697_932, 116_323), 62),
-    Published(
-        name="cifar10",
-        title="CIFAR-10: photographs (binary version)",
-        samples=(50_000, 10_000),
-        shape=(3, 32, 32),
-        classes=10,
-        licence=NOT_STATED,
-        files=(
-            File(
-                "cifar-10-binary.tar.gz",
-                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
-                170_052_171,
-                "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            ),
-        ),
-        read=partial(readers.cifar, "cifar10", 10, 1, CIFAR10_FILES),
-        folder="cifar10",
-        unpacked=_in_folder("cifar-10-batches-bin", CIFAR10_FILES),
-    ),
-    Published(
-        name="cifar100",
-        title="CIFAR-100: photographs, fine labels (binary version)",
-        samples=(50_000, 10_000),
-        shape=(3, 32, 32),
-        classes=100,
-        licence=NOT_STATED,
-        files=(
-            File(
-                "cifar-100-binary.tar.gz",
-                "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
-                168_513_733,
-                "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-        read=partial(readers.cifar, "cifar100", 100, 2, CIFAR100_FILES),
-        folder="cifar100",
-        unpacked=_in_folder("cifar-100-binary", CIFAR100_FILES),
-    ),
+    _cifar(10, "photographs", 1, CIFAR10_FILES, "cifar-10-batches-bin", 170_052_171, _CIFAR10_SUM),
+    _cifar(100, "photographs, fine labels", 2, CIFAR100_FILES, "cifar-100-binary", 168_513_733, _CIFAR100_SUM),
     Published(
         name="svhn",
         title="Street View House Numbers, cropped digits",

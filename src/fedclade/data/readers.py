@@ -38,15 +38,13 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, zipfile.Ba
 
 def idx(name: str, classes: int, files: Sequence[Path]) -> Dataset:
     """MNIST's format: training images, training labels, test images, test labels; each plain or packed by gzip."""
-    return _from_idx(name, classes, [(str(file), file.read_bytes()) for file in files], transposed=False)
+    return _from_idx(name, classes, _contents(files), transposed=False)
 
 
 def emnist(split: str, classes: int, files: Sequence[Path]) -> Dataset:
     """EMNIST's four IDX files of a split ("balanced", "byclass"), or gzip.zip with them. Images lie transposed and are put upright."""
-    if len(files) == 1:
-        contents = _from_zip(files[0], [f"gzip/emnist-{split}-{part}.gz" for part in IDX_PARTS])
-    else:
-        contents = [(str(file), file.read_bytes()) for file in files]
+    members = [f"gzip/emnist-{split}-{part}.gz" for part in IDX_PARTS]
+    contents = _from_zip(files[0], members) if len(files) == 1 else _contents(files)
     return _from_idx(f"emnist_{split}", classes, contents, transposed=True)
 
 
@@ -55,7 +53,7 @@ def cifar(name: str, classes: int, label_bytes: int, members: Sequence[str], fil
 
     A record is `label_bytes` labels, the last of which counts (CIFAR-100: the fine one), and 3 × 32 × 32 pixels.
     """
-    contents = _from_tar(files[0], members) if len(files) == 1 else [(str(file), file.read_bytes()) for file in files]
+    contents = _from_tar(files[0], members) if len(files) == 1 else _contents(files)
     parts = [_cifar_records(content, classes, label_bytes) for content in contents]
     x_train, y_train = (np.concatenate(arrays) for arrays in zip(*parts[:-1], strict=True))
     x_test, y_test = parts[-1]
@@ -78,6 +76,10 @@ def ag_news(files: Sequence[Path]) -> Dataset:
     """AG News' train.csv and test.csv (class 1 … 4, title, description) as a language-model data set; the key is the topic 0 … 3."""
     train, test = (_ag_news_part(file) for file in files)
     return text.language_model(train, test, name="ag_news")
+
+
+def _contents(files: Sequence[Path]) -> list[Content]:
+    return [(str(file), file.read_bytes()) for file in files]
 
 
 def _from_idx(name: str, classes: int, contents: Sequence[Content], transposed: bool) -> Dataset:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedclade.data import load, partition
+from fedclade.data import Dataset, load, partition
 from fedclade.data.clients import Clients
 from fedclade.errors import InvalidInput, nearest
 from fedclade.experiment.runner import Run
@@ -60,8 +60,12 @@ class Experiment:
 
     def clients(self, root: str | None = None) -> Clients:
         """Load the data set and deal it out."""
+        return self.dealt(load(self.data.name, root))
+
+    def dealt(self, data: Dataset) -> Clients:
+        """The clients, from a data set that is loaded already."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
-        dealt = partition(load(self.data.name, root), self.scheme, self.partition.clients, seed, self.partition.probe)
+        dealt = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
         # By the name it was asked for, so that experiment.toml can be run again from anywhere.
         path = Path(self.data.name)
         return replace(dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name)

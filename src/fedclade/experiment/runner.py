@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedclade.client.keys import client_keys, fold
 from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
-from fedclade.client.programs import AnyProgram, LocalTraining, sgd, then
+from fedclade.client.programs import AnyProgram, sgd, then
 from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
 from fedclade.engines.simulator import Precision, Simulator
@@ -193,9 +193,7 @@ class Run:
         return replace(load(store.folder, model=module), already_finished=True)
 
     def _bound(self, round_number: int) -> Method:
-        local = self.local
-        lr = local.lr * local.lr_decay ** (round_number - 1)
-        return self.method.bind(LocalTraining(self._objective, lr, local.batch_size, local.epochs, local.momentum, local.weight_decay))
+        return self.method.bind(self.local.training(self._objective, round_number))
 
     def _round(self, state: State, number: int) -> State:
         key = fold(self.settings.seed, "round", number)

@@ -8,6 +8,8 @@ from numbers import Integral, Real
 
 import numpy as np
 
+from fedclade.client.objective import Objective
+from fedclade.client.programs import LocalTraining
 from fedclade.engines.simulator import Precision
 from fedclade.errors import check
 
@@ -40,6 +42,11 @@ class LocalSettings:
         check(_number(self.momentum) and 0 <= self.momentum < 1, "local.momentum", self.momentum, "must be at least 0 and below 1")
         check(_number(self.weight_decay) and self.weight_decay >= 0, "local.weight_decay", self.weight_decay, "must be at least 0")
         check(_number(self.lr_decay) and 0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "must be above 0 and at most 1")
+
+    def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
+        """How a client trains on this objective in this round."""
+        lr = self.lr * self.lr_decay ** (round_number - 1)
+        return LocalTraining(objective, lr, self.batch_size, self.epochs, self.momentum, self.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from fedclade.client.encode import Encoder
 from fedclade.client.tree import nbytes
 from fedclade.data.clients import Clients
 from fedclade.data.datasets import Dataset, load
-from fedclade.data.partitions import partition
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput, nearest
 from fedclade.experiment import config, encoders
@@ -153,22 +152,26 @@ def execute(plan: Plan, folder: Path, on_job: Callable[[Job, int, int], OnRound 
 
 
 class _Dealt:
-    """The clients of an experiment, dealt anew only where those before were others. `few`: of no more than so many samples."""
+    """The clients of an experiment, dealt anew only where those before were others, from data that are loaded once. `few`: of no more than
+    so many samples."""
 
     def __init__(self, root: str | None, few: int | None) -> None:
         self.few = few
         self._root = root
+        self._data: tuple[str, Dataset] | None = None
         self._last: tuple[object, Clients] | None = None
 
     def __call__(self, experiment: Experiment) -> Clients:
         what = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
         if self._last is None or self._last[0] != what:
-            self._last = (what, experiment.clients(self._root) if self.few is None else self._thinned(experiment, self.few))
+            self._last = (what, experiment.dealt(self._loaded(experiment.data.name)))
         return self._last[1]
 
-    def _thinned(self, experiment: Experiment, few: int) -> Clients:
-        data, split = thinned(load(experiment.data.name, self._root), few), experiment.partition
-        return partition(data, experiment.scheme, split.clients, experiment.run.seed, split.probe)
+    def _loaded(self, name: str) -> Dataset:
+        if self._data is None or self._data[0] != name:
+            whole = load(name, self._root)
+            self._data = (name, whole if self.few is None else thinned(whole, self.few))
+        return self._data[1]
 
 
 def thinned(data: Dataset, samples: int) -> Dataset:

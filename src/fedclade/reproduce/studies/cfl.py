@@ -20,7 +20,7 @@ from torch import Tensor
 from fedclade.client.keys import fold
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.plan import Batches
-from fedclade.client.programs import LocalTraining, Program, sgd
+from fedclade.client.programs import Program, sgd
 from fedclade.client.tree import Tree, stack, tree_map
 from fedclade.client.updates import vectors
 from fedclade.data.clients import Clients
@@ -82,15 +82,13 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
 
 def rounds(experiment: Experiment, clients: Clients, device: str, gradients: bool = True) -> Iterator[Round]:
     """FedAvg with all clients in every round, nothing split; without `gradients` they are left empty."""
-    seed, settings = experiment.run.seed, experiment.local
+    seed = experiment.run.seed
     fed, everyone = Simulator(clients, device=device, **asdict(experiment.engine)), torch.arange(len(clients))
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
-        lr = settings.lr * settings.lr_decay ** (number - 1)
-        local = LocalTraining(objective, lr, settings.batch_size, settings.epochs, settings.momentum, settings.weight_decay)
         each, key = Rows(model, torch.zeros_like(everyone)), fold(seed, "round", number)
-        trained = fed.map(sgd(local), everyone, each=each, key=key).out
+        trained = fed.map(sgd(experiment.local.training(objective, number)), everyone, each=each, key=key).out
         slopes = vectors(fed.map(gradient(objective), everyone, each=each, key=key).out) if gradients else torch.empty(0)
         yield Round(number, vectors(trained) - vectors(model), slopes)
         model = mix(clients.sizes[None], trained)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedclade.client.keys import client_keys, fold, uniform
 from fedclade.client.objective import Objective
-from fedclade.client.programs import LocalTraining, sgd
+from fedclade.client.programs import sgd
 from fedclade.client.tree import Tree, stack, take
 from fedclade.data.clients import Clients
 from fedclade.engines.simulator import Simulator
@@ -38,13 +38,12 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     if not isinstance(method := experiment.method, FedGMCC):
         raise InvalidInput(f"method.name = '{method.name}': this study is of fedgmcc's paths.")
     check(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2, for a pair")
-    seed, local = experiment.run.seed, experiment.local
+    seed = experiment.run.seed
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
-    training = LocalTraining(objective, local.lr, local.batch_size, local.epochs, local.momentum, local.weight_decay)
     ids = torch.arange(len(clients) // 2 * 2)
     each = Rows(stack([objective.params()]), torch.zeros_like(ids))
-    trained = fed.map(sgd(training), ids, each=each, key=fold(seed, "round", 1)).out
+    trained = fed.map(sgd(experiment.local.training(objective)), ids, each=each, key=fold(seed, "round", 1)).out
     inputs = uniform(client_keys(fold(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)).to(fed.device)
     pairs = []
     for first in range(0, len(ids), 2):  # one by one: what the backward pass holds is that of one pair
