@@ -218,6 +218,19 @@ def test_a_chain_is_one_message_each_way() -> None:
     assert fed.traffic.up == 4 * (8 + 2 * 4 + 4 + 4)  # choice, losses, w, moved
 
 
+def test_of_what_all_are_sent_the_second_program_has_what_the_link_gives() -> None:
+    seen = []
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        seen.append(sorted(shared))
+        return mine, {"w": mine["w"]}
+
+    chain = then(distances(), replace(halfway(), start=start), nearest)
+    Simulator(four_clients()).map(chain, torch.arange(4), shared=SHARED, key=0)
+    assert seen
+    assert all(names == ["rate"] for names in seen)
+
+
 def remembers(name: str, by: float) -> Program:
     """Adds to the client's memory, and replies what it found there."""
 
@@ -246,7 +259,7 @@ def test_the_second_program_finds_the_memory_of_the_first() -> None:
 def test_memory_of_the_first_lasts_where_the_second_leaves_it() -> None:
     fed = Simulator(four_clients())
     fed.remember({"count": torch.tensor([1.0])})
-    chain = then(remembers("a", 10.0), distances(), lambda shared, mine, reply: ({}, reply))
+    chain = then(remembers("a", 10.0), halfway(), lambda shared, mine, reply: ({"w": shared["models"][0]}, reply))
     fed.map(chain, torch.arange(2), shared=SHARED, key=0)
     assert fed.memory.read(torch.arange(4))["count"].flatten().tolist() == [11.0, 11.0, 1.0, 1.0]
 

@@ -76,7 +76,7 @@ def _chained(program: Chain, lanes: Lanes, shared: Tree, key: int, runs: Runs) -
     reply, memory = fold(program.first, first, shared, key, runs)
     mine, told = vmap(program.link, in_dims=(None, 0, 0))(shared, lanes.mine, reply)
     lanes = replace(lanes, mine=mine, memory=lanes.memory if memory is None else memory)
-    reply, later = fold(program.second, lanes, shared, key, runs)
+    reply, later = fold(program.second, lanes, {}, key, runs)
     return {**told, **reply}, memory if later is None else later
 
 
