@@ -113,9 +113,9 @@ AnyProgram: TypeAlias = Program | Chain
 def then(first: AnyProgram, second: AnyProgram, link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]) -> Chain:
     """Run `first`, then `second`, without asking the server in between.
 
-    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told. Of what is sent to
-    all `second` has only what the link put there: so its steps are the same for any number of models to choose from. Each draws the
-    batches that it would draw alone.
+    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told. Of what is
+    sent to all `second` has only what the link gives it: its steps are the same however many models there were to choose from. Each
+    draws the batches that it would draw alone.
     """
     twice = set(first.streams) & set(second.streams)
     if twice:
