@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.experiment.metrics import accuracy_summary, adjusted_rand, distinct_test_samples, mean_over_clients
+from fedclade.data.population import Population
+from fedclade.experiment.metrics import accuracy_summary, adjusted_rand, mean_over_clients
 
 
 def test_mean_error_variance_and_worst_tenth_of_three_clients_by_hand() -> None:
@@ -59,14 +60,14 @@ def test_distinct_test_samples_counts_a_sample_once_however_many_clients_see_it(
     data = fc.data.load("digits")
     everything = len(data.y_test)
     shared = fc.data.partition(data, fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0)
-    assert distinct_test_samples(shared) == everything
+    assert Population.of(shared).test_samples == everything
     turned = fc.data.partition(data, fc.data.Rotation(clusters=4), clients=20, seed=0)
     assert sum(len(part) for part in turned.test) == 4 * everything
-    assert distinct_test_samples(turned) == everything
+    assert Population.of(turned).test_samples == everything
     own = fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long(), torch.ones(n, 2), torch.zeros(n).long()) for n in (2, 5)])
-    assert distinct_test_samples(own) == 7
-    assert distinct_test_samples(replace(own, test_of=torch.tensor([1, -1]))) == 5  # a part that is nobody's does not count
-    assert distinct_test_samples(fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())])) == 0
+    assert Population.of(own).test_samples == 7
+    assert Population.of(replace(own, test_of=torch.tensor([1, -1]))).test_samples == 5  # a part that is nobody's does not count
+    assert Population.of(fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())])).test_samples == 0
 
 
 def train_part(clients: Clients, client: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import fedclade as fc
 from fedclade.client.keys import fold
 from fedclade.data import Clients
-from fedclade.experiment.runner import cohort_of
+from fedclade.experiment.cohort import cohort_of
 
 METHODS = pytest.mark.parametrize(
     "method",

@@ -123,6 +123,16 @@ def then(first: AnyProgram, second: AnyProgram, link: Callable[[Tree, Tree, Tree
     return Chain(first, second, link)
 
 
+@travels
+def one_after_the_other(first: AnyProgram, second: AnyProgram) -> Chain:
+    """Two programs that each train a model: the second goes on with what the first has made of it."""
+    return then(first, second, _handed_on)
+
+
+def _handed_on(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+    return reply, {}
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """How a client trains: bound to a method by `run`."""

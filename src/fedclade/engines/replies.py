@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.client.tree import Tree
+from fedclade.client.tree import Tree, concatenate, take
 from fedclade.errors import InvalidInput
-from fedclade.federation import Sum
+from fedclade.federation import Failure, Replies, Sum
 from fedclade.packed import packed, unpacked
 
 EXAMPLES = "examples"
 """A reply under this name claims how many examples it was computed from."""
 NO_ANSWER = "no answer"
+Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and dtype of each tensor of one client's reply."""
 
 
-def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dtype]], size: int) -> str | None:
-    """Why one client's reply is refused, or None. `expected` has shape and dtype of each name; `size` is what the client holds."""
+def refusal(reply: Tree, expected: Spec, size: int) -> str | None:
+    """Why one client's reply is refused, or None. `size` is what the client holds."""
     if reply.keys() != expected.keys():
         return f"names: expected {sorted(expected)}, got {sorted(reply)}"
     for name, (shape, dtype) in expected.items():
@@ -34,6 +37,10 @@ def refusal(reply: Tree, expected: Mapping[str, tuple[tuple[int, ...], torch.dty
     if EXAMPLES in reply and not 0 <= float(reply[EXAMPLES]) <= size:
         return f"claims {float(reply[EXAMPLES]):g} examples, holds {size}"
     return None
+
+
+def spec_of(reply: Tree) -> Spec:
+    return {name: (tuple(value.shape), value.dtype) for name, value in reply.items()}
 
 
 def not_finite(replies: Tree) -> list[int]:
@@ -129,3 +136,17 @@ def check_sum(reduce: Sum, clients: int) -> None:
             raise InvalidInput(f"reduce: {len(row)} rows for {clients} clients.")
         if clients and not 0 <= int(row.min()) <= int(row.max()) < reduce.rows:
             raise InvalidInput(f"reduce: rows {int(row.min())} to {int(row.max())}, but there are {reduce.rows}, numbered from 0.")
+
+
+def in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> Replies:
+    """Replies that came in pieces, those of the clients asked at `places`, put together in the order of `ids`."""
+    place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
+    order = place.argsort()
+    out: Tree = {}
+    if kept and kept[0]:
+        joined = concatenate(kept)
+        out = take(joined, order.to(next(iter(joined.values())).device))
+    failures = sorted(failures, key=lambda failure: failure.client)
+    if total is None:
+        return Replies(ids[place[order]], out, failures=failures)
+    return Replies(ids[place[order]], out, total.sums, total.weight, failures)

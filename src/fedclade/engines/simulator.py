@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -14,13 +14,15 @@ from torch import Tensor
 
 from fedclade.client.objective import ExampleLoss, Objective
 from fedclade.client.programs import AnyProgram, Chain, score
-from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
+from fedclade.client.tree import Tree, nbytes, stack, take
 from fedclade.data.clients import Clients
+from fedclade.data.population import Population
 from fedclade.engines.clock import Clock
+from fedclade.engines.engine import Traffic
 from fedclade.engines.fold import Lanes, Runs, fold
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.pool import Pool
-from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, not_finite, refusal
+from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, in_order_asked, not_finite, refusal, spec_of
 from fedclade.engines.workers import Workers, cores, keep_freed_memory
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
@@ -35,21 +37,19 @@ _CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
 
 
-@dataclass
-class Traffic:
-    """Bytes that went between server and clients, counted from what was really sent."""
-
-    up: int = 0
-    down: int = 0
-
-
 class Simulator:
     """A federation whose clients all live here.
 
     chunk: so many clients run in one step; `chunk=1` is the sequential reference. workers: threads that run chunks on the CPU, by
     default one for each core that the process may use. Neither changes a result of a linear model or an MLP. profile: time the phases
     of every call (`clock`).
+
+    Clients are numbered from 0. `names` are the numbers from which their randomness is made: others where they are part of a larger
+    federation.
     """
+
+    name = "simulator"
+    holds_clients = True
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Simulator:
         self.memory = ClientMemory({}, len(clients))
         self._failures: list[Failure] = []
         self._clients = clients
+        self.names = torch.arange(len(clients))
         self.clock = Clock(self.device, profile)
         self._train = Pool(clients.x, clients.y, clients.train, self.device, self.clock)
         self._test = Pool(clients.x_test, clients.y_test, clients.test, self.device, self.clock)
@@ -83,6 +84,15 @@ class Simulator:
     @property
     def sizes(self) -> Tensor:
         return self._sizes
+
+    def population(self) -> Population:
+        return Population.of(self._clients)
+
+    def gather(self) -> None:
+        """All clients are here, always."""
+
+    def deliver(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
+        """The clients live here: what they are served is theirs."""
 
     def remember(self, initial: Tree) -> None:
         """Give every client this memory to start from (a method's `memory0`)."""
@@ -96,7 +106,7 @@ class Simulator:
         mine = here.gather(memory)
         if tune is not None:
             with self._settings():
-                mine, _ = fold(tune, Lanes(self._train, ids, ids, mine, memory), {}, key, self._runs)
+                mine, _ = fold(tune, Lanes(self._train, ids, self.names[ids], mine, memory), {}, key, self._runs)
         return mine
 
     def drain_failures(self) -> list[Failure]:
@@ -133,7 +143,7 @@ class Simulator:
                     client = ids[place]
                     memory = self.memory.read(client.to(self.device))
                     mine = each[place].gather(memory) if each else {}
-                yield Lanes(self._train, client, client, mine, memory)
+                yield Lanes(self._train, client, self.names[client], mine, memory)
 
         def work(lanes: Lanes) -> tuple[Tree, Tree | None]:
             return fold(program, lanes, shared, key, self._runs)
@@ -167,14 +177,14 @@ class Simulator:
                 kept.append(reply)
                 places.append(place[good])
         self._failures += failures
-        return _in_order_asked(ids, places, kept, total, failures)
+        return in_order_asked(ids, places, kept, total, failures)
 
     def evaluate(
         self,
         objective: Objective,
         rows: Rows,
         ids: Tensor,
-        metrics: dict[str, ExampleLoss],
+        metrics: Mapping[str, ExampleLoss],
         *,
         part: Literal["train", "test"] = "test",
         tune: AnyProgram | None = None,
@@ -202,16 +212,17 @@ class Simulator:
         sums: dict[str, Tensor] = {}
         chunks = self._chunks(pool, distinct[:, 1], device_rows, {})
 
-        def lanes() -> Iterator[Lanes]:
+        def lanes() -> Iterator[tuple[Lanes, Tensor]]:
             for place in chunks:
                 client = asked[first[place]]
                 memory = self.memory.read(client.to(self.device))
-                yield Lanes(pool, distinct[place, 1], client, device_rows[first[place]].gather(memory), memory)
+                yield Lanes(pool, distinct[place, 1], self.names[client], device_rows[first[place]].gather(memory), memory), client
 
-        def work(lanes: Lanes) -> Tree:
+        def work(chunk: tuple[Lanes, Tensor]) -> Tree:
+            lanes, client = chunk
             mine = lanes.mine
             if tune is not None:
-                mine, _ = fold(tune, replace(lanes, pool=self._train, part=lanes.client), {}, key, self._runs)
+                mine, _ = fold(tune, replace(lanes, pool=self._train, part=client), {}, key, self._runs)
             return fold(program, replace(lanes, mine=mine, memory={}), {}, key, self._runs)[0]
 
         with self._settings():
@@ -238,7 +249,7 @@ class Simulator:
             claims = (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist() if EXAMPLES in reply else []
             for place in [*not_finite(reply), *claims]:
                 row = take(reply, torch.tensor(place))
-                reasons[place] = refusal(row, _spec(row), int(self._sizes[ids[place]])) or "not finite"
+                reasons[place] = refusal(row, spec_of(row), int(self._sizes[ids[place]])) or "not finite"
         if reduce is not None and isinstance(reduce.row, str):
             claimed = reply[reduce.row].flatten().tolist()
             reasons |= {place: f"chose row {row} of {reduce.rows}" for place, row in enumerate(claimed) if not 0 <= row < reduce.rows}
@@ -250,7 +261,7 @@ class Simulator:
 
     def _tampered(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tree, dict[int, str]]:
         assert self.faults is not None
-        spec = _spec(take(reply, torch.tensor(0)))
+        spec = spec_of(take(reply, torch.tensor(0)))
         reasons: dict[int, str] = {}
         rows: list[Tree] = []
         for place, client in enumerate(ids.tolist()):
@@ -333,19 +344,6 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> Replies:
-    place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
-    order = place.argsort()
-    out: Tree = {}
-    if kept and kept[0]:
-        joined = concatenate(kept)
-        out = take(joined, order.to(next(iter(joined.values())).device))
-    failures = sorted(failures, key=lambda failure: failure.client)
-    if total is None:
-        return Replies(ids[place[order]], out, failures=failures)
-    return Replies(ids[place[order]], out, total.sums, total.weight, failures)
-
-
 def _uses_numpy(program: AnyProgram) -> bool:
     """Whether any part of it runs client by client: numpy's and scikit-learn's threads are no business of several workers at once."""
     if isinstance(program, Chain):
@@ -358,7 +356,3 @@ def _row_bytes(each: Rows | None) -> int:
     if each is None:
         return 0
     return sum(math.prod(value.shape[1:]) * value.element_size() for name, value in each.models.items() if name not in each.own)
-
-
-def _spec(reply: Tree) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    return {name: (tuple(value.shape), value.dtype) for name, value in reply.items()}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
 from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]
 from torch import Tensor
-
-from fedclade.data.clients import Clients
 
 # Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
 # fmt: off
@@ -56,14 +53,6 @@ def summary_of(values: dict[str, Tensor], test_samples: int) -> dict[str, float 
         if name == "train_accuracy":
             numbers["train_accuracy_variance"] = accuracy_summary(value, 0)["accuracy_variance"]
     return numbers
-
-
-def distinct_test_samples(clients: Clients) -> int:
-    """How many different samples the clients are tested on; a rotated or relabelled copy is the same sample."""
-    used = torch.zeros(len(clients.test), dtype=torch.bool)
-    used[clients.test_of[clients.test_of >= 0]] = True
-    rows = clients.test.index[used.repeat_interleave(clients.test.sizes)]
-    return len(torch.unique(clients.test_source[rows]))
 
 
 def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedclade.client.keys import fold
 from fedclade.client.objective import ExampleLoss, Objective, accuracy
 from fedclade.data.clients import Clients, as_inputs
+from fedclade.data.population import Population
 from fedclade.errors import InvalidInput
 from fedclade.experiment import encoders
 from fedclade.experiment.metrics import RESERVED
@@ -20,7 +21,7 @@ from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 
 
-def equip(method: Method, clients: Clients, seed: int) -> Method:
+def equip(method: Method, clients: Clients | Population, seed: int) -> Method:
     """The method with what it wants of the federation beside the clients' answers, where it was given none: its fields marked BOUND."""
     wanted = {each.name: getattr(method, each.name) for each in fields(method) if "bound" in each.metadata}
     found: dict[str, Any] = {}
@@ -49,7 +50,7 @@ def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def module_for(model: ModelSpec | nn.Module, clients: Clients, seed: int) -> nn.Module:
+def module_for(model: ModelSpec | nn.Module, clients: Clients | Population, seed: int) -> nn.Module:
     """The user's module, or the spec's with weights that depend on the seed alone."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
@@ -66,11 +67,10 @@ def module_for(model: ModelSpec | nn.Module, clients: Clients, seed: int) -> nn.
 
 
 def metrics_for(
-    objective: Objective, clients: Clients, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
+    objective: Objective, clients: Population, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
 ) -> dict[str, ExampleLoss]:
     """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where there is one, and those metrics."""
-    few = torch.arange(min(2, len(clients.x)))
-    x, y = as_inputs(clients.x[few].to(device)), clients.y[few].to(device)
+    x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
     outputs = objective.checked_outputs(x)
     classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
     if not own_loss and not classifies:

@@ -15,15 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.client.keys import client_keys, fold
+from fedclade.client.keys import fold
 from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
-from fedclade.client.programs import AnyProgram, sgd, then
+from fedclade.client.programs import AnyProgram, one_after_the_other, sgd
 from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
+from fedclade.engines.engine import Engine
 from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics
 from fedclade.experiment.checkpoint import Checkpoint
+from fedclade.experiment.cohort import cohort_of
 from fedclade.experiment.prepare import equip, metrics_for, module_for
 from fedclade.experiment.profile import profile_of
 from fedclade.experiment.result import Result, load, untrained
@@ -33,7 +35,6 @@ from fedclade.federation import Rows
 from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
-_RANKED = 10_000  # clients that are all hashed to draw some of them
 OnRound = Callable[[dict[str, Any]], None]
 # What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
 _FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "workers"))
@@ -82,10 +83,10 @@ def run(
 
 @dataclass
 class Run:
-    """One run, from its parts to its result."""
+    """One run, from its parts to its result. The clients are simulated, unless `federation` leads to them."""
 
     method: Method
-    clients: Clients
+    clients: Clients | None
     model: ModelSpec | nn.Module
     local: LocalSettings
     settings: RunSettings
@@ -94,22 +95,20 @@ class Run:
     loss: ExampleLoss | None = None
     metrics: Mapping[str, ExampleLoss] | None = None
     profile: bool = False
+    federation: Engine | None = None
     _hash: str | None = field(default=None, init=False, repr=False)
 
     def execute(self, out: str | os.PathLike[str] | None = None, resume: bool = False, on_round: OnRound | None = None) -> Result:
         if not isinstance(self.method, Method):
             raise InvalidInput(f"method = {self.method!r}: give a method such as fc.FedAvg(), not its name or class.")
-        if not isinstance(self.clients, Clients):
-            raise InvalidInput("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
-        check(len(self.clients) > 0, "clients", 0, "there must be at least one")
-        self._cohort_size = self.settings.cohort_size(len(self.clients))
-        self._everyone = torch.arange(len(self.clients))
-        self._test_samples = metrics.distinct_test_samples(self.clients)
-        self.method = equip(self.method, self.clients, self.settings.seed)
-        module = module_for(self.model, self.clients, self.settings.seed)
-        self._fed = Simulator(self.clients, device=self.device, profile=self.profile, **asdict(self.engine))
+        self._fed: Engine = self.federation or self._simulator()
+        self._population = self._fed.population()
+        check(len(self._population) > 0, "clients", 0, "there must be at least one")
+        self.settings.cohort_size(len(self._population))
+        self.method = equip(self.method, self._population, self.settings.seed)
+        module = module_for(self.model, self._population, self.settings.seed)
         self._objective = Objective(module.to(self._fed.device), self.loss or cross_entropy)
-        self._metrics = metrics_for(self._objective, self.clients, self.loss is not None, self.metrics, self._fed.device)
+        self._metrics = metrics_for(self._objective, self._population, self.loss is not None, self.metrics, self._fed.device)
 
         store = RunStore.open(out, resume) if out is not None else None
         found = self._latest(store) if store is not None else None
@@ -127,13 +126,13 @@ class Run:
             while round_number < self.settings.rounds:
                 counters, began = began or _Counters(self._fed), None
                 with self._fed.clock.phase("round"):
-                    state = self._round(state, round_number + 1)
+                    state, asked = self._round(state, round_number + 1)
                 round_number += 1
-                row = {"round": round_number, "clients": self._cohort_size, "clusters": _count(state.cluster), **counters.row(self._fed)}
+                row = {"round": round_number, "clients": asked, "clusters": _count(state.cluster), **counters.row(self._fed)}
                 if self._is_due(round_number, self.settings.eval_every):
                     with self._fed.clock.whole("evaluation"):
                         values = self._evaluate(state, round_number)
-                    row |= metrics.summary_of(values, self._test_samples)
+                    row |= metrics.summary_of(values, self._population.test_samples)
                 row["seconds"] = counters.seconds()
                 history.append(row)
                 if store is not None:
@@ -151,6 +150,15 @@ class Run:
         if values is None:  # the run was stopped after its last round and before its end
             values = self._evaluate(state, round_number)
         return self._finish(store, module, state, history, values)
+
+    def _simulator(self) -> Simulator:
+        if not isinstance(self.clients, Clients):
+            raise InvalidInput("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
+        return Simulator(self.clients, device=self.device, profile=self.profile, **asdict(self.engine))
+
+    @property
+    def _everyone(self) -> Tensor:
+        return torch.arange(len(self._population))
 
     def _start(self, store: RunStore | None, found: Checkpoint | None) -> tuple[State, list[dict[str, Any]]]:
         """State and history to go on from: those of the last checkpoint, or the method's first."""
@@ -195,14 +203,19 @@ class Run:
     def _bound(self, round_number: int) -> Method:
         return self.method.bind(self.local.training(self._objective, round_number))
 
-    def _round(self, state: State, number: int) -> State:
+    def _round(self, state: State, number: int) -> tuple[State, int]:
+        """The state after this round, and how many clients were asked."""
+        self._fed.gather()
+        self._population = self._fed.population()
+        clients = len(self._population)
+        state = state.grown_to(clients)
         key = fold(self.settings.seed, "round", number)
-        cohort = cohort_of(fold(key, "cohort"), len(self.clients), self._cohort_size)
+        drawn = cohort_of(fold(key, "cohort"), clients, self.settings.cohort_size(clients))
         method = self._bound(number)
-        state, cohort = method.ready(self._fed, state, cohort, fold(key, "admit"))
+        state, cohort = method.ready(self._fed, state, drawn, fold(key, "admit"))
         state = method.round(self._fed, state, cohort, key)
         self._fed.memory.commit(number)
-        return state
+        return state, len(drawn)
 
     def _evaluate(self, state: State, number: int) -> dict[str, Tensor]:
         """Per-client values, NaN where there is none. Clients that have no cluster yet are admitted for this look only."""
@@ -215,13 +228,15 @@ class Run:
             tune = personal
             if tuned:
                 more = sgd(replace(self._bound(number).local, epochs=self.settings.fine_tune_epochs))
-                tune = then(personal, more, lambda shared, mine, reply: (reply, {})) if personal is not None else more
+                tune = one_after_the_other(personal, more) if personal is not None else more
             got = self._fed.evaluate(self._objective, rows, ids, self._metrics, part=part, tune=tune, key=key)
             for name, value in got.items():
-                full = torch.full((len(self.clients),), math.nan, dtype=torch.float64)
+                full = torch.full((len(self._population),), math.nan, dtype=torch.float64)
                 full[ids] = 100 * value if name == "accuracy" else value
                 values[f"train_{name}" if part == "train" else f"{name}{suffix}"] = full
-                if name == "loss" and self.loss is None and self.clients.y.ndim > 1:  # labels in sequences: as language models are measured
+                if (
+                    name == "loss" and self.loss is None and self._population.y.ndim > 1
+                ):  # labels in sequences: as language models are measured
                     values["train_perplexity" if part == "train" else f"perplexity{suffix}"] = full.exp()
 
         look("", "test", tuned=False)
@@ -245,13 +260,14 @@ class Run:
         last = history[-1]["round"]
         state, rows, ids = self._served(state, last)
         personal = self._bound(last).personal()
+        self._fed.deliver(rows, ids, personal)
         summary = self._summary(values, state, history)
         columns = self._columns(values, state)
-        assignment = torch.full((len(self.clients),), -1, dtype=torch.int64)
+        assignment = torch.full((len(self._population),), -1, dtype=torch.int64)
         if store is not None:
             models, assignment[ids] = self._models(rows, ids, personal)
             fixed = untrained(module, self._objective.names)
-            store.write_models(models, fixed, assignment, state.cluster, self.clients.shape, self.clients.classes)
+            store.write_models(models, fixed, assignment, state.cluster, self._population.shape, self._population.classes)
             store.write_clients(columns)
             store.write_summary(summary)
 
@@ -264,47 +280,54 @@ class Run:
             return take(self._fed.models_of(one, torch.tensor([client]), personal), torch.tensor(0))
 
         folder = store.folder if store is not None else None
-        profile = profile_of(self._fed.clock, len(history), self._fed.workers.count) if self.profile else None
+        profile = (
+            profile_of(self._fed.clock, len(history), self._fed.workers.count)
+            if isinstance(self._fed, Simulator) and self.profile
+            else None
+        )
         return Result(summary, history, state.cluster, columns, module, row_of, folder, profile=profile)
 
     def _models(self, rows: Rows, ids: Tensor, personal: AnyProgram | None) -> tuple[Tree, Tensor]:
-        """Distinct models and the row of each client."""
+        """Distinct models and the row of each client; -1 where its model, or part of it, is with the client alone."""
         if not rows.own and personal is None:
             return rows.models, rows.index.cpu()
+        if not self._fed.holds_clients:
+            return rows.models, torch.full_like(ids, -1)
         return self._fed.models_of(rows, ids, personal), torch.arange(len(ids))
 
     def _summary(self, values: dict[str, Tensor], state: State, history: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "method": self.method.name,
-            "dataset": self.clients.dataset,
-            "partition": self.clients.partition,
+            "dataset": self._population.dataset,
+            "partition": self._population.partition,
             "model": self._model_name(),
-            "engine": "simulator",
+            "engine": self._fed.name,
             "device": str(self._fed.device),
             "seed": self.settings.seed,
             "rounds": history[-1]["round"],
-            "clients": len(self.clients),
+            "clients": len(self._population),
             "clusters": _count(state.cluster),
             "accuracy": None,
             "accuracy_stderr": None,
             "accuracy_variance": None,
             "accuracy_worst10": None,
-            **metrics.summary_of(values, self._test_samples),
-            "ari": metrics.adjusted_rand(self.clients.groups, state.cluster),
+            **metrics.summary_of(values, self._population.test_samples),
+            "ari": metrics.adjusted_rand(self._population.groups, state.cluster),
             "bytes_up": sum(row["bytes_up"] for row in history),
             "bytes_down": sum(row["bytes_down"] for row in history),
             "seconds": round(sum(row["seconds"] for row in history), 3),
             "failures": sum(len(row["failures"]) for row in history),
-            "clients_without_test": int((self.clients.test_of < 0).sum()),
+            "clients_without_test": int((self._population.test_sizes == 0).sum()),
             "clients_without_model": int((state.cluster == UNKNOWN).sum()),
         }
 
     def _columns(self, values: dict[str, Tensor], state: State) -> dict[str, list[Any]]:
+        groups = self._population.groups
         columns: dict[str, list[Any]] = {
             "client": self._everyone.tolist(),
             "cluster": state.cluster.tolist(),
-            "group": self.clients.groups.tolist() if self.clients.groups is not None else [None] * len(self.clients),
-            "examples": self.clients.sizes.tolist(),
+            "group": groups.tolist() if groups is not None else [None] * len(self._population),
+            "examples": self._population.sizes.tolist(),
         }
         for name, value in values.items():
             columns[name] = [number if math.isfinite(number) else None for number in value.tolist()]
@@ -320,8 +343,9 @@ class Run:
             for table, name in _FREE:
                 del tables[table][name]
             digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
-            data = self.clients
-            held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_of)
+            held: tuple[Tensor, ...] = ()  # of clients elsewhere only their answers are known
+            if (data := self.clients) is not None:
+                held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_of)
             probe = getattr(self.method, "probe", None)
             for tensor in (*held, *self._objective.params().values(), *([] if probe is None else [probe])):
                 digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
@@ -333,8 +357,8 @@ class Run:
         chosen = {setting.name: getattr(self.method, setting.name) for setting in hyperparameters(self.method)}
         model: dict[str, Any] = _fields_of(self.model) if is_dataclass(self.model) else {}
         return {
-            "data": {"name": self.clients.dataset},
-            "partition": {"name": self.clients.partition, "clients": len(self.clients), **self.clients.origin},
+            "data": {"name": self._population.dataset},
+            "partition": {"name": self._population.partition, **self._population.origin},
             "model": {"name": self._model_name(), **model},
             "local": asdict(self.local),
             "method": {"name": self.method.name, **chosen},
@@ -352,12 +376,12 @@ class Run:
 class _Counters:
     """What a round cost: the difference of the federation's counters since this was made."""
 
-    def __init__(self, fed: Simulator, begin: float | None = None) -> None:
+    def __init__(self, fed: Engine, begin: float | None = None) -> None:
         fresh = begin is not None  # the one-off phase before the first round counts from zero
         self.begin = time.perf_counter() if begin is None else begin
         self.up, self.down = (0, 0) if fresh else (fed.traffic.up, fed.traffic.down)
 
-    def row(self, fed: Simulator) -> dict[str, Any]:
+    def row(self, fed: Engine) -> dict[str, Any]:
         return {
             "failures": [asdict(failure) for failure in fed.drain_failures()],
             "bytes_up": fed.traffic.up - self.up,
@@ -366,17 +390,6 @@ class _Counters:
 
     def seconds(self) -> float:
         return round(time.perf_counter() - self.begin, 4)
-
-
-def cohort_of(key: int, clients: int, size: int) -> Tensor:
-    """Ids of the clients of a round, in rising order: those with the least hashes or, where that would hash many for few, hashes as ids."""
-    if clients <= _RANKED or size > clients // 2:
-        everyone = np.arange(clients)
-        ranked: Any = (client_keys(key, everyone) << 31) | everyone  # of equal hashes the smaller id comes first
-        return torch.from_numpy(np.sort(np.partition(ranked, size - 1)[:size] & ((1 << 31) - 1)))
-    drawn: Any = client_keys(key, np.arange(4 * size)) % clients  # of so many some are equal, but not half of them
-    first = np.sort(np.unique(drawn, return_index=True)[1])
-    return torch.from_numpy(np.sort(drawn[first[:size]]))
 
 
 def _count(cluster: Tensor) -> int:

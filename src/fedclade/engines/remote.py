@@ -1,0 +1,360 @@
+"""A federation whose clients live elsewhere: at sites that are reached by letters."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedclade.client.objective import ExampleLoss, Objective
+from fedclade.client.programs import AnyProgram
+from fedclade.client.travel import described
+from fedclade.client.tree import Tree, prefixed, stack, take, under
+from fedclade.data.population import Population
+from fedclade.engines.clock import Clock
+from fedclade.engines.engine import Traffic
+from fedclade.engines.letters import Letter, Post, packed_rows
+from fedclade.engines.replies import Accumulator, Spec, check_sum, in_order_asked, refusal, spec_of
+from fedclade.engines.site import mismatch
+from fedclade.errors import InvalidInput
+from fedclade.federation import Failure, Replies, Rows, Sum
+
+NOT_CONNECTED = "its site is not connected"
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a client lives: its site, and its number there."""
+
+    site: str
+    place: int
+    name: str
+
+
+class RemoteMemory:
+    """The clients' memory is with them. The server keeps which of its turns count at which site, so that a site knows what to forget.
+
+    A turn is a round, or a look between rounds that leaves nothing. It counts at a site if the site's answers of it were used.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._committed: dict[str, list[str]] = {}
+        self._answered: dict[str, bool] = {}  # of this turn: whether all was answered
+        self._session, self._number = secrets.token_hex(4), 0
+
+    @property
+    def turn(self) -> str:
+        return f"{self._session}-{self._number}"
+
+    def committed_at(self, site: str) -> list[str]:
+        return self._committed.get(site, [])
+
+    def answered(self, site: str, well: bool) -> None:
+        """Whether the site answered a letter of this turn. If one went without an answer, nothing that it wrote counts."""
+        self._answered[site] = self._answered.get(site, True) and well
+
+    def forgotten(self, site: str) -> None:
+        self._committed.pop(site, None)
+
+    def commit(self, version: int) -> None:
+        for site, well in sorted(self._answered.items()):
+            if well:
+                self._committed.setdefault(site, []).append(self.turn)
+        self.version = version
+        self.rollback()
+
+    def rollback(self) -> None:
+        self._answered = {}
+        self._number += 1
+
+    def tensors(self) -> Tree:
+        return {"committed": torch.frombuffer(bytearray(json.dumps(self._committed).encode()), dtype=torch.uint8)}
+
+    def restore(self, tensors: Tree, version: int) -> None:
+        if tensors:
+            self._committed = json.loads(bytes(tensors["committed"].tolist()))
+        self.version = version
+        self.rollback()
+
+
+class RemoteFederation:
+    """post: carries letters; about: version and configuration, which every site must share; seats: who is known already, in the order of
+    their numbers; population: what the server knows of the clients beforehand, as where it has dealt the data out itself; refused: told
+    why a site cannot take part.
+
+    Client numbers are given in the order in which sites come, and stay.
+    """
+
+    name = "flower"
+    holds_clients = False
+
+    def __init__(
+        self,
+        post: Post,
+        about: Mapping[str, str],
+        *,
+        seats: list[Seat] | None = None,
+        population: Population | None = None,
+        probe: Tensor | None = None,
+        device: str = "cpu",
+        note: Note = lambda text: None,
+    ) -> None:
+        self.post, self.about, self.note = post, dict(about), note
+        self.device = torch.device(device)
+        self.traffic, self.clock, self.memory = Traffic(), Clock(self.device, False), RemoteMemory()
+        self.seats: list[Seat] = list(seats or [])
+        self._known, self._probe = population, probe
+        self._met: dict[str, dict[str, Any]] = {}  # what each site has said of itself
+        self._refused: set[str] = set()
+        self._kind: Tree = {}
+        self._initial: Tree = {}
+        self._initialised: set[str] = set()
+        self._failures: list[Failure] = []
+        self._present: set[str] = set()
+
+    @property
+    def sizes(self) -> Tensor:
+        if self._known is not None:
+            return self._known.sizes
+        return torch.tensor([self._said(seat, "sizes") for seat in self.seats], dtype=torch.int64)
+
+    def population(self) -> Population:
+        if self._known is not None:
+            return self._known
+        if not self._met:
+            self.gather()
+        if not self._kind:
+            raise InvalidInput("federation: no site has answered yet; start the nodes, then run again.")
+        sizes = torch.tensor([self._said(seat, "test_sizes") for seat in self.seats], dtype=torch.int64)
+        classes = [met["classes"] for met in self._met.values()]
+        return Population(
+            self.sizes,
+            sizes,
+            int(sizes.sum()),
+            self._kind["x"],
+            self._kind["y"],
+            None if None in classes else max(classes),
+            probe=self._probe,
+            dataset="federation",
+            partition="sites",
+        )
+
+    def _said(self, seat: Seat, what: str) -> int:
+        return int(self._met[seat.site][what][seat.place]) if seat.site in self._met else 0
+
+    def gather(self) -> None:
+        """Who is there now; sites that are new are asked who they are, and their clients get numbers."""
+        self._present = set(self.post.sites()) - self._refused
+        new = sorted(self._present - self._met.keys())
+        if not new:
+            return
+        answers = self.post.exchange({site: Letter({"kind": "hello"}) for site in new})
+        for site in new:
+            answer = answers[site]
+            reason = answer if isinstance(answer, str) else answer.head.get("refused")
+            if isinstance(answer, Letter) and reason is None:
+                reason = mismatch(self.about, answer.head["about"]) if answer.head["about"] != self.about else self._meet(site, answer)
+                if reason is not None:
+                    self._refused.add(site)
+            if reason is not None:
+                self._present.discard(site)
+                self.note(f"{site}: not used: {reason}")
+
+    def _meet(self, site: str, answer: Letter) -> str | None:
+        """Give the clients of a site their numbers, or say why it cannot take part."""
+        head, kind = answer.head, dict(answer.tensors)
+        if self._kind and spec_of(kind) != spec_of(self._kind):
+            theirs, ours = tuple(kind["x"].shape[1:]), tuple(self._kind["x"].shape[1:])
+            return f"its samples are of another kind: {theirs} of {kind['x'].dtype}, the others' {ours} of {self._kind['x'].dtype}"
+        known = {seat.name: seat for seat in self.seats}
+        for name in head["names"]:
+            if name in known and known[name].site != site and known[name].site in self._present:
+                return f"its client '{name}' is already there, at {known[name].site}"
+        self._kind = self._kind or kind
+        self._met[site] = head
+        numbered = {seat.name: number for number, seat in enumerate(self.seats)}
+        for place, name in enumerate(head["names"]):
+            if name in numbered:
+                self.seats[numbered[name]] = Seat(site, place, name)
+            else:
+                self.seats.append(Seat(site, place, name))
+        self.note(f"{site}: {len(head['names'])} clients")
+        return None
+
+    def remember(self, initial: Tree) -> None:
+        """It goes along with the first letter to a site that is not known to have it."""
+        self._initial = {name: value.cpu() for name, value in prefixed("memory", initial).items()}
+
+    def map(
+        self,
+        program: AnyProgram,
+        ids: Tensor,
+        *,
+        shared: Tree | None = None,
+        each: Rows | None = None,
+        key: int,
+        reduce: Sum | None = None,
+    ) -> Replies:
+        ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
+        if reduce:
+            check_sum(reduce, len(ids))
+        sent = {name: value.cpu() for name, value in prefixed("shared", shared or {}).items()}
+        description = described(program)
+
+        def letter(places: Tensor) -> Letter:
+            rows, models = packed_rows(each[places]) if each is not None else (None, {})
+            head = {"kind": "map", "program": description, "key": key, "each": rows}
+            return Letter(head, sent | {name: value.cpu() for name, value in models.items()})
+
+        answers, failures = self._asked(ids, letter)
+        found: dict[int, Tree] = {}
+        for places, answer in answers:
+            failures += self._opened(ids, places, answer, found)
+        expected = _usual(list(found.values()))
+        sizes = self.sizes
+        for place, reply in sorted(found.items()):
+            reason = refusal(reply, expected, int(sizes[ids[place]]))
+            if reason is None and reduce is not None and isinstance(reduce.row, str) and not 0 <= int(reply[reduce.row]) < reduce.rows:
+                reason = f"chose row {int(reply[reduce.row])} of {reduce.rows}"
+            if reason is not None:
+                failures.append(Failure(int(ids[place]), reason))
+                del found[place]
+        self._failures += failures
+        places = torch.tensor(sorted(found), dtype=torch.int64)
+        replies = (
+            {name: value.to(self.device) for name, value in stack([found[place] for place in places.tolist()]).items()} if found else {}
+        )
+        total = Accumulator(reduce) if reduce else None
+        if total is not None and found:
+            total.add(places, replies)
+            added = total.keys(replies)
+            replies = {name: value for name, value in replies.items() if name not in added}
+        return in_order_asked(ids, [places], [replies], total, failures)
+
+    def _opened(self, ids: Tensor, places: Tensor, answer: Letter, found: dict[int, Tree]) -> list[Failure]:
+        """Put the replies of one site's clients into `found`, by the place at which they were asked; what is wrong with the others."""
+        asked = {self.seats[int(ids[place])].place: int(place) for place in places}
+        out, told = under("out", answer.tensors), answer.head.get("clients", [])
+        failures = [Failure(int(ids[asked[client]]), str(reason)) for client, reason in answer.head.get("failures", []) if client in asked]
+        if len(set(told)) != len(told) or any(len(value) != len(told) for value in out.values()) or not set(told) <= asked.keys():
+            return [Failure(int(ids[place]), "its site's answer does not fit what was asked") for place in places]
+        for row, client in enumerate(told):
+            found[asked[client]] = take(out, torch.tensor(row))
+        silent = asked.keys() - set(told) - {client for client, _ in answer.head.get("failures", [])}
+        return failures + [Failure(int(ids[asked[client]]), "its site did not answer for it") for client in sorted(silent)]
+
+    def _asked(self, ids: Tensor, letter: Callable[[Tensor], Letter]) -> tuple[list[tuple[Tensor, Letter]], list[Failure]]:
+        """Ask the sites of these clients: the places of each site's clients with its answer, and who was not asked or did not answer."""
+        by_site: dict[str, list[int]] = {}
+        for place, client in enumerate(ids.tolist()):
+            by_site.setdefault(self.seats[client].site, []).append(place)
+        places = {site: torch.tensor(at, dtype=torch.int64) for site, at in sorted(by_site.items())}
+        letters = {}
+        for site, at in places.items():
+            if site in self._present and site in self._met:
+                one = letter(at)
+                here = [self.seats[client].place for client in ids[at].tolist()]
+                letters[site] = replace(one, head={**one.head, "clients": here, "numbers": self._numbers_at(site)})
+        answers = self._ask(letters)
+        good, failures = [], []
+        for site, at in places.items():
+            answer = answers.get(site, NOT_CONNECTED)
+            if isinstance(answer, str):
+                failures += [Failure(client, answer) for client in ids[at].tolist()]
+            else:
+                good.append((at, answer))
+        return good, failures
+
+    def _numbers_at(self, site: str) -> list[int]:
+        """The number in the federation of each of a site's clients."""
+        here = sorted((seat.place, number) for number, seat in enumerate(self.seats) if seat.site == site)
+        return [number for _, number in here]
+
+    def _ask(self, letters: Mapping[str, Letter]) -> dict[str, Letter | str]:
+        """Send letters with what every letter says; what a site refuses is a reason."""
+        whole = {site: self._with_memory(site, letter) for site, letter in letters.items()}
+        self.traffic.down += sum(letter.nbytes for letter in whole.values())
+        answers: dict[str, Letter | str] = {}
+        for site, answer in (self.post.exchange(whole) if whole else {}).items():
+            if isinstance(answer, Letter):
+                self.traffic.up += answer.nbytes
+                self._initialised.add(site)
+                if answer.head.get("forgotten"):
+                    self._initialised.discard(site)
+                    self.memory.forgotten(site)
+                if "refused" in answer.head:
+                    answer = str(answer.head["refused"])
+            answers[site] = answer
+            self.memory.answered(site, not isinstance(answer, str))
+        return answers
+
+    def _with_memory(self, site: str, letter: Letter) -> Letter:
+        """What every letter says: for which configuration it is, and which memory its clients have."""
+        committed = self.memory.committed_at(site) if self._initial else []
+        first = self._initial if not committed and site not in self._initialised else {}
+        words = {"about": self.about, "turn": self.memory.turn, "committed": committed, "remembers": bool(self._initial)}
+        return Letter({**letter.head, **words}, {**letter.tensors, **first})
+
+    def evaluate(
+        self,
+        objective: Objective,
+        rows: Rows,
+        ids: Tensor,
+        metrics: Mapping[str, ExampleLoss],
+        *,
+        part: Literal["train", "test"] = "test",
+        tune: AnyProgram | None = None,
+        key: int = 0,
+    ) -> Tree:
+        words = {"kind": "evaluate", "part": part, "key": key, "metrics": list(metrics)}
+        answers, failures = self._asked(ids, self._about_models(words, rows, tune))
+        result: Tree = {name: torch.full((len(ids),), torch.nan, dtype=torch.float64) for name in ("loss", *metrics)}
+        for places, answer in answers:
+            values = under("value", answer.tensors)
+            if values.keys() != result.keys() or any(tuple(value.shape) != (len(places),) for value in values.values()):
+                failures += [Failure(client, "its site's evaluation does not fit what was asked") for client in ids[places].tolist()]
+                continue
+            for name, value in values.items():
+                result[name][places] = value.double()
+        self._failures += failures
+        return result
+
+    def deliver(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
+        answers, failures = self._asked(ids, self._about_models({"kind": "deliver", "key": key}, rows, tune))
+        del answers
+        for failure in failures:
+            self.note(f"client {failure.client} was not given its model: {failure.reason}")
+
+    def _about_models(self, words: dict[str, Any], rows: Rows, tune: AnyProgram | None) -> Callable[[Tensor], Letter]:
+        description = described(tune) if tune is not None else None
+
+        def letter(places: Tensor) -> Letter:
+            each, models = packed_rows(rows[places])
+            return Letter({**words, "each": each, "tune": description}, {name: value.cpu() for name, value in models.items()})
+
+        return letter
+
+    def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
+        if rows.own or tune is not None:
+            raise InvalidInput("model: these clients' models are their own and stay with them; each site has them on its disk.")
+        return rows.gather({})
+
+    def drain_failures(self) -> list[Failure]:
+        failures, self._failures = self._failures, []
+        return failures
+
+
+def _usual(replies: list[Tree]) -> Spec:
+    """Names, shapes and dtypes of most replies: who has others is refused."""
+    if not replies:
+        return {}
+    kinds = [tuple(sorted(spec_of(reply).items())) for reply in replies]
+    return dict(Counter(kinds).most_common(1)[0][0])
