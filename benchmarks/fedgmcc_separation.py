@@ -23,6 +23,7 @@ from fedclade.client.keys import client_keys, fold, uniform
 from fedclade.client.objective import Objective
 from fedclade.client.tree import Tree, stack, take
 from fedclade.data import Clients, Dataset, LabelClusters, LabelPermutation, Rotation
+from fedclade.engines.engine import Look
 from fedclade.experiment.metrics import adjusted_rand
 from fedclade.experiment.prepare import equip
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
@@ -237,7 +238,7 @@ def _run(method: fc.Method, setting: Setting, clients: Clients, rounds: int, see
         where = (float(state.percentile), bool(state.settled)) if isinstance(state, FedGMCCState) else (None, False)
         log.append((len(state), adjusted_rand(clients.groups, state.cluster), *where))
     seconds = (time.perf_counter() - begin) / rounds
-    accuracy = fed.evaluate(local.objective, bound.serve(state, everyone), everyone, {"accuracy": fc.accuracy})["accuracy"]
+    accuracy = fed.measure(bound.serve(state, everyone), everyone, Look(local.objective, {"accuracy": fc.accuracy}))["accuracy"]
     clusters, ari, percentile, settled = (list(column) for column in zip(*log, strict=True))
     return {
         "accuracy": 100 * float(accuracy.mean()),

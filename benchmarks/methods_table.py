@@ -21,8 +21,8 @@ from fedclade.client.tree import nbytes
 from fedclade.data import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.experiment import config
-from fedclade.experiment.prepare import equip, module_for
 from fedclade.experiment.cohort import cohort_of
+from fedclade.experiment.prepare import equip, module_for
 from fedclade.methods import METHODS
 from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method
 

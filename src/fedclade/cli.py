@@ -6,6 +6,7 @@ import inspect
 import json
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from fedclade import __version__
 from fedclade.cli_data import data_app
+from fedclade.cli_flower import flower_app
 from fedclade.cli_reproduce import reproduce
 from fedclade.data.catalogue import CATALOGUE
 from fedclade.errors import FedcladeError, InvalidInput, nearest
@@ -47,6 +49,8 @@ app = typer.Typer(
 ExperimentArgument = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets).")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one setting; may be repeated.")]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Show where the time went.")]
+EngineOption = Annotated[str, typer.Option("--engine", metavar="simulator|flower", help="Where clients run; flower: Flower's simulation.")]
+SitesOption = Annotated[int | None, typer.Option("--sites", min=1, help="With --engine flower: nodes that share the clients (default 4).")]
 ImportOption = Annotated[list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers your own things.")]
 
 
@@ -96,20 +100,32 @@ def run(
     data_root: DataRootOption = None,
     imports: ImportOption = None,
     profile: ProfileOption = False,
+    engine: EngineOption = "simulator",
+    sites: SitesOption = None,
 ) -> None:
     """Run one experiment and write its run directory."""
     _import_all(imports)
-    chosen = config.experiment(config.apply(config.read(experiment), sets or []))
+    if engine not in ("simulator", "flower"):
+        raise InvalidInput(f"--engine {engine}: must be simulator or flower.")
+    if sites is not None and engine != "flower":
+        raise InvalidInput("--sites: only --engine flower has any.")
+    told = config.apply(config.read(experiment), sets or [])
+    chosen = config.experiment(told)
     folder = out or new_folder(f"{Path(experiment).stem}-{chosen.method.name}")
     if resume and out is None:
         raise InvalidInput("--resume: say which run with --out DIR.")
     if resume and not RunStore(folder).holds_run():
         tell(f"there is no run in {folder} yet; it is started anew.")
     RunStore.open(folder, resume)
-    prepared = replace(chosen.prepared(chosen.clients(data_root), device), profile=profile)
+    clients = chosen.clients(data_root)
+    prepared = replace(chosen.prepared(clients, device), profile=profile)
     try:
         with display(chosen.method.name, chosen.run.rounds, out_console, quiet) as shown:
-            result = prepared.execute(folder, resume, shown.row)
+            if engine == "flower":
+                given = {"resume": resume, "on_round": shown.row, "data_root": data_root, "imports": imports or []}
+                result = _flower().simulate(told, clients, folder, sites=sites or min(4, len(clients)), **given)
+            else:
+                result = prepared.execute(folder, resume, shown.row)
     except KeyboardInterrupt:
         _interrupted(folder)
     if result.already_finished:
@@ -202,6 +218,7 @@ def describe(
 
 app.command()(reproduce)
 app.add_typer(data_app, name="data")
+app.add_typer(flower_app, name="flower")
 
 
 @app.command()
@@ -241,6 +258,14 @@ def _default(field: Any) -> str:
 def _first_line(thing: Any) -> str:
     title = getattr(thing, "title", None)
     return title or next(iter((thing.__doc__ or "").strip().splitlines()), "").rstrip(".")
+
+
+def _flower() -> ModuleType:
+    try:
+        from fedclade.flower import simulation
+    except ImportError as error:
+        raise InvalidInput(f"--engine flower: Flower is not installed ({error}); pip install 'fedclade[flower]'.") from error
+    return simulation
 
 
 def _interrupted(folder: Path) -> NoReturn:

@@ -15,6 +15,7 @@ from fedclade.client.plan import Batches, make_plan
 from fedclade.client.programs import LocalTraining, Program, descend, score, sgd, then
 from fedclade.client.tree import Tree
 from fedclade.data import Clients, from_arrays
+from fedclade.engines.engine import Look
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInput
 from fedclade.federation import Rows, Sum
@@ -129,7 +130,7 @@ def test_score_reads_more_than_one_block() -> None:
     objective = Objective(mlp())
     x, y = torch.randn(150, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(150, dtype=torch.int64)
     each = Rows({name: value[None] for name, value in objective.params().items()}, torch.tensor([0]))
-    got = Simulator(from_arrays([(x, y)])).evaluate(objective, each, torch.tensor([0]), {"accuracy": accuracy}, part="train")
+    got = Simulator(from_arrays([(x, y)])).measure(each, torch.tensor([0]), Look(objective, {"accuracy": accuracy}, part="train"))
     outputs = objective.outputs(objective.params(), x)
     assert float(got["loss"]) == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-6)
     assert float(got["accuracy"]) == float((outputs.argmax(1) == y).sum()) / 150

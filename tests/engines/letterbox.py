@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fedclade.client.travel import Here
 from fedclade.client.tree import Tree
-from fedclade.data import Clients, Parts
+from fedclade.data import Clients
 from fedclade.engines.letters import Letter
 from fedclade.engines.remote import RemoteFederation
 from fedclade.engines.simulator import Faults, Simulator
@@ -45,18 +44,11 @@ def copied(letter: Letter) -> Letter:
     return Letter(json.loads(json.dumps(letter.head)), {name: value.clone() for name, value in letter.tensors.items()})
 
 
-def some(clients: Clients, ids: Tensor) -> Clients:
-    """These clients alone."""
-    train = Parts.of([clients.train[int(client)] for client in ids])
-    groups = clients.groups[ids] if clients.groups is not None else None
-    return replace(clients, train=train, test_of=clients.test_of[ids], groups=groups)
-
-
 def sites_of(clients: Clients, count: int, make: Callable[[Clients, list[str]], Site]) -> dict[str, Site]:
     """The clients dealt out to so many sites, one to each in turn."""
     everyone = torch.arange(len(clients))
     dealt = {f"site-{site}": everyone[site::count] for site in range(count)}
-    return {name: make(some(clients, ids), [str(client) for client in ids.tolist()]) for name, ids in dealt.items() if len(ids)}
+    return {name: make(clients.only(ids.tolist()), [str(client) for client in ids.tolist()]) for name, ids in dealt.items() if len(ids)}
 
 
 class Remote(RemoteFederation):
@@ -67,6 +59,7 @@ class Remote(RemoteFederation):
     ) -> None:
         def make(data: Clients, names: list[str]) -> Site:
             site = Site(data, names, here, {}, ABOUT)
+            site.keepers = lambda run: site.keeper
             numbers = [int(name) for name in names]
             tamper = (lambda key, client, reply: faults(key, numbers[client], reply)) if faults is not None else None
             site.simulator = Simulator(data, faults=tamper, chunk=chunk, **options)
@@ -85,7 +78,7 @@ class Remote(RemoteFederation):
             seat = self.seats[client]
             site = self.box.here[seat.site]
             initial, kept = site.keeper.load()
-            committed = [each for each in kept if each.turn in self.memory.committed_at(seat.site)]
+            committed = [each for each in kept if each.turn in self.memory.committed_at(self._home(seat.site))]
             site.simulator.remember(initial)
             if committed:
                 site.simulator.memory.restore(committed[-1].memory, 0)

@@ -19,6 +19,7 @@ from fedclade.client.plan import Batches, make_plan
 from fedclade.client.programs import LocalTraining, Program, score, sgd, then
 from fedclade.client.tree import Tree, nbytes, prefixed, stack, under
 from fedclade.data import Clients, from_arrays
+from fedclade.engines.engine import Look
 from fedclade.engines.simulator import Faults, Simulator
 from fedclade.errors import InvalidInput, NotVectorisable
 from fedclade.federation import Replies, Rows, Sum
@@ -116,9 +117,9 @@ def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> N
 @exact
 def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    expected = Simulator(ragged, chunk=1).evaluate(objective, apart(objective), EVERYONE, {"accuracy": accuracy}, part="train")
+    expected = Simulator(ragged, chunk=1).measure(apart(objective), EVERYONE, Look(objective, {"accuracy": accuracy}, part="train"))
     for chunk in CHUNKS[1:]:
-        got = Simulator(ragged, chunk=chunk).evaluate(objective, apart(objective), EVERYONE, {"accuracy": accuracy}, part="train")
+        got = Simulator(ragged, chunk=chunk).measure(apart(objective), EVERYONE, Look(objective, {"accuracy": accuracy}, part="train"))
         assert equal(got, expected)
 
 
@@ -505,7 +506,7 @@ def test_ids_that_are_not_those_of_distinct_clients_are_refused(ragged: Clients,
     with pytest.raises(InvalidInput, match=message):
         fed.map(sgd(local_of(objective)), who, each=one_for_all(objective, len(ids)), key=0)
     with pytest.raises(InvalidInput, match=message):
-        fed.evaluate(objective, one_for_all(objective, len(ids)), who, {}, part="train")
+        fed.measure(one_for_all(objective, len(ids)), who, Look(objective, {}, part="train"))
     assert fed.traffic.down == 0
 
 
@@ -736,7 +737,7 @@ def test_who_does_not_answer_sends_nothing(ragged: Clients) -> None:
 def test_an_evaluation_sends_nothing(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged)
-    fed.evaluate(objective, one_for_all(objective), EVERYONE, {}, part="train")
+    fed.measure(one_for_all(objective), EVERYONE, Look(objective, {}, part="train"))
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
@@ -757,7 +758,7 @@ def test_small_models_run_on_one_thread_and_the_callers_number_is_put_back(ragge
         return accuracy(outputs, y)
 
     fed = Simulator(ragged)
-    fed.evaluate(objective, one_for_all(objective), EVERYONE, {"m": metric}, part="train")
+    fed.measure(one_for_all(objective), EVERYONE, Look(objective, {"m": metric}, part="train"))
     assert set(inside) == {1}
     assert torch.get_num_threads() == 3
     fed.map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=0)
@@ -802,7 +803,9 @@ def assert_by_hand(got: Tree, objective: Objective, models: Tree, index: list[in
 def test_evaluation_is_what_a_plain_evaluation_of_each_client_finds(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     models, ids, index = apart(objective, 3).models, [2, 0, 3, 1], [2, 0, 1, 2]
-    got = Simulator(clients, chunk=chunk).evaluate(objective, Rows(models, torch.tensor(index)), torch.tensor(ids), {"accuracy": accuracy})
+    got = Simulator(clients, chunk=chunk).measure(
+        Rows(models, torch.tensor(index)), torch.tensor(ids), Look(objective, {"accuracy": accuracy})
+    )
     assert_by_hand(got, objective, models, index, clients, ids)
     assert got.keys() == {"loss", "accuracy"}
 
@@ -819,7 +822,7 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
         return accuracy(outputs, y)
 
     fed = Simulator(clients, chunk=1)
-    got = fed.evaluate(objective, Rows(models, torch.tensor(index)), EVERYONE, {"accuracy": metric})
+    got = fed.measure(Rows(models, torch.tensor(index)), EVERYONE, Look(objective, {"accuracy": metric}))
     assert len(calls) == 5
     assert_by_hand(got, objective, models, index, clients, list(range(6)))
     assert got["loss"][0] == got["loss"][2]
@@ -829,21 +832,21 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
 def test_a_client_without_a_test_part_has_no_number() -> None:
     objective, clients = objective_of(MLP(8)), with_tests(((3, 20), (30, 0), (10, 7), (1, 0)))
     ids = [3, 2, 1, 0]
-    got = Simulator(clients).evaluate(objective, apart(objective, 4), torch.tensor(ids), {"accuracy": accuracy})
+    got = Simulator(clients).measure(apart(objective, 4), torch.tensor(ids), Look(objective, {"accuracy": accuracy}))
     assert got["loss"].isnan().tolist() == got["accuracy"].isnan().tolist() == [True, False, True, False]
     assert_by_hand({name: value[[1, 3]] for name, value in got.items()}, objective, apart(objective, 4).models, [1, 3], clients, [2, 0])
 
 
 def test_where_nobody_has_a_test_part_all_are_without_number(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).evaluate(objective, one_for_all(objective), EVERYONE, {"accuracy": accuracy})
+    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, Look(objective, {"accuracy": accuracy}))
     assert bool(got["loss"].isnan().all())
     assert bool(got["accuracy"].isnan().all())
 
 
 def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).evaluate(objective, one_for_all(objective), EVERYONE, {"accuracy": accuracy}, part="train")
+    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, Look(objective, {"accuracy": accuracy}, part="train"))
     for client in range(6):
         rows = ragged.train[client]
         outputs = objective.outputs(objective.params(), ragged.x[rows])
@@ -853,7 +856,7 @@ def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
 
 def test_own_metrics_are_averaged_over_examples() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
-    got = Simulator(clients).evaluate(objective, one_for_all(objective, 4), torch.arange(4), {"label": lambda outputs, y: y.float()})
+    got = Simulator(clients).measure(one_for_all(objective, 4), torch.arange(4), Look(objective, {"label": lambda outputs, y: y.float()}))
     for client in range(4):
         y = clients.y_test[clients.test[client]]
         assert float(got["label"][client]) == pytest.approx(float(y.double().mean()))
@@ -862,14 +865,16 @@ def test_own_metrics_are_averaged_over_examples() -> None:
 def tuned_by_hand(clients: Clients, objective: Objective, program: Program, key: int) -> Tree:
     """Each client's model after the fine-tune, trained by `map` one client at a time, then evaluated."""
     tuned = Simulator(clients, chunk=1).map(program, torch.arange(4), each=apart(objective, 4), key=key)
-    return Simulator(clients, chunk=1).evaluate(objective, Rows(tuned.out, torch.arange(4)), torch.arange(4), {"accuracy": accuracy})
+    return Simulator(clients, chunk=1).measure(Rows(tuned.out, torch.arange(4)), torch.arange(4), Look(objective, {"accuracy": accuracy}))
 
 
 def test_a_fine_tune_trains_each_clients_copy_on_its_own_training_part_first() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
-    plain = Simulator(clients).evaluate(objective, apart(objective, 4), torch.arange(4), {"accuracy": accuracy})
-    got = Simulator(clients, chunk=1).evaluate(objective, apart(objective, 4), torch.arange(4), {"accuracy": accuracy}, tune=program, key=3)
+    plain = Simulator(clients).measure(apart(objective, 4), torch.arange(4), Look(objective, {"accuracy": accuracy}))
+    got = Simulator(clients, chunk=1).measure(
+        apart(objective, 4), torch.arange(4), Look(objective, {"accuracy": accuracy}, tune=program), key=3
+    )
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
     assert bool((got["loss"] != plain["loss"]).all())
 
@@ -879,14 +884,14 @@ def test_a_fine_tune_does_not_depend_on_the_chunk(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
     fed = Simulator(clients, chunk=chunk)
-    got = fed.evaluate(objective, apart(objective, 4), torch.arange(4), {"accuracy": accuracy}, tune=program, key=3)
+    got = fed.measure(apart(objective, 4), torch.arange(4), Look(objective, {"accuracy": accuracy}, tune=program), key=3)
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
 
 
 def test_clients_that_share_a_model_and_a_test_part_are_tuned_each_on_its_own() -> None:
     objective = objective_of(MLP(8))
     clients = replace(with_tests(((9, 20), (9, 5))), test_of=torch.tensor([0, 0]))
-    got = Simulator(clients).evaluate(objective, one_for_all(objective, 2), torch.arange(2), {}, tune=sgd(local_of(objective)))
+    got = Simulator(clients).measure(one_for_all(objective, 2), torch.arange(2), Look(objective, {}, tune=sgd(local_of(objective))))
     assert got["loss"][0] != got["loss"][1]
 
 
@@ -898,9 +903,9 @@ def test_an_evaluation_changes_neither_memory_nor_models() -> None:
     fed.memory.commit(1)
     each = apart(objective, 4)
     memory, models = copy.deepcopy(fed.memory.tensors()), copy.deepcopy(each.models)
-    fed.evaluate(objective, each, torch.arange(4), {}, tune=sgd(local_of(objective)))
+    fed.measure(each, torch.arange(4), Look(objective, {}, tune=sgd(local_of(objective))))
     own = Rows(each.models, each.index, own=tuple(each.models))
-    fed.evaluate(objective, own, torch.arange(4), {}, tune=remembering_like_sgd(local_of(objective)))
+    fed.measure(own, torch.arange(4), Look(objective, {}, tune=remembering_like_sgd(local_of(objective))))
     assert equal(fed.memory.tensors(), memory)
     assert equal(each.models, models)
     fed.memory.commit(2)
@@ -929,11 +934,11 @@ def test_rows_of_the_clients_own_are_read_from_memory() -> None:
     ids = [3, 1, 0, 2]
 
     whole = Rows(other, torch.zeros(4).long(), own=tuple(other))
-    got = fed.evaluate(objective, whole, torch.tensor(ids), {"accuracy": accuracy})
+    got = fed.measure(whole, torch.tensor(ids), Look(objective, {"accuracy": accuracy}))
     assert_by_hand(got, objective, memory, ids, clients, ids)
 
     head = Rows(other, torch.zeros(4).long(), own=("fc2.weight", "fc2.bias"))
-    got = fed.evaluate(objective, head, torch.tensor(ids), {"accuracy": accuracy})
+    got = fed.measure(head, torch.tensor(ids), Look(objective, {"accuracy": accuracy}))
     mixed = {name: value if name in head.own else other[name].expand_as(value) for name, value in memory.items()}
     assert_by_hand(got, objective, mixed, ids, clients, ids)
 
@@ -946,7 +951,7 @@ def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_eva
     memory = apart(objective, 2).models
     fed.memory.write(torch.arange(2), memory)
     rows = one_for_all(objective, 2)
-    got = fed.evaluate(objective, Rows(rows.models, rows.index, own=tuple(rows.models)), torch.arange(2), {"accuracy": accuracy})
+    got = fed.measure(Rows(rows.models, rows.index, own=tuple(rows.models)), torch.arange(2), Look(objective, {"accuracy": accuracy}))
     assert_by_hand(got, objective, memory, [0, 1], clients, [0, 1])
     assert got["loss"][0] != got["loss"][1]
 

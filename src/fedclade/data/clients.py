@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,29 @@ class Clients:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.x.shape[1:])
+
+    def arrays(self, client: int) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The samples of one client: (x, y), and (x_test, y_test) if it has a test part."""
+        rows, part = self.train[client], int(self.test_of[client])
+        if part < 0:
+            return self.x[rows], self.y[rows]
+        held = self.test[part]
+        return self.x[rows], self.y[rows], self.x_test[held], self.y_test[held]
+
+    def only(self, ids: Sequence[int]) -> Clients:
+        """These clients alone, numbered from 0 in this order, with the samples that any of them has."""
+        keep = torch.as_tensor(ids, dtype=torch.int64)
+        train = [self.train[client] for client in keep.tolist()]
+        rows, place = torch.unique(torch.cat([*train, torch.empty(0, dtype=torch.int64)]), return_inverse=True)
+        return replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            train=Parts.of(torch.split(place, [len(part) for part in train])),
+            test_of=self.test_of[keep],
+            groups=self.groups[keep] if self.groups is not None else None,
+            probe=None,
+        )
 
     def describe(self) -> Description:
         """Who has how much of what; printed, a table."""

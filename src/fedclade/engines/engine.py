@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -23,6 +23,17 @@ class Traffic:
 
     up: int = 0
     down: int = 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is measured: on which of a client's parts, by which metrics beside the loss; `tune` trains its copy on its own training part
+    first."""
+
+    objective: Objective
+    metrics: Mapping[str, ExampleLoss]
+    part: Literal["train", "test"] = "test"
+    tune: AnyProgram | None = None
 
 
 class Memory(Protocol):
@@ -64,24 +75,14 @@ class Engine(Federation, Protocol):
     def remember(self, initial: Tree) -> None:
         """Give every client this memory to start from (a method's `memory0`)."""
 
-    def evaluate(
-        self,
-        objective: Objective,
-        rows: Rows,
-        ids: Tensor,
-        metrics: Mapping[str, ExampleLoss],
-        *,
-        part: Literal["train", "test"] = "test",
-        tune: AnyProgram | None = None,
-        key: int = 0,
-    ) -> Tree:
-        """Mean loss and metrics of each client's model on its own data, (len(ids),), NaN where there is none.
+    def evaluate(self, rows: Rows, ids: Tensor, looks: Sequence[Look], key: int = 0) -> list[Tree]:
+        """For each look the mean loss and metrics of each client's model on its own data, (len(ids),), NaN where there is none.
 
-        Only the runner asks this: methods never see test data. `tune` trains each client's copy on its own training part first.
+        Only the runner asks this: methods never see test data.
         """
 
     def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `evaluate`."""
+        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `Look`."""
 
     def deliver(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
         """At the end of a run: every client gets the model that it is served, to keep."""

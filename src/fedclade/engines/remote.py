@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedclade.client.objective import ExampleLoss, Objective
 from fedclade.client.programs import AnyProgram
 from fedclade.client.travel import described
 from fedclade.client.tree import Tree, prefixed, stack, take, under
 from fedclade.data.population import Population
 from fedclade.engines.clock import Clock
-from fedclade.engines.engine import Traffic
+from fedclade.engines.engine import Look, Traffic
 from fedclade.engines.letters import Letter, Post, packed_rows
 from fedclade.engines.replies import Accumulator, Spec, check_sum, in_order_asked, refusal, spec_of
 from fedclade.engines.site import mismatch
@@ -31,11 +30,13 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a client lives: its site, and its number there."""
+    """Where a client lives: its site ("": not seen yet), its number there, and what it holds."""
 
     site: str
     place: int
     name: str
+    size: int
+    test_size: int
 
 
 class RemoteMemory:
@@ -86,9 +87,10 @@ class RemoteMemory:
 
 
 class RemoteFederation:
-    """post: carries letters; about: version and configuration, which every site must share; seats: who is known already, in the order of
-    their numbers; population: what the server knows of the clients beforehand, as where it has dealt the data out itself; refused: told
-    why a site cannot take part.
+    """post: carries letters; about: version and configuration, which every site must share; run: a name for this run, under which sites
+    keep its memory; bound: clients go by the name of their site too, so that none can take another's place; seats: who is known already,
+    in the order of their numbers; population: what the server knows of the clients beforehand, where it has dealt the data out itself;
+    probe: inputs that the server has; note: told who comes, and who cannot take part and why.
 
     Client numbers are given in the order in which sites come, and stay.
     """
@@ -101,16 +103,18 @@ class RemoteFederation:
         post: Post,
         about: Mapping[str, str],
         *,
-        seats: list[Seat] | None = None,
+        run: str = "run",
+        bound: bool = False,
+        seats: Sequence[Seat] = (),
         population: Population | None = None,
         probe: Tensor | None = None,
         device: str = "cpu",
         note: Note = lambda text: None,
     ) -> None:
-        self.post, self.about, self.note = post, dict(about), note
+        self.post, self.about, self.run, self.bound, self.note = post, dict(about), run, bound, note
         self.device = torch.device(device)
         self.traffic, self.clock, self.memory = Traffic(), Clock(self.device, False), RemoteMemory()
-        self.seats: list[Seat] = list(seats or [])
+        self.seats: list[Seat] = list(seats)
         self._known, self._probe = population, probe
         self._met: dict[str, dict[str, Any]] = {}  # what each site has said of itself
         self._refused: set[str] = set()
@@ -124,7 +128,7 @@ class RemoteFederation:
     def sizes(self) -> Tensor:
         if self._known is not None:
             return self._known.sizes
-        return torch.tensor([self._said(seat, "sizes") for seat in self.seats], dtype=torch.int64)
+        return torch.tensor([seat.size for seat in self.seats], dtype=torch.int64)
 
     def population(self) -> Population:
         if self._known is not None:
@@ -133,7 +137,7 @@ class RemoteFederation:
             self.gather()
         if not self._kind:
             raise InvalidInput("federation: no site has answered yet; start the nodes, then run again.")
-        sizes = torch.tensor([self._said(seat, "test_sizes") for seat in self.seats], dtype=torch.int64)
+        sizes = torch.tensor([seat.test_size for seat in self.seats], dtype=torch.int64)
         classes = [met["classes"] for met in self._met.values()]
         return Population(
             self.sizes,
@@ -146,9 +150,6 @@ class RemoteFederation:
             dataset="federation",
             partition="sites",
         )
-
-    def _said(self, seat: Seat, what: str) -> int:
-        return int(self._met[seat.site][what][seat.place]) if seat.site in self._met else 0
 
     def gather(self) -> None:
         """Who is there now; sites that are new are asked who they are, and their clients get numbers."""
@@ -174,19 +175,23 @@ class RemoteFederation:
         if self._kind and spec_of(kind) != spec_of(self._kind):
             theirs, ours = tuple(kind["x"].shape[1:]), tuple(self._kind["x"].shape[1:])
             return f"its samples are of another kind: {theirs} of {kind['x'].dtype}, the others' {ours} of {self._kind['x'].dtype}"
-        known = {seat.name: seat for seat in self.seats}
-        for name in head["names"]:
-            if name in known and known[name].site != site and known[name].site in self._present:
-                return f"its client '{name}' is already there, at {known[name].site}"
-        self._kind = self._kind or kind
-        self._met[site] = head
+        if not head["names"]:
+            return "it has no clients"
+        names = [f"{site}/{name}" if self.bound else name for name in head["names"]]
         numbered = {seat.name: number for number, seat in enumerate(self.seats)}
-        for place, name in enumerate(head["names"]):
+        for name in names:
+            other = self.seats[numbered[name]].site if name in numbered else site
+            if other != site and other in self._present:
+                return f"its client '{name}' is already there, at {other}"
+        self._kind = self._kind or kind
+        self._met[site] = {**head, "names": names}
+        for place, (name, size, test_size) in enumerate(zip(names, head["sizes"], head["test_sizes"], strict=True)):
+            seat = Seat(site, place, name, size, test_size)
             if name in numbered:
-                self.seats[numbered[name]] = Seat(site, place, name)
+                self.seats[numbered[name]] = seat
             else:
-                self.seats.append(Seat(site, place, name))
-        self.note(f"{site}: {len(head['names'])} clients")
+                self.seats.append(seat)
+        self.note(f"{site}: {len(names)} clients")
         return None
 
     def remember(self, initial: Tree) -> None:
@@ -289,58 +294,56 @@ class RemoteFederation:
                 self._initialised.add(site)
                 if answer.head.get("forgotten"):
                     self._initialised.discard(site)
-                    self.memory.forgotten(site)
+                    self.memory.forgotten(self._home(site))
                 if "refused" in answer.head:
                     answer = str(answer.head["refused"])
             answers[site] = answer
-            self.memory.answered(site, not isinstance(answer, str))
+            self.memory.answered(self._home(site), not isinstance(answer, str))
         return answers
 
     def _with_memory(self, site: str, letter: Letter) -> Letter:
         """What every letter says: for which configuration it is, and which memory its clients have."""
-        committed = self.memory.committed_at(site) if self._initial else []
+        committed = self.memory.committed_at(self._home(site)) if self._initial else []
         first = self._initial if not committed and site not in self._initialised else {}
-        words = {"about": self.about, "turn": self.memory.turn, "committed": committed, "remembers": bool(self._initial)}
+        words = {"about": self.about, "run": self.run, "turn": self.memory.turn, "committed": committed, "remembers": bool(self._initial)}
         return Letter({**letter.head, **words}, {**letter.tensors, **first})
 
-    def evaluate(
-        self,
-        objective: Objective,
-        rows: Rows,
-        ids: Tensor,
-        metrics: Mapping[str, ExampleLoss],
-        *,
-        part: Literal["train", "test"] = "test",
-        tune: AnyProgram | None = None,
-        key: int = 0,
-    ) -> Tree:
-        words = {"kind": "evaluate", "part": part, "key": key, "metrics": list(metrics)}
-        answers, failures = self._asked(ids, self._about_models(words, rows, tune))
-        result: Tree = {name: torch.full((len(ids),), torch.nan, dtype=torch.float64) for name in ("loss", *metrics)}
-        for places, answer in answers:
-            values = under("value", answer.tensors)
-            if values.keys() != result.keys() or any(tuple(value.shape) != (len(places),) for value in values.values()):
-                failures += [Failure(client, "its site's evaluation does not fit what was asked") for client in ids[places].tolist()]
-                continue
-            for name, value in values.items():
-                result[name][places] = value.double()
-        self._failures += failures
-        return result
+    def _home(self, site: str) -> str:
+        """A name for a site's memory, which outlasts the site's own: a node that was started anew may have another."""
+        return str(self._met[site]["names"][0])
 
-    def deliver(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
-        answers, failures = self._asked(ids, self._about_models({"kind": "deliver", "key": key}, rows, tune))
-        del answers
-        for failure in failures:
-            self.note(f"client {failure.client} was not given its model: {failure.reason}")
-
-    def _about_models(self, words: dict[str, Any], rows: Rows, tune: AnyProgram | None) -> Callable[[Tensor], Letter]:
-        description = described(tune) if tune is not None else None
+    def evaluate(self, rows: Rows, ids: Tensor, looks: Sequence[Look], key: int = 0) -> list[Tree]:
+        """All looks in one letter to a site."""
+        told = [{"part": look.part, "metrics": list(look.metrics), "tune": _described(look.tune)} for look in looks]
 
         def letter(places: Tensor) -> Letter:
-            each, models = packed_rows(rows[places])
-            return Letter({**words, "each": each, "tune": description}, {name: value.cpu() for name, value in models.items()})
+            return self._about_models({"kind": "evaluate", "looks": told, "key": key}, rows[places])
 
-        return letter
+        answers, failures = self._asked(ids, letter)
+        empty = torch.full((len(ids),), torch.nan, dtype=torch.float64)
+        results: list[Tree] = [{name: empty.clone() for name in ("loss", *look.metrics)} for look in looks]
+        for places, answer in answers:
+            values = [under(f"value{number}", answer.tensors) for number in range(len(looks))]
+            whole = all(value.keys() == result.keys() for value, result in zip(values, results, strict=True))
+            if not whole or any(tuple(value.shape) != (len(places),) for value in answer.tensors.values()):
+                failures += [Failure(client, "its site's evaluation does not fit what was asked") for client in ids[places].tolist()]
+                continue
+            for result, value in zip(results, values, strict=True):
+                for name, measured in value.items():
+                    result[name][places] = measured.double()
+        self._failures += failures
+        return results
+
+    def deliver(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
+        def letter(places: Tensor) -> Letter:
+            return self._about_models({"kind": "deliver", "tune": _described(tune), "key": key}, rows[places])
+
+        for failure in self._asked(ids, letter)[1]:
+            self.note(f"client {failure.client} was not given its model: {failure.reason}")
+
+    def _about_models(self, words: dict[str, Any], rows: Rows) -> Letter:
+        each, models = packed_rows(rows)
+        return Letter({**words, "each": each}, {name: value.cpu() for name, value in models.items()})
 
     def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
         if rows.own or tune is not None:
@@ -350,6 +353,10 @@ class RemoteFederation:
     def drain_failures(self) -> list[Failure]:
         failures, self._failures = self._failures, []
         return failures
+
+
+def _described(program: AnyProgram | None) -> dict[str, Any] | None:
+    return described(program) if program is not None else None
 
 
 def _usual(replies: list[Tree]) -> Spec:

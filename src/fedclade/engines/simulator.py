@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.client.objective import ExampleLoss, Objective
 from fedclade.client.programs import AnyProgram, Chain, score
 from fedclade.client.tree import Tree, nbytes, stack, take
 from fedclade.data.clients import Clients
 from fedclade.data.population import Population
 from fedclade.engines.clock import Clock
-from fedclade.engines.engine import Traffic
+from fedclade.engines.engine import Look, Traffic
 from fedclade.engines.fold import Lanes, Runs, fold
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.pool import Pool
@@ -99,7 +98,7 @@ class Simulator:
         self.memory = ClientMemory({name: value.to(self.device) for name, value in initial.items()}, len(self._sizes))
 
     def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `evaluate`."""
+        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `Look`."""
         here = self._on_device(rows, len(ids))
         assert here is not None
         memory = self.memory.read(ids.to(self.device))
@@ -179,22 +178,12 @@ class Simulator:
         self._failures += failures
         return in_order_asked(ids, places, kept, total, failures)
 
-    def evaluate(
-        self,
-        objective: Objective,
-        rows: Rows,
-        ids: Tensor,
-        metrics: Mapping[str, ExampleLoss],
-        *,
-        part: Literal["train", "test"] = "test",
-        tune: AnyProgram | None = None,
-        key: int = 0,
-    ) -> Tree:
-        """Mean loss and metrics of each client's model on its own data, (len(ids),), NaN for a client without test part.
+    def evaluate(self, rows: Rows, ids: Tensor, looks: Sequence[Look], key: int = 0) -> list[Tree]:
+        return [self.measure(rows, ids, look, key) for look in looks]
 
-        Only the runner asks this: methods never see test data. Clients with one model and one test part are evaluated once. `tune`
-        trains each client's copy on its own training part first.
-        """
+    def measure(self, rows: Rows, ids: Tensor, look: Look, key: int = 0) -> Tree:
+        """One look. Clients with one model and one test part are evaluated once."""
+        part, tune, metrics = look.part, look.tune, look.metrics
         ids = self._checked(ids)
         pool = self._train if part == "train" else self._test
         parts = ids if part == "train" else self._clients.test_of[ids]
@@ -208,7 +197,7 @@ class Simulator:
 
         device_rows = self._on_device(rows, len(who))
         assert device_rows is not None
-        program = score(objective, tuple(metrics.items()))
+        program = score(look.objective, tuple(metrics.items()))
         sums: dict[str, Tensor] = {}
         chunks = self._chunks(pool, distinct[:, 1], device_rows, {})
 

@@ -13,6 +13,7 @@ from fedclade.client.objective import ExampleLoss
 from fedclade.client.travel import Here, made
 from fedclade.client.tree import Tree, concatenate, prefixed, take, under
 from fedclade.data.clients import Clients
+from fedclade.engines.engine import Look
 from fedclade.engines.letters import Letter, numbers, unpacked_rows
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError
@@ -31,7 +32,7 @@ class Kept:
 
 
 class Keeper(Protocol):
-    """Where a site keeps what must last when its process ends."""
+    """Where a site keeps what must last when its process ends, for one run of the server."""
 
     def load(self) -> tuple[Tree, list[Kept]]:
         """What clients start from, and what they remember, oldest first."""
@@ -66,7 +67,8 @@ class Forgotten(FedcladeError):
 
 class Site:
     """clients: those that live here; names: what each is called; here: the model, its loss and the encoder of this place; metrics: what is
-    measured beside the loss; keeper: where memory lasts; about: version and configuration, in words, which must be the server's too."""
+    measured beside the loss; about: version and configuration, in words, which must be the server's too; keepers: by the name of a run,
+    where its memory lasts."""
 
     def __init__(
         self,
@@ -75,11 +77,13 @@ class Site:
         here: Here,
         metrics: Mapping[str, ExampleLoss],
         about: Mapping[str, str],
-        keeper: Keeper | None = None,
+        keepers: Callable[[str], Keeper] | None = None,
         device: str = "cpu",
     ) -> None:
         self.clients, self.names, self.here, self.metrics, self.about = clients, names, here, metrics, dict(about)
-        self.keeper = keeper or InMemory()
+        here_only: dict[str, Keeper] = {}
+        self.keepers = keepers or (lambda run: here_only.setdefault(run, InMemory()))
+        self.keeper: Keeper = InMemory()
         self.simulator = Simulator(clients, device=device)
 
     def answer(self, letter: Letter) -> Letter:
@@ -94,6 +98,8 @@ class Site:
         try:
             if head["kind"] != "hello" and head["about"] != self.about:
                 return Letter({"refused": mismatch(head["about"], self.about)})
+            if head["kind"] != "hello":
+                self.keeper = self.keepers(head["run"])
             return kinds[head["kind"]](letter)
         except FedcladeError as error:
             return Letter({"refused": str(error), "forgotten": isinstance(error, Forgotten)})
@@ -103,7 +109,6 @@ class Site:
     def _hello(self, letter: Letter) -> Letter:
         data = self.clients
         sizes = torch.cat([data.test.sizes, torch.zeros(1, dtype=torch.int64)])[data.test_of]
-        few = {"x": data.x[:2], "y": data.y[:2]}
         head = {
             "about": self.about,
             "names": self.names,
@@ -113,7 +118,7 @@ class Site:
             "metrics": list(self.metrics),
         }
         # Of the samples only what kind they are is told.
-        return Letter(head, {name: torch.zeros_like(value) for name, value in few.items()})
+        return Letter(head, {"x": data.x.new_zeros(2, *data.x.shape[1:]), "y": data.y.new_zeros(2, *data.y.shape[1:])})
 
     def _map(self, letter: Letter) -> Letter:
         head = letter.head
@@ -158,11 +163,14 @@ class Site:
     def _evaluate(self, letter: Letter) -> Letter:
         head = letter.head
         self._recall(letter)
-        tune = made(head["tune"], self.here) if head["tune"] is not None else None
         rows, local = unpacked_rows(head["each"], letter.tensors), torch.tensor(head["clients"], dtype=torch.int64)
-        chosen = {name: self.metrics[name] for name in head["metrics"]}
-        got = self.simulator.evaluate(self.here.objective, rows, local, chosen, part=head["part"], tune=tune, key=head["key"])
-        return Letter({}, prefixed("value", got))
+        values: Tree = {}
+        for number, told in enumerate(head["looks"]):
+            metrics = {name: self.metrics[name] for name in told["metrics"]}
+            tune = made(told["tune"], self.here) if told["tune"] is not None else None
+            look = Look(self.here.objective, metrics, told["part"], tune)
+            values |= prefixed(f"value{number}", self.simulator.measure(rows, local, look, head["key"]))
+        return Letter({}, values)
 
     def _deliver(self, letter: Letter) -> Letter:
         head = letter.head

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
 from fedclade.client.programs import AnyProgram, one_after_the_other, sgd
 from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
-from fedclade.engines.engine import Engine
+from fedclade.engines.engine import Engine, Look
 from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics
@@ -171,7 +171,7 @@ class Run:
             state = checkpoint.restore(self.method.state, found.state)
             state = replace(state, models={name: value.to(device) for name, value in state.models.items()})
             self._fed.memory.restore(found.memory, found.round)
-            return state, found.history
+            return state.grown_to(len(self._population)), found.history
         state = self._bound(1).init(self._fed, params, fold(self.settings.seed, "init"))
         self._fed.memory.commit(0)
         return state, []
@@ -224,25 +224,19 @@ class Run:
         values: dict[str, Tensor] = {}
         personal = self._bound(number).personal()
 
-        def look(suffix: str, part: Literal["train", "test"], tuned: bool) -> None:
-            tune = personal
-            if tuned:
-                more = sgd(replace(self._bound(number).local, epochs=self.settings.fine_tune_epochs))
-                tune = one_after_the_other(personal, more) if personal is not None else more
-            got = self._fed.evaluate(self._objective, rows, ids, self._metrics, part=part, tune=tune, key=key)
+        test = Look(self._objective, self._metrics, "test", personal)
+        looks = {"": test, "train_": replace(test, part="train")}
+        if self.settings.fine_tune_epochs:
+            more = sgd(replace(self._bound(number).local, epochs=self.settings.fine_tune_epochs))
+            tune = one_after_the_other(personal, more) if personal is not None else more
+            looks["_tuned"] = replace(test, tune=tune)
+        for which, got in zip(looks, self._fed.evaluate(rows, ids, list(looks.values()), key), strict=True):
             for name, value in got.items():
                 full = torch.full((len(self._population),), math.nan, dtype=torch.float64)
                 full[ids] = 100 * value if name == "accuracy" else value
-                values[f"train_{name}" if part == "train" else f"{name}{suffix}"] = full
-                if (
-                    name == "loss" and self.loss is None and self._population.y.ndim > 1
-                ):  # labels in sequences: as language models are measured
-                    values["train_perplexity" if part == "train" else f"perplexity{suffix}"] = full.exp()
-
-        look("", "test", tuned=False)
-        look("", "train", tuned=False)
-        if self.settings.fine_tune_epochs:
-            look("_tuned", "test", tuned=True)
+                values[_named(name, which)] = full
+                if name == "loss" and self.loss is None and self._population.y.ndim > 1:  # sequences: as language models are measured
+                    values[_named("perplexity", which)] = full.exp()
         return values
 
     def _served(self, state: State, number: int) -> tuple[State, Rows, Tensor]:
@@ -390,6 +384,11 @@ class _Counters:
 
     def seconds(self) -> float:
         return round(time.perf_counter() - self.begin, 4)
+
+
+def _named(value: str, look: str) -> str:
+    """A value's name in histories and summaries."""
+    return f"{value}{look}" if look.startswith("_") else f"{look}{value}"
 
 
 def _count(cluster: Tensor) -> int:
