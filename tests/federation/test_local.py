@@ -264,8 +264,9 @@ def test_a_federation_of_another_shape_is_not_overwritten(tmp_path: Path) -> Non
 
 
 def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
-    assert local._config(1, 4, "") == 'partition-id=1 num-partitions=4 site="node-1"'
-    assert local._config(1, 4, 'site="St Mary" ward=7') == 'partition-id=1 num-partitions=4 site="St Mary" ward=7'
+    assert local._config(1, 4, "", Path("/fed/node-1")) == 'partition-id=1 num-partitions=4 site="node-1" home="/fed/node-1"'
+    told = local._config(1, 4, 'site="St Mary" ward=7', Path("/fed/node-1"))
+    assert told == 'partition-id=1 num-partitions=4 site="St Mary" home="/fed/node-1" ward=7'
 
 
 @pytest.mark.parametrize("command", [["status"], ["run", "app"]])

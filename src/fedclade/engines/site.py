@@ -68,7 +68,7 @@ class Forgotten(FedcladeError):
 class Site:
     """clients: those that live here; names: what each is called; here: the model, its loss and the encoder of this place; metrics: what is
     measured beside the loss; about: version and configuration, in words, which must be the server's too; keepers: by the name of a run,
-    where its memory lasts."""
+    where its memory lasts; check: called once, before it is agreed that this site takes part: it raises what speaks against it."""
 
     def __init__(
         self,
@@ -78,13 +78,14 @@ class Site:
         metrics: Mapping[str, ExampleLoss],
         about: Mapping[str, str],
         keepers: Callable[[str], Keeper] | None = None,
-        device: str = "cpu",
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self.clients, self.names, self.here, self.metrics, self.about = clients, names, here, metrics, dict(about)
         here_only: dict[str, Keeper] = {}
         self.keepers = keepers or (lambda run: here_only.setdefault(run, InMemory()))
         self.keeper: Keeper = InMemory()
-        self.simulator = Simulator(clients, device=device)
+        self.check = check
+        self.simulator = Simulator(clients)
 
     def answer(self, letter: Letter) -> Letter:
         """The answer to a letter; what cannot be done is said in it, never raised."""
@@ -107,6 +108,7 @@ class Site:
             return Letter({"refused": f"{type(error).__name__}: {error}"})
 
     def _hello(self, letter: Letter) -> Letter:
+        self.check()
         data = self.clients
         sizes = torch.cat([data.test.sizes, torch.zeros(1, dtype=torch.int64)])[data.test_of]
         head = {

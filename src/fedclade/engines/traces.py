@@ -6,6 +6,7 @@ has what they came to: the same operations on the same numbers, so that it makes
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from fedclade.client.tree import Tree, shapes, tree_map
 from fedclade.engines.kept import Kept
 
 SIGHTS = 30  # a step is traced once it has been made so often: to trace it takes as long as about fifty
+COLD = 10_000  # steps that a process makes before it loads what tracing needs, which takes two seconds: a node's may be over by then
 KEPT = 64
 
 # These give what they got, where the shape stays the same.
@@ -29,10 +31,14 @@ class Traces:
 
     def __init__(self) -> None:
         self._kept: Kept[StackStep] = Kept(after=SIGHTS, most=KEPT)
+        self._made = 0
 
     def step(self, step: Step, steps: int, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep:
         """What to run for so many steps on stacks like these."""
         if batch.weight.device.type != "cpu":  # there, steps are captured
+            return on_stack(step)
+        self._made += steps
+        if self._made < COLD and "torch._inductor" not in sys.modules:
             return on_stack(step)
         what = (step, shapes(shared, const, carry, batch._asdict()))
         return self._kept.get(what, lambda: _trace(step, shared, const, carry, batch), steps) or on_stack(step)

@@ -70,6 +70,15 @@ def metrics_for(
     objective: Objective, clients: Population, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
 ) -> dict[str, ExampleLoss]:
     """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where there is one, and those metrics."""
+    found = measured(objective, clients, own_loss, metrics, device)
+    objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
+    return found
+
+
+def measured(
+    objective: Objective, clients: Population, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
+) -> dict[str, ExampleLoss]:
+    """The same without a try of the gradient, which takes seconds the first time: every letter to a node starts a process."""
     x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
     outputs = objective.checked_outputs(x)
     classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
@@ -84,7 +93,6 @@ def metrics_for(
             f"model: it has {outputs.shape[-1]} outputs, but labels go up to {clients.classes - 1}: "
             f"give it at least {clients.classes} outputs, or number the labels from 0."
         )
-    objective.check(x, y)
     for name, metric in (metrics or {}).items():
         if name in RESERVED or name.startswith("train_") or name.endswith("_tuned"):
             raise InvalidInput(f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.")

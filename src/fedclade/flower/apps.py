@@ -9,6 +9,7 @@ import secrets
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ from fedclade.engines.remote import Seat
 from fedclade.engines.site import Site
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment import config
-from fedclade.experiment.prepare import equip, metrics_for
+from fedclade.experiment.prepare import equip, measured, metrics_for
 from fedclade.experiment.result import Result
 from fedclade.experiment.runner import Run
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
@@ -128,11 +129,12 @@ def _site(
     named = dict(held) if isinstance(held, Mapping) else {str(number): each for number, each in enumerate(held)}
     clients = from_arrays(list(named.values()))
     objective = Objective(settings.module(build_model), loss or cross_entropy)
-    measured = metrics_for(objective, Population.of(clients), loss is not None, metrics, torch.device("cpu"))
+    tried = (objective, Population.of(clients), loss is not None, metrics, torch.device("cpu"))
     method = equip(settings.method, clients, settings.run.seed)
     home = Path(str(node.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade")))) / "sites" / label.replace("/", "_")
     names = list(named) if settings.federation.bound else [f"{label}/{name}" for name in named]
-    return Site(clients, names, here_of(objective, method), measured, about(objective), lambda run: DiskKeeper(home, run))
+    here, keepers = here_of(objective, method), partial(DiskKeeper, home)
+    return Site(clients, names, here, measured(*tried), about(objective), keepers, partial(metrics_for, *tried))
 
 
 def server_app(

@@ -83,7 +83,8 @@ class Federation:
         folder = folder.expanduser().resolve()
         check(nodes >= 1, "nodes", nodes, "must be at least 1")
         check(node_config is None or len(node_config) == nodes, "node_config", node_config, f"must have one text for each of {nodes} nodes")
-        configs = tuple(_config(index, nodes, node_config[index] if node_config else "") for index in range(nodes))
+        own = node_config or [""] * nodes
+        configs = tuple(_config(index, nodes, own[index], folder / f"node-{index}") for index in range(nodes))
         services = _services(folder, nodes, secure)
         plan = Plan(folder, secure, _port(port), configs)
         _prepare(plan)
@@ -321,9 +322,9 @@ def _port(wanted: int | None) -> int:
     return wanted
 
 
-def _config(index: int, nodes: int, own: str) -> str:
+def _config(index: int, nodes: int, own: str, home: Path) -> str:
     """What a node is told of itself, in the form that `--node-config` wants; `own` goes before."""
-    told = {"partition-id": str(index), "num-partitions": str(nodes), "site": f'"node-{index}"'}
+    told = {"partition-id": str(index), "num-partitions": str(nodes), "site": f'"node-{index}"', "home": f'"{home}"'}
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
     check(bool(pairs) or not own.strip(), f"node_config[{index}]", own, "must be key=value pairs with spaces between, text in quotes")
     told |= dict(pairs)

@@ -24,7 +24,7 @@ from fedclade.engines.remote import Seat
 from fedclade.engines.site import Site
 from fedclade.errors import FedcladeError, check
 from fedclade.experiment import config
-from fedclade.experiment.prepare import equip, metrics_for, module_for
+from fedclade.experiment.prepare import equip, measured, module_for
 from fedclade.experiment.result import Result
 from fedclade.experiment.runner import OnRound
 from fedclade.flower.carrier import letter_of, records_of
@@ -104,7 +104,7 @@ def experiment_site(written: str, number: int, sites: int, homes: str) -> Site:
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
     method = equip(experiment.method, clients, experiment.run.seed)
     ids = list(range(number, len(clients), sites))
-    metrics = metrics_for(objective, Population.of(clients), False, None, torch.device("cpu"))
+    metrics = measured(objective, Population.of(clients), False, None, torch.device("cpu"))
     home = Path(homes) / str(number)
     return Site(
         clients.only(ids),
@@ -117,8 +117,9 @@ def experiment_site(written: str, number: int, sites: int, homes: str) -> Site:
 
 
 def _backend() -> Any:
-    workers = max(1, len(os.sched_getaffinity(0)))
-    ray = {"num_cpus": workers, "log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+    ray: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if "RAY_ADDRESS" not in os.environ:  # a cluster that runs already has its own idea of its size
+        ray |= {"num_cpus": max(1, len(os.sched_getaffinity(0))), "include_dashboard": False}
     return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": ray}
 
 
