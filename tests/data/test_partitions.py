@@ -587,3 +587,13 @@ def test_describe_is_short() -> None:
     assert many[0].split() == ["client", "train", "test", "classes"]
     assert "groups not known" in many[-1]
     assert "y=" not in str(partition(dataset(np.zeros((9, 1)), np.zeros(9)), Iid(), 3).describe())
+
+
+def test_some_clients_alone_have_what_they_had(digits: Clients) -> None:
+    some = digits.only([3, 1])
+    assert len(some) == 2
+    for place, client in enumerate((3, 1)):
+        for mine, theirs in zip(some.arrays(place), digits.arrays(client), strict=True):
+            assert torch.equal(mine, theirs)
+    assert len(some.x) == int(some.sizes.sum())
+    assert torch.equal(some.groups, digits.groups[torch.tensor([3, 1])])

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedclade.client.tree import Tree, take
@@ -33,7 +34,7 @@ class DiskKeeper:
         try:
             turns = json.loads(listed.read_text())
             return load_file(self._memory / "initial.safetensors"), [Kept(turn, load_file(self._file(turn))) for turn in turns]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             raise FedcladeError(f"{self._memory}: what the clients remember cannot be read ({error}).") from error
 
     def save(self, initial: Tree, kept: list[Kept]) -> None:
