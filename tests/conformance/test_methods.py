@@ -12,7 +12,7 @@ import torch
 from tests.engines.letterbox import Remote
 from torch import Tensor
 
-from fedclade import IFCA, PCAHC, SCAFFOLD, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
+from fedclade import FLT, IFCA, PCAHC, SCAFFOLD, Clade, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
 from fedclade.client.encode import Encoder
 from fedclade.client.keys import fold
 from fedclade.client.objective import Objective
@@ -41,6 +41,8 @@ CASES: dict[str, Callable[[], Method]] = {
     "fedsem, last layer": lambda: FedSEM(clusters=2, layers="last"),
     "pca_hc, shared": lambda: PCAHC(clusters=2, basis="shared"),
     "fedgmcc, straight": lambda: FedGMCC(curve_steps=0, step=0),
+    "flt, private": lambda: FLT(k=1, epsilon=1.0, secret=1),
+    "clade, private": lambda: Clade(epsilon=1.0, secret=1),
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("fc2",)),
 }
 

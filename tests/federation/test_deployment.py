@@ -21,6 +21,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade
 from tests.federation.conftest import Start
 
 import fedclade as fc
+from fedclade.errors import FedcladeError
 from fedclade.experiment.store import StoredModels
 from fedclade.flower.local import Federation
 from fedclade.flower.new import new_app
@@ -134,7 +135,14 @@ def test_a_superlink_that_dies_comes_back_and_a_new_run_goes_on(federation: Fede
     before = federation.superlink_pid
     os.kill(before, signal.SIGKILL)
     assert going.end() != 0
-    wait_until(lambda: federation.superlink_pid != before and sum(bool(one.online) for one in federation.status()) == NODES)
+
+    def back() -> bool:
+        try:
+            return federation.superlink_pid != before and sum(bool(one.online) for one in federation.status()) == NODES
+        except FedcladeError:  # it has no process just now, or does not answer yet
+            return False
+
+    wait_until(back)
     assert federation.run(app, settings(parts, "fedavg", 3)) == 0
     assert [row["round"] for row in history(parts / "run-1")] == [1, 2, 3]
     same_models(whole / "run-1", parts / "run-1")

@@ -22,7 +22,7 @@ from fedclade.engines.remote import Seat
 from fedclade.engines.site import Kept
 from fedclade.errors import FedcladeError, InvalidInput
 from fedclade.flower import carrier
-from fedclade.flower.apps import AppSettings, Roster
+from fedclade.flower.apps import AppSettings, Roster, _secret
 from fedclade.flower.carrier import GridPost, letter_of, records_of
 from fedclade.flower.federation import about
 from fedclade.flower.keeper import RUNS, DiskKeeper
@@ -213,3 +213,12 @@ def test_models_of_other_parts_are_not_agreed_on() -> None:
     one, same, other = (Objective(MLP(hidden).build((4,), 3)) for hidden in (8, 8, 9))
     assert about(one) == about(same)
     assert about(one)["model"] != about(other)["model"]
+
+
+def test_a_sites_secret_is_its_own_and_stays(tmp_path: Path) -> None:
+    one, again = (_secret({}, tmp_path / "a", fc.Clade()) for _ in range(2))
+    assert one == again != _secret({}, tmp_path / "b", fc.Clade())
+    assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600
+    assert _secret({"secret": "x"}, tmp_path / "a", fc.CFL(permute=True)) == _secret({"secret": "x"}, tmp_path / "b", fc.CFL(permute=True))
+    with pytest.raises(InvalidInput, match="all nodes need one secret"):
+        _secret({}, tmp_path / "a", fc.CFL(permute=True))

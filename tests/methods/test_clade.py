@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import adjusted_rand_score
@@ -11,7 +14,10 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade.client.keys import fold
 from fedclade.client.objective import Objective
-from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, Parts, load, partition
+from fedclade.client.sketch import private_signature
+from fedclade.client.travel import Here, described, made
+from fedclade.client.tree import stack
+from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, Parts, QuantitySkew, load, partition
 from fedclade.methods.clade import CladeState
 from fedclade.models import MLP
 
@@ -91,6 +97,76 @@ def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
 
 
 def test_bad_fields_are_named() -> None:
-    for field, value in (("signature", "vibes"), ("size", 1), ("factor", 0.0), ("confirm", -1)):
+    bad = {"signature": "vibes", "size": 1, "factor": 0.0, "confirm": -1, "epsilon": 0.0, "delta": 1.0, "clip": 0.0}
+    for field, value in bad.items():
         with pytest.raises(fc.InvalidInput, match=f"method.{field}"):
             fc.Clade(**{field: value})
+
+
+# --- signatures in noise -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gradient", "joint"])
+def test_finds_label_clusters_through_noise_until_there_is_too_much(kind: fc.methods.clade.SignatureKind) -> None:
+    clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=1)
+    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(signature=kind, size=32, epsilon=3.0))) == 1.0
+    assert len(groups(clients, fc.Clade(signature=kind, size=32, epsilon=0.1)).unique()) == 1
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 10.0])
+def test_noise_makes_no_groups_of_clients_of_very_unequal_size(epsilon: float) -> None:
+    """A small client's mean strays as 1 / n, no longer as 1 / sqrt(n)."""
+    clients = partition(load("digits"), QuantitySkew(0.5), clients=40, seed=0)
+    assert len(groups(clients, fc.Clade(size=32, epsilon=epsilon)).unique()) == 1
+
+
+def test_late_clients_join_their_group_through_noise() -> None:
+    clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
+    late, silent = [3, 7, 8, 15, 19], True
+    method, _, objective = bound(clients, fc.Clade(size=32, epsilon=3.0))
+    fed = fc.Simulator(clients, faults=lambda key, client, reply: None if silent and client in late else reply)
+    state = method.init(fed, objective.params(), fold(0, "init"))
+    silent = False
+    state = method.admit(fed, state, torch.tensor(late), key=1)
+    assert adjusted_rand_score(clients.groups, state.cluster) == 1.0
+
+
+def test_asked_once_more_for_the_scatter_of_each_group_nobody_says_anything_new() -> None:
+    clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
+    told: list[dict[str, Any]] = [{} for _ in clients.sizes]
+    asks = np.zeros(len(clients), int)
+
+    def listen(key: int, client: int, reply: dict[str, Any]) -> dict[str, Any]:
+        asks[client] += 1
+        told[client] |= {str(value.tolist()): name for name, value in reply.items()}
+        return reply
+
+    method, _, objective = bound(clients, fc.Clade(size=32, epsilon=3.0))
+    method.init(fc.Simulator(clients, faults=listen), objective.params(), fold(0, "init"))
+    assert asks.min() > 1
+    assert all(sorted(seen.values()) == ["mean", "scatter"] for seen in told)
+
+
+def test_the_secret_does_not_travel_and_makes_the_noise() -> None:
+    clients = partition(load("digits"), Iid(), clients=4, seed=0)
+    _, fed, objective = bound(clients, fc.Clade())
+    secret = 987654321987654321
+    program = private_signature(objective, "gradient", 8, 5, 1.0, 2.0, secret)
+    words = json.dumps(described(program))
+    assert str(secret) not in words
+    ids = torch.arange(4)
+    each = fc.Rows(stack([objective.params()]), torch.zeros_like(ids))
+    here, there, elsewhere = (
+        fed.map(one, ids, each=each, key=0).out["mean"]
+        for one in (program, *(made(json.loads(words), Here(objective, secret=own)) for own in (secret, secret + 1)))
+    )
+    assert torch.equal(here, there)
+    assert not torch.isclose(here, elsewhere).any()
+    # No method brings a secret that all the world knows: a place without one of its own refuses.
+    with pytest.raises(fc.InvalidInput, match="needs the secret of this place"):
+        made(json.loads(words), Here(objective, secret=fc.Clade(epsilon=1.0).secret))
+
+
+def test_confirmation_is_refused_with_epsilon() -> None:
+    with pytest.raises(fc.InvalidInput, match=r"method\.confirm = 10: must be 0 with epsilon"):
+        fc.Clade(confirm=10, epsilon=1.0)

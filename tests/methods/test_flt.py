@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typer.testing import CliRunner
 
 import fedclade as fc
 from fedclade import FedAvg, Local, LocalTraining, Method, Simulator, cli
-from fedclade.client.encode import MOST_CENTRES, Encoder, autoencode, centres_of, signature
+from fedclade.client.encode import MOST_CENTRES, Encoder, autoencode, centres_of, private_signature, signature
 from fedclade.client.objective import Objective
+from fedclade.client.travel import Here, described, made
 from fedclade.client.tree import Tree, nbytes, prefixed
 from fedclade.data import Clients, from_arrays
 from fedclade.errors import FedcladeError, InvalidInput
@@ -287,6 +289,44 @@ def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
         FLT().init(Simulator(ragged), {"w": torch.zeros(1)}, key=0)
 
 
+# --- signatures in noise -------------------------------------------------------------------------------------------------------------
+
+
+def test_finds_the_groups_of_digits_through_noise_until_there_is_too_much(digits: Clients) -> None:
+    scores = []
+    for epsilon in (30.0, 0.1):
+        _, _, state = started(small(k=1, clusters=5, epsilon=epsilon), digits)
+        scores.append(adjusted_rand_score(digits.groups, state.cluster))
+    assert scores[0] == 1.0
+    assert scores[1] < 0.3
+
+
+def test_with_noise_only_the_mean_and_its_count_leave_a_client(digits: Clients) -> None:
+    """Random weights are not fine-tuned then: that would send what was trained on the examples."""
+    _, fed, state = started(small(k=1, epsilon=1.0), digits)
+    assert state.centres.shape == (20, 1, 64)
+    assert fed.traffic.up == 20 * (64 * 4 + 8)
+
+
+def test_a_newcomer_that_answered_before_says_the_same_again(digits: Clients) -> None:
+    method, fed, state = started(small(k=1, clusters=5, epsilon=3.0), digits)
+    again = fed.map(private_signature(Encoder(method.encoder_module), 1.0, method.noise, 0), torch.arange(20), shared=sent(state), key=77)  # type: ignore[attr-defined]
+    assert torch.equal(again.out["centres"], state.centres)
+
+
+def sent(state: FLTState) -> Tree:
+    return prefixed("encoder", {name: value for name, value in state.encoder.items() if not name.startswith("decoder.")})
+
+
+def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients) -> None:
+    method, fed, state = started(FLT(k=1, manifold="none", epsilon=1.0, secret=987654321), digits)
+    encoder = Encoder(method.encoder_module)  # type: ignore[attr-defined]
+    words = json.dumps(described(private_signature(encoder, 1.0, method.noise, 987654321)))  # type: ignore[attr-defined]
+    assert "987654321" not in words
+    there = made(json.loads(words), Here(method.local.objective, encoder, secret=987654321))
+    assert torch.equal(fed.map(there, torch.arange(20), shared=sent(state), key=0).out["centres"], state.centres)
+
+
 # --- hyper-parameters ----------------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +343,14 @@ def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
         ({"fine_tune_epochs": 0}, "method.fine_tune_epochs = 0"),
         ({"clusters": 0}, "method.clusters = 0"),
         ({"clusters": 3, "cut": "gap"}, "method.clusters = 3: must be at least 1, and not be given with cut = 'gap'"),
+        ({"epsilon": -1.0, "k": 1}, "method.epsilon = -1.0: must be a number above 0"),
+        ({"epsilon": float("inf"), "k": 1}, "method.epsilon = inf: must be a number above 0"),
+        ({"delta": 0.0}, "method.delta = 0.0: must be between 0 and 1"),
+        ({"clip": float("nan")}, "method.clip = nan: must be a length above 0"),
+        ({"epsilon": 1.0}, "method.epsilon = 1.0: needs k = 1"),
+        ({"epsilon": 1.0, "k": "auto"}, "method.epsilon = 1.0: needs k = 1"),
+        ({"epsilon": 1.0, "k": 1, "fine_tune": "client"}, "method.epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
+        ({"epsilon": 1.0, "k": 1, "fine_tune": "federated"}, "method.epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:

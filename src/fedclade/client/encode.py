@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad
+from torch.func import functional_call, grad, vmap
 
+from fedclade.client.noise import SUM, after, clipped, noise_for, trace_of
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
 from fedclade.client.programs import AnyProgram, Program, then
@@ -134,6 +135,32 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
 
     program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
     return then(autoencode(encoder, fine_tune), program, lambda shared, mine, trained: (trained, {})) if fine_tune else program
+
+
+@travels
+def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) -> Program:
+    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise (noise.py) of `noise` times its sensitivity.
+
+    More centres have no sensitivity to speak of: one example may move them as far as all of them.
+    """
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        weights = encoder.needed(under("encoder", shared))
+        return weights, {"trace": trace_of(clip, noise, *weights.values())}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        # Each example by itself: if one could change what is made of another, the sensitivity would be another.
+        codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
+        told = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
+        sums = tree_map(torch.add, told, carry) if "sum" in carry else told
+        return sums | {"trace": after(carry["trace"], batch.x)}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        error = SUM * clip * noise * noise_for(carry["trace"], secret, like=carry["sum"])
+        mean = (carry["sum"] + error) / carry["size"]
+        return {"centres": mean[None].float(), "count": torch.tensor(1, device=mean.device)}, None
+
+    return Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
 
 
 def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:

@@ -10,9 +10,10 @@ from typing import Literal, TypeAlias
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad
+from torch.func import grad, vmap
 
 from fedclade.client.keys import combine
+from fedclade.client.noise import MOMENT, SUM, after, clipped, noise_for, trace_of
 from fedclade.client.objective import Batch, Objective
 from fedclade.client.plan import Batches
 from fedclade.client.programs import Program
@@ -93,6 +94,39 @@ def signature(objective: Objective, kind: SignatureKind, size: int, key: int) ->
         return {"mean": mean.float(), "scatter": scatter[row, column].float()}, None
 
     return Program(start, step, finish, Batches.whole(), "signature")
+
+
+@travels
+def private_signature(objective: Objective, kind: SignatureKind, size: int, key: int, clip: float, noise: float, secret: int) -> Program:
+    """The same of sketches no longer than `clip`, hidden in Gaussian noise (noise.py) of `noise` times the sensitivity.
+
+    The noise of the mean is taken out of the scatter again: its expectation is the scatter of the clipped sketches.
+    """
+    sketch = sketch_of(objective, kind, size, key)
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return mine, {"trace": trace_of(kind, size, key, clip, noise, *mine.values())}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        def alone(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return sketch(const, Batch(x[None], y[None], weight[None], batch.key))[0]
+
+        # Each example by itself: if one could change what is made of another, the sensitivity would be another.
+        g = clipped(vmap(alone)(batch.x, batch.y, batch.weight).double(), clip)
+        told = {"sum": g.sum(0), "moment": g.T @ g, "count": g.new_tensor(len(g))}
+        sums = tree_map(torch.add, told, carry) if "sum" in carry else told
+        return sums | {"trace": after(carry["trace"], batch.x, batch.y)}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        count, e = carry["count"], len(carry["sum"])
+        row, column = torch.triu_indices(e, e)
+        error = noise * noise_for(carry["trace"], secret, like=torch.cat([carry["sum"], carry["moment"][row, column]]))
+        mean = (carry["sum"] + SUM * clip * error[:e]) / count
+        moment = carry["moment"][row, column] + MOMENT * clip**2 * error[e:]
+        scatter = moment - count * mean[row] * mean[column] + (SUM * clip * noise) ** 2 / count * (row == column)
+        return {"mean": mean.float(), "scatter": scatter.float()}, None
+
+    return Program(start, step, finish, Batches.whole(), "signature", vectorised=False)
 
 
 def dimensions(objective: Objective, kind: SignatureKind, size: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import secrets
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -133,8 +135,23 @@ def _site(
     method = equip(settings.method, clients, settings.run.seed)
     home = Path(str(node.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade")))) / "sites" / label.replace("/", "_")
     names = list(named) if settings.federation.bound else [f"{label}/{name}" for name in named]
-    here, keepers = here_of(objective, method), partial(DiskKeeper, home)
+    here, keepers = here_of(objective, method, _secret(node, home, method)), partial(DiskKeeper, home)
     return Site(clients, names, here, measured(*tried), about(objective), keepers, partial(metrics_for, *tried))
+
+
+def _secret(node: Mapping[str, Any], home: Path, method: Method) -> int:
+    """What the server must not know: of the node's configuration, else a number of this site's own, kept on its disk.
+
+    Noise in signatures is made from it; coordinates that CFL permutes are put in the same order by all sites, so they need the same one.
+    """
+    if "secret" in node:
+        return int.from_bytes(hashlib.blake2b(str(node["secret"]).encode(), digest_size=7).digest())
+    if getattr(method, "permute", False):
+        raise InvalidInput("method.permute: all nodes need one secret; give each the same with --node-config 'secret=\"…\"'.")
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError), os.fdopen(os.open(home / "secret", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(str(secrets.randbits(56)))
+    return int((home / "secret").read_text())
 
 
 def server_app(

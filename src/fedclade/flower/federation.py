@@ -32,10 +32,10 @@ def about(objective: Objective) -> dict[str, str]:
     return {"fedclade": __version__, "protocol": str(PROTOCOL), "model": f"{digest} ({count} parameters, loss {loss})"}
 
 
-def here_of(objective: Objective, method: Method) -> Here:
+def here_of(objective: Objective, method: Method, secret: int) -> Here:
     """What a place has for the programs of this method."""
     encoder = getattr(method, "encoder_module", None)
-    return Here(objective, None if encoder is None else Encoder(encoder), getattr(method, "secret", None))
+    return Here(objective, None if encoder is None else Encoder(encoder), secret)
 
 
 class FlowerFederation(RemoteFederation):

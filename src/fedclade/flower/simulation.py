@@ -109,7 +109,7 @@ def experiment_site(written: str, number: int, sites: int, homes: str) -> Site:
     return Site(
         clients.only(ids),
         [str(client) for client in ids],
-        here_of(objective, method),
+        here_of(objective, method, getattr(method, "secret", None) or 0),  # as the simulator has it: nothing is hidden from anybody
         metrics,
         about(objective),
         lambda run: DiskKeeper(home, run),

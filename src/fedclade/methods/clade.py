@@ -12,13 +12,15 @@ from torch import Tensor
 
 from fedclade.client.keys import fold
 from fedclade.client.programs import losses, sgd
-from fedclade.client.sketch import SignatureKind, dimensions, signature, symmetric
+from fedclade.client.sketch import SignatureKind, dimensions, private_signature, signature, symmetric
 from fedclade.client.tree import Tree, stack, take
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State
+from fedclade.methods.base import UNKNOWN, Groups, Needs, State
 from fedclade.methods.fedavg import averaged
+from fedclade.methods.noised import Noised
 from fedclade.relatedness.clades import groups, placed, whitener
+from fedclade.relatedness.noisy import with_noise, worth
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class CladeState(State):
 
 
 @dataclass(frozen=True)
-class Clade(Method):
+class Clade(Noised):
     """Once, before training, each client sends the mean of a random projection of its samples' last-layer gradients at the shared
     initial model: e numbers, beside its size n. Of the scatter within clients only the sum is formed. The means are whitened with it,
     merged by size-weighted Ward and compared with trees of noise clients of the same sizes; the tree is cut at the widest ratio, and
@@ -48,7 +50,7 @@ class Clade(Method):
     signature: "gradient" sees p(x), p(y) and p(y | x); "features" sees p(x) alone and needs no labels; "joint" has class counts and
     class-conditional means. size: e. factor: how many times that of noise the tree's top must be to count as structure. confirm: every
     so many rounds each client moves to the group under whose model its training loss is least, and each group is asked again with
-    signatures at its own trained model (0: never; it costs all clients a look at all models).
+    signatures at its own trained model (0: never). epsilon, delta, clip: (ε, δ)-private signatures; docs/privacy.md.
     """
 
     name: ClassVar[str] = "clade"
@@ -69,11 +71,11 @@ class Clade(Method):
     confirm: int = 0
 
     def __post_init__(self) -> None:
-        kinds = ("gradient", "features", "joint")
-        check(self.signature in kinds, "method.signature", self.signature, f"must be one of {', '.join(kinds)}")
+        super().__post_init__()
         check(isinstance(self.size, int) and self.size >= 2, "method.size", self.size, "must be a whole number of at least 2")
         check(self.factor > 0, "method.factor", self.factor, "must be above 0")
         check(self.confirm >= 0, "method.confirm", self.confirm, "must be a number of rounds, or 0 for never")
+        check(not (self.confirm and self.noise), "method.confirm", self.confirm, "must be 0 with epsilon: it tells more than a signature")
 
     def init(self, fed: Federation, params: Tree, key: int) -> CladeState:
         start, clients = stack([params]), len(fed.sizes)
@@ -83,8 +85,8 @@ class Clade(Method):
         if len(got.ids):
             known[got.ids] = got.out["mean"].double().cpu()
             cluster[got.ids] = self._groups(fed, Rows(start, torch.zeros(len(got.ids), dtype=torch.int64)), got, key)
-            degrees = max(1.0, float(fed.sizes[got.ids].sum()) - len(got.ids))
-            white = torch.from_numpy(whitener(self._scatter(got)[0], degrees))
+            size = fed.sizes[got.ids].double().numpy()
+            white = torch.from_numpy(whitener(with_noise(self._scatter(got), size, self.variance)[0], max(1.0, size.sum() - len(size))))
         models = take(start, torch.zeros(max(1, int(cluster.max()) + 1), dtype=torch.int64))
         return CladeState(models, cluster, start, torch.tensor(key), known, white, torch.tensor(0))
 
@@ -92,17 +94,18 @@ class Clade(Method):
         """The group of each client that answered, found level by level."""
 
         def scatter_of(label: np.ndarray) -> np.ndarray:
-            if not label.any():
-                return self._scatter(got)
-            return self._scatter(self._signatures(fed, rows, got.ids, key, torch.from_numpy(label)))
+            told = self._signatures(fed, rows, got.ids, key, torch.from_numpy(label)) if label.any() else got
+            return with_noise(self._scatter(told), size, self.variance, label)
 
         size, means = fed.sizes[got.ids].double().numpy(), got.out["mean"].double().cpu().numpy()
-        return torch.from_numpy(groups(means, size, scatter_of, fold(key, "noise"), self.factor))
+        weight = worth(size, self._scatter(got)[0], self.variance)
+        return torch.from_numpy(groups(means, weight, scatter_of, fold(key, "noise"), self.factor))
 
     def _signatures(self, fed: Federation, rows: Rows, ids: Tensor, key: int, group: Tensor | None = None) -> Replies:
         """Means of the sketches, client by client, and their scatter, summed over each group."""
         group = torch.zeros(len(ids), dtype=torch.int64) if group is None else group
-        program = signature(self.local.objective, self.signature, self.size, fold(key, "projection"))
+        what = (self.local.objective, self.signature, self.size, fold(key, "projection"))
+        program = private_signature(*what, self.clip, self.noise, self.secret or 0) if self.noise else signature(*what)
         add = Sum(row=group, weight=torch.ones(len(ids)), rows=1 + int(group.max()) if len(group) else 1, keys=("scatter",))
         return fed.map(program, ids, each=rows, key=key, reduce=add)
 

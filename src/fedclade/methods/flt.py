@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedclade.client.encode import Centres, Encoder, autoencode, signature
+from fedclade.client.encode import Centres, Encoder, autoencode, private_signature, signature
 from fedclade.client.keys import fold
 from fedclade.client.programs import sgd
 from fedclade.client.tree import Tree, prefixed, stack
 from fedclade.errors import check
 from fedclade.federation import Federation, Rows, Sum
-from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.base import BOUND, UNKNOWN, Groups, Needs, State
+from fedclade.methods.noised import Noised
 from fedclade.relatedness.manifold import Cut, Distance, Manifold, mixing_rows, nearest, relate
 from fedclade.relatedness.mixing import add, mean
 from fedclade.relatedness.signatures import MOST
@@ -34,23 +35,21 @@ class FLTState(State):
     def grown_to(self, clients: int) -> Self:
         more = max(0, clients - len(self.row))
         row, mixing, counts = F.pad(self.row, (0, more), value=UNKNOWN), F.pad(self.mixing, (0, more)), F.pad(self.counts, (0, more))
-        centres = F.pad(self.centres, (0, 0, 0, 0, 0, more))
-        return replace(super().grown_to(clients), row=row, mixing=mixing, centres=centres, counts=counts)
+        return replace(super().grown_to(clients), row=row, mixing=mixing, counts=counts, centres=F.pad(self.centres, (0, 0, 0, 0, 0, more)))
 
 
 @dataclass(frozen=True)
-class FLT(Method):
+class FLT(Noised):
     """Once, before training, each client embeds its data with an encoder G and sends the `k` centres of the embeddings (k-means; e
     numbers each). The server lays all centres out in the plane (`manifold`), takes the distance A_ij between those of clients i and j
     (`distance`; "min" is the printed one), and relates i and j, Ã_ij = 1, when A_ij < γ (`gamma`). Or cut="gap" relates the members of a
     group, cutting the tree of A (average linkage) at its widest gap, and `clusters` = C those of one of Ward's C groups. After a round
-    w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; the paper's p_m is n_m / Σ n. Who missed the one-off phase is treated as the known client whose
-    signature is nearest.
+    w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; p_m is n_m / Σ n. Who missed the one-off phase is treated as the known client nearest to it.
 
-    aggregation: "graph" (case I) mixes by Ã, with the last models of those who were absent, or without them (absent="skip"); "clusters"
-    (case II) is FedAvg among those of a group (component of Ã) who answered. fine_tune: "client", each trains the autoencoder F
-    (`fine_tune_epochs`) epochs first; "federated", all train one by F rounds of FedAvg; "auto": this if its weights are random, else none.
-    encoder: "default" (for 1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a file by `fedclade pretrain`.
+    aggregation: "graph" (case I) mixes by Ã, with the last models of absent clients, or without them (absent="skip"); "clusters" (case II)
+    is FedAvg among those of a group (component of Ã) who answered. fine_tune: F (`fine_tune_epochs`) epochs of the autoencoder on each
+    "client", or rounds of FedAvg ("federated"), as in "auto" if its weights are random. encoder: "default" (for 1 × 28 × 28 one trained on
+    Fashion-MNIST, else random weights), or a file by `fedclade pretrain`. epsilon, delta, clip: (ε, δ)-private signatures; docs/privacy.md.
     """
 
     name: ClassVar[str] = "flt"
@@ -79,7 +78,7 @@ class FLT(Method):
     encoder_module: nn.Module | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         most = MOST if self.distance == "matching" else 1000
         ok = self.k == "auto" or (isinstance(self.k, int) and 1 <= self.k <= most)
         check(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
@@ -87,14 +86,15 @@ class FLT(Method):
         ok = self.clusters is None or (self.clusters >= 1 and self.cut != "gap")
         check(ok, "method.clusters", self.clusters, "must be at least 1, and not be given with cut = 'gap'")
         check(self.fine_tune_epochs >= 1, "method.fine_tune_epochs", self.fine_tune_epochs, "must be at least 1")
+        ok = self.epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
+        check(ok, "method.epsilon", self.epsilon, "needs k = 1, and fine_tune = 'none' or 'auto': docs/privacy.md says why")
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
-        weights, federated = encoder.weights(), encoder.tuning(self.fine_tune) == "federated"
+        weights, federated = encoder.weights(), not self.noise and encoder.tuning(self.fine_tune) == "federated"
         give = Sum(row=torch.zeros_like(everyone), weight=fed.sizes, rows=1)
         for number in range(self.fine_tune_epochs if federated else 0):
-            sent = prefixed("encoder", weights)
-            got = fed.map(autoencode(encoder, 1), everyone, shared=sent, key=fold(key, "tune", number), reduce=give)
+            got = fed.map(autoencode(encoder, 1), everyone, shared=prefixed("encoder", weights), key=fold(key, "tune", number), reduce=give)
             trained = mean(got.sums, got.weight, keep=stack([{name: weights[name] for name in encoder.trained}]))
             weights |= {name: value[0].cpu() for name, value in trained.items()}
         nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
@@ -124,7 +124,8 @@ class FLT(Method):
         encoder = Encoder(self.encoder_module)
         own = self.fine_tune_epochs if encoder.tuning(self.fine_tune) == "client" else 0
         sent = prefixed("encoder", state.encoder if own else encoder.needed(state.encoder))
-        got = fed.map(signature(encoder, self.k, own), ids.sort().values, shared=sent, key=key)
+        ask = private_signature(encoder, self.clip, self.noise, self.secret or 0) if self.noise else signature(encoder, self.k, own)
+        got = fed.map(ask, ids.sort().values, shared=sent, key=key)
         if len(got.ids) == 0:
             return state
         centres, counts = got.out["centres"].cpu(), got.out["count"].cpu().clamp(1, got.out["centres"].shape[1])
@@ -134,9 +135,8 @@ class FLT(Method):
             twin = known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), there, real, self.distance))]
             cluster, row, rows = state.cluster[twin], state.row[twin], state.mixing[:, twin]
         else:
-            options = (self.manifold, self.distance, self.cut, self.gamma, self.clusters)
-            seed, graph = fold(key, "manifold") % 2**32, self.aggregation == "graph"
-            groups, related = relate(centres.numpy(), counts.numpy(), *options, seed=seed, graph=graph)
+            options = (self.manifold, self.distance, self.cut, self.gamma, self.clusters, fold(key, "manifold") % 2**32)
+            groups, related = relate(centres.numpy(), counts.numpy(), *options, graph=self.aggregation == "graph")
             cluster, (rows, row) = torch.from_numpy(groups), mixing_rows(groups, related)
             models = {name: value.expand(len(rows), *value.shape[1:]).clone() for name, value in state.models.items()}
             mixing, zeros = state.mixing.expand(len(rows), -1), centres.new_zeros(len(state.row), *centres.shape[1:])
