@@ -18,7 +18,7 @@ from fedclade.experiment.machine import about
 from fedclade.flower.local import Federation
 from fedclade.flower.new import new_app
 
-NODES, ROUNDS = 4, 6
+NODES, ROUNDS = 4, 4
 RESULT = Path(__file__).parent / "results" / "flower_round.json"
 
 TASK = '''"""Digits, dealt out to all clients alike."""
@@ -31,7 +31,7 @@ WARDS = {wards}
 
 def load_data(node):
     number, nodes = int(node["partition-id"]), int(node["num-partitions"])
-    everyone = fc.data.partition(fc.data.load("digits"), fc.data.IID(), clients=WARDS * nodes, seed=0)
+    everyone = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=WARDS * nodes, seed=0)
     return {{f"ward-{{ward}}": everyone.arrays(WARDS * number + ward) for ward in range(WARDS)}}
 
 

@@ -164,10 +164,8 @@ def test_a_client_that_is_ill_costs_only_itself(federation: Federation, app: Pat
     code = """    if number == 1:
         raise RuntimeError("the disk of this clinic is broken")
     if number == 2:
-        import torch
-
-        fine = (torch.rand(20, 8, 8), torch.arange(20) % 10)
-        return {"ward-0": fine, "ill": (torch.full((20, 8, 8), 1e30), torch.arange(20) % 10)}
+        x, y, x_test, y_test = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=nodes, seed=0).arrays(2)
+        return {"ward-0": (x, y, x_test, y_test), "ill": (x * 0 + 1e30, y, x_test, y_test)}
 """
     ill = changed(app, tmp_path / "ill", code)
     assert federation.run(ill, settings(tmp_path / "out", "fedavg", 2, federation__sites=NODES - 1)) == 0

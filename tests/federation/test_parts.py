@@ -124,6 +124,14 @@ def test_too_few_that_can_answer_end_the_run() -> None:
         exchange({1: 1, 2: gone, 3: gone}, deadline=60, least=2)
 
 
+def test_one_that_cannot_answer_ends_nothing_while_others_can() -> None:
+    grid = Grid({1: 1, 2: 1, 3: Error(2, "broken")})
+    post = GridPost(grid, 60, least=2)  # type: ignore[arg-type]
+    assert isinstance(post.exchange({"3": Letter({"kind": "hello"})})["3"], str)
+    assert isinstance(post.exchange(LETTERS)["1"], Letter)
+    assert isinstance(post.exchange({"3": LETTERS["3"]})["3"], str)
+
+
 def test_a_disk_keeps_what_it_is_given(tmp_path: Path) -> None:
     keeper = DiskKeeper(tmp_path, "run")
     assert keeper.load() == ({}, [])
