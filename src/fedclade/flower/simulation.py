@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -22,7 +23,7 @@ from fedclade.data.clients import Clients
 from fedclade.data.population import Population
 from fedclade.engines.remote import Seat
 from fedclade.engines.site import Site
-from fedclade.errors import FedcladeError, check
+from fedclade.errors import FedcladeError, InvalidInput, check
 from fedclade.experiment import config
 from fedclade.experiment.prepare import equip, measured, module_for
 from fedclade.experiment.result import Result
@@ -55,6 +56,8 @@ def simulate(
 ) -> Result:
     """Run the experiment of these tables with its clients dealt out to so many simulated SuperNodes."""
     check(1 <= sites <= len(clients), "--sites", sites, f"must be from 1 to the number of clients, {len(clients)}")
+    if " " in sys.executable:  # it would wait for its workers for ever
+        raise InvalidInput(f"--engine flower: Ray starts no worker where the path of Python has a space ({sys.executable}); use another folder.")
     experiment = config.experiment(tables)
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
     outcome: list[Result | BaseException] = []
