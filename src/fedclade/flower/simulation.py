@@ -57,7 +57,7 @@ def simulate(
     """Run the experiment of these tables with its clients dealt out to so many simulated SuperNodes."""
     check(1 <= sites <= len(clients), "--sites", sites, f"must be from 1 to the number of clients, {len(clients)}")
     if " " in sys.executable:  # it would wait for its workers for ever
-        raise InvalidInput(f"--engine flower: Ray starts no worker where the path of Python has a space ({sys.executable}); use another folder.")
+        raise InvalidInput(f"--engine flower: Ray starts no worker if the path of Python has a space ({sys.executable}); move it.")
     experiment = config.experiment(tables)
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
     outcome: list[Result | BaseException] = []
