@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedclade.errors import InvalidInput
+from fedclade.experiment.config import value_of
 from fedclade.terminal import out_console, tell
 
 if TYPE_CHECKING:
@@ -119,10 +119,7 @@ def _settings(sets: Sequence[str]) -> dict[str, Value]:
         key, equals, text = given.partition("=")
         if not equals or not key.strip():
             raise InvalidInput(f"--set {given}: write it as key=value, for example --set rounds=3.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except ValueError:
-            value = text.strip()
+        value = value_of(text)
         if not isinstance(value, str | int | float | bool):
             raise InvalidInput(f"--set {given}: Flower's settings are text, numbers, true and false.")
         settings[key.strip()] = value

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, vmap
 from fedclade.client.noise import SUM, after, clipped, noise_for, trace_of
 from fedclade.client.objective import Batch
 from fedclade.client.plan import Batches
-from fedclade.client.programs import AnyProgram, Program, then
+from fedclade.client.programs import AnyProgram, Program, one_after_the_other
 from fedclade.client.recipes import travels
 from fedclade.client.threads import PerThread
 from fedclade.client.tree import Tree, prefixed, tree_map, under
@@ -134,7 +134,7 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
         return {"centres": centres, "count": torch.tensor(len(found), device=codes.device)}, None
 
     program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
-    return then(autoencode(encoder, fine_tune), program, lambda shared, mine, trained: (trained, {})) if fine_tune else program
+    return one_after_the_other(autoencode(encoder, fine_tune), program) if fine_tune else program
 
 
 @travels

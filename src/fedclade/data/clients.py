@@ -78,6 +78,11 @@ class Clients:
         return self.train.sizes
 
     @property
+    def test_sizes(self) -> Tensor:
+        """Test examples of each client; 0 where it has no test part."""
+        return torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[self.test_of]  # part -1 is the last
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.x.shape[1:])
@@ -112,8 +117,7 @@ class Clients:
             client = torch.arange(len(self)).repeat_interleave(self.sizes)
             cell = client * self.classes + self.y[self.train.index]
             counts = cell.bincount(minlength=len(self) * self.classes).reshape(len(self), self.classes)
-        test_sizes = torch.where(self.test_of < 0, 0, torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[self.test_of])
-        return Description(counts, self.sizes, test_sizes, self.groups)
+        return Description(counts, self.sizes, self.test_sizes, self.groups)
 
 
 @dataclass(frozen=True, eq=False)

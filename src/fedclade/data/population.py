@@ -31,10 +31,9 @@ class Population:
 
     @staticmethod
     def of(clients: Clients) -> Population:
-        sizes = torch.cat([clients.test.sizes, torch.zeros(1, dtype=torch.int64)])[clients.test_of]  # part -1: none
         return Population(
             clients.sizes,
-            sizes,
+            clients.test_sizes,
             _distinct_test_samples(clients),
             clients.x[:_FEW],
             clients.y[:_FEW],

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedclade.client.tree import Tree, nbytes, prefixed, take, under
+from fedclade.client.tree import Tree, nbytes, prefixed, take, tree_map, under
 from fedclade.federation import Rows
 
 
@@ -41,12 +41,12 @@ class Post(Protocol):
 
 
 def packed_rows(rows: Rows) -> tuple[dict[str, Any], Tree]:
-    """Rows as they travel: each different model once, and which of them is whose. What is the clients' own does not travel."""
+    """Rows as they travel, on the CPU: each different model once, and which of them is whose. What is the clients' own does not travel."""
     models = {name: value for name, value in rows.models.items() if name not in rows.own}
     distinct, index = torch.unique(rows.index.cpu(), return_inverse=True)
     if models:
         models = take(models, distinct.to(next(iter(models.values())).device))
-    return {"index": index.tolist(), "own": list(rows.own)}, prefixed("each", models)
+    return {"index": index.tolist(), "own": list(rows.own)}, tree_map(Tensor.cpu, prefixed("each", models))
 
 
 def unpacked_rows(head: Mapping[str, Any], tensors: Tree) -> Rows:

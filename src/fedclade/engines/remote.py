@@ -217,7 +217,7 @@ class RemoteFederation:
         def letter(places: Tensor) -> Letter:
             rows, models = packed_rows(each[places]) if each is not None else (None, {})
             head = {"kind": "map", "program": description, "key": key, "each": rows}
-            return Letter(head, sent | {name: value.cpu() for name, value in models.items()})
+            return Letter(head, sent | models)
 
         answers, failures = self._asked(ids, letter)
         found: dict[int, Tree] = {}
@@ -343,7 +343,7 @@ class RemoteFederation:
 
     def _about_models(self, words: dict[str, Any], rows: Rows) -> Letter:
         each, models = packed_rows(rows)
-        return Letter({**words, "each": each}, {name: value.cpu() for name, value in models.items()})
+        return Letter({**words, "each": each}, models)
 
     def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
         if rows.own or tune is not None:

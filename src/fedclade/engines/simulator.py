@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -85,6 +86,10 @@ class Simulator:
         return self._sizes
 
     def population(self) -> Population:
+        return self._population
+
+    @cached_property
+    def _population(self) -> Population:
         return Population.of(self._clients)
 
     def gather(self) -> None:

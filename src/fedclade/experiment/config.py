@@ -115,16 +115,21 @@ def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
         table, dot, key = where.strip().partition(".")
         if not equals or not dot or not key:
             raise InvalidInput(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except (ValueError, RecursionError):
-            value = text.strip()
+        value = value_of(text)
         if not isinstance(result.get(table, {}), dict):
             raise InvalidInput(f"{table} = {result[table]!r}: must be a table, [{table}].")
         if key == "name" and table in ("method", "partition", "model") and result.get(table, {}).get("name") != value:
             result[table] = _common_only(table, result.get(table, {}))  # another method's or partition's fields do not apply
         result.setdefault(table, {})[key] = value
     return result
+
+
+def value_of(text: str) -> Any:
+    """What was given on the command line: read as TOML; what is not TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text.strip()
 
 
 def _common_only(table: str, values: Table) -> Table:

@@ -208,7 +208,8 @@ class Run:
         self._fed.gather()
         self._population = self._fed.population()
         clients = len(self._population)
-        state = state.grown_to(clients)
+        if clients > len(state.cluster):  # to grow by nobody may still copy all that a method knows of its clients
+            state = state.grown_to(clients)
         key = fold(self.settings.seed, "round", number)
         drawn = cohort_of(fold(key, "cohort"), clients, self.settings.cohort_size(clients))
         method = self._bound(number)

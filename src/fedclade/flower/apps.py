@@ -37,6 +37,7 @@ from fedclade.experiment.store import RunStore
 from fedclade.flower.carrier import letter_of, records_of
 from fedclade.flower.federation import FlowerFederation, about, here_of
 from fedclade.flower.keeper import DiskKeeper
+from fedclade.flower.supervisor import write_json
 from fedclade.methods.base import Method
 from fedclade.registry import find
 
@@ -250,9 +251,7 @@ class Roster:
         clients = [{name: getattr(seat, name) for name in names} for seat in seats]
         if clients != self._clients or not self.path.exists():
             self._clients = clients
-            part = self.path.with_suffix(".part")
-            part.write_text(json.dumps({"run": self.run, "clients": clients}, indent=1))
-            os.replace(part, self.path)
+            write_json(self.path, {"run": self.run, "clients": clients})
 
 
 def note(text: str) -> None:

@@ -45,7 +45,7 @@ class GridPost:
 
     def exchange(self, letters: Mapping[str, Letter]) -> dict[str, Letter | str]:
         asked = list(letters)
-        # Until the deadline and no longer: a node that comes back later has no use for it.
+        # Not for ever: a node that comes back much later has no use for it.
         ttl = max(60.0, 2 * self.deadline)
         messages = [Message(records_of(letters[site]), int(site), MessageType.QUERY, ttl=ttl) for site in asked]
         sent = list(self.grid.push_messages(messages))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from fedclade.client.tree import Tree, take
 from fedclade.engines.site import Kept
@@ -76,10 +76,7 @@ def _safe(name: str) -> str:
 
 
 def _write(path: Path, tensors: Tree) -> None:
-    part = path.with_suffix(".part")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, part)
-    os.chmod(part, 0o600)
-    os.replace(part, path)
+    _replace(path, save({name: value.contiguous() for name, value in tensors.items()}))
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -28,17 +28,13 @@ from fedclade.experiment import config
 from fedclade.experiment.prepare import equip, measured, module_for
 from fedclade.experiment.result import Result
 from fedclade.experiment.runner import OnRound
+from fedclade.flower import supervisor
 from fedclade.flower.carrier import letter_of, records_of
 from fedclade.flower.federation import FlowerFederation, about, here_of
 from fedclade.flower.keeper import DiskKeeper
 from fedclade.registry import import_file
 
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+QUIET = supervisor.QUIET | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _PATIENCE = 120.0  # seconds for all sites to answer for the first time
 _DEADLINE = 24 * 3600.0  # nobody is slow in a simulation but for its work
 
