@@ -61,7 +61,7 @@ def test_a_run_directory_holds_what_the_design_names(method: fc.Method, digits: 
     folder = tmp_path / "a" / "b c"
     assert result.folder == folder
     names = {path.name for path in folder.iterdir()}
-    assert names == {"experiment.toml", "rounds.jsonl", "clients.csv", "summary.json", "models", "checkpoint"}
+    assert names == {"experiment.toml", "rounds.jsonl", "clients.csv", "summary.json", "seen.safetensors", "models", "checkpoint"}
     summary = json.loads((folder / "summary.json").read_text())
     assert [key for key in KEYS if key not in summary] == []
     assert summary == result.summary

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import torch
 from torch import Tensor
 
 # Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
@@ -11,9 +13,12 @@ from torch import Tensor
 RESERVED = frozenset({
     "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "perplexity", "client",
     "cluster", "group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset",
-    "partition", "model", "engine", "device", "seed", "rounds", "clients_without_test", "clients_without_model",
+    "partition", "model", "engine", "device", "seed", "rounds", "clients_without_test", "clients_without_model", "by_cluster",
+    "by_cluster_of",
 })
 # fmt: on
+
+MOST_CLUSTERS = 50  # of which a history tells each one's accuracy
 
 
 def mean_over_clients(values: Tensor) -> float | None:
@@ -52,6 +57,19 @@ def summary_of(values: dict[str, Tensor], test_samples: int) -> dict[str, float 
         if name == "train_accuracy":
             numbers["train_accuracy_variance"] = accuracy_summary(value, 0)["accuracy_variance"]
     return numbers
+
+
+def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
+    """For pictures: [cluster, clients, mean accuracy, or mean loss where there is none] for each cluster, where they are not too many."""
+    name = "accuracy" if "accuracy" in values else "loss"
+    found = torch.unique(cluster[cluster >= 0]).tolist()
+    if len(found) > MOST_CLUSTERS:
+        return {}
+    members = {each: cluster == each for each in found}
+    return {
+        "by_cluster_of": name,
+        "by_cluster": [[each, int(here.sum()), mean_over_clients(values[name][here])] for each, here in members.items()],
+    }
 
 
 def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:

@@ -23,7 +23,7 @@ from fedclade.data.clients import Clients
 from fedclade.engines.engine import Engine, Look
 from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
-from fedclade.experiment import checkpoint, metrics
+from fedclade.experiment import checkpoint, metrics, seen
 from fedclade.experiment.checkpoint import Checkpoint
 from fedclade.experiment.cohort import cohort_of
 from fedclade.experiment.prepare import equip, metrics_for, module_for
@@ -132,7 +132,7 @@ class Run:
                 if self._is_due(round_number, self.settings.eval_every):
                     with self._fed.clock.whole("evaluation"):
                         values = self._evaluate(state, round_number)
-                    row |= metrics.summary_of(values, self._population.test_samples)
+                    row |= metrics.summary_of(values, self._population.test_samples) | metrics.by_cluster(values, state.cluster)
                 row["seconds"] = counters.seconds()
                 history.append(row)
                 if store is not None:
@@ -140,6 +140,7 @@ class Run:
                         store.append_round(row)
                         if self._is_due(round_number, self.settings.checkpoint_every):
                             store.save_checkpoint(self._checkpoint(state, history))
+                            seen.write(store.folder, seen.seen(state, self.clients))
                 if on_round is not None:
                     on_round(row)
         except KeyboardInterrupt:
@@ -264,6 +265,7 @@ class Run:
             fixed = untrained(module, self._objective.names)
             store.write_models(models, fixed, assignment, state.cluster, self._population.shape, self._population.classes)
             store.write_clients(columns)
+            seen.write(store.folder, seen.seen(state, self.clients))
             store.write_summary(summary)
 
         place = {int(client): at for at, client in enumerate(ids)}
@@ -275,11 +277,8 @@ class Run:
             return take(self._fed.models_of(one, torch.tensor([client]), personal), torch.tensor(0))
 
         folder = store.folder if store is not None else None
-        profile = (
-            profile_of(self._fed.clock, len(history), self._fed.workers.count)
-            if isinstance(self._fed, Simulator) and self.profile
-            else None
-        )
+        timed = self._fed if self.profile and isinstance(self._fed, Simulator) else None
+        profile = profile_of(timed.clock, len(history), timed.workers.count) if timed is not None else None
         return Result(summary, history, state.cluster, columns, module, row_of, folder, profile=profile)
 
     def _models(self, rows: Rows, ids: Tensor, personal: AnyProgram | None) -> tuple[Tree, Tensor]:

@@ -35,6 +35,16 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True)
+class Features:
+    """What clients are grouped by, to be drawn: a row for each client."""
+
+    what: str  # in words
+    rows: Tensor  # (clients, d)
+    known: Tensor  # (clients,) whether the row means anything
+    measure: Literal["euclidean", "cosine"] = "euclidean"
+
+
+@dataclass(frozen=True)
 class State:
     """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any state fits into a checkpoint."""
 
@@ -51,6 +61,10 @@ class State:
         if missing <= 0:
             return self
         return replace(self, cluster=torch.cat([self.cluster, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
+
+    def features(self) -> Features | None:
+        """What the clients were grouped by, where the state still has it for each of them."""
+        return None
 
 
 BOUND = {"bound": True}

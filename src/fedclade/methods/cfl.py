@@ -14,7 +14,7 @@ from fedclade.client.tree import Tree, stack, take
 from fedclade.client.updates import concealed, from_secret_order, in_secret_order, revealed, vectors
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
+from fedclade.methods.base import BOUND, UNKNOWN, Features, Groups, Method, Needs, State
 from fedclade.relatedness.mixing import mean_by_row
 from fedclade.relatedness.splits import WARM_UP, ParameterTree, bisect, length, project
 
@@ -24,6 +24,9 @@ AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/meth
 @dataclass(frozen=True)
 class CFLState(ParameterTree, State):
     """The parameter tree: `models` has a row for every node, `cluster` is the leaf of each client; read `parent`, `children`, `members`."""
+
+    def features(self) -> Features:
+        return Features("latest updates, projected", *self.latest_updates(), "cosine")
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,9 @@ class CFL(Method):
     eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update of the cluster so far (no split in its first three rounds).
     gamma_max: γ_max, the largest noise in an update relative to its length, which the paper takes as known; or "auto": estimated from the
         similarity of each client to the most similar one on its side (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
-    min_size: clients of a cluster that must have answered for it to be split.
     check_after: rounds after which a split is looked at again. It is undone, for good, if the children's models have a higher loss on
         their clients' training data than the model at the split. 0: never.
-    sketch: numbers kept of an update, a fixed random projection, for clients that are absent at a split or come later (Algorithm 4).
+    min_size: clients that must answer for a split. sketch: numbers kept of an update, a random projection, for late ones (Algorithm 4).
     permute: clients get and send models in a secret order of coordinates (Algorithm 5). The secret is the clients'. Where they are
         simulated it is the field `secret` here, used in the clients' programs, in `init` (in earnest a client draws the first model: a
         server that knows it can read the order off) and where a client looks at its model: `serve` and `model_at`.

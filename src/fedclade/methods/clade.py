@@ -16,7 +16,7 @@ from fedclade.client.sketch import SignatureKind, dimensions, private_signature,
 from fedclade.client.tree import Tree, stack, take
 from fedclade.errors import check
 from fedclade.federation import Federation, Replies, Rows, Sum
-from fedclade.methods.base import UNKNOWN, Groups, Needs, State
+from fedclade.methods.base import UNKNOWN, Features, Groups, Needs, State
 from fedclade.methods.fedavg import averaged
 from fedclade.methods.noised import Noised
 from fedclade.relatedness.clades import groups, placed, whitener
@@ -34,9 +34,11 @@ class CladeState(State):
     rounds: Tensor  # () how many there have been
 
     def grown_to(self, clients: int) -> Self:
-        grown = super().grown_to(clients)
-        missing = clients - len(self.signature)
-        return replace(grown, signature=F.pad(self.signature, (0, 0, 0, missing))) if missing > 0 else grown
+        missing = max(0, clients - len(self.signature))
+        return replace(super().grown_to(clients), signature=F.pad(self.signature, (0, 0, 0, missing)))
+
+    def features(self) -> Features:
+        return Features("whitened signatures", self.signature @ self.whitener, self.signature.any(1))
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,11 @@ class Clade(Noised):
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, CladeState)
         state = state.grown_to(len(fed.sizes))
-        rows = Rows(state.start, torch.zeros(len(ids), dtype=torch.int64))
-        got = self._signatures(fed, rows, ids, int(state.signature_key))
+        got = self._signatures(fed, Rows(state.start, torch.zeros_like(ids)), ids, int(state.signature_key))
         if not len(got.ids):
             return state
-        signatures, cluster = state.signature.clone(), state.cluster.clone()
-        signatures[got.ids] = got.out["mean"].double().cpu()
+        signatures = state.signature.index_copy(0, got.ids, got.out["mean"].double().cpu())
         z, n = (signatures @ state.whitener).numpy(), fed.sizes.double().numpy()
         old = np.flatnonzero(state.cluster != UNKNOWN)
-        cluster[got.ids] = torch.from_numpy(placed(z[got.ids], n[got.ids], z[old], n[old], state.cluster.numpy()[old], len(state)))
-        return replace(state, cluster=cluster, signature=signatures)
+        place = placed(z[got.ids], n[got.ids], z[old], n[old], state.cluster.numpy()[old], len(state))
+        return replace(state, cluster=state.cluster.index_copy(0, got.ids, torch.from_numpy(place)), signature=signatures)

@@ -16,6 +16,7 @@ from fedclade.client.tree import Tree, prefixed, stack
 from fedclade.errors import check
 from fedclade.federation import Federation, Rows, Sum
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Needs, State
+from fedclade.methods.centred import CentredState
 from fedclade.methods.noised import Noised
 from fedclade.relatedness.manifold import Cut, Distance, Manifold, mixing_rows, nearest, relate
 from fedclade.relatedness.mixing import add, mean
@@ -23,19 +24,16 @@ from fedclade.relatedness.signatures import MOST
 
 
 @dataclass(frozen=True)
-class FLTState(State):
+class FLTState(CentredState):
     """Beside models (one for each distinct row of Ã, not for each client) and clusters: what mixes them, what places a late client."""
 
     row: Tensor  # (clients,) the model of each client
     mixing: Tensor  # (models, clients) the distinct rows of Ã
-    centres: Tensor  # (clients, k, e) the signatures
-    counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
     encoder: Tree  # its weights at the end of the one-off phase
 
     def grown_to(self, clients: int) -> Self:
         more = max(0, clients - len(self.row))
-        row, mixing, counts = F.pad(self.row, (0, more), value=UNKNOWN), F.pad(self.mixing, (0, more)), F.pad(self.counts, (0, more))
-        return replace(super().grown_to(clients), row=row, mixing=mixing, counts=counts, centres=F.pad(self.centres, (0, 0, 0, 0, 0, more)))
+        return replace(super().grown_to(clients), row=F.pad(self.row, (0, more), value=UNKNOWN), mixing=F.pad(self.mixing, (0, more)))
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class FLT(Noised):
             trained = mean(got.sums, got.weight, keep=stack([{name: weights[name] for name in encoder.trained}]))
             weights |= {name: value[0].cpu() for name, value in trained.items()}
         nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
-        state = FLTState(stack([params]), nobody, nobody, none[None].bool(), none[:, None, None].float(), none, weights)
+        state = FLTState(stack([params]), nobody, none[:, None, None].float(), none, nobody, none[None].bool(), weights)
         return self.admit(fed, state, everyone, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:

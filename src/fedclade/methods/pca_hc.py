@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedclade.client.pca import flat, pca_signature, principal_axes
@@ -15,6 +14,7 @@ from fedclade.client.tree import Tree, stack, take
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Federation
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.centred import CentredState
 from fedclade.methods.fedavg import averaged
 from fedclade.relatedness.manifold import nearest
 from fedclade.relatedness.signatures import MOST, distances
@@ -22,17 +22,10 @@ from fedclade.relatedness.tree import cut_number, linkage
 
 
 @dataclass(frozen=True)
-class PCAHCState(State):
-    """Beside models and clusters: what places a late client."""
+class PCAHCState(CentredState):
+    """Beside the groups' models and the centres: what a late client projects on."""
 
-    centres: Tensor  # (clients, k, components) the signatures
-    counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
     basis: Tree  # mean and axes that all clients project on; empty where each has its own
-
-    def grown_to(self, clients: int) -> Self:
-        more = max(0, clients - len(self.counts))
-        centres, counts = F.pad(self.centres, (0, 0, 0, 0, 0, more)), F.pad(self.counts, (0, more))
-        return replace(super().grown_to(clients), centres=centres, counts=counts)
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,11 @@ class ParameterTree:
             inside[child] = inside[self.parent[child]]
         return torch.nonzero((self.cluster >= 0) & inside[self.cluster]).flatten()
 
+    def latest_updates(self) -> tuple[Tensor, Tensor]:
+        """(clients, d) the latest update of each, projected; and who has made one."""
+        rows = torch.cat([self.latest, self.latest.new_zeros(1, self.latest.shape[1])])  # row -1 is the last
+        return rows[self.latest_row], self.latest_row >= 0
+
     def grown_to(self, clients: int) -> Self:
         """With room for clients that joined since, not known yet."""
         if clients <= len(self.cluster):

@@ -1,0 +1,63 @@
+"""What was known of each client, kept for pictures: its label counts, and what the method grouped it by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedclade.data.clients import Clients
+from fedclade.errors import InvalidInput
+from fedclade.experiment.checkpoint import read_tensors, write_tensors
+from fedclade.methods.base import State
+
+FILE = "seen.safetensors"
+MOST_CLIENTS = 3_000  # a picture of more shows no more
+MOST_CLASSES = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A row for each of the clients `ids`: all, or an even sample of them."""
+
+    ids: Tensor  # (M,)
+    labels: Tensor | None  # (M, C) training examples by class; None: no classes, too many, or clients elsewhere, who tell nobody
+    features: Tensor | None = None  # (M, d) None: the method groups by nothing that it keeps for each client
+    known: Tensor | None = None  # (M,) which rows of features are real
+    what: str = ""  # what the features are, in words
+    measure: str = "euclidean"  # or "cosine": how the method compares them
+
+
+def seen(state: State, clients: Clients | None) -> Seen:
+    """What `state` grouped by, and the label counts of simulated clients."""
+    number = len(state.cluster)
+    ids = torch.arange(number) if number <= MOST_CLIENTS else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
+    labels = None
+    if clients is not None and clients.classes is not None and clients.classes <= MOST_CLASSES:
+        counts = clients.describe().counts
+        labels = counts[ids] if counts is not None else None
+    told = state.features()
+    if told is None:
+        return Seen(ids, labels)
+    return Seen(ids, labels, told.rows[ids].float().cpu(), told.known[ids].cpu(), told.what, told.measure)
+
+
+def write(folder: Path, what: Seen) -> None:
+    optional = {"labels": what.labels, "features": what.features, "known": what.known}
+    tensors = {"ids": what.ids, **{name: value for name, value in optional.items() if value is not None}}
+    write_tensors(folder / FILE, tensors, {"what": what.what, "measure": what.measure})
+
+
+def read(folder: Path) -> Seen | None:
+    """What a run directory has of it, or None."""
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        about, got = read_tensors(path)
+        return Seen(got["ids"], got.get("labels"), got.get("features"), got.get("known"), about["what"], about["measure"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise InvalidInput(f"{path}: damaged ({error}).") from error

@@ -1,0 +1,30 @@
+"""The state of methods whose clients send centres of their data: FLT, PCA+kM+HC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedclade.methods.base import Features, State
+
+
+@dataclass(frozen=True)
+class CentredState(State):
+    """Beside the models: the centres by which a client is compared with others."""
+
+    centres: Tensor  # (clients, k, e) the signatures
+    counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
+
+    def grown_to(self, clients: int) -> Self:
+        more = max(0, clients - len(self.counts))
+        centres, counts = F.pad(self.centres, (0, 0, 0, 0, 0, more)), F.pad(self.counts, (0, more))
+        return replace(super().grown_to(clients), centres=centres, counts=counts)
+
+    def features(self) -> Features:
+        real = torch.arange(self.centres.shape[1]) < self.counts[:, None]
+        mean = (self.centres * real[..., None]).sum(1) / self.counts.clamp(min=1)[:, None]
+        return Features("the mean of a client's centres", mean, self.counts > 0)
