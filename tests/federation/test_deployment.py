@@ -178,6 +178,36 @@ def test_a_client_that_is_ill_costs_only_itself(federation: Federation, app: Pat
         assert "finite" in row["failures"][0]["reason"]
 
 
+def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(federation: Federation, app: Path, tmp_path: Path) -> None:
+    """Node 3 stands still when the run begins: it is waited for until the deadline, then the others go on."""
+    late = federation.node_pid(3)
+    os.kill(late, signal.SIGSTOP)
+    try:
+        given = settings(tmp_path, "clade", 8, federation__sites=NODES - 1, federation__deadline=25.0)
+        going = Background(federation, app, given)
+        run = tmp_path / "run-1"
+        wait_until(lambda: len(history(run)) >= 1)
+        assert len(json.loads((run / "federation.json").read_text())["clients"]) == 2 * (NODES - 1)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    assert going.end() == 0
+    assert history(run)[0]["clients"] < history(run)[-1]["clients"]
+    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
+    rows = list(csv.DictReader((run / "clients.csv").open()))
+    assert len(names) == len(rows) == 2 * NODES
+    (node,) = {str(one.node_id) for one in federation.status() if one.name == "node-3"}
+    newcomers = [number for number, name in enumerate(names) if name.startswith(f"{node}/")]
+    assert newcomers == [2 * NODES - 2, 2 * NODES - 1]
+    clusters = [int(row["cluster"]) for row in rows]
+    assert len(set(clusters)) == 2
+    assert {clusters[number] for number in newcomers} <= set(clusters[: -len(newcomers)])
+    stored = StoredModels(run)
+    for number in newcomers:
+        (file,) = federation.plan.folder.glob(f"node-3/sites/*/models/{names[number].split('/')[1]}.safetensors")
+        for key, value in load_file(file).items():
+            assert torch.equal(value, stored.row(int(stored.assignment[number]))[key])
+
+
 def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(federation: Federation, app: Path, tmp_path: Path) -> None:
     """Node 0 hangs in the second round and is killed; the round ends at the deadline without it."""
     hang = tmp_path / "hang"

@@ -113,6 +113,13 @@ def test_with_too_few_answers_it_waits_on_and_says_so(monkeypatch: pytest.Monkey
     assert told == ["1 of 3 sites have answered within 0.1 s, 2 must: waiting on"]
 
 
+def test_a_newcomer_that_hangs_is_waited_for_until_the_deadline_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "_LONGEST_WAIT", 0.01)
+    post = GridPost(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, least=3)  # type: ignore[arg-type]
+    post.exchange(LETTERS)
+    assert post.exchange({"4": Letter({"kind": "hello"})}) == {"4": "no answer within 0.1 s"}
+
+
 def test_an_error_of_a_node_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     got = exchange({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
     assert got["2"] == "its node reports an error: node unavailable (code 5)"
