@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 import fedclade as fc
 from fedclade import cli
 from fedclade.data import Clients
+from fedclade.experiment import checkpoint
 from fedclade.registry import REGISTRY
 
 METHODS = pytest.mark.parametrize(
@@ -216,23 +218,52 @@ def test_the_checkpoint_of_a_module_of_another_size_is_refused(digits: Clients, 
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, -1])
-def test_a_damaged_checkpoint_is_named_and_without_it_the_run_goes_on_from_the_one_before(
-    keep: int, digits: Clients, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(keep: int, digits: Clients, tmp_path: Path) -> None:
     do(digits, fc.Local(), tmp_path / "whole")
     with pytest.raises(ZeroDivisionError):
         do(digits, fc.Local(), tmp_path / "parts", on_round=stop_after(4, ZeroDivisionError))
     files = sorted((tmp_path / "parts" / "checkpoint").iterdir())
     assert [file.name for file in files] == ["round-000002.safetensors", "round-000004.safetensors"]
     files[1].write_bytes(files[1].read_bytes()[:keep])
-    with pytest.raises(
-        fc.InvalidInput, match=r"round-000004\.safetensors: damaged checkpoint .*delete it to go on from the one before"
-    ) as bad:
+    with pytest.warns(UserWarning, match=r"round-000004\.safetensors: damaged checkpoint .* The run goes on from round 2") as told:
         do(digits, fc.Local(), tmp_path / "parts", resume=True)
-    assert "\n" not in str(bad.value)
-    files[1].unlink()
-    do(digits, fc.Local(), tmp_path / "parts", resume=True)
+    assert "\n" not in str(told[0].message)
     assert written(tmp_path / "parts") == written(tmp_path / "whole")
+
+
+def broken_after_four(digits: Clients, folder: Path) -> list[Path]:
+    with pytest.raises(ZeroDivisionError):
+        do(digits, fc.FedAvg(), folder, on_round=stop_after(4, ZeroDivisionError))
+    return sorted((folder / "checkpoint").iterdir())
+
+
+@pytest.mark.parametrize("where", [0.01, 0.3, 0.6, 0.999])
+def test_one_wrong_bit_is_noticed(where: float, digits: Clients, tmp_path: Path) -> None:
+    before, last = broken_after_four(digits, tmp_path)
+    data = bytearray(last.read_bytes())
+    data[int(where * len(data))] ^= 1
+    last.write_bytes(data)
+    with pytest.warns(UserWarning, match=rf"{last.name}: .* The run goes on from round 2"):
+        found = checkpoint.latest(before.parent)
+    assert found is not None
+    assert found.round == 2
+
+
+def test_the_checkpoint_of_another_version_is_passed_over(digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, last = broken_after_four(digits, tmp_path)
+    with monkeypatch.context() as later:
+        later.setattr(checkpoint, "FORMAT", "fedclade-checkpoint-2")
+        now = checkpoint.Checkpoint(4, {}, {}, [], "")
+        checkpoint.save(last.parent, now)
+    with pytest.warns(UserWarning, match=r"not a checkpoint of this version of fedclade .* goes on from round 2"):
+        checkpoint.latest(last.parent)
+
+
+def test_where_no_checkpoint_is_whole_the_run_is_not_begun_anew_in_silence(digits: Clients, tmp_path: Path) -> None:
+    for file in broken_after_four(digits, tmp_path):
+        file.write_bytes(b"not a checkpoint")
+    with pytest.raises(fc.InvalidInput, match=r"round-000004\.safetensors: damaged .* no other to go on from: start the run anew"):
+        do(digits, fc.FedAvg(), tmp_path, resume=True)
 
 
 def test_only_the_last_two_checkpoints_are_kept_and_no_half_written_file_is_taken_for_one(digits: Clients, tmp_path: Path) -> None:
@@ -242,6 +273,49 @@ def test_only_the_last_two_checkpoints_are_kept_and_no_half_written_file_is_take
     assert [file.name for file in sorted(folder.iterdir())] == ["round-000004.safetensors", "round-000005.safetensors"]
     (folder / "round-000006.partial").write_bytes(b"half")
     assert do(digits, fc.FedAvg(), tmp_path, checkpoint_every=1, resume=True).summary["rounds"] == ROUNDS
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[Callable[[], None]]:
+    """Python's own way with Ctrl-C, which is off where the tests run in the background; and a Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a run puts back what it found
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_first_ctrl_c_ends_the_run_after_the_round_in_hand(
+    digits: Clients, tmp_path: Path, ctrl_c: Callable[[], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    do(digits, fc.FedAvg(), tmp_path / "whole")
+    begun: list[int] = []
+
+    @dataclass(frozen=True)
+    class Pressed(fc.FedAvg):
+        def round(self, *given: Any) -> fc.State:
+            begun.append(len(begun) + 1)
+            if len(begun) == 3:
+                ctrl_c()
+            return super().round(*given)
+
+    with pytest.raises(KeyboardInterrupt):
+        do(digits, Pressed(), tmp_path / "parts", checkpoint_every=0)
+    assert begun == [1, 2, 3]
+    assert [file.name for file in (tmp_path / "parts" / "checkpoint").iterdir()] == ["round-000003.safetensors"]
+    assert capsys.readouterr().err == "\nending after this round; Ctrl-C again ends at once\n"
+    do(digits, fc.FedAvg(), tmp_path / "parts", resume=True)
+    assert written(tmp_path / "parts")["models"] == written(tmp_path / "whole")["models"]
+
+
+def test_the_second_ctrl_c_ends_it_at_once(digits: Clients, tmp_path: Path, ctrl_c: Callable[[], None]) -> None:
+    def press_twice(row: dict[str, Any]) -> None:
+        ctrl_c()
+        ctrl_c()
+        raise AssertionError("it went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        do(digits, fc.FedAvg(), tmp_path, on_round=press_twice)
+    assert checkpoint.latest(tmp_path / "checkpoint").round == 1  # type: ignore[union-attr]
 
 
 # --- a real process --------------------------------------------------------------------------------------------------------------------
@@ -308,6 +382,9 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
         time.sleep(0.2)  # the thirteenth round has begun
         killed.kill()
         interrupted.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # the round in hand would go on for minutes
+        assert interrupted.poll() is None
+        interrupted.send_signal(signal.SIGINT)
         killed.communicate(timeout=60)
         out, err = interrupted.communicate(timeout=60)
     finally:
@@ -317,7 +394,8 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
     assert killed.returncode == -signal.SIGKILL
     assert interrupted.returncode == 130
     assert out == ""
-    assert err == f"fedclade: interrupted; go on with the same command and --out {tmp_path / 'slow_fedavg'} --resume\n"
+    first, second = "\nending after this round; Ctrl-C again ends at once\n", "fedclade: interrupted; go on with the same command and"
+    assert err == f"{first}{second} --out {tmp_path / 'slow_fedavg'} --resume\n"
 
     try:
         for method, first in (("slow_local", 11), ("slow_fedavg", 13)):

@@ -212,7 +212,7 @@ def test_a_checkpoint_is_safetensors_with_state_memory_and_history(digits: Clien
     result = do(digits, tmp_path, fc.Local(), clients_per_round=4)
     with safe_open(tmp_path / "checkpoint" / "round-000003.safetensors", framework="pt") as file:
         names = set(file.keys())
-        about = json.loads(file.metadata()["fedclade"])
+        about = json.loads(json.loads(file.metadata()["fedclade"])["about"])
         ids = file.get_tensor("memory/ids").tolist()
     assert {"state/cluster", "state/models/fc1.weight", "memory/ids", "memory/rows/fc1.weight"} <= names
     assert about["round"] == 3

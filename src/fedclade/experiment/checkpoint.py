@@ -1,13 +1,16 @@
-"""Checkpoints: state, client memory and history in one safetensors file, written whole or not at all."""
+"""Checkpoints: state, client memory and history in one safetensors file, written whole or not at all, and checked when it is read."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -64,16 +67,27 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run, or None."""
-    files = sorted(folder.glob("round-*.safetensors"))
-    return _read(files[-1]) if files else None
+    """The newest checkpoint of a run that is whole, or None where there is none at all. One that is passed over is told in a warning."""
+    damaged: list[InvalidInput] = []
+    for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
+        try:
+            found = _read(path)
+        except InvalidInput as error:
+            damaged.append(error)
+            continue
+        for passed in damaged:
+            warnings.warn(f"{passed} The run goes on from round {found.round}.", stacklevel=2)
+        return found
+    if damaged:
+        raise InvalidInput(f"{damaged[0]} There is no other to go on from: start the run anew in another folder.")
+    return None
 
 
 def _read(path: Path) -> Checkpoint:
     try:
         about, tensors = read_tensors(path)
         if about.get("format") != FORMAT:
-            raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade.")
+            raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
         return Checkpoint(
             round=about["round"],
             state=under("state", tensors),
@@ -81,31 +95,66 @@ def _read(path: Path) -> Checkpoint:
             history=about["history"],
             configuration=about["configuration"],
         )
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInput):
             raise
-        raise InvalidInput(f"{path}: damaged checkpoint ({error}); delete it to go on from the one before.") from error
+        raise InvalidInput(f"{path}: damaged checkpoint ({error}).") from error
 
 
 def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
-    """A safetensors file that is there whole or not at all."""
+    """A safetensors file that is there whole or not at all, even after a power cut."""
     temporary = path.with_suffix(".partial")
+    here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    told = json.dumps(about)
     # One entry for everything: safetensors writes several in an order that changes from run to run.
-    metadata = {"fedclade": json.dumps(about)}
-    temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
-    mode = temporary.stat().st_mode
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, temporary, metadata)
-    temporary.chmod(mode)
-    os.replace(temporary, path)
+    metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
+    try:
+        temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
+        mode = temporary.stat().st_mode
+        save_file(here, temporary, metadata)
+        temporary.chmod(mode)
+        sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """What was written to this file, or renamed in this folder, is on the disk when this returns."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _digest(about: str, tensors: Tree) -> str:
+    found = hashlib.blake2b(about.encode(), digest_size=16)
+    for name in sorted(tensors):
+        found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
-    """All of a file that `write_tensors` wrote."""
+    """All of a file that `write_tensors` wrote, if it is as it was written."""
     with safe_open(path, framework="pt") as file:
-        return read_about(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        entry, tensors = _entry(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if entry["digest"] != _digest(entry["about"], tensors):
+        raise ValueError("its checksum is another")
+    return json.loads(entry["about"]), tensors
 
 
 def read_about(file: Any) -> dict[str, Any]:
     """What `write_tensors` wrote beside the tensors."""
-    about: dict[str, Any] = json.loads((file.metadata() or {}).get("fedclade", "{}"))
+    about: dict[str, Any] = json.loads(_entry(file)["about"])
     return about
+
+
+def _entry(file: Any) -> dict[str, str]:
+    entry: dict[str, str] = json.loads((file.metadata() or {}).get("fedclade", "{}"))
+    if set(entry) != {"about", "digest"}:
+        raise ValueError("it was not written by this version of fedclade")
+    return entry

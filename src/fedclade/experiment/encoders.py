@@ -150,7 +150,9 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
         spec = _SPECS[about["spec"].pop("name")](**about["spec"])
         module = _built(spec, own, seed=0)
         module.load_state_dict(weights)
-    except (SafetensorError, OSError, KeyError, TypeError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InvalidInput):
+            raise
         raise InvalidInput(f"encoder = '{path}': a damaged encoder file ({error}).") from error
     if shape is not None and own != tuple(shape):
         raise InvalidInput(f"encoder = '{path}': it takes inputs of shape {own}, the clients have {tuple(shape)}; pretrain one for them.")

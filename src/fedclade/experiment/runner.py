@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import time
@@ -11,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +23,8 @@ from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics, seen
 from fedclade.experiment.checkpoint import Checkpoint
 from fedclade.experiment.cohort import cohort_of
+from fedclade.experiment.identity import difference, fingerprint
+from fedclade.experiment.interrupt import Interrupt
 from fedclade.experiment.prepare import equip, metrics_for, module_for
 from fedclade.experiment.profile import profile_of
 from fedclade.experiment.result import Result, load, untrained
@@ -36,8 +35,6 @@ from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
 OnRound = Callable[[dict[str, Any]], None]
-# What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
-_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "workers"))
 
 
 def run(
@@ -117,40 +114,54 @@ class Run:
             if done is not None:
                 return done
         begin = time.perf_counter()
-        state, history = self._start(store, found)
-        # What the first line of the history must also account for: the one-off phase of methods that have one.
-        began = _Counters(self._fed, begin) if not history else None
-        round_number = history[-1]["round"] if history else 0
+        with Interrupt() as interrupt:
+            state, history = self._start(store, found)
+            # What the first line of the history must also account for: the one-off phase of methods that have one.
+            began = _Counters(self._fed, begin) if not history else None
+            state, values = self._rounds(state, history, store, on_round, began, interrupt)
+            if values is None:  # the run was stopped after its last round and before its end
+                values = self._evaluate(state, history[-1]["round"])
+            return self._finish(store, module, state, history, values)
+
+    def _rounds(
+        self,
+        state: State,
+        history: list[dict[str, Any]],
+        store: RunStore | None,
+        on_round: OnRound | None,
+        counters: _Counters | None,
+        interrupt: Interrupt,
+    ) -> tuple[State, dict[str, Tensor] | None]:
+        """The state after the last round, and the values of its evaluation, None if there was no round left. `history` gets its rows."""
         values: dict[str, Tensor] | None = None
         try:
-            while round_number < self.settings.rounds:
-                counters, began = began or _Counters(self._fed), None
+            for number in range(history[-1]["round"] + 1 if history else 1, self.settings.rounds + 1):
+                counters = counters or _Counters(self._fed)
                 with self._fed.clock.phase("round"):
-                    state, asked = self._round(state, round_number + 1)
-                round_number += 1
-                row = {"round": round_number, "clients": asked, "clusters": _count(state.cluster), **counters.row(self._fed)}
-                if self._is_due(round_number, self.settings.eval_every):
+                    state, asked = self._round(state, number)
+                row = {"round": number, "clients": asked, "clusters": _count(state.cluster), **counters.row(self._fed)}
+                if self._is_due(number, self.settings.eval_every):
                     with self._fed.clock.whole("evaluation"):
-                        values = self._evaluate(state, round_number)
+                        values = self._evaluate(state, number)
                     row |= metrics.summary_of(values, self._population.test_samples) | metrics.by_cluster(values, state.cluster)
-                row["seconds"] = counters.seconds()
+                row["seconds"], counters = counters.seconds(), None
                 history.append(row)
                 if store is not None:
                     with self._fed.clock.whole("saving"):
                         store.append_round(row)
-                        if self._is_due(round_number, self.settings.checkpoint_every):
+                        if self._is_due(number, self.settings.checkpoint_every):
                             store.save_checkpoint(self._checkpoint(state, history))
                             seen.write(store.folder, seen.seen(state, self.clients))
                 if on_round is not None:
                     on_round(row)
+                if interrupt.asked:
+                    raise KeyboardInterrupt
         except KeyboardInterrupt:
             # The round in hand may be half done: what counts is the last whole one, if state and client memory are both of it.
             if store is not None and history and self._fed.memory.version == history[-1]["round"]:
                 store.save_checkpoint(self._checkpoint(state, history))
             raise
-        if values is None:  # the run was stopped after its last round and before its end
-            values = self._evaluate(state, round_number)
-        return self._finish(store, module, state, history, values)
+        return state, values
 
     def _simulator(self) -> Simulator:
         if not isinstance(self.clients, Clients):
@@ -181,18 +192,9 @@ class Run:
         """The last checkpoint of this very run."""
         found = store.latest_checkpoint()
         if found is not None and found.configuration != self._fingerprint():
-            raise InvalidInput(f"out = '{store.folder}': it holds a run of another experiment ({self._difference(store)}).")
+            what = difference(store.tables(), self.tables())
+            raise InvalidInput(f"out = '{store.folder}': it holds a run of another experiment ({what}).")
         return found
-
-    def _difference(self, store: RunStore) -> str:
-        """What distinguishes the stored run from this one, in words."""
-        then, now = store.tables(), self.tables()
-        keys = [(table, key) for table in now for key in {**then.get(table, {}), **now[table]} if (table, key) not in _FREE]
-        for table, key in keys:
-            old, new = then.get(table, {}).get(key), now[table].get(key)
-            if old != (list(new) if isinstance(new, tuple) else new):
-                return f"{table}.{key} was {old!r}, now {new!r}"
-        return "its data or its first model differ"
 
     def _finished(self, store: RunStore, module: nn.Module) -> Result | None:
         """The result of a run that has ended already and is long enough, or None."""
@@ -331,19 +333,10 @@ class Run:
         return Checkpoint(history[-1]["round"], checkpoint.flatten(state), self._fed.memory.tensors(), history, self._fingerprint())
 
     def _fingerprint(self) -> str:
-        """A hash of what must not change between the parts of one run: configuration, data and first model, not how long and how fast."""
         if self._hash is None:
-            tables = self.tables()
-            for table, name in _FREE:
-                del tables[table][name]
-            digest = hashlib.blake2b(json.dumps(tables, sort_keys=True, default=str).encode(), digest_size=16)
-            held: tuple[Tensor, ...] = ()  # of clients elsewhere only their answers are known
-            if (data := self.clients) is not None:
-                held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_of)
             probe = getattr(self.method, "probe", None)
-            for tensor in (*held, *self._objective.params().values(), *([] if probe is None else [probe])):
-                digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
-            self._hash = digest.hexdigest()
+            others = (*self._objective.params().values(), *([] if probe is None else [probe]))
+            self._hash = fingerprint(self.tables(), self.clients, others)
         return self._hash
 
     def tables(self) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import tomllib
@@ -18,7 +19,7 @@ from torch import Tensor
 from fedclade.client.tree import Tree, prefixed
 from fedclade.errors import InvalidInput
 from fedclade.experiment import checkpoint
-from fedclade.experiment.checkpoint import Checkpoint, read_about, write_tensors
+from fedclade.experiment.checkpoint import Checkpoint, read_about, sync, write_tensors
 
 T = TypeVar("T")
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
@@ -84,10 +85,11 @@ class RunStore:
             file.write(json.dumps(row) + "\n")
 
     def write_clients(self, columns: dict[str, list[Any]]) -> None:
-        with (self.folder / "clients.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(zip(*columns.values(), strict=True))
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))
+        self._write("clients.csv", text.getvalue())
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
@@ -131,8 +133,14 @@ class RunStore:
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.folder / f"{name}.partial"
-        temporary.write_text(text)
-        os.replace(temporary, self.folder / name)
+        try:
+            temporary.write_text(text)
+            sync(temporary)
+            os.replace(temporary, self.folder / name)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync(self.folder)
 
 
 class StoredModels:
