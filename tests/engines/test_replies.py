@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedclade.client.tree import Tree
-from fedclade.engines.replies import Accumulator, not_finite, refusal
+from fedclade.engines.replies import LARGEST, Accumulator, out_of_bounds, refusal
 from fedclade.federation import Sum
 
 EXPECTED = {"w": ((2, 3), torch.float32), "n": ((), torch.int64), "examples": ((), torch.float64)}
@@ -45,6 +45,7 @@ def test_a_good_reply_is_taken(number: int) -> None:
         (reply(w=torch.tensor([[1, 1, 1], [1, float("nan"), 1]])), r"'w' is not finite"),
         (reply(w=torch.tensor([[float("inf"), 1, 1], [1, 1, 1]])), r"'w' is not finite"),
         (reply(w=torch.tensor([[1, 1, 1], [1, 1, -float("inf")]])), r"'w' is not finite"),
+        (reply(w=torch.tensor([[1, 1, 1], [1, -1e30, 1]])), r"'w' has a number of size 1e\+30, more than 1e\+12"),
         (reply(examples=examples(float("nan"))), r"'examples' is not finite"),
         (reply(examples=examples(9)), r"claims 9 examples, holds 8"),
         (reply(examples=examples(-1)), r"claims -1 examples, holds 8"),
@@ -66,19 +67,21 @@ def test_finite_tells_the_rows_apart() -> None:
     rows["w"][1, 0, 1] = float("nan")
     rows["v"][3, 2] = -float("inf")
     rows["loss"][4] = float("inf")
-    assert not_finite(rows) == [1, 3, 4]
+    assert out_of_bounds(rows) == [1, 3, 4]
 
 
-def test_large_numbers_are_finite() -> None:
-    assert not_finite({"w": torch.tensor([[3e38, 3e38], [1.0, 1.0], [3e38, torch.inf], [torch.inf, -torch.inf]])}) == [2, 3]
+def test_absurdly_large_numbers_are_told_from_many_large_ones() -> None:
+    rows = torch.tensor([[LARGEST, LARGEST], [1.0, 1.0], [1e30, -1e30], [2 * LARGEST, 0], [torch.inf, -torch.inf]])
+    assert out_of_bounds({"w": rows}) == [2, 3, 4]
+    assert out_of_bounds({"w": rows.double(), "v": torch.ones(5, 1)}) == [2, 3, 4]
 
 
 def test_whole_numbers_are_always_finite() -> None:
-    assert not_finite({"n": torch.arange(3)}) == []
+    assert out_of_bounds({"n": torch.arange(3)}) == []
 
 
 def test_finite_takes_replies_of_one_number_a_client() -> None:
-    assert not_finite({"loss": torch.tensor([1.0, float("nan"), 3.0])}) == [1]
+    assert out_of_bounds({"loss": torch.tensor([1.0, float("nan"), 3.0])}) == [1]
 
 
 # Sums

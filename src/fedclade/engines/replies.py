@@ -18,6 +18,8 @@ from fedclade.packed import packed, unpacked
 EXAMPLES = "examples"
 """A reply under this name claims how many examples it was computed from."""
 NO_ANSWER = "no answer"
+LARGEST = 1e12
+"""No weight, gradient or loss of training that goes well is larger than this, and squares of what is smaller are still finite."""
 Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor of one client's reply."""
 
@@ -34,6 +36,8 @@ def refusal(reply: Tree, expected: Spec, size: int) -> str | None:
             return f"dtype of '{name}': expected {dtype}, got {value.dtype}"
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             return f"'{name}' is not finite"
+        if value.is_floating_point() and value.numel() and float(value.abs().max()) > LARGEST:
+            return f"'{name}' has a number of size {float(value.abs().max()):.1g}, more than {LARGEST:.0e}"
     if EXAMPLES in reply and not 0 <= float(reply[EXAMPLES]) <= size:
         return f"claims {float(reply[EXAMPLES]):g} examples, holds {size}"
     return None
@@ -43,16 +47,16 @@ def spec_of(reply: Tree) -> Spec:
     return {name: (tuple(value.shape), value.dtype) for name, value in reply.items()}
 
 
-def not_finite(replies: Tree) -> list[int]:
-    """Which rows of stacked replies are not finite throughout."""
+def out_of_bounds(replies: Tree) -> list[int]:
+    """Which rows of stacked replies have numbers that are not finite, or absurdly large."""
     whole = packed(replies)
     floats = [whole] if whole is not None else [_as_rows(value) for value in replies.values() if value.is_floating_point()]
     if not floats:
         return []
-    # A sum tells in one pass whether anything in it is not finite; finite rows whose sum is too large are cleared after it.
-    sums = (floats[0].sum(1) if len(floats) == 1 else torch.stack([value.sum(1) for value in floats]).sum(0)).tolist()
-    suspects = [row for row, total in enumerate(sums) if not math.isfinite(total)]
-    return [row for row in suspects if not all(bool(value[row].isfinite().all()) for value in floats)]
+    # A norm tells in one fast pass whether anything may be wrong: no number is larger than it. Then the suspects are looked at.
+    norms = torch.stack([torch.linalg.vector_norm(value, dim=1) for value in floats]).amax(0).tolist()
+    suspects = [row for row, norm in enumerate(norms) if not norm <= LARGEST]
+    return [row for row in suspects if not all(bool((value[row].abs() <= LARGEST).all()) for value in floats)]
 
 
 def _as_rows(value: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from fedclade.engines.engine import Look, Traffic
 from fedclade.engines.fold import Lanes, Runs, fold
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.pool import Pool
-from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, in_order_asked, not_finite, refusal, spec_of
+from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, in_order_asked, out_of_bounds, refusal, spec_of
 from fedclade.engines.workers import Workers, cores, keep_freed_memory
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
@@ -235,13 +235,13 @@ class Simulator:
 
     def _accept(self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: Sum | None) -> tuple[Tensor, Tree, list[Failure]]:
         """Places of the replies that are taken, those replies, and why the others are not."""
-        reasons = dict.fromkeys(not_finite(written), "its memory is not finite")
+        reasons = dict.fromkeys(out_of_bounds(written), "its memory is not finite, or absurdly large")
         if self.faults is not None:
             reply, refused = self._tampered(key, ids, reply)
             reasons |= refused
         else:
             claims = (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist() if EXAMPLES in reply else []
-            for place in [*not_finite(reply), *claims]:
+            for place in [*out_of_bounds(reply), *claims]:
                 row = take(reply, torch.tensor(place))
                 reasons[place] = refusal(row, spec_of(row), int(self._sizes[ids[place]])) or "not finite"
         if reduce is not None and isinstance(reduce.row, str):
