@@ -55,6 +55,7 @@ class Failure:
 
     client: int
     reason: str
+    refused: bool = False  # something came, and was not taken
 
 
 @dataclass(frozen=True)

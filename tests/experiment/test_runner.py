@@ -435,7 +435,7 @@ def test_weights_that_run_away_are_refused_counted_and_leave_the_model_as_it_was
     result = small_run(digits, lr=1e38, clients_per_round=5, rounds=2, out=tmp_path / "run")
     assert result.summary["failures"] == 10
     assert len(result.history[0]["failures"]) == 5
-    assert result.history[0]["failures"][0].keys() == {"client", "reason"}
+    assert result.history[0]["failures"][0].keys() == {"client", "reason", "refused"}
     assert "not finite" in result.history[0]["failures"][0]["reason"]
     first = small_run(digits, lr=1e-30, rounds=1)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights_of(result), weights_of(first), strict=True))

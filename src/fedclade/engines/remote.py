@@ -230,7 +230,7 @@ class RemoteFederation:
             if reason is None and reduce is not None and isinstance(reduce.row, str) and not 0 <= int(reply[reduce.row]) < reduce.rows:
                 reason = f"chose row {int(reply[reduce.row])} of {reduce.rows}"
             if reason is not None:
-                failures.append(Failure(int(ids[place]), reason))
+                failures.append(Failure(int(ids[place]), reason, refused=True))
                 del found[place]
         self._failures += failures
         places = torch.tensor(sorted(found), dtype=torch.int64)
@@ -248,12 +248,13 @@ class RemoteFederation:
         """Put the replies of one site's clients into `found`, by the place at which they were asked; what is wrong with the others."""
         asked = {self.seats[int(ids[place])].place: int(place) for place in places}
         out, told = under("out", answer.tensors), answer.head.get("clients", [])
-        failures = [Failure(int(ids[asked[client]]), str(reason)) for client, reason in answer.head.get("failures", []) if client in asked]
+        failed = {client: (str(reason), bool(refused)) for client, reason, refused in answer.head.get("failures", []) if client in asked}
+        failures = [Failure(int(ids[asked[client]]), *why) for client, why in failed.items()]
         if len(set(told)) != len(told) or any(len(value) != len(told) for value in out.values()) or not set(told) <= asked.keys():
-            return [Failure(int(ids[place]), "its site's answer does not fit what was asked") for place in places]
+            return [Failure(int(ids[place]), "its site's answer does not fit what was asked", refused=True) for place in places]
         for row, client in enumerate(told):
             found[asked[client]] = take(out, torch.tensor(row))
-        silent = asked.keys() - set(told) - {client for client, _ in answer.head.get("failures", [])}
+        silent = asked.keys() - set(told) - failed.keys()
         return failures + [Failure(int(ids[asked[client]]), "its site did not answer for it") for client in sorted(silent)]
 
     def _asked(self, ids: Tensor, letter: Callable[[Tensor], Letter]) -> tuple[list[tuple[Tensor, Letter]], list[Failure]]:

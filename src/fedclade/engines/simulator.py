@@ -249,7 +249,7 @@ class Simulator:
             reasons |= {place: f"chose row {row} of {reduce.rows}" for place, row in enumerate(claimed) if not 0 <= row < reduce.rows}
         if not reasons:
             return torch.arange(len(ids)), reply, []
-        failures = [Failure(int(ids[place]), reason) for place, reason in reasons.items()]
+        failures = [Failure(int(ids[place]), reason, reason != NO_ANSWER) for place, reason in reasons.items()]
         taken = torch.tensor([place for place in range(len(ids)) if place not in reasons], dtype=torch.int64)
         return taken, take(reply, taken.to(self.device)), failures
 

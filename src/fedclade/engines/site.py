@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Protocol
 
 import torch
@@ -148,7 +148,7 @@ class Site:
         return Letter(
             {
                 "clients": [client for reply in replies for client in numbers(reply.ids)],
-                "failures": [[failure.client, failure.reason] for reply in replies for failure in reply.failures],
+                "failures": [list(astuple(failure)) for reply in replies for failure in reply.failures],
             },
             {name: value.cpu() for name, value in prefixed("out", out).items()},
         )

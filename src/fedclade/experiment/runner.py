@@ -22,7 +22,7 @@ from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics, seen
 from fedclade.experiment.checkpoint import Checkpoint
-from fedclade.experiment.cohort import cohort_of
+from fedclade.experiment.cohort import cohort_of, set_aside, without_refused
 from fedclade.experiment.identity import difference, fingerprint
 from fedclade.experiment.interrupt import Interrupt
 from fedclade.experiment.prepare import equip, metrics_for, module_for
@@ -60,6 +60,7 @@ def run(
     lr_decay: float = 1.0,
     metrics: Mapping[str, ExampleLoss] | None = None,
     fine_tune_epochs: int = 0,
+    set_aside_after: int = 3,
     checkpoint_every: int = 10,
     precision: Precision = "tf32",
     workers: int | None = None,
@@ -73,7 +74,7 @@ def run(
     threads on the CPU; profile: time the phases of the run, which slows it down a little (`Result.profile`).
     """
     local = LocalSettings(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
-    settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs)
+    settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs, set_aside_after)
     engine = EngineSettings(chunk, precision, workers)
     return Run(method, clients, model, local, settings, engine, device, loss, metrics, profile).execute(out, resume, on_round)
 
@@ -138,7 +139,7 @@ class Run:
             for number in range(history[-1]["round"] + 1 if history else 1, self.settings.rounds + 1):
                 counters = counters or _Counters(self._fed)
                 with self._fed.clock.phase("round"):
-                    state, asked = self._round(state, number)
+                    state, asked = self._round(state, number, history)
                 row = {"round": number, "clients": asked, "clusters": _count(state.cluster), **counters.row(self._fed)}
                 if self._is_due(number, self.settings.eval_every):
                     with self._fed.clock.whole("evaluation"):
@@ -206,7 +207,7 @@ class Run:
     def _bound(self, round_number: int) -> Method:
         return self.method.bind(self.local.training(self._objective, round_number))
 
-    def _round(self, state: State, number: int) -> tuple[State, int]:
+    def _round(self, state: State, number: int, history: list[dict[str, Any]]) -> tuple[State, int]:
         """The state after this round, and how many clients were asked."""
         self._fed.gather()
         self._population = self._fed.population()
@@ -215,6 +216,7 @@ class Run:
             state = state.grown_to(clients)
         key = fold(self.settings.seed, "round", number)
         drawn = cohort_of(fold(key, "cohort"), clients, self.settings.cohort_size(clients))
+        drawn = without_refused(drawn, clients, history, self.settings.set_aside_after)
         method = self._bound(number)
         state, cohort = method.ready(self._fed, state, drawn, fold(key, "admit"))
         state = method.round(self._fed, state, cohort, key)
@@ -313,6 +315,7 @@ class Run:
             "bytes_down": sum(row["bytes_down"] for row in history),
             "seconds": round(sum(row["seconds"] for row in history), 3),
             "failures": sum(len(row["failures"]) for row in history),
+            "set_aside": len(set_aside(history, self.settings.set_aside_after)),
             "clients_without_test": int((self._population.test_sizes == 0).sum()),
             "clients_without_model": int((state.cluster == UNKNOWN).sum()),
         }

@@ -59,6 +59,7 @@ class RunSettings:
     eval_every: int = 10  # 0: at the end only
     checkpoint_every: int = 10  # 0: at the end only
     fine_tune_epochs: int = 0  # above 0: accuracy after so many local epochs too, as accuracy_tuned
+    set_aside_after: int = 3  # a client whose replies were refused so often is not asked again; 0: it always is
 
     def __post_init__(self) -> None:
         check(_whole(self.rounds, 1), "run.rounds", self.rounds, "must be a whole number of at least 1")
@@ -73,6 +74,7 @@ class RunSettings:
         check(_whole(self.eval_every, 0), "run.eval_every", self.eval_every, "must be a whole number; 0 evaluates at the end only")
         check(_whole(self.checkpoint_every, 0), "run.checkpoint_every", self.checkpoint_every, "must be a whole number; 0 for the end only")
         check(_whole(self.fine_tune_epochs, 0), "run.fine_tune_epochs", self.fine_tune_epochs, "must be a whole number; 0 for none")
+        check(_whole(self.set_aside_after, 0), "run.set_aside_after", self.set_aside_after, "must be a whole number; 0 for never")
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""
