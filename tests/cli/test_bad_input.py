@@ -219,7 +219,7 @@ def test_another_experiments_checkpoint_and_a_damaged_one(call: Call) -> None:
     check(call(*longer, "--set", "run.seed=1", "--resume"), ["out = 'run'", "another experiment"])
     (file,) = Path("run/checkpoint").iterdir()
     file.write_bytes(file.read_bytes()[:-10])
-    check(call(*longer, "--resume"), ["round-000001.safetensors", "damaged checkpoint", "delete it"])
+    check(call(*longer, "--resume"), ["round-000001.safetensors", "damaged checkpoint", "start the run anew"])
 
 
 def test_a_real_process_gives_one_line_and_code_2_too(call: Call) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedclade import cli
+from fedclade import cli_show
 
 Call = Callable[..., tuple[int, str, str]]
 SHORT = ["compare", "quickstart", "--set", "run.rounds=2"]
@@ -69,7 +69,7 @@ def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Pat
     assert table["fedavg"][6:8] == ["0.8", "0.8"]
     assert "out" in done.stdout.splitlines()[-1]
     labels = ["fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.json", *labels]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.json", *labels, "report.html"]
     for label in labels:
         assert (tmp_path / "out" / label / "summary.json").exists()
         assert f"{label}: round 2/2" in done.stdout
@@ -116,7 +116,7 @@ def test_the_learning_rate_can_be_set_for_a_comparison(call: Call) -> None:
 
 @pytest.mark.parametrize("seeds", ["1", "2"])
 def test_the_table_is_whole_on_a_terminal_of_80_columns(seeds: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "out_console", Console(highlight=False, width=80))
+    monkeypatch.setattr(cli_show, "out_console", Console(highlight=False, width=80))
     _, out, _ = call(*SHORT, "--methods", "fedavg,local", "--seeds", seeds, "--out", "out", "-q")
     assert "…" not in out
 

@@ -363,3 +363,16 @@ def test_a_run_that_was_refused_leaves_no_folder_behind(call: Call) -> None:
     assert call("run", "quickstart", "--set", "partition.clients=5000")[0] == 2
     assert call("run", "quickstart", "--set", "run.clients_per_round=41")[0] == 2
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_damaged_checkpoint_is_passed_over_with_one_line(call: Call) -> None:
+    given = ["run", "quickstart", "--set", "run.checkpoint_every=1", "--out", "run", "-q"]
+    assert call(*given, "--set", "run.rounds=2")[0] == 0
+    last = Path("run/checkpoint/round-000002.safetensors")
+    last.write_bytes(last.read_bytes()[:-10])
+    code, _, err = call(*given, "--set", "run.rounds=3", "--resume")
+    assert code == 0
+    assert err.startswith("fedclade: run/checkpoint/round-000002.safetensors: damaged checkpoint (")
+    assert err.endswith(" The run goes on from round 1.\n")
+    assert err.count("\n") == 1

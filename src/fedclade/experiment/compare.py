@@ -1,37 +1,45 @@
-"""Several methods on the same clients: what to run, and the table of what came out."""
+"""Several methods or settings on the same clients: what to run, and the table of what came out."""
 
 from __future__ import annotations
 
+import json
+import re
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedclade.errors import InvalidInput
-from fedclade.experiment import config
-from fedclade.experiment.config import Experiment, Table
+from fedclade.experiment import config, significance
+from fedclade.experiment.config import Table
 from fedclade.experiment.result import Result
 from fedclade.experiment.runner import Run
 from fedclade.experiment.store import RunStore
+from fedclade.experiment.sweep import Variant, expand
 from fedclade.registry import REGISTRY, find
 
 _AVERAGED = ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "clusters", "bytes_up", "bytes_down", "seconds")
+_UNSAFE = re.compile(r"[^\w.=+-]+")
 
 
 @dataclass(frozen=True)
 class Planned:
     """One run of a comparison."""
 
-    experiment: Experiment
-    label: str
+    experiment: Variant
+
+    @property
+    def label(self) -> str:
+        """Its folder: the title, in signs that every file system takes, and the seed."""
+        return f"{_UNSAFE.sub('-', self.experiment.title)}-seed{self.experiment.run.seed}"
 
     def prepared(self, device: str, data_root: str | None) -> Run:
         return self.experiment.prepared(self.experiment.clients(data_root), device)
 
 
-def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Experiment]:
-    """An experiment for each method. `METHOD.KEY=VALUE` among the sets concerns that method alone."""
+def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Variant]:
+    """An experiment for each method and each combination of listed values. `METHOD.KEY=VALUE` among the sets concerns that method alone."""
     if not methods:
         raise InvalidInput("--methods: name at least one, for example --methods fedavg,local.")
     if len(set(methods)) != len(methods):
@@ -47,30 +55,55 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     experiments = []
     for name in methods:
         own = [f"method.{given.partition('.')[2]}" for given in own_sets if given.split(".")[0] == name]
-        experiments.append(config.experiment(config.apply(tables, [*common, f'method.name="{name}"', *own])))
+        experiments += expand(tables, [*common, f'method.name="{name}"', *own])
     return experiments
 
 
-def runs(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """Every method with every seed."""
-    every = [base.with_seed(base.run.seed + seed) for seed in range(seeds) for base in experiments]
-    return [Planned(each, f"{each.method.name}-seed{each.run.seed}") for each in every]
+def runs(experiments: Sequence[Variant], seeds: int) -> list[Planned]:
+    """Every experiment with every seed."""
+    if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
+        raise InvalidInput(f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two.")
+    every = [replace(base, run=replace(base.run, seed=base.run.seed + seed)) for seed in range(seeds) for base in experiments]
+    planned = [Planned(each) for each in every]
+    labels = [run.label for run in planned]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InvalidInput(f"--set: two of the runs would be written to one folder, {label}; give values that are told apart.")
+    return planned
 
 
 def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callable[[Planned], Result]) -> list[dict[str, Any]]:
-    """Do the runs, each in its own folder, and write comparison.json."""
+    """Do the runs, each in its own folder, and write comparison.json: the rows of the table, the runs, which differences are real."""
+    if RunStore(folder).holds_run():
+        raise InvalidInput(f"out = '{folder}': it holds a single run; give another folder for several.")
     for run in planned:  # before any has cost time
         RunStore.open(folder / run.label, resume)
     summaries: dict[str, list[dict[str, Any]]] = {}
+    measured: list[significance.Measured] = []
     for run in planned:
-        summaries.setdefault(run.experiment.method.name, []).append(one(run).summary)
-    rows = [_row(name, found) for name, found in summaries.items()]
-    RunStore(folder).write_comparison({"rows": rows, "runs": summaries})
+        result, of = one(run), run.experiment
+        summaries.setdefault(of.title, []).append(result.summary)
+        federation = (of.data, of.partition, of.scheme)
+        measured.append(significance.Measured(of.title, of.run.seed, federation, result.summary, result.clients))
+    rows = [_row(title, found) for title, found in summaries.items()]
+    folders = {title: [run.label for run in planned if run.experiment.title == title] for title in summaries}
+    differences = significance.differences(measured)
+    RunStore(folder).write_comparison({"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()})
     return rows
 
 
-def _row(method: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": method, "seeds": len(summaries)}
+def read(folder: Path) -> dict[str, Any]:
+    """What comparison.json says."""
+    path = folder / "comparison.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
+    return found
+
+
+def _row(title: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": title, "seeds": len(summaries)}
     for name in _AVERAGED:
         values = [summary[name] for summary in summaries if summary[name] is not None]
         row[name] = statistics.fmean(values) if values else None

@@ -74,9 +74,6 @@ class Experiment:
         """The run on these clients."""
         return Run(self.method, clients, self.model, self.local, self.run, self.engine, device)
 
-    def with_seed(self, seed: int) -> Experiment:
-        return replace(self, run=replace(self.run, seed=seed))
-
 
 def presets() -> dict[str, str]:
     """Built-in experiments: name and first comment line."""

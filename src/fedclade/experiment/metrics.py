@@ -14,7 +14,7 @@ RESERVED = frozenset({
     "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "perplexity", "client",
     "cluster", "group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset",
     "partition", "model", "engine", "device", "seed", "rounds", "clients_without_test", "clients_without_model", "by_cluster",
-    "by_cluster_of", "set_aside",
+    "by_cluster_of", "set_aside", "test_examples",
 })
 # fmt: on
 

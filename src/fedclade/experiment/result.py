@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,7 @@ class Result:
     folder: Path | None = None
     already_finished: bool = False  # a resumed run that had nothing left to do
     profile: Profile | None = None  # where the time went, if it was asked for; printed, a table
+    describe: Callable[[Path], None] | None = field(default=None, repr=False)  # writes what a report reads; None: it is in `folder`
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
@@ -47,6 +49,18 @@ class Result:
         if weights is None:
             raise InvalidInput(f"client {client} has no model: it has not answered yet, so its cluster is not known.")
         return with_weights(self.module, weights)
+
+    def report(self, out: str | os.PathLike[str]) -> Path:
+        """Write this run as one HTML page that needs no network, and give its path."""
+        from fedclade import report  # it reads results itself
+
+        if self.folder is not None:
+            return report.write([self.folder], Path(out))
+        assert self.describe is not None
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / str(self.summary["method"])
+            self.describe(run)
+            return report.write([run], Path(out))
 
 
 def untrained(module: nn.Module, trained: Collection[str]) -> Tree:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics, seen
 from fedclade.experiment.checkpoint import Checkpoint
 from fedclade.experiment.cohort import cohort_of, set_aside, without_refused
+from fedclade.experiment.counters import Counters
 from fedclade.experiment.identity import difference, fingerprint
 from fedclade.experiment.interrupt import Interrupt
 from fedclade.experiment.prepare import equip, metrics_for, module_for
@@ -118,7 +120,7 @@ class Run:
         with Interrupt() as interrupt:
             state, history = self._start(store, found)
             # What the first line of the history must also account for: the one-off phase of methods that have one.
-            began = _Counters(self._fed, begin) if not history else None
+            began = Counters(self._fed, begin) if not history else None
             state, values = self._rounds(state, history, store, on_round, began, interrupt)
             if values is None:  # the run was stopped after its last round and before its end
                 values = self._evaluate(state, history[-1]["round"])
@@ -130,14 +132,14 @@ class Run:
         history: list[dict[str, Any]],
         store: RunStore | None,
         on_round: OnRound | None,
-        counters: _Counters | None,
+        counters: Counters | None,
         interrupt: Interrupt,
     ) -> tuple[State, dict[str, Tensor] | None]:
         """The state after the last round, and the values of its evaluation, None if there was no round left. `history` gets its rows."""
         values: dict[str, Tensor] | None = None
         try:
             for number in range(history[-1]["round"] + 1 if history else 1, self.settings.rounds + 1):
-                counters = counters or _Counters(self._fed)
+                counters = counters or Counters(self._fed)
                 with self._fed.clock.phase("round"):
                     state, asked = self._round(state, number, history)
                 row = {"round": number, "clients": asked, "clusters": _count(state.cluster), **counters.row(self._fed)}
@@ -268,9 +270,7 @@ class Run:
             models, assignment[ids] = self._models(rows, ids, personal)
             fixed = untrained(module, self._objective.names)
             store.write_models(models, fixed, assignment, state.cluster, self._population.shape, self._population.classes)
-            store.write_clients(columns)
-            seen.write(store.folder, seen.seen(state, self.clients))
-            store.write_summary(summary)
+            self._describe(store, summary, columns, state)
 
         place = {int(client): at for at, client in enumerate(ids)}
 
@@ -283,7 +283,18 @@ class Run:
         folder = store.folder if store is not None else None
         timed = self._fed if self.profile and isinstance(self._fed, Simulator) else None
         profile = profile_of(timed.clock, len(history), timed.workers.count) if timed is not None else None
-        return Result(summary, history, state.cluster, columns, module, row_of, folder, profile=profile)
+
+        def describe(folder: Path) -> None:
+            store = RunStore.open(folder, resume=False)
+            store.begin(self.tables(), history)
+            self._describe(store, summary, columns, state)
+
+        return Result(summary, history, state.cluster, columns, module, row_of, folder, profile=profile, describe=describe)
+
+    def _describe(self, store: RunStore, summary: dict[str, Any], columns: dict[str, list[Any]], state: State) -> None:
+        store.write_clients(columns)
+        seen.write(store.folder, seen.seen(state, self.clients))
+        store.write_summary(summary)
 
     def _models(self, rows: Rows, ids: Tensor, personal: AnyProgram | None) -> tuple[Tree, Tensor]:
         """Distinct models and the row of each client; -1 where its model, or part of it, is with the client alone."""
@@ -327,6 +338,7 @@ class Run:
             "cluster": state.cluster.tolist(),
             "group": groups.tolist() if groups is not None else [None] * len(self._population),
             "examples": self._population.sizes.tolist(),
+            "test_examples": self._population.test_sizes.tolist(),
         }
         for name, value in values.items():
             columns[name] = [number if math.isfinite(number) else None for number in value.tolist()]
@@ -361,25 +373,6 @@ class Run:
 
     def _is_due(self, number: int, every: int) -> bool:
         return number == self.settings.rounds or (every > 0 and number % every == 0)
-
-
-class _Counters:
-    """What a round cost: the difference of the federation's counters since this was made."""
-
-    def __init__(self, fed: Engine, begin: float | None = None) -> None:
-        fresh = begin is not None  # the one-off phase before the first round counts from zero
-        self.begin = time.perf_counter() if begin is None else begin
-        self.up, self.down = (0, 0) if fresh else (fed.traffic.up, fed.traffic.down)
-
-    def row(self, fed: Engine) -> dict[str, Any]:
-        return {
-            "failures": [asdict(failure) for failure in fed.drain_failures()],
-            "bytes_up": fed.traffic.up - self.up,
-            "bytes_down": fed.traffic.down - self.down,
-        }
-
-    def seconds(self) -> float:
-        return round(time.perf_counter() - self.begin, 4)
 
 
 def _named(value: str, look: str) -> str:

@@ -1,0 +1,28 @@
+"""What a round costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from fedclade.engines.engine import Engine
+
+
+class Counters:
+    """What a round cost: the difference of the federation's counters since this was made."""
+
+    def __init__(self, fed: Engine, begin: float | None = None) -> None:
+        fresh = begin is not None  # the one-off phase before the first round counts from zero
+        self.begin = time.perf_counter() if begin is None else begin
+        self.up, self.down = (0, 0) if fresh else (fed.traffic.up, fed.traffic.down)
+
+    def row(self, fed: Engine) -> dict[str, Any]:
+        return {
+            "failures": [asdict(failure) for failure in fed.drain_failures()],
+            "bytes_up": fed.traffic.up - self.up,
+            "bytes_down": fed.traffic.down - self.down,
+        }
+
+    def seconds(self) -> float:
+        return round(time.perf_counter() - self.begin, 4)

@@ -1,0 +1,34 @@
+"""The report: what runs leave on disk as one HTML page, and as figures for papers.
+
+`collect` reads folders into one JSON-able dictionary; `page` makes that the page. Nothing here changes a run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedclade.report.collecting import collect
+from fedclade.report.html import page
+
+__all__ = ["collect", "figures", "page", "write"]
+
+
+def write(folders: Sequence[Path], out: Path) -> Path:
+    """The page of these folders, in the file `out`. It is whole or not there at all."""
+    text = page(collect(folders))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{out.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, out)
+    return out
+
+
+def figures(folders: Sequence[Path], out: Path, formats: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+    """The figures of these folders as files in the folder `out`."""
+    from fedclade.report.drawing import draw  # matplotlib takes a second to import, and a page needs none of it
+
+    data: dict[str, Any] = collect(folders)
+    return draw(data, out, formats)

@@ -1,0 +1,120 @@
+// Distances between clients as two squares, before and after reordering, with a strip that says which group each row is in.
+
+const STRIP = 18; // pixels: wide enough for a group's number
+
+function shade(value, stops) {
+  const [from, to, share] = value < 0.5 ? [stops[0], stops[1], value * 2] : [stops[1], stops[2], value * 2 - 1];
+  return from.map((part, at) => part + (to[at] - part) * share);
+}
+
+const colourValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function drawMatrix(run) {
+  const matrix = run.matrix;
+  if (!show("matrix", Boolean(matrix))) return;
+  const stops = ["--near", "--middle", "--far"].map((name) => colourValue(name).split(",").map(Number));
+  const palette = Array.from({ length: 256 }, (_, value) => shade(value / 255, stops));
+  const sorted = matrix.groups.flatMap(([group, from, to]) => Array(to - from).fill(group));
+  square("matrix-before", "Before: in the order of client numbers", matrix, matrix.before, run.map.cluster, matrix.ids, palette);
+  square("matrix-after", "After: group by group", matrix, matrix.after, sorted, matrix.order, palette);
+  say(
+    "matrix-caption",
+    `Distances between ${number(matrix.clients)} clients: ${isDark() ? "the lighter" : "the darker"}, the nearer.${blockNote(matrix)} The strip at the left and top shows the groups.`,
+  );
+  tableOfDistances(matrix);
+}
+
+const isDark = () => window.matchMedia("screen and (prefers-color-scheme: dark)").matches;
+const blockNote = ({ clients, side }) =>
+  clients > side
+    ? ` A cell is the mean over about ${number(Math.round(clients / side))} by ${number(Math.round(clients / side))} clients.`
+    : "";
+
+function square(id, title, matrix, encoded, groups, ids, palette) {
+  const { side, clients } = matrix;
+  const cells = Uint8Array.from(atob(encoded), (character) => character.charCodeAt(0));
+  const scale = Math.max(1, Math.ceil(480 / side));
+  const edge = STRIP + 4;
+  const canvas = make("canvas", {
+    width: side * scale + edge,
+    height: side * scale + edge,
+    role: "img",
+    "aria-label": `${title}. The distances are in the table below.`,
+    id: `${id}-canvas`,
+  });
+  const paint = canvas.getContext("2d");
+  const image = new ImageData(side, side);
+  cells.forEach((value, at) => image.data.set([...palette[value], 255], at * 4));
+  const small = make("canvas", { width: side, height: side });
+  small.getContext("2d").putImageData(image, 0, 0);
+  paint.imageSmoothingEnabled = false;
+  paint.drawImage(small, edge, edge, side * scale, side * scale);
+  strips(paint, groups, clients, side * scale, edge);
+  byId(id).replaceChildren(make("p", {}, title), canvas);
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const cell = (at, start, length) => Math.floor((((at - start) / length) * canvas.width - edge) / scale);
+    const [column, row] = [cell(event.clientX, box.left, box.width), cell(event.clientY, box.top, box.height)];
+    if (row < 0 || column < 0 || row >= side || column >= side) return tip.hide();
+    const distance = (cells[row * side + column] / 255) * matrix.high;
+    return tip.show(
+      event.clientX,
+      event.clientY,
+      `${who(row, matrix, groups, ids)}\n${who(column, matrix, groups, ids)}\ndistance ${cells[row * side + column] === 255 ? "at least " : ""}${number(distance, 3)}`,
+    );
+  });
+  canvas.addEventListener("pointerleave", tip.hide);
+}
+
+// Neighbours of one group: [group, from, to].
+function stretches(groups) {
+  const found = [];
+  groups.forEach((group, at) => {
+    if (found.length && found[found.length - 1][0] === group) found[found.length - 1][2] = at + 1;
+    else found.push([group, at, at + 1]);
+  });
+  return found;
+}
+
+// The group of every row, along both edges, with its number where there is room. A chosen group is the only one with colour, and framed.
+function strips(paint, groups, clients, length, edge) {
+  const colours = Array.from({ length: COLOURS }, (_, at) => colourValue(`--c${at}`));
+  const [plain, page, ink] = ["--line", "--page", "--ink"].map(colourValue);
+  const cell = length / clients;
+  Object.assign(paint, { font: "bold 14px sans-serif", textAlign: "center", textBaseline: "middle", strokeStyle: ink, lineWidth: 2 });
+  for (const [group, from, to] of stretches(groups)) {
+    const [begin, size] = [edge + from * cell, Math.max((to - from) * cell, 0.5)];
+    const muted = group < 0 || isDim(group);
+    paint.fillStyle = muted ? plain : colours[group % COLOURS];
+    paint.fillRect(0, begin, STRIP, size);
+    paint.fillRect(begin, 0, size, STRIP);
+    if (group >= 0 && size > 22) {
+      paint.fillStyle = muted ? ink : page;
+      paint.fillText(group, STRIP / 2, begin + size / 2);
+      paint.fillText(group, begin + size / 2, STRIP / 2 + 1);
+    }
+    if (group === chosen.group && to - from > 1) paint.strokeRect(begin + 1, begin + 1, size - 2, size - 2);
+  }
+}
+
+function who(cell, { clients, side }, groups, ids) {
+  const from = Math.floor((cell * clients) / side);
+  const to = Math.max(from + 1, Math.floor(((cell + 1) * clients) / side));
+  const inside = [...new Set(groups.slice(from, to))];
+  const where = inside.length === 1 ? groupName(inside[0]) : "several groups";
+  return ids ? `client ${ids[cell]}, ${where}` : `${to - from} clients, ${where}`;
+}
+
+function tableOfDistances({ between, measure }) {
+  if (!show("matrix-told", between !== null)) return;
+  const columns = [{ label: "Mean distance to", value: (row) => groupName(between.groups[row]), header: true }];
+  between.groups.forEach((group, at) =>
+    columns.push({ label: groupName(group), value: (row) => between.mean[row][at], numeric: true, format: (value) => number(value, 3) }),
+  );
+  table("matrix-table", {
+    caption: `Mean ${measure} distance between clients of two groups`,
+    columns,
+    rows: between.groups.map((_, at) => at),
+    sortable: false,
+  });
+}

@@ -1,0 +1,187 @@
+// A frame with axes, zoom, and a way to read values with mouse, finger or arrow keys. What is inside is drawn by charts.js.
+
+const MARGIN = { top: 10, right: 14, bottom: 44, left: 66 };
+
+function ticks([low, high], wanted) {
+  const raw = (high - low) / Math.max(1, wanted);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((size) => size >= raw);
+  const first = Math.ceil(low / step - 1e-9);
+  const marks = [];
+  for (let at = first; at * step <= high + step * 1e-9; at += 1) marks.push(Number((at * step).toPrecision(12)));
+  return marks;
+}
+
+// Where all values are equal there is still something to see.
+function padded([low, high], share = 0.04) {
+  const room = (high - low) * share || Math.abs(low) * 0.05 || 1;
+  return [low - room, high + room];
+}
+
+/* A plot in the element `${id}-plot`. x and y: { label, domain, ticks: false for none, whole: true for integers }.
+   inside(plot) draws and returns what can be read: [{ x, y, text, group }] in pixels. nearest: "x" or "xy". */
+function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onpick = null }, inside) {
+  const holder = byId(`${id}-plot`);
+  const width = Math.max(280, Math.min(holder.clientWidth || 640, 1200));
+  const shown = (zoom && chosen.zoom[id]) || { x: x.domain, y: y.domain };
+  const area = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+  const scale =
+    ([low, high], from, to) =>
+    (value) =>
+      from + ((value - low) / (high - low || 1)) * (to - from);
+  const here = { id, area, x: scale(shown.x, area.left, area.right), y: scale(shown.y, area.bottom, area.top), shown };
+
+  const root = draw("svg", { id: `${id}-svg`, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": label });
+  root.append(axes(here, x, y));
+  const clip = `${id}-clip`;
+  root.append(
+    draw(
+      "clipPath",
+      { id: clip },
+      draw("rect", { x: area.left - 6, y: area.top - 6, width: area.right - area.left + 12, height: area.bottom - area.top + 12 }),
+    ),
+  );
+  here.body = draw("g", { "clip-path": `url(#${clip})` });
+  root.append(here.body);
+  const targets = inside(here) ?? [];
+  holder.replaceChildren(root);
+  readable(
+    root,
+    here,
+    targets.filter((one) => within(one, area)),
+    nearest,
+    onpick,
+  );
+  if (zoom) zoomable(holder, root, here, { x: x.domain, y: y.domain });
+  return here;
+}
+
+const within = (one, area) => one.x >= area.left - 6 && one.x <= area.right + 6 && one.y >= area.top - 6 && one.y <= area.bottom + 6;
+
+function axes({ area, x: toX, y: toY, shown }, x, y) {
+  const group = draw("g", { "aria-hidden": "true" });
+  const whole = (axis, marks) => (axis.whole ? marks.filter(Number.isInteger) : marks);
+  if (y.ticks !== false) {
+    for (const mark of whole(y, ticks(shown.y, 5))) {
+      group.append(draw("line", { class: "grid", x1: area.left, x2: area.right, y1: toY(mark), y2: toY(mark) }));
+      group.append(draw("text", { x: area.left - 7, y: toY(mark) + 4, "text-anchor": "end" }, number(mark)));
+    }
+  }
+  if (x.ticks !== false) {
+    for (const mark of whole(x, ticks(shown.x, Math.min(8, (area.right - area.left) / 70)))) {
+      group.append(draw("text", { x: toX(mark), y: area.bottom + 18, "text-anchor": "middle" }, number(mark)));
+    }
+  }
+  group.append(draw("line", { class: "axis", x1: area.left, x2: area.right, y1: area.bottom, y2: area.bottom }));
+  const middle = (area.top + area.bottom) / 2;
+  group.append(draw("text", { x: (area.left + area.right) / 2, y: area.bottom + 38, "text-anchor": "middle" }, x.label));
+  group.append(draw("text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(13,${middle}) rotate(-90)` }, y.label));
+  return group;
+}
+
+// Pixels of the drawing under the pointer: the drawing may be shown larger or smaller than it was made.
+function position(root, event) {
+  const box = root.getBoundingClientRect();
+  const [, , width, height] = root.getAttribute("viewBox").split(" ").map(Number);
+  return {
+    x: ((event.clientX - box.left) / box.width) * width,
+    y: ((event.clientY - box.top) / box.height) * height,
+    ratio: box.width / width,
+    box,
+  };
+}
+
+function readable(root, here, targets, nearest, onpick) {
+  if (!targets.length) return;
+  const ring =
+    nearest === "x"
+      ? draw("line", { class: "cursor", y1: here.area.top, y2: here.area.bottom, visibility: "hidden" })
+      : draw("circle", { class: "ring", r: 8, visibility: "hidden" });
+  root.append(ring);
+  let at = null;
+
+  function point(next, spoken) {
+    at = next;
+    const one = targets[at];
+    ring.setAttribute("visibility", "visible");
+    for (const [name, value] of Object.entries(nearest === "x" ? { x1: one.x, x2: one.x } : { cx: one.x, cy: one.y }))
+      ring.setAttribute(name, value);
+    const { box, ratio } = position(root, { clientX: 0, clientY: 0 });
+    tip.show(box.left + one.x * ratio, box.top + one.y * ratio, one.text);
+    if (spoken) tip.speak(one.text);
+  }
+
+  function leave() {
+    ring.setAttribute("visibility", "hidden");
+    tip.hide();
+  }
+
+  root.addEventListener("pointermove", (event) => {
+    const { x, y } = position(root, event);
+    const far = (one) => (nearest === "x" ? Math.abs(one.x - x) : Math.hypot(one.x - x, one.y - y));
+    let best = 0;
+    for (let next = 1; next < targets.length; next += 1) if (far(targets[next]) < far(targets[best])) best = next;
+    if (far(targets[best]) < (nearest === "x" ? Infinity : 30)) point(best, false);
+    else leave();
+  });
+  root.addEventListener("pointerleave", leave);
+  root.addEventListener("blur", leave);
+  root.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[event.key];
+    if (step !== undefined) {
+      event.preventDefault();
+      const next = at === null ? (step > 0 ? 0 : targets.length - 1) : at + step;
+      point(Math.max(0, Math.min(targets.length - 1, next)), true);
+    } else if (event.key === "Escape") leave();
+    else if (event.key === "Enter" && at !== null && onpick) onpick(targets[at]);
+  });
+  if (onpick) root.addEventListener("click", () => at !== null && ring.getAttribute("visibility") === "visible" && onpick(targets[at]));
+}
+
+function zoomable(holder, root, here, full) {
+  const set = (domain) => change({ zoom: { ...chosen.zoom, [here.id]: domain } });
+  const inverse =
+    ([low, high], from, to) =>
+    (pixel) =>
+      low + ((pixel - from) / (to - from)) * (high - low);
+  const toX = inverse(here.shown.x, here.area.left, here.area.right);
+  const toY = inverse(here.shown.y, here.area.bottom, here.area.top);
+  const scaled = ([low, high], factor) => [(low + high) / 2 - ((high - low) / 2) * factor, (low + high) / 2 + ((high - low) / 2) * factor];
+  const by = (factor) => () => set({ x: scaled(here.shown.x, factor), y: scaled(here.shown.y, factor) });
+  const button = (name, text, onclick) => make("button", { type: "button", id: `${here.id}-${name}`, onclick }, text);
+  holder.append(
+    make(
+      "div",
+      { class: "zoom" },
+      button("in", "Zoom in", by(0.5)),
+      button("out", "Zoom out", by(2)),
+      button("whole", "Show all", () => set(full)),
+    ),
+  );
+
+  // A finger scrolls the page; it has the buttons.
+  let begin = null;
+  const box = draw("rect", { class: "brush", visibility: "hidden" });
+  root.append(box);
+  const sides = (now) => [Math.min(begin.x, now.x), Math.max(begin.x, now.x), Math.min(begin.y, now.y), Math.max(begin.y, now.y)];
+  root.addEventListener("pointerdown", (event) => {
+    if (event.pointerType === "mouse" && event.button === 0) begin = position(root, event);
+  });
+  root.addEventListener("pointermove", (event) => {
+    if (!begin) return;
+    const [left, right, top, bottom] = sides(position(root, event));
+    for (const [name, value] of Object.entries({ x: left, y: top, width: right - left, height: bottom - top, visibility: "visible" }))
+      box.setAttribute(name, value);
+  });
+  root.addEventListener("pointerup", (event) => {
+    if (!begin) return;
+    const [left, right, top, bottom] = sides(position(root, event));
+    begin = null;
+    box.setAttribute("visibility", "hidden");
+    if (right - left > 8 && bottom - top > 8) set({ x: [toX(left), toX(right)], y: [toY(bottom), toY(top)] });
+  });
+  root.addEventListener("pointerleave", () => {
+    begin = null;
+    box.setAttribute("visibility", "hidden");
+  });
+}

@@ -1,0 +1,92 @@
+// Tables that can be sorted by any column, and that show many rows a part at a time.
+
+const AT_ONCE = 100;
+
+/* columns: [{ label, value(row), numeric, format(value, row), wide: text that may be folded, header: this cell names the row, cell(row): an element instead of text }]. */
+function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = () => false, first = null }) {
+  const sort = chosen.sort[id] ?? first;
+  const sorted = sort && sortable ? bySort(rows, columns[sort.column], sort.rising) : rows;
+  const most = chosen.rows[id] ?? AT_ONCE;
+  const head = make("tr", {}, ...columns.map((column, at) => heading(id, column, at, sort, sortable)));
+  const body = sorted
+    .slice(0, most)
+    .map((row) => make("tr", { class: chosenRow(row) ? "chosen" : null }, ...columns.map((column) => cell(column, row))));
+  const drawn = make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
+  const parts = [make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, id: `${id}-scroll` }, drawn)];
+  if (sorted.length > most) {
+    const more = () => change({ rows: { ...chosen.rows, [id]: most + 5 * AT_ONCE } });
+    parts.push(
+      make(
+        "p",
+        { class: "more" },
+        `${number(most)} of ${number(sorted.length)} rows. `,
+        make("button", { type: "button", id: `${id}-more`, onclick: more }, "Show more"),
+      ),
+    );
+  }
+  return parts;
+}
+
+const table = (id, options) => byId(id).replaceChildren(...tableParts(id, options));
+
+// Empty values are last either way; what is equal keeps its order.
+function bySort(rows, { value }, rising) {
+  const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+  return [...rows].sort((left, right) => {
+    const [a, b] = [value(left), value(right)];
+    if (a === null || b === null || a === undefined || b === undefined)
+      return (a ?? null) === (b ?? null) ? 0 : (a ?? null) === null ? 1 : -1;
+    return rising ? compare(a, b) : compare(b, a);
+  });
+}
+
+function heading(id, column, at, sort, sortable) {
+  const kind = column.numeric ? "number" : null;
+  if (!sortable) return make("th", { scope: "col", class: kind }, make("span", {}, column.label));
+  const here = sort?.column === at;
+  // Numbers are asked for from the top, names from the beginning.
+  const rising = here ? !sort.rising : !column.numeric;
+  const onclick = () => change({ sort: { ...chosen.sort, [id]: { column: at, rising } } });
+  const arrow = make("span", { "aria-hidden": "true" }, here ? (sort.rising ? " ▲" : " ▼") : "");
+  const state = here ? (sort.rising ? "ascending" : "descending") : "none";
+  return make(
+    "th",
+    { scope: "col", class: kind, "aria-sort": state },
+    make("button", { type: "button", id: `${id}-sort-${at}`, onclick }, column.label, arrow),
+  );
+}
+
+function cell(column, row) {
+  const value = column.value(row);
+  const inside = column.cell
+    ? column.cell(row)
+    : column.format
+      ? column.format(value, row)
+      : typeof value === "number"
+        ? number(value)
+        : (value ?? NONE);
+  const kind = column.numeric ? "number" : column.wide ? "wide" : null;
+  return column.header ? make("th", { scope: "row", class: kind }, inside) : make("td", { class: kind }, inside);
+}
+
+// A dictionary as two columns: anything that JSON can say, in words.
+function pairs(caption, dictionary) {
+  const rows = Object.entries(dictionary).map(([name, value]) =>
+    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, inWords(value))),
+  );
+  return make("table", {}, make("caption", {}, caption), make("tbody", {}, ...rows));
+}
+
+function inWords(value) {
+  if (value === null || value === undefined) return NONE;
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value === "number") return Number.isInteger(value) ? String(value) : number(value, 5);
+  if (Array.isArray(value)) return value.length ? value.map(inWords).join(", ") : "none";
+  if (typeof value === "object")
+    return (
+      Object.entries(value)
+        .map(([name, each]) => `${name}: ${inWords(each)}`)
+        .join("; ") || "none"
+    );
+  return String(value);
+}
