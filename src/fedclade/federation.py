@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.average import Average
 from fedclade.client.programs import AnyProgram
 from fedclade.client.tree import Tree, take
 
@@ -41,12 +43,30 @@ class Sum:
     row:    (K,) the row each client goes to, or the name of a reply that says it (IFCA's choice)
     weight: (K,) the weight of each client; or (K, rows), how much it gives to each row (then without `row`)
     keys:   which replies to add; default: all that are not `row`
+    models: whether what is added are models to be averaged, so that a federation may take another `average` than the mean
     """
 
     weight: Tensor
     rows: int
     row: Tensor | str | None = None
     keys: tuple[str, ...] | None = None
+    models: bool = False
+
+    def summed(self, replies: Tree) -> tuple[str, ...]:
+        """The names of those that are added."""
+        row = self.row if isinstance(self.row, str) else None
+        return tuple(name for name in (self.keys if self.keys is not None else replies) if name != row)
+
+
+def gives(reduce: Sum, places: Tensor, replies: Tree) -> Tensor:
+    """(K, rows) how much each of the clients that were asked at these places gives to each row."""
+    weight = reduce.weight[places].double().cpu()
+    if reduce.row is None:
+        return weight
+    where = replies[reduce.row].flatten() if isinstance(reduce.row, str) else reduce.row[places]
+    give = np.zeros((len(places), reduce.rows))
+    give[np.arange(len(places)), where.cpu().numpy()] = weight.numpy()
+    return torch.from_numpy(give)
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,10 @@ class Replies:
 
 class Federation(Protocol):
     """The clients, reached through an engine. Client ids are 0 … M-1 and stay the same."""
+
+    @property
+    def average(self) -> Average:
+        """How models are to be averaged; sums of models (`Sum.models`) come so already."""
 
     @property
     def sizes(self) -> Tensor:

@@ -176,6 +176,22 @@ def test_bad_input_is_named(clients: Clients, settings: dict[str, object], messa
         diagnose(clients, device="cpu", **settings)  # type: ignore[arg-type]
 
 
+def test_training_that_diverges_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"local.lr = 1e\+38: fedavg diverged in the probe rounds; take a smaller one"):
+        diagnose(planted(Iid(), clients=3), fc.models.MLP(8), device="cpu", lr=1e38, probe_rounds=3)
+
+
+def test_inputs_that_are_not_finite_are_named() -> None:
+    x = torch.tensor([[1e38, 1e38, 1e38]] * 4)
+    with pytest.raises(InvalidInput, match="client 0: it could not be looked at"):
+        diagnose(from_arrays([(x, ONE[1]), ONE]), fc.models.MLP(8), device="cpu")
+
+
+def test_nobody_is_judged_where_nobody_has_three_samples() -> None:
+    two = (ONE[0][:2], ONE[1][:2])
+    assert diagnose(from_arrays([two] * 4), device="cpu").probes == ()
+
+
 def test_a_client_without_training_data_is_named() -> None:
     clients = from_arrays([ONE, ONE, ONE])
     empty = replace(clients, train=fc.data.Parts.of([clients.train[0], clients.train[1], []]))

@@ -204,6 +204,7 @@ def test_the_experiment_that_was_written_has_every_default_filled_in(digits: Cli
             "checkpoint_every": 10,
             "fine_tune_epochs": 0,
             "set_aside_after": 3,
+            "average": "mean",
         },
         "engine": {"precision": "tf32"},
     }

@@ -442,12 +442,12 @@ def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
     return {
         "no such file": lambda: folder / "none.safetensors",
         "damaged": text,
-        "not an encoder": other_tensors,
+        "not written by this version of fedclade": other_tensors,
         "a damaged": other_weights,
     }
 
 
-@pytest.mark.parametrize("message", ["no such file", "damaged", "not an encoder", "a damaged"])
+@pytest.mark.parametrize("message", ["no such file", "damaged", "not written by this version of fedclade", "a damaged"])
 def test_files_that_are_no_encoders_are_refused(tmp_path: Path, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         read(bad_files(tmp_path)[message]())

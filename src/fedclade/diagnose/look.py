@@ -19,6 +19,7 @@ from fedclade.client.plan import Batches
 from fedclade.client.programs import Program
 from fedclade.client.sketch import projection, symmetric
 from fedclade.client.tree import Tree, stack, tree_map
+from fedclade.errors import InvalidInput
 from fedclade.federation import Federation, Rows, Sum
 
 Array = NDArray[np.float64]
@@ -64,6 +65,8 @@ def look(fed: Federation, objective: Objective, classes: int, key: int) -> Look:
     rows = Rows(stack([objective.params()]), torch.zeros(clients, dtype=torch.int64))
     add = Sum(row=torch.zeros(clients, dtype=torch.int64), weight=torch.ones(clients), rows=1, keys=("scatter",))
     got = fed.map(class_sums(objective, classes, fold(key, "projection")), torch.arange(clients), each=rows, key=key, reduce=add)
+    if got.failures:
+        raise InvalidInput(f"client {got.failures[0].client}: it could not be looked at ({got.failures[0].reason}).")
     counts, sums = got.out["counts"].cpu().numpy(), got.out["sums"].cpu().numpy()
     return Look(counts, sums, symmetric(got.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy())
 

@@ -14,6 +14,7 @@ from torch import nn
 from fedclade.client.keys import fold
 from fedclade.client.objective import ExampleLoss
 from fedclade.data.clients import Clients, Parts
+from fedclade.errors import InvalidInput
 from fedclade.experiment.runner import Run
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.methods.base import Method, hyperparameters
@@ -97,8 +98,7 @@ def held_out(clients: Clients, seed: int) -> Clients:
 
 
 def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
-    """The methods that come into question. faint: inputs of one label differ, and yet not every look at a first model
-    finds groups."""
+    """The methods that come into question. faint: inputs of one label differ, and yet not every look at a first model finds groups."""
     if not differ:
         return [FedAvg(), Local()]
     clade = Clade(confirm=5) if faint else Clade()
@@ -108,20 +108,26 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
 def probed(methods: Sequence[Method], clients: Clients, training: Training) -> tuple[list[Probe], NDArray[np.int64] | None]:
     """Each method after the probe rounds, FedAvg first, with all clients in every round; and the groups with which Clade ended.
 
-    Of many clients some are drawn, and then nothing is said about groups.
+    Of many clients some are drawn, and then nothing is said about groups. There is nothing where no client has three samples.
     """
     some, groups = len(clients) > MOST_CLIENTS, None
     if some:
         clients = clients.only(np.sort(np.random.default_rng(training.seed).permutation(len(clients))[:MOST_CLIENTS]).tolist())
     judged = held_out(clients, fold(training.seed, "held out"))
+    who = (judged.test_of >= 0).numpy()
+    if not who.any():
+        return [], None
     settings = RunSettings(training.rounds, 1.0, training.seed, eval_every=0)
     clusters, scores = [], []
     for method in methods:
         run = Run(method, judged, training.model, training.local, settings, training.engine, training.device, training.loss)
         result = run.execute()
-        worse = -1 if "accuracy" not in result.clients else 1
-        values = np.array(result.clients["accuracy" if worse > 0 else "loss"], np.float64)
-        scores.append(worse * values[np.isfinite(values)])  # the more the better
+        measure, sign = ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)  # so that more is better
+        loss, values = (np.array(result.clients[name], np.float64)[who] for name in ("loss", measure))
+        if result.summary["failures"] or not np.isfinite(loss).all():  # weights that are not finite are refused
+            lr = training.local.lr
+            raise InvalidInput(f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one, or probe_rounds = 0.")
+        scores.append(sign * values)
         clusters.append(result.summary["clusters"])
         if isinstance(method, Clade) and not some:
             groups = numbered(result.clusters.numpy())

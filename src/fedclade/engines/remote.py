@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.average import Average
 from fedclade.client.programs import AnyProgram
 from fedclade.client.travel import described
 from fedclade.client.tree import Tree, prefixed, stack, take, under
@@ -97,6 +98,7 @@ class RemoteFederation:
 
     name = "flower"
     holds_clients = False
+    average: Average = "mean"
 
     def __init__(
         self,

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedclade.client.tree import Tree, concatenate, take
 from fedclade.errors import InvalidInput
-from fedclade.federation import Failure, Replies, Sum
+from fedclade.federation import Failure, Replies, Sum, gives
 from fedclade.packed import packed, unpacked
 
 EXAMPLES = "examples"
@@ -76,9 +75,7 @@ class Accumulator:
         self.weight = torch.zeros(reduce.rows, dtype=torch.float64)
 
     def keys(self, reply: Tree) -> tuple[str, ...]:
-        chosen = self.reduce.keys if self.reduce.keys is not None else tuple(reply)
-        row = self.reduce.row if isinstance(self.reduce.row, str) else None
-        return tuple(name for name in chosen if name != row)
+        return self.reduce.summed(reply)
 
     def copy(self) -> Accumulator:
         """The same sums, of which further ones can be made on CUDA without changing these."""
@@ -90,7 +87,7 @@ class Accumulator:
         """Add the replies of the clients that were asked at these places."""
         if not len(places):
             return
-        give = self._give(places, reply)
+        give = gives(self.reduce, places, reply)
         # One after another, as the sums are: a chunk's own subtotal would round by chunk size.
         self.weight = torch.cat([self.weight[None], give]).cumsum(0)[-1]
         names = self.keys(reply)
@@ -116,17 +113,6 @@ class Accumulator:
             value = reply[name]
             total = (give.T @ _as_rows(value).double()).view(-1, *value.shape[1:])
             self.sums[name] = self.sums[name] + total if name in self.sums else total
-
-    def _give(self, places: Tensor, reply: Tree) -> Tensor:
-        """(K, rows) how much each client gives to each row."""
-        weight = self.reduce.weight[places].double().cpu()
-        row = self.reduce.row
-        if row is None:
-            return weight
-        where = reply[row].flatten() if isinstance(row, str) else row[places]
-        give = np.zeros((len(places), self.reduce.rows))
-        give[np.arange(len(places)), where.cpu().numpy()] = weight.numpy()
-        return torch.from_numpy(give)
 
 
 def check_sum(reduce: Sum, clients: int) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.average import Average
 from fedclade.client.programs import AnyProgram, Chain, score
 from fedclade.client.tree import Tree, nbytes, stack, take
 from fedclade.data.clients import Clients
@@ -50,6 +51,7 @@ class Simulator:
 
     name = "simulator"
     holds_clients = True
+    average: Average = "mean"
 
     def __init__(
         self,

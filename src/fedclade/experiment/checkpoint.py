@@ -156,5 +156,5 @@ def read_about(file: Any) -> dict[str, Any]:
 def _entry(file: Any) -> dict[str, str]:
     entry: dict[str, str] = json.loads((file.metadata() or {}).get("fedclade", "{}"))
     if set(entry) != {"about", "digest"}:
-        raise ValueError("it was not written by this version of fedclade")
+        raise ValueError("not written by this version of fedclade")
     return entry

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedclade.average import Average
 from fedclade.client.keys import fold
 from fedclade.client.objective import ExampleLoss, Objective, cross_entropy
 from fedclade.client.programs import AnyProgram, one_after_the_other, sgd
@@ -30,9 +31,10 @@ from fedclade.experiment.interrupt import Interrupt
 from fedclade.experiment.prepare import equip, metrics_for, module_for
 from fedclade.experiment.profile import profile_of
 from fedclade.experiment.result import Result, load, untrained
+from fedclade.experiment.robust import RobustFederation
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
-from fedclade.federation import Rows
+from fedclade.federation import Federation, Rows
 from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
@@ -63,6 +65,7 @@ def run(
     metrics: Mapping[str, ExampleLoss] | None = None,
     fine_tune_epochs: int = 0,
     set_aside_after: int = 3,
+    average: Average = "mean",
     checkpoint_every: int = 10,
     precision: Precision = "tf32",
     workers: int | None = None,
@@ -71,12 +74,13 @@ def run(
     """Train `method` on `clients` and evaluate every client.
 
     model: one of `fc.models`, or any nn.Module (its weights are the first model); loss and metrics: functions of (outputs, targets)
-    with one value for each example; clients_per_round: a float is a share, an int a number; eval_every=0: at the end only; out: a
+    with one value for each example; clients_per_round: a float is a share, an int a number; eval_every=0: at the end only; average: of
+    models, one of `Average`; set_aside_after: a client refused so often is not asked again, 0: it always is; out: a
     folder for the run, with resume=True to go on where it stopped; on_round: called with each round's row of the history; workers:
     threads on the CPU; profile: time the phases of the run, which slows it down a little (`Result.profile`).
     """
     local = LocalSettings(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
-    settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs, set_aside_after)
+    settings = RunSettings(rounds, clients_per_round, seed, eval_every, checkpoint_every, fine_tune_epochs, set_aside_after, average)
     engine = EngineSettings(chunk, precision, workers)
     return Run(method, clients, model, local, settings, engine, device, loss, metrics, profile).execute(out, resume, on_round)
 
@@ -102,6 +106,10 @@ class Run:
         if not isinstance(self.method, Method):
             raise InvalidInput(f"method = {self.method!r}: give a method such as fc.FedAvg(), not its name or class.")
         self._fed: Engine = self.federation or self._simulator()
+        average = self.settings.average
+        self._view: Federation = self._fed if average == "mean" else RobustFederation(self._fed, average)
+        allowed = f"method {self.method.name} has only {self.method.own_mean}; leave it at 'mean'"
+        check(average == "mean" or not self.method.own_mean, "run.average", average, allowed)
         self._population = self._fed.population()
         check(len(self._population) > 0, "clients", 0, "there must be at least one")
         self.settings.cohort_size(len(self._population))
@@ -187,7 +195,7 @@ class Run:
             state = replace(state, models={name: value.to(device) for name, value in state.models.items()})
             self._fed.memory.restore(found.memory, found.round)
             return state.grown_to(len(self._population)), found.history
-        state = self._bound(1).init(self._fed, params, fold(self.settings.seed, "init"))
+        state = self._bound(1).init(self._view, params, fold(self.settings.seed, "init"))
         self._fed.memory.commit(0)
         return state, []
 
@@ -220,8 +228,8 @@ class Run:
         drawn = cohort_of(fold(key, "cohort"), clients, self.settings.cohort_size(clients))
         drawn = without_refused(drawn, clients, history, self.settings.set_aside_after)
         method = self._bound(number)
-        state, cohort = method.ready(self._fed, state, drawn, fold(key, "admit"))
-        state = method.round(self._fed, state, cohort, key)
+        state, cohort = method.ready(self._view, state, drawn, fold(key, "admit"))
+        state = method.round(self._view, state, cohort, key)
         self._fed.memory.commit(number)
         return state, len(drawn)
 
@@ -251,7 +259,7 @@ class Run:
         """The models that clients use now, who has one, and the state in which those that had no cluster have been given one."""
         unknown = self._everyone[state.cluster == UNKNOWN]
         if len(unknown):
-            state = self._bound(number).admit(self._fed, state, unknown, fold(self.settings.seed, "serve", number))
+            state = self._bound(number).admit(self._view, state, unknown, fold(self.settings.seed, "serve", number))
             self._fed.memory.rollback()
         ids = self._everyone[state.cluster != UNKNOWN]
         return state, self._bound(number).serve(state, ids), ids

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
+from typing import get_args
 
 import numpy as np
 
+from fedclade.average import Average
 from fedclade.client.objective import Objective
 from fedclade.client.programs import LocalTraining
 from fedclade.engines.simulator import Precision
@@ -60,6 +62,7 @@ class RunSettings:
     checkpoint_every: int = 10  # 0: at the end only
     fine_tune_epochs: int = 0  # above 0: accuracy after so many local epochs too, as accuracy_tuned
     set_aside_after: int = 3  # a client whose replies were refused so often is not asked again; 0: it always is
+    average: Average = "mean"  # of models: by examples, or "median", "trimmed_mean", "clipped_mean", which a few bad ones cannot spoil
 
     def __post_init__(self) -> None:
         check(_whole(self.rounds, 1), "run.rounds", self.rounds, "must be a whole number of at least 1")
@@ -75,6 +78,7 @@ class RunSettings:
         check(_whole(self.checkpoint_every, 0), "run.checkpoint_every", self.checkpoint_every, "must be a whole number; 0 for the end only")
         check(_whole(self.fine_tune_epochs, 0), "run.fine_tune_epochs", self.fine_tune_epochs, "must be a whole number; 0 for none")
         check(_whole(self.set_aside_after, 0), "run.set_aside_after", self.set_aside_after, "must be a whole number; 0 for never")
+        check(self.average in get_args(Average), "run.average", self.average, f"must be one of {', '.join(get_args(Average))}")
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""

@@ -102,6 +102,7 @@ class Method(ABC):
     up: ClassVar[str] = "W"
     down: ClassVar[str] = "W"
     besides: ClassVar[str] = ""
+    own_mean: ClassVar[str] = ""  # where it makes one model of several in a way of its own, which: there is no choice of `run.average`
     state: ClassVar[type[State]] = State
 
     bound: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)

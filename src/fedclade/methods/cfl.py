@@ -92,7 +92,7 @@ class CFL(Method):
                 side = bisect(updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage)
                 state = state if side is None else state.split(leaf, got.ids[here], side, projected[here])
         state = state.trained(got.ids, length(updates), projected)
-        return replace(state, models=mean_by_row(got.out, state.cluster[got.ids], size, keep=state.models))
+        return replace(state, models=mean_by_row(got.out, state.cluster[got.ids], size, state.models, fed.average))
 
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)

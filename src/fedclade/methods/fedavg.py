@@ -28,7 +28,7 @@ def averaged(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: 
         cohort,
         each=Rows(state.models, cluster, own),
         key=key,
-        reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state)),
+        reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state), models=True),
     )
     return replace(state, models=mean(got.sums, got.weight, keep=state.models))
 

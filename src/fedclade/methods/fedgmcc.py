@@ -55,6 +55,7 @@ class FedGMCC(Choosing):
     leaves: ClassVar[str] = "the trained weights, once a round, in clear; of a late client the number of the model that it chose"
     needs: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
+    own_mean: ClassVar[str] = "the mean along paths between models"
     besides: ClassVar[str] = "a late client is sent all models once and replies with the number of one"
     state: ClassVar[type[State]] = FedGMCCState
 

@@ -33,7 +33,7 @@ class FedNova(FedAvg):
         n = fed.sizes.double()
         a = effective_steps(self.local.batches.steps(fed.sizes).double(), self.local.momentum)
         everyone = torch.zeros_like(cohort)
-        give = Sum(row=everyone, weight=(n / a)[cohort], rows=1)
+        give = Sum(row=everyone, weight=(n / a)[cohort], rows=1, models=True)
         got = fed.map(sgd(self.local), cohort, each=Rows(state.models, everyone), key=key, reduce=give)
         if not len(got.ids):
             return state

@@ -69,7 +69,7 @@ class FedSEM(Method):
         if not len(got.ids):
             return state
         nearest = nearest_centre(self._points(got.out), self._points(state.models))
-        models = mean_by_row(got.out, nearest, fed.sizes[got.ids], keep=state.models)
+        models = mean_by_row(got.out, nearest, fed.sizes[got.ids], state.models, fed.average)
         return replace(state, models=models, cluster=state.cluster.index_copy(0, got.ids, nearest))
 
     def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
@@ -85,7 +85,7 @@ class FedSEM(Method):
         else:
             cluster = kmeans(points, self.clusters, seed=fold(key, "centres") % 2**32)
             begin = take(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
-            models = mean_by_row(got.out, cluster, fed.sizes[got.ids], keep=begin)
+            models = mean_by_row(got.out, cluster, fed.sizes[got.ids], begin, fed.average)
             state = replace(state, models=models, first=_copy(models))
         return replace(state, cluster=state.cluster.index_copy(0, got.ids, cluster))
 

@@ -77,7 +77,7 @@ class FLISDC(_FLIS, Choosing):
         trained = {name: got.out[name] for name in state.models}
         joint, own = distinct_rows(alike(self._predictions(trained), self.beta).cpu())
         nobody = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
-        return replace(state, models=mix(joint * fed.sizes[got.ids], trained), cluster=nobody.index_copy(0, got.ids, own))
+        return replace(state, models=mix(joint * fed.sizes[got.ids], trained, fed.average), cluster=nobody.index_copy(0, got.ids, own))
 
 
 @dataclass(frozen=True)

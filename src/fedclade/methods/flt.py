@@ -90,7 +90,7 @@ class FLT(Noised):
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
         weights, federated = encoder.weights(), not self.noise and encoder.tuning(self.fine_tune) == "federated"
-        give = Sum(row=torch.zeros_like(everyone), weight=fed.sizes, rows=1)
+        give = Sum(row=torch.zeros_like(everyone), weight=fed.sizes, rows=1, models=True)
         for number in range(self.fine_tune_epochs if federated else 0):
             got = fed.map(autoencode(encoder, 1), everyone, shared=prefixed("encoder", weights), key=fold(key, "tune", number), reduce=give)
             trained = mean(got.sums, got.weight, keep=stack([{name: weights[name] for name in encoder.trained}]))
@@ -102,7 +102,7 @@ class FLT(Noised):
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, FLTState)
         sizes = fed.sizes[: len(state.row)].double()
-        give = Sum(weight=state.mixing[:, cohort].T * sizes[cohort, None], rows=len(state))
+        give = Sum(weight=state.mixing[:, cohort].T * sizes[cohort, None], rows=len(state), models=True)
         got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.row[cohort]), key=key, reduce=give)
         if len(got.ids) == 0:
             return state

@@ -88,7 +88,7 @@ class IFCA(Choosing):
     def _train(self, fed: Federation, models: Tree, cohort: Tensor, key: int, tell_loss: bool) -> tuple[Tree, Replies]:
         """One round with these k models."""
         program = choose_then(self.local.objective, sgd(self.local), tell_loss)
-        give = Sum(row="row", weight=fed.sizes[cohort], rows=self.clusters, keys=tuple(models))
+        give = Sum(row="row", weight=fed.sizes[cohort], rows=self.clusters, keys=tuple(models), models=True)
         got = fed.map(program, cohort, shared=models, key=key, reduce=give)
         after = mean(got.sums, got.weight, keep=models)
         if self.share == "trunk" and len(got.ids):

@@ -112,7 +112,7 @@ class SCAFFOLD(FedAvg):
             shared=prefixed("c", state.c),
             each=Rows(state.models, everyone),
             key=key,
-            reduce=Sum(row=everyone, weight=p[cohort], rows=1),
+            reduce=Sum(row=everyone, weight=p[cohort], rows=1, models=True),
         )
         if not len(got.ids):
             return state

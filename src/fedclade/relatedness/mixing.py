@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedclade.average import Average
 from fedclade.packed import packed, unpacked
+from fedclade.relatedness.robust import robust_sums
 
 
 def mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -45,19 +47,27 @@ def add(sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[st
     return more, weight + matrix.sum(1).to(weight.device)
 
 
-def mean_by_row(models: dict[str, Tensor], row: Tensor, weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
+def mean_by_row(
+    models: dict[str, Tensor], row: Tensor, weight: Tensor, keep: dict[str, Tensor], average: Average = "mean"
+) -> dict[str, Tensor]:
     """The weighted mean of the models that go to each row of `keep`; a row to which none goes keeps its old model."""
-    rows = len(next(iter(keep.values())))
-    return mean(*add({}, torch.zeros(rows, dtype=torch.float64), F.one_hot(row, rows).T * weight, models), keep)
+    return mean(*_sums(F.one_hot(row, len(next(iter(keep.values())))).T * weight, models, average), keep)
 
 
-def mix(matrix: Tensor, models: dict[str, Tensor]) -> dict[str, Tensor]:
+def _sums(matrix: Tensor, models: dict[str, Tensor], average: Average) -> tuple[dict[str, Tensor], Tensor]:
+    """`matrix @ models`, or what takes its place where the average is another than the mean; and the weight of each row."""
+    if average == "mean":
+        return add({}, torch.zeros(len(matrix), dtype=torch.float64), matrix, models)
+    return robust_sums(average, matrix.T, models), matrix.double().sum(1)
+
+
+def mix(matrix: Tensor, models: dict[str, Tensor], average: Average = "mean") -> dict[str, Tensor]:
     """Row-normalised mixing: result_i = sum_j matrix_ij model_j / sum_j matrix_ij. Every row must have some weight."""
     weight = matrix.double().sum(1)
     wrong = (weight <= 0) | (matrix < 0).any(1)
     if bool(wrong.any()):
         raise ValueError(f"mixing matrix: row {int(wrong.nonzero()[0])} has no weight or a negative one")
-    sums, weight = add({}, torch.zeros_like(weight), matrix, models)
+    sums, weight = _sums(matrix, models, average)
     return mean(sums, weight, keep={name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()})
 
 

@@ -16,7 +16,7 @@ from fedclade.report.one import mix, shown
 from fedclade.report.reading import Stored, read
 
 # A page of one run shows this much; of many, each shows less, so that the page stays small.
-_CLIENTS, _ALL_CLIENTS = 5_000, 60_000
+_CLIENTS, _ALL_CLIENTS = 5_000, 40_000
 _SIDE, _LEAST_SIDE = 200, 48
 
 
