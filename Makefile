@@ -3,18 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := $(VENV)/.tools
 
 # Small models are fastest on one thread a process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test test-all lint docs bench clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
 	@echo "make test      the tests, in minutes"
 	@echo "make test-all  those that take longer too"
+	@echo "make docs      the documentation as a site, in site/"
 	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make clean     remove .venv, caches and runs/"
@@ -27,28 +29,37 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "fedclade: installing torch"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	@echo "fedclade: installing fedclade and its tools"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "fedclade: installing fedclade"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower]'
 	@touch $(READY)
+
+# What tests and checks need on top of what a user does.
+$(TOOLS): $(READY)
+	@echo "fedclade: installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(TOOLS)
 
 demo: $(READY)
 	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade
 
-test: $(READY)
+test: $(TOOLS)
 	@$(PYTEST) -m "not slow"
 
-test-all: $(READY)
+test-all: $(TOOLS)
 	@$(PYTEST)
 
-lint: $(READY)
+lint: $(TOOLS)
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 
+docs: $(TOOLS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
+
 bench: $(READY)
 	@$(BIN)/python benchmarks/bench.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ from fedclade.client.objective import Batch, accuracy, cross_entropy
 from fedclade.client.plan import Batches
 from fedclade.client.programs import LocalTraining, Program, sgd, then
 from fedclade.client.recipes import travels
+from fedclade.diagnose import diagnose
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable
 from fedclade.experiment.encoders import pretrain
@@ -83,6 +84,7 @@ __all__ = [
     "cross_entropy",
     "curve_losses",
     "data",
+    "diagnose",
     "load",
     "models",
     "pretrain",
