@@ -3,8 +3,8 @@
 python benchmarks/method_pages.py [--check]
 
 A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->` before what leaves a client; each
-ends at `<!-- end -->`. What a parameter means is written by hand in the table's last column and stays; names and defaults come from the code, and
-a parameter that no row names, or a row that names no parameter, is refused.
+ends at `<!-- end -->`. What a parameter means is written by hand in the table's last column and stays; names and defaults come from the
+code, and a parameter that no row names, or a row that names no parameter, is refused.
 """
 
 from __future__ import annotations
