@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedclade.cli_run import ExperimentArgument, ImportOption, SetOption, import_all
 from fedclade.diagnose.diagnosis import PROBE_ROUNDS, Diagnosis, examined
-from fedclade.diagnose.differences import Difference
+from fedclade.diagnose.differences import DRAWS, Difference
 from fedclade.diagnose.probe import Training
 from fedclade.errors import InvalidInput
 from fedclade.experiment import config
@@ -59,7 +59,9 @@ def _show(found: Diagnosis) -> None:
         table.add_column(heading, justify="left" if heading.startswith("what") else "right")
     for name, label in _ROWS.items():
         difference: Difference = getattr(found.evidence, name)
-        likely = "less than 0.1 %" if difference.p < 0.001 else f"{100 * difference.p:.1f} %"
+        # Of labels no less can be told than one in as many tables as were drawn.
+        likely = "0.5 % at most" if name == "labels" and difference.p <= 1 / DRAWS else f"{100 * difference.p:.1f} %"
+        likely = "less than 0.1 %" if difference.p < 0.001 else likely
         table.add_row(label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", likely)
     out_console.print(table)
     if not found.probes:

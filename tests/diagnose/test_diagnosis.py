@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
 import fedclade as fc
 from fedclade.data import (
@@ -43,6 +44,21 @@ def turned_halves() -> Clients:
         for client, own in enumerate(torch.chunk(rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))], 10)):
             parts.append((torch.rot90(x[own], client % 2, (-2, -1)), y[own]))
     return from_arrays(parts)
+
+
+def backwards() -> Clients:
+    """Twenty sites of the digits in their order; every second one numbers the classes backwards. Their labels differ a little besides."""
+    x, y = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
+    site = torch.where(torch.arange(len(y)) % 100 < 20, -1, torch.arange(len(y)) % 20)  # a fifth is left out, as in the README
+    x = (x / 16).float()
+    return from_arrays([(x[site == one], 9 - y[site == one] if one % 2 else y[site == one]) for one in range(20)])
+
+
+def test_small_differences_do_not_hide_the_groups_of_a_large_one() -> None:
+    found = diagnose(backwards(), probe_rounds=0)
+    assert found.evidence.labels_differ
+    assert (found.kind, found.groups) == ("concept shift", 2)
+    assert found.group == (0, 1) * 10
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from fedclade.relatedness.graph import numbered
 Groups = NDArray[np.int64]
 LOOKS = 3
 CHANCE = 0.01  # below this a difference inside the groups is no accident …
-LEFT_OVER = 0.1  # … but it matters only from this part of the whole difference on
+LEFT_OVER = 0.1  # … but it matters only from this part of the largest difference on
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,10 @@ def _explains(group: Groups, look: Look, evidence: Evidence, rng: np.random.Gene
     if not 2 <= int(group.max()) + 1 <= len(group) / 2:
         return False
     within = gathered(look, rng, group)
-    labels = not evidence.labels_differ or _explained(evidence.labels, within.labels)
-    return labels and _explained(evidence.given_labels, within.given_labels)
+    whole = max(evidence.labels.share, evidence.given_labels.share)
+    labels = not evidence.labels_differ or _explained(whole, within.labels)
+    return labels and _explained(whole, within.given_labels)
 
 
-def _explained(whole: Difference, within: Difference) -> bool:
-    return within.p > CHANCE or within.share <= LEFT_OVER * whole.share
+def _explained(whole: float, within: Difference) -> bool:
+    return within.p > CHANCE or within.share <= LEFT_OVER * whole
