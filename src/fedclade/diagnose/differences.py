@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import ndtr, stdtr
 
 from fedclade.diagnose.look import Look
 from fedclade.relatedness.clades import whitener
@@ -72,7 +72,9 @@ def _labels(counts: Array, rng: np.random.Generator) -> _Part | None:
     if clients < 2 or classes < 2:
         return None
     sizes, total = table.sum(1), int(table.sum())
-    by_chance = stats.random_table(sizes, table.sum(0), seed=rng)
+    from scipy.stats import random_table  # slow to import, and a node of a federation starts a process for every letter
+
+    by_chance = random_table(sizes, table.sum(0), seed=rng)
     chance = (clients - 1) * (classes - 1) * total / (total - 1)
     weight = (total - (sizes**2).sum() / total) * (classes - 1)
     return _Part(chi_square(table), chance, float(weight), np.array([chi_square(by_chance.rvs()) for _ in range(DRAWS)]))
@@ -133,14 +135,14 @@ def _told(parts: list[_Part | None]) -> Difference:
         return NONE
     excess, free = np.concatenate([part.more for part in known]), sum(part.degrees for part in known)
     mean, error = float(excess.mean()), float(excess.std()) / np.sqrt(free)
-    p = float(stats.t.sf(mean / error, max(1.0, free - 1))) if error > 0 else float(mean <= 0)
+    p = float(stdtr(max(1.0, free - 1), -mean / error)) if error > 0 else float(mean <= 0)
     return _difference(known, p, error * len(excess), lambda between: between / (1 + between))
 
 
 def _difference(parts: list[_Part], p: float, error: float, share: Callable[[float], float]) -> Difference:
     """`error` is the standard error of what was found."""
     found, chance, weight = (sum(getattr(part, name) for part in parts) for name in ("found", "chance", "weight"))
-    power = float(stats.norm.cdf(MATTERS * weight / error - ERRORS)) if error > 0 else 1.0
+    power = float(ndtr(MATTERS * weight / error - ERRORS)) if error > 0 else 1.0
     return Difference(share(max(0.0, found - chance) / weight), found / chance if chance > 0 else 1.0, p, power)
 
 

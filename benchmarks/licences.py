@@ -1,0 +1,66 @@
+"""docs/licences.md: the licences of all that fedclade is installed and tested with, as the packages themselves declare them.
+
+python benchmarks/licences.py     in an environment with all extras (`make test` sets one up)
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, requires
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """# Licences
+
+fedclade is under Apache-2.0. Made by `python benchmarks/licences.py` from what each package of constraints.txt declares: *needed* are those
+that `pip install fedclade` brings; the others come with an extra (`flower`, `onnx`, `track`, `ot`, `docs`, `browser`) or are for
+developers only. Nothing of them is copied into fedclade.
+
+| package | version | licence | |
+| --- | --- | --- | --- |
+"""
+
+
+def licence(package: Distribution) -> str:
+    """The SPDX expression where there is one, else the classifiers, else the first line of the field."""
+    told = package.metadata
+    if told.get("License-Expression"):
+        return str(told["License-Expression"])
+    kinds = [each.rsplit("::", 1)[1].strip() for each in told.get_all("Classifier") or [] if each.startswith("License ::")]
+    kinds = [kind for kind in kinds if kind != "OSI Approved"]
+    field = (told.get("License") or "").strip().splitlines()
+    return "; ".join(kinds) or (field[0][:60] if field else "not declared")
+
+
+def needed(name: str, found: set[str]) -> set[str]:
+    """Names of the packages that this one needs without any extra, and theirs."""
+    for text in requires(name) or []:
+        if "extra ==" in text:
+            continue
+        other = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
+        if other not in found:
+            try:
+                distribution(other)
+            except PackageNotFoundError:  # for another platform or Python
+                continue
+            found.add(other)
+            needed(other, found)
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def page() -> str:
+    core, rows = needed("fedclade", set()), []
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        name, _, version = line.partition("==")
+        if version:
+            package = distribution(name)
+            rows.append(f"| {name} | {version} | {licence(package)} | {'needed' if _plain(name) in core else ''} |\n")
+    return HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "licences.md").write_text(page())
