@@ -11,7 +11,6 @@ import json
 import math
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -33,7 +32,6 @@ IDX_PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "test-images-
 CIFAR_PIXELS = 3 * 32 * 32
 LEAF_PIXELS = 28 * 28
 _AGAIN = "get it again."
-_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError, zipfile.BadZipFile)
 
 
 def idx(name: str, classes: int, files: Sequence[Path]) -> Dataset:
@@ -223,7 +221,9 @@ def _whole(where: str | Path) -> Iterator[None]:
     """What an unpacker says of a damaged file, said with the file's name."""
     try:
         yield
-    except _DAMAGED as error:
+    except (InvalidInput, FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # gzip, tarfile and zipfile raise a dozen kinds for a damaged file, and each means the same to a user
         raise InvalidInput(f"{where}: damaged or cut short ({_reason(error)}); {_AGAIN}") from error
 
 
