@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -264,3 +264,42 @@ def test_a_model_that_is_served_is_no_secret(ragged: Clients, here: Here, local:
     state = method.init(fed, here.objective.params(), key=0)
     got = fed.models_of(method.serve(state, everyone(ragged)), everyone(ragged))
     assert all(len(value) == len(ragged) for value in got.values())
+
+
+def test_of_two_sites_the_one_that_answers_in_the_form_of_the_model_is_believed(ragged: Clients, here: Here, local: LocalTraining) -> None:
+    fed = Remote(ragged, here)
+    honest = fed.box.exchange
+
+    def exchange(letters: Mapping[str, Letter]) -> dict[str, Letter | str]:
+        answers = honest(letters)
+        for site, answer in answers.items():
+            assert isinstance(answer, Letter)
+            if site == "site-0":
+                answers[site] = replace(answer, tensors={name: value.double() for name, value in answer.tensors.items()})
+        return answers
+
+    fed.box.exchange = exchange  # type: ignore[method-assign]
+    ids = everyone(ragged)[:2]  # one at each site
+    got = fed.map(sgd(local), ids, each=Rows({name: value[None] for name, value in local.objective.params().items()}, ids * 0), key=0)
+    assert got.ids.tolist() == [1]
+    assert [(failure.client, failure.refused) for failure in got.failures] == [(0, True)]
+
+
+def test_a_site_that_says_nonsense_of_itself_is_not_used(ragged: Clients, here: Here) -> None:
+    fed = Remote(ragged, here)
+    honest, told = fed.box.exchange, []
+    fed.box.here["site-9"] = fed.box.here["site-0"]
+
+    def exchange(letters: Mapping[str, Letter]) -> dict[str, Letter | str]:
+        answers = honest(letters)
+        hello = answers["site-9"]
+        assert isinstance(hello, Letter)
+        return {"site-9": replace(hello, head={**hello.head, "names": ["x"], "sizes": [-1], "test_sizes": "no"})}
+
+    fed.box.exchange = exchange  # type: ignore[method-assign]
+    fed.note = told.append
+    before = len(fed.sizes)
+    fed.gather()
+    assert len(fed.sizes) == before
+    assert len(told) == 1
+    assert told[0].startswith("site-9: not used: what it says of itself makes no sense (")

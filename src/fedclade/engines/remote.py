@@ -26,6 +26,8 @@ from fedclade.errors import InvalidInput
 from fedclade.federation import Failure, Replies, Rows, Sum
 
 NOT_CONNECTED = "its site is not connected"
+# What may come of reading an answer that a site wrote as it liked.
+_NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 Note = Callable[[str], None]
 
 
@@ -164,7 +166,10 @@ class RemoteFederation:
             answer = answers[site]
             reason = answer if isinstance(answer, str) else answer.head.get("refused")
             if isinstance(answer, Letter) and reason is None:
-                reason = mismatch(self.about, answer.head["about"]) if answer.head["about"] != self.about else self._meet(site, answer)
+                try:
+                    reason = mismatch(self.about, answer.head["about"]) if answer.head["about"] != self.about else self._meet(site, answer)
+                except _NONSENSE as error:
+                    reason = f"what it says of itself makes no sense ({type(error).__name__}: {error})"
                 if reason is not None:
                     self._refused.add(site)
             if reason is not None:
@@ -179,7 +184,10 @@ class RemoteFederation:
             return f"its samples are of another kind: {theirs} of {kind['x'].dtype}, the others' {ours} of {self._kind['x'].dtype}"
         if not head["names"]:
             return "it has no clients"
-        names = [f"{site}/{name}" if self.bound else name for name in head["names"]]
+        names = [f"{site}/{name}" if self.bound else str(name) for name in head["names"]]
+        counts = [(int(size), int(test_size)) for size, test_size in zip(head["sizes"], head["test_sizes"], strict=True)]
+        if len(counts) != len(names) or min(map(min, counts)) < 0:
+            raise ValueError("it has other numbers of names and of sizes, or a size below 0")
         numbered = {seat.name: number for number, seat in enumerate(self.seats)}
         for name in names:
             other = self.seats[numbered[name]].site if name in numbered else site
@@ -187,7 +195,7 @@ class RemoteFederation:
                 return f"its client '{name}' is already there, at {other}"
         self._kind = self._kind or kind
         self._met[site] = {**head, "names": names}
-        for place, (name, size, test_size) in enumerate(zip(names, head["sizes"], head["test_sizes"], strict=True)):
+        for place, (name, (size, test_size)) in enumerate(zip(names, counts, strict=True)):
             seat = Seat(site, place, name, size, test_size)
             if name in numbered:
                 self.seats[numbered[name]] = seat
@@ -225,12 +233,13 @@ class RemoteFederation:
         found: dict[int, Tree] = {}
         for places, answer in answers:
             failures += self._opened(ids, places, answer, found)
-        expected = _usual(list(found.values()))
+        expected = _usual(list(found.values()), spec_of({name: value[0] for name, value in (each.models if each else {}).items()}))
         sizes = self.sizes
         for place, reply in sorted(found.items()):
             reason = refusal(reply, expected, int(sizes[ids[place]]))
-            if reason is None and reduce is not None and isinstance(reduce.row, str) and not 0 <= int(reply[reduce.row]) < reduce.rows:
-                reason = f"chose row {int(reply[reduce.row])} of {reduce.rows}"
+            if reason is None and reduce is not None and isinstance(reduce.row, str):
+                row = int(reply[reduce.row]) if reduce.row in reply and reply[reduce.row].numel() == 1 else -1
+                reason = None if 0 <= row < reduce.rows else f"chose row {row} of {reduce.rows}"
             if reason is not None:
                 failures.append(Failure(int(ids[place]), reason, refused=True))
                 del found[place]
@@ -249,13 +258,18 @@ class RemoteFederation:
     def _opened(self, ids: Tensor, places: Tensor, answer: Letter, found: dict[int, Tree]) -> list[Failure]:
         """Put the replies of one site's clients into `found`, by the place at which they were asked; what is wrong with the others."""
         asked = {self.seats[int(ids[place])].place: int(place) for place in places}
-        out, told = under("out", answer.tensors), answer.head.get("clients", [])
-        failed = {client: (str(reason), bool(refused)) for client, reason, refused in answer.head.get("failures", []) if client in asked}
-        failures = [Failure(int(ids[asked[client]]), *why) for client, why in failed.items()]
-        if len(set(told)) != len(told) or any(len(value) != len(told) for value in out.values()) or not set(told) <= asked.keys():
+        out = under("out", answer.tensors)
+        try:
+            told = list(answer.head["clients"])
+            failed = {client: (str(reason), bool(refused)) for client, reason, refused in answer.head["failures"] if client in asked}
+            fits = len(set(told)) == len(told) and set(told) <= asked.keys() and all(len(value) == len(told) for value in out.values())
+        except _NONSENSE:
+            fits = False
+        if not fits:
             return [Failure(int(ids[place]), "its site's answer does not fit what was asked", refused=True) for place in places]
         for row, client in enumerate(told):
             found[asked[client]] = take(out, torch.tensor(row))
+        failures = [Failure(int(ids[asked[client]]), *why) for client, why in failed.items() if client not in told]
         silent = asked.keys() - set(told) - failed.keys()
         return failures + [Failure(int(ids[asked[client]]), "its site did not answer for it") for client in sorted(silent)]
 
@@ -362,9 +376,11 @@ def _described(program: AnyProgram | None) -> dict[str, Any] | None:
     return described(program) if program is not None else None
 
 
-def _usual(replies: list[Tree]) -> Spec:
-    """Names, shapes and dtypes of most replies: who has others is refused."""
+def _usual(replies: list[Tree], sent: Spec) -> Spec:
+    """Names, shapes and dtypes of most replies, of equally many of those that are most like the model that was sent: who has others is
+    refused."""
     if not replies:
         return {}
-    kinds = [tuple(sorted(spec_of(reply).items())) for reply in replies]
-    return dict(Counter(kinds).most_common(1)[0][0])
+    kinds = Counter(tuple(sorted(spec_of(reply).items())) for reply in replies)
+    alike = {kind: sum(1 if sent.get(name) == form else -1 for name, form in kind) for kind in kinds}
+    return dict(max(kinds.items(), key=lambda counted: (counted[1], alike[counted[0]]))[0])
