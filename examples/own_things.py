@@ -65,7 +65,7 @@ class Even(fc.Method):
 
     def round(self, fed: fc.Federation, state: fc.State, cohort: Tensor, key: int) -> fc.State:
         cluster = state.cluster[cohort]
-        add = fc.Sum(row=cluster, weight=torch.ones(len(cohort)), rows=len(state))
+        add = fc.Sum(row=cluster, weight=torch.ones(len(cohort)), rows=len(state), models=True)
         got = fed.map(fc.sgd(self.local), cohort, each=fc.Rows(state.models, cluster), key=key, reduce=add)
         return replace(state, models=mean(got.sums, got.weight, keep=state.models))
 
