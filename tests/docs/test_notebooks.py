@@ -31,7 +31,6 @@ def test_it_is_kept_without_outputs_and_without_places(file: Path) -> None:
     assert not any(place in file.read_text() for place in ("/home/", "/root/", "/work/", "/tmp/"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_it_runs(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # `fedclade` in a cell
