@@ -91,13 +91,13 @@ def main() -> None:
     parser.add_argument("--methods", default="fedavg,cfl,scaffold,clade")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    results: dict[str, Any] = {"about": machine.about(), "rounds": ROUNDS, "methods": {}}
     for method in args.methods.split(","):
         with tempfile.TemporaryDirectory() as root:
             found = killed(method, args.kills, random.Random(f"{args.seed} {method}"), Path(root))
         print(method, found, flush=True)
-        results["methods"][method] = found
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        results[method] = {"rounds": ROUNDS, **found, "about": machine.about()}
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
