@@ -194,7 +194,7 @@ def _several(planned: Sequence[comparison.Planned], folder: Path, resume: bool, 
     except KeyboardInterrupt:
         _interrupted(folder)
     show_comparison(rows)
-    for line in comparison.read(folder)["differences"]["in_words"]:
+    for line in RunStore(folder).comparison()["differences"]["in_words"]:
         say(line)
     if swept:
         say("These accuracies are on test data: the best of many settings looks better than it is.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 
 from fedclade.client.tree import Tree, prefixed, under
 from fedclade.errors import InvalidInput
+from fedclade.experiment.files import whole
 from fedclade.methods.base import State
 
 FORMAT = "fedclade-checkpoint-1"
@@ -103,31 +103,15 @@ def _read(path: Path) -> Checkpoint:
 
 def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     """A safetensors file that is there whole or not at all, even after a power cut."""
-    temporary = path.with_suffix(".partial")
     here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     told = json.dumps(about)
     # One entry for everything: safetensors writes several in an order that changes from run to run.
     metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
-    try:
+    with whole(path) as temporary:
         temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
         mode = temporary.stat().st_mode
         save_file(here, temporary, metadata)
         temporary.chmod(mode)
-        sync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """What was written to this file, or renamed in this folder, is on the disk when this returns."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
 
 
 def _digest(about: str, tensors: Tree) -> str:

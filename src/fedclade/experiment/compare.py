@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -90,16 +89,6 @@ def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callabl
     differences = significance.differences(measured)
     RunStore(folder).write_comparison({"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()})
     return rows
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """What comparison.json says."""
-    path = folder / "comparison.json"
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
-    return found
 
 
 def _row(title: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,8 +11,17 @@ from fedclade.average import Average
 from fedclade.client.programs import AnyProgram
 from fedclade.client.tree import Tree
 from fedclade.engines.engine import Engine
-from fedclade.federation import Replies, Rows, Sum, gives
+from fedclade.errors import check
+from fedclade.federation import Federation, Replies, Rows, Sum, gives
+from fedclade.methods.base import Method
 from fedclade.relatedness.robust import robust_sums
+
+
+def seen_by(method: Method, engine: Engine, average: Average) -> Federation:
+    """The federation that a method works with."""
+    allowed = f"method {method.name} has only {method.own_mean}; leave it at 'mean'"
+    check(average == "mean" or not method.own_mean, "run.average", average, allowed)
+    return engine if average == "mean" else RobustFederation(engine, average)
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class RobustFederation:
         got = self.engine.map(program, ids, shared=shared, each=each, key=key)
         if not len(got.ids):
             return replace(got, weight=torch.zeros(reduce.rows, dtype=torch.float64))
-        give = gives(reduce, (ids[:, None] == got.ids).int().argmax(0), got.out)
+        give = gives(reduce, torch.nonzero(torch.isin(ids, got.ids)).flatten(), got.out)  # replies come in the order asked
         names = reduce.summed(got.out)
         sums = robust_sums(self.average, give, {name: got.out[name] for name in names})
         rest = {name: value for name, value in got.out.items() if name not in names}

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from fedclade.experiment.interrupt import Interrupt
 from fedclade.experiment.prepare import equip, metrics_for, module_for
 from fedclade.experiment.profile import profile_of
 from fedclade.experiment.result import Result, load, untrained
-from fedclade.experiment.robust import RobustFederation
+from fedclade.experiment.robust import seen_by
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
 from fedclade.experiment.store import RunStore
-from fedclade.federation import Federation, Rows
+from fedclade.federation import Rows
 from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
 
@@ -106,10 +107,7 @@ class Run:
         if not isinstance(self.method, Method):
             raise InvalidInput(f"method = {self.method!r}: give a method such as fc.FedAvg(), not its name or class.")
         self._fed: Engine = self.federation or self._simulator()
-        average = self.settings.average
-        self._view: Federation = self._fed if average == "mean" else RobustFederation(self._fed, average)
-        allowed = f"method {self.method.name} has only {self.method.own_mean}; leave it at 'mean'"
-        check(average == "mean" or not self.method.own_mean, "run.average", average, allowed)
+        self._view = seen_by(self.method, self._fed, self.settings.average)
         self._population = self._fed.population()
         check(len(self._population) > 0, "clients", 0, "there must be at least one")
         self.settings.cohort_size(len(self._population))
@@ -162,7 +160,7 @@ class Run:
                         store.append_round(row)
                         if self._is_due(number, self.settings.checkpoint_every):
                             store.save_checkpoint(self._checkpoint(state, history))
-                            seen.write(store.folder, seen.seen(state, self.clients))
+                            seen.write(store.folder, seen.seen(state, self._labels))
                 if on_round is not None:
                     on_round(row)
                 if interrupt.asked:
@@ -178,6 +176,10 @@ class Run:
         if not isinstance(self.clients, Clients):
             raise InvalidInput("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
         return Simulator(self.clients, device=self.device, profile=self.profile, **asdict(self.engine))
+
+    @cached_property
+    def _labels(self) -> Tensor | None:
+        return seen.label_counts(self.clients)
 
     @property
     def _everyone(self) -> Tensor:
@@ -301,7 +303,7 @@ class Run:
 
     def _describe(self, store: RunStore, summary: dict[str, Any], columns: dict[str, list[Any]], state: State) -> None:
         store.write_clients(columns)
-        seen.write(store.folder, seen.seen(state, self.clients))
+        seen.write(store.folder, seen.seen(state, self._labels))
         store.write_summary(summary)
 
     def _models(self, rows: Rows, ids: Tensor, personal: AnyProgram | None) -> tuple[Tree, Tensor]:

@@ -31,14 +31,20 @@ class Seen:
     measure: str = "euclidean"  # or "cosine": how the method compares them
 
 
-def seen(state: State, clients: Clients | None) -> Seen:
-    """What `state` grouped by, and the label counts of simulated clients."""
-    number = len(state.cluster)
-    ids = torch.arange(number) if number <= MOST_CLIENTS else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
-    labels = None
-    if clients is not None and clients.classes is not None and clients.classes <= MOST_CLASSES:
-        counts = clients.describe().counts
-        labels = counts[ids] if counts is not None else None
+def label_counts(clients: Clients | None) -> Tensor | None:
+    """Training examples of each simulated client by class: they stay, so a run counts them once."""
+    few = clients is not None and clients.classes is not None and clients.classes <= MOST_CLASSES
+    counts = clients.describe().counts if clients is not None and few else None
+    return counts[_shown(len(counts))] if counts is not None else None
+
+
+def _shown(number: int) -> Tensor:
+    return torch.arange(number) if number <= MOST_CLIENTS else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
+
+
+def seen(state: State, labels: Tensor | None) -> Seen:
+    """What `state` grouped by, beside these `label_counts`."""
+    ids = _shown(len(state.cluster))
     told = state.features()
     if told is None:
         return Seen(ids, labels)

@@ -19,7 +19,8 @@ from torch import Tensor
 from fedclade.client.tree import Tree, prefixed
 from fedclade.errors import InvalidInput
 from fedclade.experiment import checkpoint
-from fedclade.experiment.checkpoint import Checkpoint, read_about, sync, write_tensors
+from fedclade.experiment.checkpoint import Checkpoint, read_about, write_tensors
+from fedclade.experiment.files import whole
 
 T = TypeVar("T")
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
@@ -97,6 +98,17 @@ class RunStore:
     def write_comparison(self, comparison: dict[str, Any]) -> None:
         self._write("comparison.json", json.dumps(comparison, indent=2) + "\n")
 
+    def comparison(self) -> dict[str, Any]:
+        """What comparison.json says."""
+
+        def parse(text: str) -> dict[str, Any]:
+            found = json.loads(text)
+            if not isinstance(found, dict):
+                raise ValueError("it holds no table")
+            return found
+
+        return self._read("comparison.json", parse)
+
     def read_clients(self, number: int) -> dict[str, list[Any]]:
         """The columns of clients.csv, which has a line for each of so many clients; an empty place is None."""
 
@@ -132,15 +144,8 @@ class RunStore:
             raise InvalidInput(f"{self.folder / name}: missing or damaged ({error}).") from error
 
     def _write(self, name: str, text: str) -> None:
-        temporary = self.folder / f"{name}.partial"
-        try:
+        with whole(self.folder / name) as temporary:
             temporary.write_text(text)
-            sync(temporary)
-            os.replace(temporary, self.folder / name)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync(self.folder)
 
 
 class StoredModels:

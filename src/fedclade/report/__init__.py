@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedclade.experiment.files import whole
 from fedclade.report.collecting import collect
 from fedclade.report.html import page
 
@@ -20,9 +20,8 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     """The page of these folders, in the file `out`. It is whole or not there at all."""
     text = page(collect(folders))
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f"{out.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, out)
+    with whole(out) as partial:
+        partial.write_text(text, encoding="utf-8")
     return out
 
 

@@ -62,7 +62,7 @@ def read(folders: Sequence[Path]) -> Found:
         if not given.is_dir():
             raise InvalidInput(f"report: there is no folder '{given}'.")
         folder = given.resolve()
-        compared = _json(folder / "comparison.json") if (folder / "comparison.json").exists() else {}
+        compared = RunStore(folder).comparison() if (folder / "comparison.json").exists() else {}
         inside = [folder, *_children(folder, compared)]
         found = {path: _title(path.name, compared) for path in inside if RunStore(path).holds_run()}
         told = [path for path in inside if (path / "diagnosis.json").exists()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput, nearest
 from fedclade.experiment import config, encoders
 from fedclade.experiment.config import Experiment
+from fedclade.experiment.files import whole
 from fedclade.experiment.machine import about
 from fedclade.experiment.runner import OnRound
 from fedclade.experiment.store import RunStore, StoredModels
@@ -207,10 +207,9 @@ def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Ca
         start = time.perf_counter()
         history = STUDIES[job.study](job.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".partial")
         seconds, made = round(time.perf_counter() - start, 3), about(pick_device(options.device).type)
-        unfinished.write_text(json.dumps({"rounds": history, "seconds": seconds, "about": made}, indent=1) + "\n")
-        os.replace(unfinished, file)
+        with whole(file) as unfinished:
+            unfinished.write_text(json.dumps({"rounds": history, "seconds": seconds, "about": made}, indent=1) + "\n")
     found = json.loads(file.read_text())
     return {**found["rounds"][-1], **{name: found[name] for name in ("seconds", "about") if name in found}}, found["rounds"]
 
