@@ -970,14 +970,3 @@ def test_map_never_touches_test_data() -> None:
     assert equal(one.out, other.out)
     assert equal(memory, blind_memory)
     assert list(one.failures) == list(other.failures) == []
-
-
-def test_too_many_clients_at_a_time_are_refused_in_words(ragged: Clients) -> None:
-    def hungry(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-
-    program = Program(
-        lambda shared, mine, memory: ({}, {"n": torch.zeros(())}), hungry, lambda shared, const, carry: (carry, None), Batches(4), "x"
-    )
-    with pytest.raises(InvalidInput, match=r"engine\.chunk: 2 clients at a time do not fit.*engine\.chunk=1"):
-        Simulator(ragged, chunk=2).map(program, torch.arange(4), key=0)

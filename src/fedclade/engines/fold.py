@@ -59,11 +59,6 @@ def fold(program: AnyProgram, lanes: Lanes, shared: Tree, key: int, runs: Runs) 
         if not program.vectorised:
             return _one_by_one(program, lanes, shared, key)
         return _by_falling_size(program, lanes, shared, key, runs)
-    except torch.OutOfMemoryError as error:
-        raise InvalidInput(
-            f"engine.chunk: {len(lanes.client)} clients at a time do not fit into the memory of {lanes.pool.device}; "
-            f"set it to less, for example engine.chunk={max(1, len(lanes.client) // 2)}."
-        ) from error
     except RuntimeError as error:
         plain = _in_plain_words(error, program)
         if plain is None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedclade.average import Average
 from fedclade.client.programs import AnyProgram, Chain, score
-from fedclade.client.tree import Tree, nbytes, stack, take
+from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
 from fedclade.data.clients import Clients
 from fedclade.data.population import Population
 from fedclade.engines.clock import Clock
@@ -24,6 +24,7 @@ from fedclade.engines.fold import Lanes, Runs, fold
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.pool import Pool
 from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, in_order_asked, out_of_bounds, refusal, spec_of
+from fedclade.engines.room import Room
 from fedclade.engines.workers import Workers, cores, keep_freed_memory
 from fedclade.errors import InvalidInput, check
 from fedclade.federation import Failure, Replies, Rows, Sum
@@ -79,6 +80,7 @@ class Simulator:
         self._train = Pool(clients.x, clients.y, clients.train, self.device, self.clock)
         self._test = Pool(clients.x_test, clients.y_test, clients.test, self.device, self.clock)
         self._runs = Runs()
+        self._room = Room(self.device, self._forget_runs)
         keep_freed_memory()
         self.workers = Workers((workers or cores()) if self.device.type == "cpu" else 1)
         self._sizes = clients.sizes
@@ -108,12 +110,19 @@ class Simulator:
         """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `Look`."""
         here = self._on_device(rows, len(ids))
         assert here is not None
-        memory = self.memory.read(ids.to(self.device))
-        mine = here.gather(memory)
-        if tune is not None:
-            with self._settings():
-                mine, _ = fold(tune, Lanes(self._train, ids, self.names[ids], mine, memory), {}, key, self._runs)
-        return mine
+        if tune is None or not len(ids):
+            return here.gather(self.memory.read(ids.to(self.device)))
+
+        def run(chunks: Sequence[Tensor]) -> Iterator[Tree]:
+            for place in chunks:
+                client = ids[place]
+                memory = self.memory.read(client.to(self.device))
+                lanes = Lanes(self._train, client, self.names[client], here[place].gather(memory), memory)
+                yield fold(tune, lanes, {}, key, self._runs)[0]
+
+        with self._settings():
+            found = list(self._room.each(run, torch.arange(len(ids)), self._width(len(ids), here, {})))
+        return concatenate([mine for _, mine in found])
 
     def drain_failures(self) -> list[Failure]:
         """Who did not answer or was refused since this was last asked."""
@@ -141,9 +150,8 @@ class Simulator:
         kept: list[Tree] = []
         places: list[Tensor] = []
         failures: list[Failure] = []
-        chunks: list[Tensor] = self._chunks(self._train, ids, each, shared)
 
-        def lanes() -> Iterator[Lanes]:
+        def lanes(chunks: Sequence[Tensor]) -> Iterator[Lanes]:
             for place in chunks:
                 with self.clock.phase("models"):
                     client = ids[place]
@@ -154,11 +162,12 @@ class Simulator:
         def work(lanes: Lanes) -> tuple[Tree, Tree | None]:
             return fold(program, lanes, shared, key, self._runs)
 
+        def run(chunks: Sequence[Tensor]) -> Iterator[tuple[Tree, Tree | None]]:
+            return map(work, lanes(chunks)) if _uses_numpy(program) else self.workers.in_order(work, lanes(chunks))
+
         with self._settings():
-            results = map(work, lanes()) if _uses_numpy(program) else self.workers.in_order(work, lanes())
-            for place in chunks:
-                with self.clock.phase("clients"):
-                    reply, written = next(results)
+            results = self._room.each(run, _by_size(self._train, ids), self._width(len(ids), each, shared))
+            for place, (reply, written) in self.clock.each("clients", results):
                 one = nbytes(reply) // max(1, len(place))
                 # To look at replies is to wait for the device. Sums of all that was asked are queued before; refusals are rare.
                 trusting = total.copy() if total and self._queues(reduce) else None
@@ -206,9 +215,8 @@ class Simulator:
         assert device_rows is not None
         program = score(look.objective, tuple(metrics.items()))
         sums: dict[str, Tensor] = {}
-        chunks = self._chunks(pool, distinct[:, 1], device_rows, {})
 
-        def lanes() -> Iterator[tuple[Lanes, Tensor]]:
+        def lanes(chunks: Sequence[Tensor]) -> Iterator[tuple[Lanes, Tensor]]:
             for place in chunks:
                 client = asked[first[place]]
                 memory = self.memory.read(client.to(self.device))
@@ -221,8 +229,12 @@ class Simulator:
                 mine, _ = fold(tune, replace(lanes, pool=self._train, part=client), {}, key, self._runs)
             return fold(program, replace(lanes, mine=mine, memory={}), {}, key, self._runs)[0]
 
+        def run(chunks: Sequence[Tensor]) -> Iterator[Tree]:
+            return self.workers.in_order(work, lanes(chunks))
+
         with self._settings():
-            for place, reply in zip(chunks, self.workers.in_order(work, lanes()), strict=True):
+            width = self._width(len(distinct), device_rows, {})
+            for place, reply in self._room.each(run, _by_size(pool, distinct[:, 1]), width):
                 for name, value in reply.items():
                     sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[place] = value.cpu()
         result: Tree = {}
@@ -269,16 +281,13 @@ class Simulator:
             rows.append(honest if arrived is None or reason is not None else arrived)
         return stack(rows), reasons
 
-    def _chunks(self, pool: Pool, parts: Tensor, each: Rows | None, shared: Tree) -> list[Tensor]:
-        """Places of the clients of each chunk: by falling size, so that those with steps left are a prefix, then by id.
+    def _forget_runs(self) -> None:
+        self._runs = Runs()
 
-        The order is the same for every chunk size, which keeps sums the same to the bit.
-        """
-        order = torch.from_numpy(np.lexsort((parts.numpy(), -pool.sizes[parts].numpy())))
-        width = self.chunk or self._auto_chunk(len(parts), each, shared)
-        return [order[first : first + width] for first in range(0, len(order), width)]
-
-    def _auto_chunk(self, clients: int, each: Rows | None, shared: Tree) -> int:
+    def _width(self, clients: int, each: Rows | None, shared: Tree) -> int:
+        """How many clients run at a time."""
+        if self.chunk:
+            return self.chunk
         # What a lane trains: its row, or what it picks from what is sent to all.
         lane = max(_row_bytes(each), nbytes(shared), nbytes(self.memory.initial), 16 * 1024)
         if self.device.type == "cuda":
@@ -338,6 +347,14 @@ def pick_device(device: str) -> torch.device:
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidInput("device = 'cuda': this torch sees no CUDA device; use device = 'cpu' or 'auto'.")
     return torch.device(device)
+
+
+def _by_size(pool: Pool, parts: Tensor) -> Tensor:
+    """Places by falling size, so that in a chunk those with steps left are a prefix, then by id.
+
+    The order is the same for every chunk size, which keeps sums the same to the bit.
+    """
+    return torch.from_numpy(np.lexsort((parts.numpy(), -pool.sizes[parts].numpy())))
 
 
 def _uses_numpy(program: AnyProgram) -> bool:
