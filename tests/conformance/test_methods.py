@@ -201,6 +201,20 @@ def test_nobody_answers_and_nothing_is_lost(name: str, engine: str, ragged: Clie
     assert same(case.served(after), before)
 
 
+def test_a_client_that_comes_late_and_alone_is_admitted(name: str, engine: str, ragged: Clients) -> None:
+    here = False
+
+    def answer(key: int, client: int, reply: Tree) -> Tree | None:
+        return reply if here or client != 2 else None
+
+    case = Federation(name, engine, ragged, faults=answer)
+    state = case.rounds(case.init(), torch.arange(len(ragged)))
+    here = True
+    state = case.round(state, 2, torch.tensor([2]))
+    assert int(state.cluster[2]) != UNKNOWN
+    assert all_finite(case.served(state))
+
+
 def test_late_clients_are_admitted(name: str, engine: str, ragged: Clients) -> None:
     early = replace(
         ragged, train=Parts(ragged.train.index[: int(ragged.train.offsets[3])], ragged.train.offsets[:4]), test_of=ragged.test_of[:3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -131,3 +133,26 @@ def test_two_runs_give_the_same_bytes(method: Method, model: ModelSpec, images: 
             assert torch.equal(value, expected[name])
     assert one.summary["accuracy"] == other.summary["accuracy"]
     assert one.summary["device"] == "cuda"
+
+
+def test_a_device_that_runs_out_of_memory_takes_fewer_clients_at_a_time() -> None:
+    pairs = [(torch.randn(40, 784, generator=torch.Generator().manual_seed(client)), torch.arange(40) % 10) for client in range(256)]
+    clients = from_arrays([(x, y, x[:4], y[:4]) for x, y in pairs])
+
+    def trained(chunk: int) -> dict[str, torch.Tensor]:
+        # 6.5 MB of weights a client: three rounds, so that steps are captured too
+        result = run(FedAvg(), clients, MLP(2048), rounds=3, clients_per_round=256, device="cuda", chunk=chunk, eval_every=1)
+        return {name: value.cpu() for name, value in result.model_of(0).state_dict().items()}
+
+    expected = trained(16)
+    gc.collect()
+    torch.cuda.empty_cache()
+    share = (torch.cuda.memory_reserved() + 2 * 2**30) / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        with pytest.warns(UserWarning, match="256 clients at a time do not fit into that of cuda"):
+            found = trained(256)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4)

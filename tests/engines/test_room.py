@@ -18,6 +18,8 @@ from fedclade.client.tree import Tree
 from fedclade.data import from_arrays
 from fedclade.engines import simulator
 from fedclade.engines.fold import Lanes
+from fedclade.engines.memory import ClientMemory
+from fedclade.engines.replies import Accumulator
 from fedclade.engines.room import Room
 from fedclade.errors import InvalidInput
 from fedclade.models import MLP
@@ -106,16 +108,35 @@ def trained(method: Method, **options: Any) -> fc.Result:
 
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, PerFedAvg], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_run_without_room_ends_like_any_other(method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["steps", "sums", "memory"])
+def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if where == "memory" and method is not SCAFFOLD:
+        pytest.skip("its clients remember nothing")
     undisturbed = trained(method(), workers=workers)
-    ask = simulator.fold
+    fold, add, make_room = simulator.fold, Accumulator.add, ClientMemory.make_room
 
-    def cramped(program: Any, lanes: Lanes, *others: Any) -> tuple[Tree, Tree | None]:
-        if len(lanes.client) > 2:
+    def for_two(many: Sequence[Any] | Tensor) -> None:
+        if len(many) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return ask(program, lanes, *others)
 
-    monkeypatch.setattr(simulator, "fold", cramped)
+    def cramped_fold(program: Any, lanes: Lanes, *others: Any) -> tuple[Tree, Tree | None]:
+        for_two(lanes.client)
+        return fold(program, lanes, *others)
+
+    def cramped_add(self: Accumulator, places: Tensor, reply: Tree) -> None:
+        for_two(places)
+        add(self, places, reply)
+
+    def cramped_room(self: ClientMemory, ids: Tensor) -> None:
+        for_two(ids)
+        make_room(self, ids)
+
+    if where == "steps":
+        monkeypatch.setattr(simulator, "fold", cramped_fold)
+    elif where == "sums":
+        monkeypatch.setattr(Accumulator, "add", cramped_add)
+    else:
+        monkeypatch.setattr(ClientMemory, "make_room", cramped_room)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         found = trained(method(), workers=workers, chunk=9)

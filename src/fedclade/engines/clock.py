@@ -6,11 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import TypeVar
 
 import torch
-
-T = TypeVar("T")
 
 
 class Clock:
@@ -56,17 +53,6 @@ class Clock:
                 yield
             finally:
                 self._within = outer
-
-    def each(self, name: str, items: Iterator[T]) -> Iterator[T]:
-        """The items, with what it takes to make each timed as `name`."""
-        while True:
-            with self.phase(name):
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
-            yield item
-            del item  # the next one needs the memory
 
     def _now(self) -> float:
         if self._device.type == "cuda":

@@ -17,15 +17,21 @@ class _Slots:
         self.rows: Tree = {name: value.new_empty((0, *value.shape)) for name, value in like.items()}
         self.used = 0
 
+    def make_room(self, ids: Tensor) -> None:
+        """For the rows of these clients, so that writing them needs no more memory."""
+        used = self.used + int((self.slot[ids] < 0).sum())
+        for name, value in self.rows.items():
+            if len(value) < used:
+                room = min(len(self.slot), max(2 * len(value), used))
+                self.rows[name] = torch.cat([value, value.new_empty((room - len(value), *value.shape[1:]))])
+
     def write(self, ids: Tensor, rows: Tree) -> None:
+        self.make_room(ids)
         new = ids[self.slot[ids] < 0]
         self.slot[new] = torch.arange(self.used, self.used + len(new), device=ids.device)
         self.used += len(new)
         for name, value in self.rows.items():
-            if len(value) < self.used:
-                room = min(len(self.slot), max(2 * len(value), self.used))
-                self.rows[name] = torch.cat([value, value.new_empty((room - len(value), *value.shape[1:]))])
-            self.rows[name][self.slot[ids]] = rows[name]
+            value[self.slot[ids]] = rows[name]
 
     def written(self) -> Tensor:
         """Who has a row."""
@@ -63,6 +69,11 @@ class ClientMemory:
                 for name, value in slots.read(ids[places]).items():
                     rows[name][places] = value
         return rows
+
+    def make_room(self, ids: Tensor) -> None:
+        """For what these clients are about to write."""
+        if self._pending is not None:
+            self._pending.make_room(ids)
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if self._pending is None or rows.keys() != self.initial.keys():

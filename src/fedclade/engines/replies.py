@@ -78,7 +78,7 @@ class Accumulator:
         return self.reduce.summed(reply)
 
     def copy(self) -> Accumulator:
-        """The same sums, of which further ones can be made on CUDA without changing these."""
+        """The same sums, of which further ones can be made on CUDA without changing these. On the CPU they share their memory."""
         other = Accumulator(self.reduce)
         other.sums, other.weight = dict(self.sums), self.weight
         return other
@@ -96,12 +96,12 @@ class Accumulator:
             return
         client, row = torch.nonzero(give, as_tuple=True)
         shares = list(zip(client.tolist(), row.tolist(), give[client, row].tolist(), strict=True))
-        for name in names:
-            value = reply[name]
+        for name in names:  # all of it first: where there is no memory for it, nothing has been added
             if name not in self.sums:
-                self.sums[name] = value.new_zeros((self.reduce.rows, *value.shape[1:]), dtype=torch.float64)
+                self.sums[name] = reply[name].new_zeros((self.reduce.rows, *reply[name].shape[1:]), dtype=torch.float64)
+        for name in names:
             for mine, where, share in shares:
-                self.sums[name][where].add_(value[mine], alpha=share)
+                self.sums[name][where].add_(reply[name][mine], alpha=share)
 
     def _add_products(self, give: Tensor, names: tuple[str, ...], reply: Tree) -> None:
         chosen = {name: reply[name] for name in names}

@@ -162,12 +162,15 @@ class Simulator:
         def work(lanes: Lanes) -> tuple[Tree, Tree | None]:
             return fold(program, lanes, shared, key, self._runs)
 
-        def run(chunks: Sequence[Tensor]) -> Iterator[tuple[Tree, Tree | None]]:
-            return map(work, lanes(chunks)) if _uses_numpy(program) else self.workers.in_order(work, lanes(chunks))
-
-        with self._settings():
-            results = self._room.each(run, _by_size(self._train, ids), self._width(len(ids), each, shared))
-            for place, (reply, written) in self.clock.each("clients", results):
+        def run(chunks: Sequence[Tensor]) -> Iterator[None]:
+            nonlocal total
+            results = map(work, lanes(chunks)) if _uses_numpy(program) else self.workers.in_order(work, lanes(chunks))
+            for place in chunks:
+                with self.clock.phase("clients"):
+                    reply, written = next(results)
+                # Up to the end of the sums memory may run out, and the chunk is run again: nothing is kept of it before.
+                if written is not None:
+                    self.memory.make_room(ids[place].to(self.device))
                 one = nbytes(reply) // max(1, len(place))
                 # To look at replies is to wait for the device. Sums of all that was asked are queued before; refusals are rare.
                 trusting = total.copy() if total and self._queues(reduce) else None
@@ -176,21 +179,27 @@ class Simulator:
                         trusting.add(place, reply)
                 with self.clock.phase("replies"):
                     good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
-                failures += reasons
-                # What was refused had been sent all the same.
-                self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))
-                if written is not None and len(good):
-                    self.memory.write(ids[place][good].to(self.device), take(written, good.to(self.device)) if reasons else written)
-                if total:
-                    if trusting and not reasons:
-                        total = trusting
-                    else:
-                        with self.clock.phase("sums"):
-                            total.add(place[good], reply)
+                if total and (not trusting or reasons):
+                    with self.clock.phase("sums"):
+                        trusting = total.copy()
+                        trusting.add(place[good], reply)
+                if total and trusting:
+                    total = trusting
                     added = total.keys(reply)
                     reply = {name: value for name, value in reply.items() if name not in added}
+                if written is not None and len(good):
+                    self.memory.write(ids[place][good].to(self.device), take(written, good.to(self.device)) if reasons else written)
+                failures.extend(reasons)
+                # What was refused had been sent all the same.
+                self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))
                 kept.append(reply)
                 places.append(place[good])
+                del reply, written  # the next chunk needs the memory
+                yield
+
+        with self._settings():
+            for _ in self._room.each(run, _by_size(self._train, ids), self._width(len(ids), each, shared)):
+                pass
         self._failures += failures
         return in_order_asked(ids, places, kept, total, failures)
 

@@ -145,6 +145,6 @@ class Clade(Noised):
             return state
         signatures = state.signature.index_copy(0, got.ids, got.out["mean"].double().cpu())
         z, n = (signatures @ state.whitener).numpy(), fed.sizes.double().numpy()
-        old = np.flatnonzero(state.cluster != UNKNOWN)
-        place = placed(z[got.ids], n[got.ids], z[old], n[old], state.cluster.numpy()[old], len(state))
+        old, new = np.flatnonzero(state.cluster != UNKNOWN), got.ids.numpy()
+        place = placed(z[new], n[new], z[old], n[old], state.cluster.numpy()[old], len(state))
         return replace(state, cluster=state.cluster.index_copy(0, got.ids, torch.from_numpy(place)), signature=signatures)
