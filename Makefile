@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip prefers a build of this machine's own, such as 2.13.0+cpu.
+TORCH := 2.13.0
 
 # Small models are fastest on one thread a process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help setup demo test test-all lint docs bench clean
+.PHONY: help setup demo test test-all lint docs bench lock clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
@@ -19,25 +22,33 @@ help:
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
+	@echo "make lock      locked.txt and locked-dev.txt again, after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 	@echo "make clean     remove .venv, caches and runs/"
 
 setup: $(READY)
 
-# torch comes first and alone, so that nothing else pulls another build of it.
-$(READY): pyproject.toml constraints.txt
+# What is downloaded is checked against the hashes in locked.txt and locked-dev.txt, and nothing is built: wheels only. torch alone has no
+# hash there, since each machine has its own build of it. It comes after all else that it needs, so that it brings nothing but itself and, if
+# it is a CUDA build, NVIDIA's libraries and triton: these must come with it, hence no --no-deps. fedclade is built by the locked hatchling.
+$(READY): pyproject.toml locked.txt Makefile
 	@echo "fedclade: setting up $(VENV) (first time only, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "fedclade: installing what fedclade needs"
+	@$(INSTALL) --only-binary :all: --require-hashes -r locked.txt
 	@echo "fedclade: installing torch"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	@$(INSTALL) --only-binary :all: torch==$(TORCH)
 	@echo "fedclade: installing fedclade"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[flower]'
+	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
 # What tests and checks need on top of what a user does.
-$(TOOLS): $(READY)
+$(TOOLS): $(READY) locked-dev.txt
 	@echo "fedclade: installing what the tests need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) --only-binary :all: --require-hashes -r locked-dev.txt
 	@touch $(TOOLS)
+
+lock: $(READY)
+	@$(BIN)/python benchmarks/lock.py torch==$(TORCH) $(ARGS)
 
 demo: $(READY)
 	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade

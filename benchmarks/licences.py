@@ -9,12 +9,15 @@ import re
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, requires
 from pathlib import Path
 
+from lock import FIRST, MORE, packages
+from packaging.requirements import Requirement
+
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Licences
 
-fedclade is under Apache-2.0. Made by `python benchmarks/licences.py` from what each package of constraints.txt declares: *needed* are those
-that `pip install fedclade` brings; the others come with an extra (`flower`, `onnx`, `track`, `ot`, `docs`, `browser`) or are for
-developers only. Nothing of them is copied into fedclade.
+fedclade is under Apache-2.0. Made by `python benchmarks/licences.py` from what torch and each package of locked.txt and locked-dev.txt
+declares, on Linux with Python 3.11: *needed* are those that `pip install fedclade` brings; the others come with an extra (`flower`,
+`onnx`, `track`, `ot`, `docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
 
 | package | version | licence | |
 | --- | --- | --- | --- |
@@ -53,13 +56,18 @@ def _plain(name: str) -> str:
 
 
 def page() -> str:
-    core, rows = needed("fedclade", set()), []
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        name, _, version = line.partition("==")
-        if version:
-            package = distribution(name)
-            rows.append(f"| {name} | {version} | {licence(package)} | {'needed' if _plain(name) in core else ''} |\n")
+    core = needed("fedclade", set())
+    rows = [_row(distribution("torch").version.partition("+")[0], "torch", core)]
+    for name, lines in sorted(packages(FIRST.read_text() + MORE.read_text())):
+        locked = Requirement(lines.partition("\\")[0])
+        if locked.marker is None or locked.marker.evaluate():
+            rows.append(_row(str(locked.specifier).removeprefix("=="), name, core))
     return HEAD + "".join(rows)
+
+
+def _row(version: str, name: str, core: set[str]) -> str:
+    package = distribution(name)
+    return f"| {package.metadata['Name']} | {version} | {licence(package)} | {'needed' if name in core else ''} |\n"
 
 
 if __name__ == "__main__":
