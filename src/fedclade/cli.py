@@ -20,6 +20,7 @@ from fedclade.cli_report import report
 from fedclade.cli_reproduce import reproduce
 from fedclade.cli_run import ImportOption, compare, import_all, run
 from fedclade.data.catalogue import CATALOGUE
+from fedclade.engines.room import is_out_of_memory
 from fedclade.errors import FedcladeError, InvalidInput, nearest
 from fedclade.experiment import config, encoders
 from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method, hyperparameters
@@ -50,6 +51,9 @@ def main() -> None:
         tell("stopped.")
         raise SystemExit(130) from None
     except Exception as error:
+        if is_out_of_memory(error):
+            reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
+            _fail(f"memory: there is none left ({reason}). Try a smaller engine.chunk, model or cohort; a run goes on with --resume.")
         # typer passes click's own complaints about options through; anything else is a defect of ours and keeps its traceback.
         if hasattr(error, "format_message"):
             # Two libraries add the same suggestion.
