@@ -13,7 +13,7 @@ from fedclade.client.programs import LocalTraining, Program, sgd, then
 from fedclade.client.recipes import travels
 from fedclade.diagnose import diagnose
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable
+from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable, NotWritten
 from fedclade.experiment.encoders import pretrain
 from fedclade.experiment.result import Result, load
 from fedclade.experiment.runner import run
@@ -71,6 +71,7 @@ __all__ = [
     "LocalTraining",
     "Method",
     "NotVectorisable",
+    "NotWritten",
     "Oracle",
     "PerFedAvg",
     "Program",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fedclade.cli_show import say, show_comparison, show_result
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInput, NotWritten
 from fedclade.experiment import compare as comparison
 from fedclade.experiment import config, sweep
 from fedclade.experiment.progress import display
@@ -141,6 +141,8 @@ def run(
                     result = prepared.execute(folder, resume, on_round)
     except KeyboardInterrupt:
         _interrupted(folder)
+    except NotWritten as error:
+        _not_written(error, folder)
     if not quiet:
         show_result(result)
     if result.already_finished:
@@ -193,6 +195,8 @@ def _several(planned: Sequence[comparison.Planned], folder: Path, resume: bool, 
             rows = comparison.execute(planned, folder, resume, one)
     except KeyboardInterrupt:
         _interrupted(folder)
+    except NotWritten as error:
+        _not_written(error, folder)
     show_comparison(rows)
     for line in RunStore(folder).comparison()["differences"]["in_words"]:
         say(line)
@@ -224,3 +228,7 @@ def _flower() -> ModuleType:
 def _interrupted(folder: Path) -> NoReturn:
     tell(f"interrupted; go on with the same command and --out {folder} --resume")
     raise SystemExit(130)
+
+
+def _not_written(error: NotWritten, folder: Path) -> NoReturn:
+    raise NotWritten(f"{error} Go on with the same command and --out {folder} --resume.") from error

@@ -18,6 +18,10 @@ class NotVectorisable(FedcladeError, RuntimeError):
     """A model or program that cannot run on many clients at once."""
 
 
+class NotWritten(FedcladeError, OSError):
+    """A file that the disk did not take: it is full, read-only or broken."""
+
+
 def nearest(given: str, known: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` where something known is close to what was given, else what is known."""
     names = sorted(known)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fedclade.errors import InvalidInput
+from fedclade.experiment.files import writing
 from fedclade.experiment.store import RunStore
 
 if TYPE_CHECKING:
@@ -37,19 +39,26 @@ class Tracker:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.writer is not None:
-            self.writer.close()
+            # Where the run has failed already, that is what matters.
+            with suppress(OSError) if error is not None else writing(self.folder / FOLDER):
+                self.writer.close()
 
     def row(self, row: dict[str, Any]) -> None:
-        if self.writer is not None:
-            _write(self.writer, row)
-            return
+        with writing(self.folder / FOLDER):
+            if self.writer is not None:
+                _write(self.writer, row)
+            else:
+                self.writer = self._begun()
+
+    def _begun(self) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter  # a second to import, for those who want it
 
         # A resumed run may go back to its last checkpoint, and may not have been tracked before: all rounds are written again, and
         # `purge_step` tells TensorBoard to forget those that it had.
-        self.writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
+        writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
         for earlier in RunStore(self.folder).history():
-            _write(self.writer, earlier)
+            _write(writer, earlier)
+        return writer
 
 
 def _write(writer: SummaryWriter, row: dict[str, Any]) -> None:

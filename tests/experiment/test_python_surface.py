@@ -106,10 +106,10 @@ def test_everything_that_is_exported_is_there_and_documented() -> None:
     assert fc.__version__
 
 
-@pytest.mark.parametrize("error", [fc.InvalidInput("x"), fc.NotVectorisable("x")])
+@pytest.mark.parametrize("error", [fc.InvalidInput("x"), fc.NotVectorisable("x"), fc.NotWritten("x")])
 def test_every_error_of_ours_can_be_caught_under_one_name_and_as_pythons_own(error: Exception) -> None:
     assert isinstance(error, fc.FedcladeError)
-    assert isinstance(error, ValueError | RuntimeError)
+    assert isinstance(error, ValueError | RuntimeError | OSError)
 
 
 def test_a_result_is_shown_in_a_few_lines_without_its_models(digits: fc.data.Clients) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -266,6 +267,19 @@ def test_where_no_checkpoint_is_whole_the_run_is_not_begun_anew_in_silence(digit
         do(digits, fc.FedAvg(), tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("part", ["state", "memory"])
+def test_a_checkpoint_that_was_made_up_is_refused_in_words(part: str, digits: Clients, tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        do(digits, fc.SCAFFOLD(), tmp_path, on_round=stop_after(4, ZeroDivisionError))
+    found = checkpoint.latest(tmp_path / "checkpoint")
+    assert found is not None
+    name = "cluster" if part == "state" else "ids"
+    tensors = {key: value for key, value in getattr(found, part).items() if key != name}
+    checkpoint.save(tmp_path / "checkpoint", replace(found, **{part: tensors}))
+    with pytest.raises(fc.InvalidInput, match="the checkpoint of round 4 does not hold what scaffold needs"):
+        do(digits, fc.SCAFFOLD(), tmp_path, resume=True)
+
+
 def test_only_the_last_two_checkpoints_are_kept_and_no_half_written_file_is_taken_for_one(digits: Clients, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         do(digits, fc.FedAvg(), tmp_path, checkpoint_every=1, on_round=stop_after(5, ZeroDivisionError))
@@ -322,7 +336,7 @@ def test_the_second_ctrl_c_ends_it_at_once(digits: Clients, tmp_path: Path, ctrl
 
 SLOW = """
 import os, time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import fedclade as fc
 
 def stall(method):
@@ -411,3 +425,33 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
         REGISTRY["method"].update(methods)
         sys.modules.pop("slow", None)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("scaffold", marks=pytest.mark.slow)])
+def test_three_kills_at_random_moments_change_nothing(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """benchmarks/kills.py does fifty of each of four methods."""
+    draw = random.Random(method)
+    sets = ("run.rounds=50", "run.checkpoint_every=1", "run.eval_every=4", f"method.name={method}")
+    given = ["run", "quickstart", *(word for one in sets for word in ("--set", one)), "-q", "--no-report"]
+    rounds = tmp_path / "parts" / "rounds.jsonl"
+
+    def done() -> int:
+        return rounds.read_bytes().count(b"\n") if rounds.exists() else 0
+
+    for _ in range(3):
+        until = done() + draw.randint(1, 8)
+        command = [sys.executable, "-m", "fedclade.cli", *given, "--out", str(tmp_path / "parts"), "--resume"]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        try:
+            while done() < until and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(draw.uniform(0, 0.05))  # in a round, a line or a checkpoint
+        finally:
+            process.kill()
+            _, told = process.communicate()
+        assert process.returncode == -signal.SIGKILL, told.decode()
+    assert not (tmp_path / "parts" / "summary.json").exists()
+    for folder in ("parts", "whole"):
+        monkeypatch.setattr(sys, "argv", ["fedclade", *given, "--out", str(tmp_path / folder), "--resume"])
+        cli.main()
+    assert written(tmp_path / "parts") == written(tmp_path / "whole")

@@ -7,10 +7,12 @@ import io
 import json
 import os
 import random
+import shutil
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,14 @@ from hypothesis import strategies as st
 from scipy.io import savemat
 
 import fedclade as fc
+from fedclade import report
 from fedclade.data import readers
 from fedclade.errors import FedcladeError
 from fedclade.experiment import checkpoint, config, encoders, seen
 from fedclade.models import ConvAutoencoder
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "60"))
-often = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+often = settings(max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck))
 
 
 def damaged(whole: bytes, seed: int) -> bytes:
@@ -236,3 +239,37 @@ def test_a_damaged_experiment_file_is_an_experiment_or_an_error_of_ours(seed: in
     with tempfile.TemporaryDirectory() as folder:
         path = at(Path(folder), "mine.toml", damaged(tomli_w.dumps(EXPERIMENT).encode(), seed))
         assert refused(lambda: config.experiment(config.read(path))) != ""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, with a diagnosis and a comparison as they are read beside it."""
+    draw = torch.Generator().manual_seed(0)
+    clients = [(torch.randn(6, 3, generator=draw), torch.arange(6) % 2, torch.randn(4, 3, generator=draw), torch.arange(4) % 2)] * 4
+    out = tmp_path_factory.mktemp("ran") / "run"
+    fc.run(fc.Clade(), fc.data.from_arrays(clients), fc.models.MLP(8), rounds=2, eval_every=1, out=out, workers=1)
+    diagnosis = {"headline": "Label skew.", "sentences": ["Label skew.", "Use Clade."], "sure": 0.5, "group": [0, 0, 1, 1]}
+    (out / "diagnosis.json").write_text(json.dumps(diagnosis))
+    compared = {"folders": {"clade": ["clade-seed0"]}, "differences": {"in_words": ["Clade is better."]}}
+    (out / "comparison.json").write_text(json.dumps(compared))
+    return out
+
+
+IN_RUNS = ["summary.json", "rounds.jsonl", "clients.csv", "experiment.toml", "comparison.json", "diagnosis.json", seen.FILE]
+
+
+def test_the_whole_run_is_read(ran: Path) -> None:
+    report.page(report.collect([ran]))
+    fc.load(ran)
+
+
+@pytest.mark.parametrize("name", [*IN_RUNS, "models/models.safetensors"])
+@given(seed=st.integers(0, 2**32))
+@often
+def test_a_damaged_run_is_reported_and_loaded_or_an_error_of_ours(ran: Path, name: str, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(shutil.copytree(ran, Path(folder) / "run", ignore=shutil.ignore_patterns("checkpoint")))
+        (run / name).write_bytes(damaged((ran / name).read_bytes(), seed))
+        if name in IN_RUNS:
+            assert refused(lambda: report.page(report.collect([run]))) != ""
+        assert refused(lambda: fc.load(run)) != ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from fedclade.errors import FedcladeError
 from fedclade.federation import Replies, Rows
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
-often = settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+often = settings(max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck))
 STRANGE: list[Any] = [None, True, -1, 0, 7, 2**70, 1e308, "", "map", [], [0], [99], [[0, "a"]], {}, {"a": 1}, [None], "x" * 1000]
 
 

@@ -56,6 +56,6 @@ def test_the_command_refuses_in_words(copied: Path, tmp_path: Path) -> None:
         command([copied], tmp_path)
     with pytest.raises(InvalidInput, match="it is a file; give a folder"):
         command([copied], None, copied / "summary.json")
-    (copied / "summary.json").write_text(json.dumps({"clients": 3}))
+    (copied / "summary.json").write_text(json.dumps({"clients": 3, "clusters": 1, "rounds": 4}))
     with pytest.raises(InvalidInput, match=r"clients\.csv: missing or damaged"):
         command([copied])

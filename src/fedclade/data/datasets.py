@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade import bounded
 from fedclade.data import arrays
 from fedclade.data.clients import Clients, Parts
 from fedclade.errors import InvalidInput, nearest
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
 CACHE = "~/.cache/fedclade"
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,15 +170,20 @@ def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
 
 def _missing(name: str, candidates: Sequence[Path], known: Collection[str]) -> str:
     if len(candidates) == 1:
-        what = "it is a folder" if candidates[0].is_dir() else "there is no such file"
+        what = _instead(candidates[0]) or "there is no such file"
         return f"data set '{name}': {what}. Give the path of an .npz file with the arrays {', '.join(NEEDED)}."
-    looked = ", ".join(str(path) + (" (a folder, not a file)" if path.is_dir() else "") for path in candidates)
+    looked = ", ".join(str(path) + (f" ({found})" if (found := _instead(path)) else "") for path in candidates)
     file = candidates[-1].name
     return (
         f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, known)} "
         f"Put {file}, with the arrays {', '.join(NEEDED)}, in one of these places, give its path, "
         "or name its folder by --data-root or $FEDCLADE_DATA."
     )
+
+
+def _instead(path: Path) -> str:
+    """What is where a file should be."""
+    return "it is a folder" if path.is_dir() else "it is a pipe, a socket or a device" if path.exists() else ""
 
 
 def _read(path: Path) -> Dataset:
@@ -206,19 +215,21 @@ def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dat
 
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     found: dict[str, NDArray[np.generic]] = {}
+    bounded.fit(path, bounded.size(path))
     name = "the file"
     try:
-        with path.open("rb") as file:  # np.load would leave it open where it fails
+        with path.open("rb") as file:
             if file.read(2) != b"PK":
                 raise InvalidInput(f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…, y_train=…, …).")
-            file.seek(0)
-            archive = np.load(file, allow_pickle=False)
-            if missing := [needed for needed in NEEDED if needed not in archive.files]:
-                has = ", ".join(archive.files) or "no arrays"
-                raise InvalidInput(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
-            for name in archive.files:
-                if name.endswith(("_train", "_test")):
-                    found[name] = np.asarray(archive[name])
+            with zipfile.ZipFile(file) as archive:
+                members = {member.removesuffix(".npy"): member for member in archive.namelist()}
+                if missing := [needed for needed in NEEDED if needed not in members]:
+                    has = ", ".join(members) or "no arrays"
+                    raise InvalidInput(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
+                wanted = {name: member for name, member in members.items() if name.endswith(("_train", "_test"))}
+                bounded.fit(f"{path}: its arrays", sum(archive.getinfo(member).file_size for member in wanted.values()))
+                for name, member in wanted.items():
+                    found[name] = _array(path, archive, member)
     except InvalidInput:
         raise
     except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
@@ -227,6 +238,21 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         reason = str(error).split("\n", 1)[0] or type(error).__name__
         raise InvalidInput(f"{path}: {name} cannot be read, damaged or cut short ({reason}): copy or make the file again.") from error
     return found
+
+
+def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
+    with bounded.member(path, archive, name) as file:
+        if not file.peek(6).startswith(b"\x93NUMPY"):
+            raise InvalidInput(f"{path}: {name} holds text or something else, no array: write the file with np.savez.")
+        header = _HEADERS.get(np.lib.format.read_magic(file))
+        if header is None:
+            raise ValueError("it is written in a way that is for tables alone")
+        shape, _, dtype = header(file)
+        told, has = file.tell() + math.prod(shape) * dtype.itemsize, archive.getinfo(name).file_size
+        if told != has and not dtype.hasobject:  # objects are refused by numpy
+            raise ValueError(f"it has {has} bytes, by its header {told}")
+        file.seek(0)
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _shown(given: object) -> str:

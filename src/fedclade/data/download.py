@@ -10,6 +10,7 @@ from typing import TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from fedclade import bounded
 from fedclade.data.catalogue import File, Published
 from fedclade.errors import FedcladeError, InvalidInput
 
@@ -56,13 +57,14 @@ def fetch(file: File, folder: Path, progress: Progress) -> None:
 
 def wrong(path: Path, file: File) -> str:
     """What is wrong with a file by its SHA-256; empty where nothing is."""
+    bounded.size(path)
     with path.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     return "" if found == file.sha256 else f"{path}: expected SHA-256 {file.sha256}, found {found}"
 
 
 def _transfer(file: File, part: Path, progress: Progress) -> None:
-    have = part.stat().st_size if part.exists() else 0
+    have = bounded.size(part) if part.exists() else 0
     if have >= file.size:  # nothing to ask for: its checksum tells
         return
     with _opened(file, have) as response:
@@ -76,6 +78,8 @@ def _transfer(file: File, part: Path, progress: Progress) -> None:
                 out.write(block)
                 have += len(block)
                 progress(file, have)
+                if have > file.size:  # a server that does not say how much it sends may never end
+                    break
     if have < file.size:
         raise _broken_off(file, have, "the server closed the connection")
 

@@ -1,24 +1,29 @@
 """Data sets read from their files as they are published. A file that is damaged, cut short or something else is refused by its name.
 
-Every reader takes the files that `catalogue` found. Archives are read where they lie and nothing is unpacked to disk or unpickled.
+Every reader takes the files that `catalogue` found. Archives are read where they lie and nothing is unpacked to disk or unpickled, nor
+in memory beyond `bounded.MOST`.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
 import math
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedclade import bounded
 from fedclade.data import text
 from fedclade.data.datasets import Dataset, dataset
 from fedclade.errors import InvalidInput
@@ -31,6 +36,9 @@ Content: TypeAlias = tuple[str, bytes]
 IDX_PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "test-images-idx3-ubyte", "test-labels-idx1-ubyte")
 CIFAR_PIXELS = 3 * 32 * 32
 LEAF_PIXELS = 28 * 28
+_MAT_PACKED = 15
+_MAT_NUMBERS = {f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_MAT_NUMBERS |= {"single": "float32", "double": "float64"}
 _AGAIN = "get it again."
 
 
@@ -77,7 +85,7 @@ def ag_news(files: Sequence[Path]) -> Dataset:
 
 
 def _contents(files: Sequence[Path]) -> list[Content]:
-    return [(str(file), file.read_bytes()) for file in files]
+    return [(str(file), bounded.read(file)) for file in files]
 
 
 def _from_idx(name: str, classes: int, contents: Sequence[Content], transposed: bool) -> Dataset:
@@ -96,18 +104,23 @@ def _idx_part(images: Content, labels: Content, classes: int, transposed: bool) 
 def _idx_array(content: Content, axes: int) -> Bytes:
     """IDX: two zero bytes, 8 for unsigned bytes, the number of axes, each axis' length as a big-endian 32-bit number, the values."""
     where, data = content
-    if data[:2] == b"\x1f\x8b":
-        with _whole(where):
-            data = gzip.decompress(data)
     start = 4 + 4 * axes
-    if data[:4] != bytes((0, 0, 8, axes)):
+    packed = data[:2] == b"\x1f\x8b"
+    with _whole(where):
+        head = bounded.gunzip(data, start) if packed else data[:start]
+    if head[:4] != bytes((0, 0, 8, axes)):
         raise InvalidInput(
-            f"{where} begins with the bytes {data[:4].hex(' ') or 'of an empty file'}, an IDX file of this kind with 00 00 08 0{axes}: "
+            f"{where} begins with the bytes {head[:4].hex(' ') or 'of an empty file'}, an IDX file of this kind with 00 00 08 0{axes}: "
             "this is another file; get it again."
         )
-    shape = [int(length) for length in np.frombuffer(data[4:start].ljust(4 * axes, b"\0"), ">u4")]
-    if len(data) != start + math.prod(shape):
-        raise InvalidInput(f"{where} has {len(data)} bytes, its header promises {start + math.prod(shape)}: cut short or damaged; {_AGAIN}")
+    shape = [int(length) for length in np.frombuffer(head[4:].ljust(4 * axes, b"\0"), ">u4")]
+    promised = start + math.prod(shape)
+    bounded.allow(f"{where}, by its header", promised)
+    with _whole(where):
+        data = bounded.gunzip(data, promised + 1) if packed else data
+    if len(data) != promised:
+        found = len(data) if len(data) < promised else f"more than {promised}"
+        raise InvalidInput(f"{where} has {found} bytes, its header promises {promised}: cut short or damaged; {_AGAIN}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -125,18 +138,56 @@ def _cifar_records(content: Content, classes: int, label_bytes: int) -> tuple[By
 
 
 def _svhn_part(path: Path) -> tuple[Bytes, Bytes]:
-    from scipy.io import loadmat  # rarely needed
+    from scipy.io import loadmat, whosmat  # rarely needed
 
+    data = bounded.read(path)
     try:
-        found = loadmat(path, variable_names=["X", "y"])
+        file: Any = io.BytesIO(_unpacked(path, data))  # scipy's types know files by name alone
+        # Only numbers: scipy makes room for as many cells as a header tells, with nothing in them. Of two of one name it takes the first.
+        first = {name: (shape, _MAT_NUMBERS.get(kind)) for name, shape, kind in reversed(whosmat(file))}
+        (x_shape, x_kind), labels = first["X"], math.prod(first["y"][0])
+        if x_kind is None or first["y"][1] is None:
+            raise ValueError("they are no arrays of numbers")
+        if x_kind != "uint8" or x_shape != (32, 32, 3, labels):
+            raise InvalidInput(
+                f"{path}: X of shape {x_shape} and type {x_kind} for {labels} labels: it must be uint8, 32 × 32 × 3 × labels."
+            )
+        found = loadmat(file, variable_names=["X", "y"])
         x, y = np.asarray(found["X"]), np.asarray(found["y"]).ravel()
+    except InvalidInput:
+        raise
     except Exception as error:  # scipy raises a dozen kinds for a damaged file, and each means the same to a user
         raise InvalidInput(f"{path}: no MATLAB file with X and y, damaged or cut short ({_reason(error)}); {_AGAIN}") from error
-    if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.shape[3] != len(y):
-        raise InvalidInput(f"{path}: X of shape {x.shape} and type {x.dtype} for {len(y)} labels: it must be uint8, 32 × 32 × 3 × labels.")
     if not np.isin(y, range(1, 11)).all():
         raise InvalidInput(f"{path}: y has values other than 1 … 10 (10 is the digit 0); {_AGAIN}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), (y % 10).astype(np.uint8)
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    """A MATLAB file (version 5: 128 bytes, then elements of kind, length and content) with its packed elements unpacked.
+
+    scipy then finds no more than there is, whatever lengths and shapes the file tells.
+    """
+    order = {b"IM": "<II", b"MI": ">II"}.get(data[126:128])
+    if order is None:
+        raise ValueError("not of version 5")
+    found, at = bytearray(data[:128]), 128
+    while at < len(data):
+        kind, length = struct.unpack_from(order, data, at)
+        if not length:
+            raise ValueError("an empty element")
+        if kind == _MAT_PACKED:
+            packed = data[at + 8 : at + 8 + length]
+            promised = 8 + struct.unpack(order, zlib.decompressobj().decompress(packed, 8))[1]
+            bounded.allow(f"{path}, unpacked", len(found) + promised)
+            unpacker = zlib.decompressobj()
+            found += unpacker.decompress(packed, promised + 1)
+            if not unpacker.eof:  # it compares its checksum there
+                raise ValueError("a packed element has another length than it tells")
+        else:
+            found += data[at : at + 8 + length]
+        at += 8 + length
+    return bytes(found)
 
 
 def _leaf_part(folder: Path, classes: int) -> tuple[Bytes, Array, Array]:
@@ -154,9 +205,10 @@ def _leaf_part(folder: Path, classes: int) -> tuple[Bytes, Array, Array]:
 
 def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
     """Images are stored as k / 255 for the byte k; as bytes they take an eighth of the memory and lose nothing."""
+    data = bounded.read(path)
     try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{path}: no JSON, damaged or cut short ({_reason(error)}): make it again by LEAF's preprocess.sh.") from error
     try:
         for user, count in zip(content["users"], content["num_samples"], strict=True):
@@ -170,7 +222,7 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
             yield str(user), pixels.round().astype(np.uint8).reshape(count, 28, 28), y
     except InvalidInput:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
             f"{path}: not as LEAF writes FEMNIST, with users, num_samples and user_data, {LEAF_PIXELS} pixels a sample: {_reason(error)}."
         ) from error
@@ -178,6 +230,7 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
 
 def _ag_news_part(path: Path) -> text.Texts:
     texts, topics = [], []
+    bounded.allow(path, bounded.size(path))
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.reader(file, strict=True)
@@ -196,13 +249,17 @@ def _ag_news_part(path: Path) -> text.Texts:
 
 def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
     found: dict[str, bytes] = {}
+    bounded.allow(path, bounded.size(path))
     with _whole(path), gzip.open(path) as packed:
-        with tarfile.open(fileobj=packed, mode="r|") as archive:
+        content = bounded.Limited(packed, f"{path}, unpacked")
+        with tarfile.open(fileobj=content, mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
             for member in archive:
-                file = archive.extractfile(member)
-                if file is not None and (name := PurePosixPath(member.name).name) in members:
+                name = PurePosixPath(member.name).name
+                # A sparse member is of any size with nothing in the archive.
+                if name in members and member.isreg() and not member.issparse() and (file := archive.extractfile(member)) is not None:
+                    bounded.allow(f"{path}: {name}, by its header", member.size)
                     found[name] = file.read()
-        while packed.read(1 << 20):  # gzip compares its checksum at the very end
+        while content.read(1 << 20):  # gzip compares its checksum at the very end
             pass
     if missing := [name for name in members if name not in found]:
         raise InvalidInput(f"{path}: {', '.join(missing)} missing; this is not the binary version (the Python version is never unpickled).")
@@ -210,10 +267,18 @@ def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
 
 
 def _from_zip(path: Path, members: Sequence[str]) -> list[Content]:
+    bounded.allow(path, bounded.size(path))
     with _whole(path), zipfile.ZipFile(path) as archive:
         if missing := sorted(set(members) - set(archive.namelist())):
             raise InvalidInput(f"{path}: {', '.join(missing)} missing; {_AGAIN}")
-        return [(f"{path}: {name}", archive.read(name)) for name in members]
+        return [(f"{path}: {name}", _zipped(path, archive, name)) for name in members]
+
+
+def _zipped(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    size = archive.getinfo(name).file_size
+    bounded.allow(f"{path}: {name}, by its header", size)
+    with bounded.member(path, archive, name) as file:
+        return file.read(size + 1)
 
 
 @contextmanager
@@ -221,7 +286,7 @@ def _whole(where: str | Path) -> Iterator[None]:
     """What an unpacker says of a damaged file, said with the file's name."""
     try:
         yield
-    except (InvalidInput, FileNotFoundError, PermissionError):
+    except (InvalidInput, PermissionError):
         raise
     except Exception as error:  # gzip, tarfile and zipfile raise a dozen kinds for a damaged file, and each means the same to a user
         raise InvalidInput(f"{where}: damaged or cut short ({_reason(error)}); {_AGAIN}") from error

@@ -80,6 +80,8 @@ def _shorten(traced: fx.GraphModule) -> None:
             node.replace_all_uses_with(before)
     traced.graph.eliminate_dead_code()
     traced.recompile()
+    for node in traced.graph.nodes:
+        node.meta.clear()  # what tracing noted down is larger than the trace
 
 
 def _shape(node: fx.Node) -> torch.Size | None:

@@ -13,9 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedclade import bounded
 from fedclade.client.tree import Tree, prefixed, under
 from fedclade.errors import InvalidInput
-from fedclade.experiment.files import whole
+from fedclade.experiment.files import whole, writing
 from fedclade.methods.base import State
 
 FORMAT = "fedclade-checkpoint-1"
@@ -53,7 +54,8 @@ def restore(kind: type[State], flat: Tree) -> State:
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `folder/round-N.safetensors` and keep the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     tensors = prefixed("state", checkpoint.state) | prefixed("memory", checkpoint.memory)
     about = {
         "format": FORMAT,
@@ -88,13 +90,10 @@ def _read(path: Path) -> Checkpoint:
         about, tensors = read_tensors(path)
         if about.get("format") != FORMAT:
             raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
-        return Checkpoint(
-            round=about["round"],
-            state=under("state", tensors),
-            memory=under("memory", tensors),
-            history=about["history"],
-            configuration=about["configuration"],
-        )
+        number, history = about["round"], about["history"]
+        if not isinstance(number, int) or (history and history[-1]["round"] != number):
+            raise ValueError("its history does not end with its round")
+        return Checkpoint(number, under("state", tensors), under("memory", tensors), history, about["configuration"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInput):
             raise
@@ -107,7 +106,8 @@ def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     told = json.dumps(about)
     # One entry for everything: safetensors writes several in an order that changes from run to run.
     metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
-    with whole(path) as temporary:
+    size = len(metadata["fedclade"]) + sum(value.nbytes for value in here.values())
+    with whole(path, size) as temporary:
         temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
         mode = temporary.stat().st_mode
         save_file(here, temporary, metadata)
@@ -124,21 +124,28 @@ def _digest(about: str, tensors: Tree) -> str:
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
     """All of a file that `write_tensors` wrote, if it is as it was written."""
+    bounded.fit(path, bounded.size(path))
     with safe_open(path, framework="pt") as file:
         entry, tensors = _entry(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     if entry["digest"] != _digest(entry["about"], tensors):
         raise ValueError("its checksum is another")
-    return json.loads(entry["about"]), tensors
+    return _about(entry), tensors
 
 
 def read_about(file: Any) -> dict[str, Any]:
     """What `write_tensors` wrote beside the tensors."""
-    about: dict[str, Any] = json.loads(_entry(file)["about"])
+    return _about(_entry(file))
+
+
+def _about(entry: dict[str, str]) -> dict[str, Any]:
+    about = bounded.parse_json(entry["about"])
+    if not isinstance(about, dict):
+        raise ValueError("what is written beside its tensors is no table")
     return about
 
 
 def _entry(file: Any) -> dict[str, str]:
-    entry: dict[str, str] = json.loads((file.metadata() or {}).get("fedclade", "{}"))
-    if set(entry) != {"about", "digest"}:
+    entry = bounded.parse_json((file.metadata() or {}).get("fedclade", "{}"))
+    if not isinstance(entry, dict) or entry.keys() != {"about", "digest"} or not all(isinstance(value, str) for value in entry.values()):
         raise ValueError("not written by this version of fedclade")
     return entry

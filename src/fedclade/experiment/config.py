@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tomllib
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from datetime import date, time
@@ -15,6 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedclade import bounded
 from fedclade.data import Dataset, load, partition
 from fedclade.data.clients import Clients
 from fedclade.errors import InvalidInput, nearest
@@ -92,14 +92,14 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
         text = resources.files("fedclade.experiment").joinpath("presets", f"{name}.toml").read_text()
     elif path.is_file():
         try:
-            text = path.read_text()
-        except (OSError, UnicodeDecodeError) as error:
+            text = bounded.read(path, bounded.MOST_TOML).decode()
+        except UnicodeDecodeError as error:
             raise InvalidInput(f"{path}: it cannot be read as text ({error}).") from error
     else:
         raise InvalidInput(f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}")
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        return bounded.parse_toml(text)
+    except ValueError as error:
         raise InvalidInput(f"{name}: not valid TOML: {error}.") from error
 
 
@@ -124,8 +124,8 @@ def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
 def value_of(text: str) -> Any:
     """What was given on the command line: read as TOML; what is not TOML is a string."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        return bounded.parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text.strip()
 
 

@@ -19,10 +19,14 @@ class Counters:
 
     def row(self, fed: Engine) -> dict[str, Any]:
         return {
-            "failures": [asdict(failure) for failure in fed.drain_failures()],
+            "failures": self.failures(fed),
             "bytes_up": fed.traffic.up - self.up,
             "bytes_down": fed.traffic.down - self.down,
         }
+
+    def failures(self, fed: Engine) -> list[dict[str, Any]]:
+        """Who failed since this was last asked."""
+        return [asdict(failure) for failure in fed.drain_failures()]
 
     def seconds(self) -> float:
         return round(time.perf_counter() - self.begin, 4)

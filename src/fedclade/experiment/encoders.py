@@ -148,9 +148,13 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
             raise InvalidInput(f"encoder = '{path}': not an encoder file; make one with `fedclade pretrain`.")
         own = tuple(about["shape"])
         spec = _SPECS[about["spec"].pop("name")](**about["spec"])
+        with torch.device("meta"):  # a module of the size that the file tells, without its memory
+            told = spec.build(own).state_dict()
+        if {name: value.shape for name, value in told.items()} != {name: value.shape for name, value in weights.items()}:
+            raise ValueError("its weights are not those of the encoder that it tells of")
         module = _built(spec, own, seed=0)
         module.load_state_dict(weights)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (SafetensorError, OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         if isinstance(error, InvalidInput):
             raise
         raise InvalidInput(f"encoder = '{path}': a damaged encoder file ({error}).") from error

@@ -1,25 +1,90 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and what is said of those that cannot be written."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from rich.filesize import decimal
+from safetensors import SafetensorError
+
+from fedclade.errors import NotWritten
+
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your share of the disk is used up"}
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Where to write what is to be at `path`: it comes there when it is written and on the disk, or, if the power is cut, not at all."""
+def whole(path: Path, size: int | None = None) -> Iterator[Path]:
+    """Where to write what is to be at `path`: it comes there when it is written and on the disk, or, if the power is cut, not at all.
+
+    size: bytes that it takes, where they are known.
+    """
     temporary = path.with_name(f"{path.name}.partial")
+    with writing(path, size):
+        try:
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):  # what went wrong before is what matters
+                temporary.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file. One that does not fit is taken back: no half of it stays."""
+    left = f"{line}\n".encode()
+    with writing(path, len(left)), path.open("ab", buffering=0) as file:
+        end = file.tell()
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except BaseException:
+            with suppress(OSError):
+                file.truncate(end)
+            raise
+
+
+@contextmanager
+def writing(path: Path, size: int | None = None) -> Iterator[None]:
+    """What the disk refuses while `path` is written, in words for a person."""
     try:
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(path.parent)
+        yield
+    except (OSError, SafetensorError) as error:
+        number = _number(error)
+        if number is None:
+            raise
+        raise NotWritten(f"{path}: it cannot be written, {_why(number, path, size)}.") from error
+
+
+def clear(folder: Path) -> None:
+    """Remove what a process that was killed left half written: a file of ours, or the one that safetensors makes first."""
+    for pattern in ("*.partial", ".tmp??????"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _number(error: OSError | SafetensorError) -> int | None:
+    """The system's number of an error; None where it is another kind, or has been put in words already."""
+    if isinstance(error, OSError):
+        return error.errno
+    told = re.search(r"\(os error (\d+)\)", str(error))  # safetensors passes on the message alone
+    return int(told[1]) if told else None
+
+
+def _why(number: int, path: Path, size: int | None) -> str:
+    if number not in _FULL:
+        return f"the system says: {os.strerror(number)}"
+    free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
+    # A disk may have bytes left and no place for another file; and of a share only the system knows what is left.
+    numbers = f" ({decimal(size)} needed, {decimal(free)} free)" if size is not None and number == errno.ENOSPC and free < size else ""
+    return f"{_FULL[number]}{numbers}: make room"
 
 
 def _sync(path: Path) -> None:

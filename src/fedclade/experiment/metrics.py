@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.data.population import Population
+
 # Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
 # fmt: off
 RESERVED = frozenset({
@@ -70,6 +72,26 @@ def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
         "by_cluster_of": name,
         "by_cluster": [[each, int(here.sum()), mean_over_clients(values[name][here])] for each, here in members.items()],
     }
+
+
+def columns(population: Population, cluster: Tensor, values: dict[str, Tensor]) -> dict[str, list[Any]]:
+    """The table of clients, column by column."""
+    groups, clients = population.groups, len(population)
+    found: dict[str, list[Any]] = {
+        "client": list(range(clients)),
+        "cluster": cluster.tolist(),
+        "group": groups.tolist() if groups is not None else [None] * clients,
+        "examples": population.sizes.tolist(),
+        "test_examples": population.test_sizes.tolist(),
+    }
+    for name, value in values.items():
+        found[name] = [number if math.isfinite(number) else None for number in value.tolist()]
+    return found
+
+
+def clusters(cluster: Tensor) -> int:
+    """How many clusters have a client."""
+    return len(torch.unique(cluster[cluster >= 0]))
 
 
 def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from fedclade import bounded
 from fedclade.client.tree import Tree
 from fedclade.errors import InvalidInput
 from fedclade.experiment.profile import Profile
@@ -111,5 +113,15 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels) -> nn.Mo
     name = table.pop("name")
     if name not in REGISTRY["model"]:
         raise InvalidInput(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")
-    module: nn.Module = REGISTRY["model"][name](**table).build(models.shape, models.classes)
+    weights = models.fixed | models.row(0)
+    try:
+        spec = REGISTRY["model"][name](**table)
+        with torch.device("meta"):  # a module of the size that the file tells, without its memory
+            told: nn.Module = spec.build(models.shape, models.classes)
+        if any(weights[key].shape != value.shape for key, value in told.named_parameters() if key in weights):
+            raise ValueError("it is not the run's model")
+        bounded.fit("it", sum(value.nbytes for value in told.parameters()))  # layers that stay with clients are not in the run
+        module: nn.Module = spec.build(models.shape, models.classes)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module, load(…, model=…).") from error
     return module

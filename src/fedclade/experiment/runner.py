@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from fedclade.experiment.profile import profile_of
 from fedclade.experiment.result import Result, load, untrained
 from fedclade.experiment.robust import seen_by
 from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
-from fedclade.experiment.store import RunStore
+from fedclade.experiment.store import RunStore, resumable
 from fedclade.federation import Rows
 from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
 from fedclade.models import ModelSpec
@@ -123,14 +123,14 @@ class Run:
             if done is not None:
                 return done
         begin = time.perf_counter()
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, resumable(store):
             state, history = self._start(store, found)
             # What the first line of the history must also account for: the one-off phase of methods that have one.
             began = Counters(self._fed, begin) if not history else None
-            state, values = self._rounds(state, history, store, on_round, began, interrupt)
-            if values is None:  # the run was stopped after its last round and before its end
-                values = self._evaluate(state, history[-1]["round"])
-            return self._finish(store, module, state, history, values)
+            state, looked = self._rounds(state, history, store, on_round, began, interrupt)
+            if looked is None:  # the run was stopped after its last round and before its end
+                looked = self._evaluate(state, history[-1]["round"], history)
+            return self._finish(store, module, history, *looked)
 
     def _rounds(
         self,
@@ -140,18 +140,20 @@ class Run:
         on_round: OnRound | None,
         counters: Counters | None,
         interrupt: Interrupt,
-    ) -> tuple[State, dict[str, Tensor] | None]:
-        """The state after the last round, and the values of its evaluation, None if there was no round left. `history` gets its rows."""
-        values: dict[str, Tensor] | None = None
+    ) -> tuple[State, tuple[_Served, dict[str, Tensor]] | None]:
+        """The state after the last round, and its evaluation, None if there was no round left. `history` gets its rows."""
+        looked: tuple[_Served, dict[str, Tensor]] | None = None
         try:
             for number in range(history[-1]["round"] + 1 if history else 1, self.settings.rounds + 1):
                 counters = counters or Counters(self._fed)
                 with self._fed.clock.phase("round"):
                     state, asked = self._round(state, number, history)
-                row = {"round": number, "clients": asked, "clusters": _count(state.cluster), **counters.row(self._fed)}
+                row = {"round": number, "clients": asked, "clusters": metrics.clusters(state.cluster), **counters.row(self._fed)}
                 if self._is_due(number, self.settings.eval_every):
                     with self._fed.clock.whole("evaluation"):
-                        values = self._evaluate(state, number)
+                        looked = self._evaluate(state, number, history)
+                    values = looked[1]
+                    row["failures"] += counters.failures(self._fed)
                     row |= metrics.summary_of(values, self._population.test_samples) | metrics.by_cluster(values, state.cluster)
                 row["seconds"], counters = counters.seconds(), None
                 history.append(row)
@@ -170,7 +172,7 @@ class Run:
             if store is not None and history and self._fed.memory.version == history[-1]["round"]:
                 store.save_checkpoint(self._checkpoint(state, history))
             raise
-        return state, values
+        return state, looked
 
     def _simulator(self) -> Simulator:
         if not isinstance(self.clients, Clients):
@@ -193,9 +195,13 @@ class Run:
             store.begin(self.tables(), found.history if found else [])
         if found is not None:
             device = self._fed.device
-            state = checkpoint.restore(self.method.state, found.state)
-            state = replace(state, models={name: value.to(device) for name, value in state.models.items()})
-            self._fed.memory.restore(found.memory, found.round)
+            try:
+                state = checkpoint.restore(self.method.state, found.state)
+                state = replace(state, models={name: value.to(device) for name, value in state.models.items()})
+                self._fed.memory.restore(found.memory, found.round)
+            except (KeyError, RuntimeError) as error:
+                what = f"the checkpoint of round {found.round} does not hold what {self.method.name} needs ({error})"
+                raise InvalidInput(f"{what}: start the run anew in another folder.") from error
             return state.grown_to(len(self._population)), found.history
         state = self._bound(1).init(self._view, params, fold(self.settings.seed, "init"))
         self._fed.memory.commit(0)
@@ -235,9 +241,9 @@ class Run:
         self._fed.memory.commit(number)
         return state, len(drawn)
 
-    def _evaluate(self, state: State, number: int) -> dict[str, Tensor]:
-        """Per-client values, NaN where there is none. Clients that have no cluster yet are admitted for this look only."""
-        state, rows, ids = self._served(state, number)
+    def _evaluate(self, state: State, number: int, history: list[dict[str, Any]]) -> tuple[_Served, dict[str, Tensor]]:
+        """What clients use, and per-client values, NaN where there is none."""
+        served = self._served(state, number, history)
         key = fold(self.settings.seed, "evaluate", number)
         values: dict[str, Tensor] = {}
         personal = self._bound(number).personal()
@@ -248,33 +254,33 @@ class Run:
             more = sgd(replace(self._bound(number).local, epochs=self.settings.fine_tune_epochs))
             tune = one_after_the_other(personal, more) if personal is not None else more
             looks["_tuned"] = replace(test, tune=tune)
-        for which, got in zip(looks, self._fed.evaluate(rows, ids, list(looks.values()), key), strict=True):
+        for which, got in zip(looks, self._fed.evaluate(served.rows, served.ids, list(looks.values()), key), strict=True):
             for name, value in got.items():
                 full = torch.full((len(self._population),), math.nan, dtype=torch.float64)
-                full[ids] = 100 * value if name == "accuracy" else value
+                full[served.ids] = 100 * value if name == "accuracy" else value
                 values[_named(name, which)] = full
                 if name == "loss" and self.loss is None and self._population.y.ndim > 1:  # sequences: as language models are measured
                     values[_named("perplexity", which)] = full.exp()
-        return values
+        return served, values
 
-    def _served(self, state: State, number: int) -> tuple[State, Rows, Tensor]:
-        """The models that clients use now, who has one, and the state in which those that had no cluster have been given one."""
+    def _served(self, state: State, number: int, history: list[dict[str, Any]]) -> _Served:
+        """Clients that have no cluster yet are admitted for this look only."""
         unknown = self._everyone[state.cluster == UNKNOWN]
+        unknown = without_refused(unknown, len(self._population), history, self.settings.set_aside_after)
         if len(unknown):
             state = self._bound(number).admit(self._view, state, unknown, fold(self.settings.seed, "serve", number))
             self._fed.memory.rollback()
         ids = self._everyone[state.cluster != UNKNOWN]
-        return state, self._bound(number).serve(state, ids), ids
+        return _Served(state, self._bound(number).serve(state, ids), ids)
 
     def _finish(
-        self, store: RunStore | None, module: nn.Module, state: State, history: list[dict[str, Any]], values: dict[str, Tensor]
+        self, store: RunStore | None, module: nn.Module, history: list[dict[str, Any]], served: _Served, values: dict[str, Tensor]
     ) -> Result:
-        last = history[-1]["round"]
-        state, rows, ids = self._served(state, last)
-        personal = self._bound(last).personal()
+        state, rows, ids = served
+        personal = self._bound(history[-1]["round"]).personal()
         self._fed.deliver(rows, ids, personal)
         summary = self._summary(values, state, history)
-        columns = self._columns(values, state)
+        columns = metrics.columns(self._population, state.cluster, values)
         assignment = torch.full((len(self._population),), -1, dtype=torch.int64)
         if store is not None:
             models, assignment[ids] = self._models(rows, ids, personal)
@@ -325,7 +331,7 @@ class Run:
             "seed": self.settings.seed,
             "rounds": history[-1]["round"],
             "clients": len(self._population),
-            "clusters": _count(state.cluster),
+            "clusters": metrics.clusters(state.cluster),
             "accuracy": None,
             "accuracy_stderr": None,
             "accuracy_variance": None,
@@ -340,19 +346,6 @@ class Run:
             "clients_without_test": int((self._population.test_sizes == 0).sum()),
             "clients_without_model": int((state.cluster == UNKNOWN).sum()),
         }
-
-    def _columns(self, values: dict[str, Tensor], state: State) -> dict[str, list[Any]]:
-        groups = self._population.groups
-        columns: dict[str, list[Any]] = {
-            "client": self._everyone.tolist(),
-            "cluster": state.cluster.tolist(),
-            "group": groups.tolist() if groups is not None else [None] * len(self._population),
-            "examples": self._population.sizes.tolist(),
-            "test_examples": self._population.test_sizes.tolist(),
-        }
-        for name, value in values.items():
-            columns[name] = [number if math.isfinite(number) else None for number in value.tolist()]
-        return columns
 
     def _checkpoint(self, state: State, history: list[dict[str, Any]]) -> Checkpoint:
         return Checkpoint(history[-1]["round"], checkpoint.flatten(state), self._fed.memory.tensors(), history, self._fingerprint())
@@ -385,13 +378,17 @@ class Run:
         return number == self.settings.rounds or (every > 0 and number % every == 0)
 
 
+class _Served(NamedTuple):
+    """The models that clients use now, who has one, and the state in which those that had no cluster have been given one."""
+
+    state: State
+    rows: Rows
+    ids: Tensor
+
+
 def _named(value: str, look: str) -> str:
     """A value's name in histories and summaries."""
     return f"{value}{look}" if look.startswith("_") else f"{look}{value}"
-
-
-def _count(cluster: Tensor) -> int:
-    return int(((cluster - UNKNOWN).bincount()[1:] > 0).sum())
 
 
 def _fields_of(spec: Any) -> dict[str, Any]:

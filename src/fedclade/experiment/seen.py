@@ -64,6 +64,25 @@ def read(folder: Path) -> Seen | None:
         return None
     try:
         about, got = read_tensors(path)
-        return Seen(got["ids"], got.get("labels"), got.get("features"), got.get("known"), about["what"], about["measure"])
+        found = Seen(got["ids"], got.get("labels"), got.get("features"), got.get("known"), about["what"], about["measure"])
+        _check(found)
+        return found
     except (SafetensorError, OSError, KeyError, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise
         raise InvalidInput(f"{path}: damaged ({error}).") from error
+
+
+def _check(found: Seen) -> None:
+    """A file of another's making may hold anything: what pictures rely on, and what keeps them small."""
+    rows = len(found.ids) if found.ids.ndim == 1 else -1
+    kinds = ((found.ids, torch.int64, 1), (found.labels, torch.int64, 2), (found.features, torch.float32, 2), (found.known, torch.bool, 1))
+    for value, dtype, axes in kinds:
+        if value is not None and (value.dtype != dtype or value.ndim != axes or len(value) != rows):
+            raise ValueError(f"it has {tuple(value.shape)} of {value.dtype} where {axes} axes of {dtype} belong")
+    if rows > MOST_CLIENTS or (rows and int(found.ids.min()) < 0):
+        raise ValueError(f"it has {rows} clients, at most {MOST_CLIENTS} are kept, numbered from 0")
+    if found.labels is not None and (found.labels.shape[1] > MOST_CLASSES or bool((found.labels < 0).any())):
+        raise ValueError(f"it has counts of {found.labels.shape[1]} classes, at most {MOST_CLASSES} are kept, from 0 on")
+    if not isinstance(found.what, str) or not isinstance(found.measure, str):
+        raise ValueError("it does not say in words what the features are")

@@ -6,23 +6,24 @@ import csv
 import io
 import json
 import os
-import tomllib
-from collections.abc import Callable
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tomli_w
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedclade import bounded
 from fedclade.client.tree import Tree, prefixed
-from fedclade.errors import InvalidInput
-from fedclade.experiment import checkpoint
+from fedclade.errors import InvalidInput, NotWritten
+from fedclade.experiment import checkpoint, written
 from fedclade.experiment.checkpoint import Checkpoint, read_about, write_tensors
-from fedclade.experiment.files import whole
+from fedclade.experiment.files import append, clear, whole, writing
 
-T = TypeVar("T")
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 
@@ -49,7 +50,10 @@ class RunStore:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInput(f"out = '{self.folder}': it cannot be made ({error.strerror}).") from error
-        (self.folder / "summary.json").unlink(missing_ok=True)
+        with writing(self.folder):
+            for folder in (self.folder, self.folder / "checkpoint", self.folder / "models"):
+                clear(folder)
+            (self.folder / "summary.json").unlink(missing_ok=True)
         self.write_experiment(tables)
         self.write_history(history)
 
@@ -58,21 +62,14 @@ class RunStore:
 
     def summary(self) -> dict[str, Any] | None:
         """What a finished run wrote, or None."""
-        return self._read("summary.json", json.loads) if (self.folder / "summary.json").exists() else None
+        return written.read(path, written.summary) if (path := self.folder / "summary.json").exists() else None
 
     def history(self) -> list[dict[str, Any]]:
-        return self._read("rounds.jsonl", lambda text: [json.loads(line) for line in text.splitlines()])
+        return written.read(self.folder / "rounds.jsonl", written.rounds)
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """What experiment.toml says; one that was cut short is noticed by its last table."""
-
-        def parse(text: str) -> dict[str, dict[str, Any]]:
-            tables = tomllib.loads(text)
-            if not {"model", "engine"} <= tables.keys():
-                raise ValueError("a table is missing")
-            return tables
-
-        return self._read("experiment.toml", parse)
+        """What experiment.toml says."""
+        return written.read(self.folder / "experiment.toml", written.tables, bounded.MOST_TOML)
 
     def write_experiment(self, tables: dict[str, dict[str, Any]]) -> None:
         known = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
@@ -82,8 +79,7 @@ class RunStore:
         self._write("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def append_round(self, row: dict[str, Any]) -> None:
-        with (self.folder / "rounds.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append(self.folder / "rounds.jsonl", json.dumps(row))
 
     def write_clients(self, columns: dict[str, list[Any]]) -> None:
         text = io.StringIO(newline="")
@@ -100,33 +96,19 @@ class RunStore:
 
     def comparison(self) -> dict[str, Any]:
         """What comparison.json says."""
-
-        def parse(text: str) -> dict[str, Any]:
-            found = json.loads(text)
-            if not isinstance(found, dict):
-                raise ValueError("it holds no table")
-            return found
-
-        return self._read("comparison.json", parse)
+        return written.read(self.folder / "comparison.json", written.comparison)
 
     def read_clients(self, number: int) -> dict[str, list[Any]]:
-        """The columns of clients.csv, which has a line for each of so many clients; an empty place is None."""
-
-        def columns(text: str) -> dict[str, list[Any]]:
-            header, *rows = list(csv.reader(text.splitlines()))
-            if len(rows) != number:
-                raise ValueError(f"it has {len(rows)} clients, the run {number}")
-            values = [[json.loads(value) if value else None for value in row] for row in rows]
-            return dict(zip(header, map(list, zip(*values, strict=True)), strict=True))
-
-        return self._read("clients.csv", columns)
+        """The columns of clients.csv of a run with so many clients."""
+        return written.read(self.folder / "clients.csv", lambda text: written.columns(text, number))
 
     def write_models(
         self, models: Tree, fixed: Tree, assignment: Tensor, clusters: Tensor, shape: tuple[int, ...], classes: int | None
     ) -> None:
         """models/models.safetensors: `models/…`, a row for each model; `fixed/…`, what all share and none trains (buffers, frozen
         weights); `assignment`, the row each client uses (-1: none); `clusters`."""
-        (self.folder / "models").mkdir(exist_ok=True)
+        with writing(self.folder / "models"):
+            (self.folder / "models").mkdir(exist_ok=True)
         about = {"shape": shape, "classes": classes}
         tensors = {"assignment": assignment, "clusters": clusters, **prefixed("models", models), **prefixed("fixed", fixed)}
         write_tensors(self.folder / "models" / "models.safetensors", tensors, about)
@@ -137,15 +119,32 @@ class RunStore:
     def latest_checkpoint(self) -> Checkpoint | None:
         return checkpoint.latest(self.folder / "checkpoint")
 
-    def _read(self, name: str, parse: Callable[[str], T]) -> T:
-        try:
-            return parse((self.folder / name).read_text())
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"{self.folder / name}: missing or damaged ({error}).") from error
-
     def _write(self, name: str, text: str) -> None:
-        with whole(self.folder / name) as temporary:
-            temporary.write_text(text)
+        with whole(self.folder / name, len(text.encode())) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def resumable(store: RunStore | None) -> Iterator[None]:
+    """Within it, of a file that cannot be written it is also told what the run can go on from."""
+    try:
+        yield
+    except NotWritten as error:
+        if store is None:
+            raise
+        raise NotWritten(f"{error} {_left(store)}") from error
+
+
+def _left(store: RunStore) -> str:
+    """What a run that has just broken can be resumed from."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of damaged ones the run has told when it began
+            found = store.latest_checkpoint()
+    except InvalidInput as error:
+        return str(error)
+    if found is None:
+        return "There is no checkpoint yet: resumed, the run begins anew."
+    return f"The last checkpoint, round {found.round}, is whole: resumed, the run goes on from there."
 
 
 class StoredModels:
@@ -156,16 +155,32 @@ class StoredModels:
         if not self.path.exists():
             raise InvalidInput(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
         try:
+            bounded.fit(self.path, bounded.size(self.path))
             with safe_open(self.path, framework="pt") as file:
                 about = read_about(file)
                 self.assignment: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
                 names = [name for name in file.keys() if name.startswith("fixed/")]  # noqa: SIM118 (not a mapping)
                 self.fixed: Tree = {name.removeprefix("fixed/"): file.get_tensor(name) for name in names}
+                shapes = [file.get_slice(name).get_shape() for name in file.keys() if name.startswith("models/")]  # noqa: SIM118
             self.shape: tuple[int, ...] = tuple(about["shape"])
             self.classes: int | None = about["classes"]
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            self._check(shapes)
+        except InvalidInput:
+            raise
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(f"{self.path}: damaged ({error}).") from error
+
+    def _check(self, shapes: list[list[int]]) -> None:
+        """A file of another's making may hold anything: what `row` and whoever builds the model rely on."""
+        rows = {shape[0] if shape else 0 for shape in shapes}
+        if len(rows) > 1 or self.assignment.ndim != 1 or self.assignment.shape != self.clusters.shape:
+            raise ValueError("its models are not equally many, or clients and clusters are not")
+        for name, value, most in (("assignment", self.assignment, min(rows, default=0)), ("clusters", self.clusters, 2**63)):
+            if value.dtype != torch.int64 or (len(value) and not -1 <= int(value.min()) <= int(value.max()) < most):
+                raise ValueError(f"'{name}' has other numbers than -1 … {most - 1}")
+        if not all(type(side) is int and side > 0 for side in (*self.shape, 1 if self.classes is None else self.classes)):
+            raise ValueError(f"shape {self.shape} and classes {self.classes} are no whole numbers above 0")
 
     def row(self, number: int) -> Tree:
         with safe_open(self.path, framework="pt") as file:

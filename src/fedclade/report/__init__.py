@@ -20,7 +20,7 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     """The page of these folders, in the file `out`. It is whole or not there at all."""
     text = page(collect(folders))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole(out) as partial:
+    with whole(out, len(text.encode())) as partial:
         partial.write_text(text, encoding="utf-8")
     return out
 

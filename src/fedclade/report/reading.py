@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.errors import InvalidInput
-from fedclade.experiment import seen
+from fedclade.experiment import seen, written
 from fedclade.experiment.seen import Seen
 from fedclade.experiment.store import RunStore
 
@@ -72,7 +71,11 @@ def read(folders: Sequence[Path]) -> Found:
         diagnoses += told
         differences += compared.get("differences", {}).get("in_words", [])
     runs = [_run(name, titles[path], path) for name, path in zip(_names(list(titles)), titles, strict=True)]
-    return Found(runs, [(path.name, _json(path / "diagnosis.json")) for path in dict.fromkeys(diagnoses)], list(dict.fromkeys(differences)))
+    return Found(
+        runs,
+        [(path.name, written.read(path / "diagnosis.json", written.diagnosis)) for path in dict.fromkeys(diagnoses)],
+        list(dict.fromkeys(differences)),
+    )
 
 
 def _children(folder: Path, compared: Row) -> list[Path]:
@@ -103,25 +106,14 @@ def _run(name: str, title: str, folder: Path) -> Stored:
     summary = store.summary()
     # A run that was resumed still has the clients.csv of its earlier end.
     clients = store.read_clients(summary["clients"]) if summary is not None else None
-    return Stored(name, title, folder, store.tables(), _rounds(folder / "rounds.jsonl"), summary, clients, seen.read(folder))
+    looked = seen.read(folder)
+    if looked is not None and clients is not None and not bool((looked.ids < len(clients["client"])).all()):
+        raise InvalidInput(f"{folder / seen.FILE}: damaged (it has clients that the run has not).")
+    return Stored(name, title, folder, store.tables(), _rounds(folder / "rounds.jsonl"), summary, clients, looked)
 
 
 def _rounds(path: Path) -> list[Row]:
     """The rounds written so far; a last line without its end is still being written."""
     if not path.exists():
         return []
-    try:
-        whole, _, _ = path.read_text().rpartition("\n")
-        return [json.loads(line) for line in whole.splitlines()]
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
-
-
-def _json(path: Path) -> Row:
-    try:
-        found = json.loads(path.read_text())
-        if not isinstance(found, dict):
-            raise ValueError("it holds no table")
-        return found
-    except (OSError, ValueError) as error:
-        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
+    return written.read(path, lambda text: written.rounds(text.rpartition("\n")[0]))
