@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import json
 import math
-import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedclade import bounded
-from fedclade.data import text
+from fedclade.data import matlab, text
 from fedclade.data.datasets import Dataset, dataset
 from fedclade.errors import InvalidInput
 
@@ -36,9 +34,6 @@ Content: TypeAlias = tuple[str, bytes]
 IDX_PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "test-images-idx3-ubyte", "test-labels-idx1-ubyte")
 CIFAR_PIXELS = 3 * 32 * 32
 LEAF_PIXELS = 28 * 28
-_MAT_PACKED = 15
-_MAT_NUMBERS = {f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-_MAT_NUMBERS |= {"single": "float32", "double": "float64"}
 _AGAIN = "get it again."
 
 
@@ -137,57 +132,22 @@ def _cifar_records(content: Content, classes: int, label_bytes: int) -> tuple[By
     return records[:, label_bytes:].reshape(-1, 3, 32, 32), labels
 
 
-def _svhn_part(path: Path) -> tuple[Bytes, Bytes]:
-    from scipy.io import loadmat, whosmat  # rarely needed
-
+def _svhn_part(path: Path) -> tuple[Bytes, Array]:
     data = bounded.read(path)
     try:
-        file: Any = io.BytesIO(_unpacked(path, data))  # scipy's types know files by name alone
-        # Only numbers: scipy makes room for as many cells as a header tells, with nothing in them. Of two of one name it takes the first.
-        first = {name: (shape, _MAT_NUMBERS.get(kind)) for name, shape, kind in reversed(whosmat(file))}
-        (x_shape, x_kind), labels = first["X"], math.prod(first["y"][0])
-        if x_kind is None or first["y"][1] is None:
-            raise ValueError("they are no arrays of numbers")
-        if x_kind != "uint8" or x_shape != (32, 32, 3, labels):
-            raise InvalidInput(
-                f"{path}: X of shape {x_shape} and type {x_kind} for {labels} labels: it must be uint8, 32 × 32 × 3 × labels."
-            )
-        found = loadmat(file, variable_names=["X", "y"])
-        x, y = np.asarray(found["X"]), np.asarray(found["y"]).ravel()
-    except InvalidInput:
-        raise
-    except Exception as error:  # scipy raises a dozen kinds for a damaged file, and each means the same to a user
-        raise InvalidInput(f"{path}: no MATLAB file with X and y, damaged or cut short ({_reason(error)}); {_AGAIN}") from error
+        found = matlab.arrays(path, data, ("X", "y"))
+    except (ValueError, zlib.error) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"{path}: no MATLAB file, damaged or cut short ({_reason(error)}); {_AGAIN}") from error
+    if missing := [name for name in ("X", "y") if name not in found]:
+        raise InvalidInput(f"{path}: there is no array of numbers '{missing[0]}' in it; {_AGAIN}")
+    x, y = found["X"], found["y"].ravel()
+    if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
+        raise InvalidInput(f"{path}: X of shape {x.shape} and type {x.dtype} for {len(y)} labels: it must be uint8, 32 × 32 × 3 × labels.")
     if not np.isin(y, range(1, 11)).all():
         raise InvalidInput(f"{path}: y has values other than 1 … 10 (10 is the digit 0); {_AGAIN}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), (y % 10).astype(np.uint8)
-
-
-def _unpacked(path: Path, data: bytes) -> bytes:
-    """A MATLAB file (version 5: 128 bytes, then elements of kind, length and content) with its packed elements unpacked.
-
-    scipy then finds no more than there is, whatever lengths and shapes the file tells.
-    """
-    order = {b"IM": "<II", b"MI": ">II"}.get(data[126:128])
-    if order is None:
-        raise ValueError("not of version 5")
-    found, at = bytearray(data[:128]), 128
-    while at < len(data):
-        kind, length = struct.unpack_from(order, data, at)
-        if not length:
-            raise ValueError("an empty element")
-        if kind == _MAT_PACKED:
-            packed = data[at + 8 : at + 8 + length]
-            promised = 8 + struct.unpack(order, zlib.decompressobj().decompress(packed, 8))[1]
-            bounded.allow(f"{path}, unpacked", len(found) + promised)
-            unpacker = zlib.decompressobj()
-            found += unpacker.decompress(packed, promised + 1)
-            if not unpacker.eof:  # it compares its checksum there
-                raise ValueError("a packed element has another length than it tells")
-        else:
-            found += data[at : at + 8 + length]
-        at += 8 + length
-    return bytes(found)
 
 
 def _leaf_part(folder: Path, classes: int) -> tuple[Bytes, Array, Array]:
