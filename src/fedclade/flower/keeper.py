@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save
 from fedclade.client.tree import Tree, take
 from fedclade.engines.site import Kept
 from fedclade.errors import FedcladeError
+from fedclade.experiment.files import whole
 
 RUNS = 3  # of which memory is kept: an interrupted run may be resumed after another was tried
 
@@ -80,7 +80,6 @@ def _write(path: Path, tensors: Tree) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(content)
-    os.chmod(part, 0o600)
-    os.replace(part, path)
+    with whole(path, len(content)) as part:
+        part.touch(mode=0o600)  # before anything is in it
+        part.write_bytes(content)
