@@ -110,8 +110,9 @@ def parse_json(text: str | bytes) -> Any:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """TOML, likewise."""
-    if any(line.count(".") > _DOTS for line in text.split("\n")):
-        raise ValueError(f"a line with more than {_DOTS} dots")
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > _DOTS and not line.lstrip().startswith("#"):
+            raise ValueError(f"more than {_DOTS} dots in line {number}")
     try:
         found: dict[str, Any] = _shallow(tomllib.loads(text))
     except RecursionError as error:

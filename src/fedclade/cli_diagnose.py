@@ -16,6 +16,7 @@ from fedclade.diagnose.differences import DRAWS, Difference
 from fedclade.diagnose.probe import Training
 from fedclade.errors import InvalidInput
 from fedclade.experiment import config
+from fedclade.experiment.files import write_text
 from fedclade.terminal import DataRootOption, DeviceOption, OutOption, new_folder, out_console
 
 FILE = "diagnosis.json"
@@ -43,7 +44,7 @@ def diagnose(
     found = examined(chosen.clients(data_root), training)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found.to_json(), indent=2) + "\n"
-    (folder / FILE).write_text(text)
+    write_text(folder / FILE, text)
     if as_json:
         typer.echo(text, nl=False)
         return

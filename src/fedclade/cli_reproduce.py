@@ -13,6 +13,7 @@ from rich.table import Table as Shown
 
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput
+from fedclade.experiment.files import write_text
 from fedclade.experiment.progress import display
 from fedclade.experiment.runner import OnRound
 from fedclade.reproduce.outcome import Outcome, in_words, outcome
@@ -83,8 +84,8 @@ def reproduce(
         tell(f"interrupted; go on with the same command and --out {folder} --resume")
         raise SystemExit(130) from None
     result = outcome(planned, done, pick_device(device).type)
-    (folder / "table.json").write_text(json.dumps(result.as_json(), indent=1) + "\n")
-    (folder / "table.md").write_text(page(result))
+    write_text(folder / "table.json", json.dumps(result.as_json(), indent=1) + "\n")
+    write_text(folder / "table.md", page(result))
     _show(result)
     out_console.print(f"Runs, table.json and table.md: {folder}", markup=False, soft_wrap=True)
 

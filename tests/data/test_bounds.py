@@ -121,7 +121,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path
         assert read() is None
 
 
-@pytest.mark.parametrize("kind", [kind for kind in READ if kind != "download"])
+@pytest.mark.parametrize("kind", [kind for kind in READ if kind not in ("download", "models")])
 def test_a_file_that_is_too_large_is_not_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded, "memory", lambda: 1 << 30)
     path, read = placed(kind, tmp_path)
@@ -129,6 +129,14 @@ def test_a_file_that_is_too_large_is_not_read(kind: str, tmp_path: Path, monkeyp
         file.truncate(1 << 31)
     most = bounded.MOST_TOML if path.suffix == ".toml" else bounded.MOST
     refused(read, f"{path}: 2,147,483,648 bytes, ", f"{most:,}")
+
+
+def test_models_are_read_one_at_a_time_and_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_arrays = fc.data.from_arrays([(torch.randn(6, 3), torch.arange(6) % 2)] * 3)
+    fc.run(fc.Local(), from_arrays, fc.models.MLP(8), rounds=1, out=tmp_path / "run", device="cpu")
+    monkeypatch.setattr(bounded, "memory", lambda: 1000)
+    monkeypatch.setattr(bounded, "fit", lambda *given: pytest.fail("the file was taken for something that is read whole"))
+    assert StoredModels(tmp_path / "run").row(0)
 
 
 def test_the_machine_has_memory_and_a_file_may_take_it(tmp_path: Path) -> None:

@@ -16,12 +16,15 @@ import fedclade as fc
 from fedclade import SCAFFOLD, FedAvg, Method, PerFedAvg
 from fedclade.client.tree import Tree
 from fedclade.data import from_arrays
-from fedclade.engines import simulator
+from fedclade.engines import replies, simulator
 from fedclade.engines.fold import Lanes
 from fedclade.engines.memory import ClientMemory
 from fedclade.engines.replies import Accumulator
 from fedclade.engines.room import Room
 from fedclade.errors import InvalidInput
+from fedclade.experiment.runner import Run
+from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.federation import Sum
 from fedclade.models import MLP
 
 CPU = torch.device("cpu")
@@ -29,6 +32,8 @@ NO_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
     MemoryError(),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
 ]
 
 
@@ -43,7 +48,7 @@ def with_room_for(most: int, error: BaseException, asked: list[list[int]]) -> Ca
     return run
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU"])
+@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU", "driver", "cudnn"])
 def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseException) -> None:
     asked: list[list[int]] = []
     freed: list[int] = []
@@ -150,6 +155,55 @@ def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method]
     for client in range(10):
         one, other = found.model_of(client).state_dict(), undisturbed.model_of(client).state_dict()
         assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("times", range(1, 13))
+def test_memory_that_runs_out_when_rows_are_taken_counts_nobody_twice(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every place where a poisoned client's rows are left out, one after another: what was kept of the chunk before?"""
+
+    def poison(key: int, client: int, reply: Tree) -> Tree:
+        return {name: value * torch.nan for name, value in reply.items()} if client == 3 else reply
+
+    def models() -> list[dict[str, Tensor]]:
+        dealt = clients()
+        fed = fc.Simulator(dealt, device="cpu", workers=1, chunk=9, faults=poison)
+        settings = RunSettings(2, 8, eval_every=0, checkpoint_every=0)
+        result = Run(SCAFFOLD(), dealt, MLP(8), LocalSettings(lr=0.1), settings, EngineSettings(), federation=fed).execute()
+        return [result.model_of(client).state_dict() for client in range(10)]
+
+    expected, take, left = models(), simulator.take, times
+
+    def fails_once(tree: Tree, which: Any) -> Tree:
+        nonlocal left
+        left -= isinstance(which, Tensor) and which.ndim > 0
+        if not left:
+            left = -1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return take(tree, which)
+
+    monkeypatch.setattr(simulator, "take", fails_once)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = models()
+    assert len(told) == (left < 0)
+    assert left < 0 or times > 4  # so many there are at least
+    for one, other in zip(found, expected, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, reply = torch.arange(2), {"a": torch.ones(2, 3), "b": torch.ones(2, 4)}
+    total = Accumulator(Sum(torch.ones(4), 1, torch.zeros(4, dtype=torch.int64)))
+    total.add(places, reply)
+
+    def full(*given: Any, **more: Any) -> Tensor:
+        raise MemoryError
+
+    with monkeypatch.context() as no_memory:
+        no_memory.setattr(replies.torch, "empty", full)
+        with pytest.raises(MemoryError):
+            total.copy().add(places + 2, reply)
+    assert {name: value.tolist() for name, value in total.sums.items()} == {"a": [[2.0] * 3], "b": [[2.0] * 4]}
 
 
 LIMITED = """

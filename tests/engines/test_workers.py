@@ -63,6 +63,23 @@ def test_an_error_comes_where_its_result_would_have(count: int) -> None:
         next(results)
 
 
+def test_after_an_error_nobody_works_on() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert began.wait(30)
+            raise MemoryError
+        began.set()
+        time.sleep(0.2)
+        ended.set()
+        return number
+
+    with pytest.raises(MemoryError):
+        list(Workers(2).in_order(work, range(2)))
+    assert ended.is_set()  # it has given back its memory before fewer are tried
+
+
 @pytest.mark.parametrize("model", [MLP(8), MLP(8, dropout=0.5)], ids=["dense", "dropout"])
 def test_their_number_changes_no_byte(model: MLP, digits: Clients) -> None:
     results = [run(FedAvg(), digits, model, rounds=3, device="cpu", workers=workers) for workers in (1, 2, 5)]

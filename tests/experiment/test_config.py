@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,21 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InvalidInput, match=r"bad\.toml: it cannot be read as text"):
         read(file)
+
+
+def test_an_experiment_from_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(fc.InvalidInput, match="it is a pipe, a socket or a device; put a file there"):
+        config.read(tmp_path / "pipe")
+
+
+def test_dots_in_a_comment_are_no_key_of_many_parts(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text(f"# {'.' * 300}\n[run]\nrounds = 3\n")
+    assert config.read(file) == {"run": {"rounds": 3}}
+    file.write_text(f"[run]\n{'a.' * 300}b = 3\n")
+    with pytest.raises(fc.InvalidInput, match="more than 200 dots in line 2"):
+        config.read(file)
 
 
 def test_what_is_neither_file_nor_preset_is_refused_with_the_nearest_preset(tmp_path: Path) -> None:

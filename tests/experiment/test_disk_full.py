@@ -317,12 +317,14 @@ def test_an_interrupt_that_cannot_be_saved_says_so(digits: Clients, tmp_path: Pa
 def test_what_a_killed_process_left_half_written_is_removed(digits: Clients, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         do(digits, tmp_path, on_round=lambda row: 1 / (3 - row["round"]))
-    mine = tmp_path / ".tmpnotes"
-    mine.write_text("a file of the user's")
-    for name in ("checkpoint/round-000004.safetensors.partial", "checkpoint/.tmpjZMOIW", ".tmpjZMOIW", "rounds.jsonl.partial"):
+    users = {tmp_path / name for name in (".tmpnotes", ".tmpjZMOIW", "film.partial")}  # this folder may be the user's own
+    for path in users:
+        path.write_text("a file of the user's")
+    (tmp_path / "checkpoint" / "folder.partial").mkdir()
+    for name in ("checkpoint/round-000004.safetensors.partial", "checkpoint/.tmpjZMOIW", "rounds.jsonl.partial"):
         (tmp_path / name).write_bytes(b"half")
     do(digits, tmp_path, resume=True)
-    assert half_written(tmp_path) == [mine]
+    assert set(half_written(tmp_path)) == {*users, tmp_path / "checkpoint" / "folder.partial"}
 
 
 def test_safetensors_names_its_half_written_file_as_expected(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
             held.append(sum(each.nbytes for each in alive if issubclass(type(each), Tensor)))
 
     settings: dict[str, Any] = {"lr": 0.1, "eval_every": 5, "checkpoint_every": 5, "workers": 1, "device": "cpu", "on_round": on_round}
-    fc.run(method, clients, fc.models.MLP(8), TO, 0.3, out=out, **settings)
+    gc.freeze()  # what others have left behind is not counted, nor when it goes
+    try:
+        fc.run(method, clients, fc.models.MLP(8), TO, 0.3, out=out, **settings)
+    finally:
+        gc.unfreeze()
     return (objects[1] - objects[0]) / (TO - FROM), (held[1] - held[0]) // (TO - FROM)
 
 

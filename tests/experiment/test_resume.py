@@ -267,6 +267,16 @@ def test_where_no_checkpoint_is_whole_the_run_is_not_begun_anew_in_silence(digit
         do(digits, fc.FedAvg(), tmp_path, resume=True)
 
 
+@pytest.mark.parametrize("rows", [[], [{"round": 4}], [{"round": 4, "failures": [{}]}], [4], {"round": 4}])
+def test_a_history_that_was_made_up_is_damage(rows: Any, digits: Clients, tmp_path: Path) -> None:
+    broken_after_four(digits, tmp_path)
+    found = checkpoint.latest(tmp_path / "checkpoint")
+    assert found is not None
+    checkpoint.save(tmp_path / "checkpoint", replace(found, history=rows))
+    with pytest.warns(UserWarning, match=r"round-000004\.safetensors: damaged checkpoint .* goes on from round 2"):
+        checkpoint.latest(tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize("part", ["state", "memory"])
 def test_a_checkpoint_that_was_made_up_is_refused_in_words(part: str, digits: Clients, tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
@@ -336,7 +346,7 @@ def test_the_second_ctrl_c_ends_it_at_once(digits: Clients, tmp_path: Path, ctrl
 
 SLOW = """
 import os, time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import fedclade as fc
 
 def stall(method):

@@ -67,6 +67,37 @@ def test_a_resumed_run_knows_who_was_set_aside(digits: Clients, tmp_path: Path) 
     assert [row["clients"] for row in resumed.history] == [row["clients"] for row in whole.history]
 
 
+def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_served(digits: Clients, tmp_path: Path) -> None:
+    """Client 1 is refused for the third time in the last round, and then answers well: whoever asks it at the end can serve it."""
+
+    def settle(folder: str, stop: bool) -> dict[str, Any]:
+        asked = 0
+
+        def fault(key: int, who: int, reply: Tree) -> Tree | None:
+            nonlocal asked
+            asked += who == 1
+            return {name: value * torch.nan for name, value in reply.items()} if who == 1 and asked <= 3 else reply
+
+        def last(row: dict[str, Any]) -> None:
+            if row["round"] == 2:
+                raise ZeroDivisionError
+
+        def execute(resume: bool, on_round: Any) -> dict[str, Any]:
+            fed, settings = fc.Simulator(digits, faults=fault), RunSettings(2, 1.0, eval_every=0)
+            whole = Run(fc.Clade(), digits, fc.models.MLP(4), LocalSettings(), settings, EngineSettings(), federation=fed)
+            return whole.execute(tmp_path / folder, resume, on_round).summary
+
+        if stop:
+            with pytest.raises(ZeroDivisionError):
+                execute(False, last)
+        return {name: value for name, value in execute(stop, None).items() if name != "seconds"}
+
+    expected = settle("whole", stop=False)
+    assert expected["set_aside"] == 1
+    assert expected["clients_without_model"] == 0
+    assert settle("parts", stop=True) == expected
+
+
 def test_where_every_client_is_refused_the_run_ends_and_says_why(digits: Clients) -> None:
     with pytest.raises(
         FedcladeError, match=r"after round 3: every client has been refused 3 times, the last because .* not finite.*local\.lr"

@@ -6,8 +6,9 @@ import csv
 import json
 import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ import fedclade as fc
 from fedclade.data import Clients
 from fedclade.experiment import config
 from fedclade.experiment.store import RunStore
+from fedclade.registry import REGISTRY
 
 KEYS = [
     *("method", "dataset", "partition", "model", "engine", "device", "seed", "rounds", "clients", "clusters"),
@@ -131,6 +133,21 @@ def test_a_module_of_ones_own_is_loaded_into_a_module_of_the_same_form(method: f
     assert not torch.equal(fresh(digits.x_test), result.model_of(0)(digits.x_test))  # the module given is not written to
     with pytest.raises(fc.InvalidInput, match=r"'Net'.*load\(…, model=…\)"):
         fc.load(tmp_path)
+
+
+def test_a_model_whose_making_looks_at_values_is_loaded(digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True)
+    class Graded:
+        name: ClassVar[str] = "graded"
+
+        def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+            widths = [int(width.item()) for width in torch.linspace(8, classes, 2)]
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, widths[0]), nn.ReLU(), nn.Linear(widths[0], widths[1]))
+
+    monkeypatch.setitem(REGISTRY["model"], "graded", Graded)
+    result = fc.run(fc.FedAvg(), digits, Graded(), rounds=1, out=tmp_path / "run")
+    loaded, made = fc.load(tmp_path / "run").model_of(0).state_dict(), result.model_of(0).state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in made.items())
 
 
 def test_a_module_of_another_form_is_refused_when_it_is_loaded_into(digits: Clients, tmp_path: Path) -> None:

@@ -160,10 +160,13 @@ def test_a_damaged_data_set_gives_an_error_of_ours_or_data(name: str, seed: int)
         assert refused(lambda: read(Path(folder), damaged(whole, seed))) != ""
 
 
+ROW = {"round": 3, "clusters": 1, "bytes_up": 0, "bytes_down": 0, "seconds": 0.5, "failures": []}
+
+
 def checkpoint_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         state = {"models/w": torch.arange(12.0).reshape(3, 4), "cluster": torch.arange(3)}
-        checkpoint.save(Path(folder), checkpoint.Checkpoint(3, state, {"ids": torch.arange(2)}, [{"round": 3}], "configuration"))
+        checkpoint.save(Path(folder), checkpoint.Checkpoint(3, state, {"ids": torch.arange(2)}, [ROW], "configuration"))
         (file,) = Path(folder).iterdir()
         return file.read_bytes()
 

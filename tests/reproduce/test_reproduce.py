@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import fedclade as fc
 from fedclade.cli import app
+from fedclade.errors import InvalidInput
 from fedclade.reproduce import table as definitions
 from fedclade.reproduce.measures import measure
 from fedclade.reproduce.outcome import Outcome, in_words
@@ -86,6 +87,14 @@ def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path, don
     again, _ = done(small, tmp_path, seeds=1)
     assert again.about["machine"] == f"another one, {first.about['machine']}"
     assert again.about["torch"] == first.about["torch"]
+
+
+def test_what_was_cut_short_is_named(small: Table, tmp_path: Path, done: Done) -> None:
+    done(small, tmp_path, seeds=1)
+    made = next(tmp_path.glob("fedavg-*/about.json"))
+    made.write_text(made.read_text()[:20])
+    with pytest.raises(InvalidInput, match=r"about\.json: missing or damaged"):
+        done(small, tmp_path, seeds=1)
 
 
 def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path, done: Done) -> None:

@@ -229,7 +229,10 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
                 wanted = {name: member for name, member in members.items() if name.endswith(("_train", "_test"))}
                 bounded.fit(f"{path}: its arrays", sum(archive.getinfo(member).file_size for member in wanted.values()))
                 for name, member in wanted.items():
-                    found[name] = _array(path, archive, member)
+                    if (array := _array(path, archive, member)) is not None:
+                        found[name] = array
+                    elif name in NEEDED:
+                        raise InvalidInput(f"{path}: {name} holds text or something else, no array of numbers: write it with np.savez.")
     except InvalidInput:
         raise
     except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
@@ -240,13 +243,14 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     return found
 
 
-def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic]:
+def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic] | None:
+    """A member of the archive; None where it is no array of numbers or strings."""
     with bounded.member(path, archive, name) as file:
         if not file.peek(6).startswith(b"\x93NUMPY"):
-            raise InvalidInput(f"{path}: {name} holds text or something else, no array: write the file with np.savez.")
+            return None
         header = _HEADERS.get(np.lib.format.read_magic(file))
-        if header is None:
-            raise ValueError("it is written in a way that is for tables alone")
+        if header is None:  # the third version is for tables alone
+            return None
         shape, _, dtype = header(file)
         told, has = file.tell() + math.prod(shape) * dtype.itemsize, archive.getinfo(name).file_size
         if told != has and not dtype.hasobject:  # objects are refused by numpy

@@ -96,12 +96,16 @@ class Accumulator:
             return
         client, row = torch.nonzero(give, as_tuple=True)
         shares = list(zip(client.tolist(), row.tolist(), give[client, row].tolist(), strict=True))
-        for name in names:  # all of it first: where there is no memory for it, nothing has been added
+        # All memory first: where there is too little of it, nothing has been added yet.
+        for name in names:
             if name not in self.sums:
                 self.sums[name] = reply[name].new_zeros((self.reduce.rows, *reply[name].shape[1:]), dtype=torch.float64)
+        room = torch.empty(max(_as_rows(reply[name]).shape[1] for name in names), dtype=torch.float64) if names else None
         for name in names:
+            assert room is not None
+            exact = room[: _as_rows(reply[name]).shape[1]].view(reply[name].shape[1:])
             for mine, where, share in shares:
-                self.sums[name][where].add_(reply[name][mine], alpha=share)
+                self.sums[name][where].add_(exact.copy_(reply[name][mine]), alpha=share)
 
     def _add_products(self, give: Tensor, names: tuple[str, ...], reply: Tree) -> None:
         chosen = {name: reply[name] for name in names}

@@ -13,7 +13,8 @@ from torch import Tensor
 from fedclade.errors import InvalidInput
 
 R = TypeVar("R")
-_NO_MEMORY = ("can't allocate memory", "bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED")  # how torch says it where it has no error for it
+# How torch says it where it has no error for it.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 
 
 class Room:

@@ -168,9 +168,7 @@ class Simulator:
             for place in chunks:
                 with self.clock.phase("clients"):
                     reply, written = next(results)
-                # Up to the end of the sums memory may run out, and the chunk is run again: nothing is kept of it before.
-                if written is not None:
-                    self.memory.make_room(ids[place].to(self.device))
+                # Memory may run out until `total` is what it was with this chunk, and the chunk is run again: nothing is kept of it before.
                 one = nbytes(reply) // max(1, len(place))
                 # To look at replies is to wait for the device. Sums of all that was asked are queued before; refusals are rare.
                 trusting = total.copy() if total and self._queues(reduce) else None
@@ -183,12 +181,15 @@ class Simulator:
                     with self.clock.phase("sums"):
                         trusting = total.copy()
                         trusting.add(place[good], reply)
+                if written is not None:
+                    self.memory.make_room(ids[place].to(self.device))
+                    written = take(written, good.to(self.device)) if reasons else written
                 if total and trusting:
                     total = trusting
                     added = total.keys(reply)
                     reply = {name: value for name, value in reply.items() if name not in added}
                 if written is not None and len(good):
-                    self.memory.write(ids[place][good].to(self.device), take(written, good.to(self.device)) if reasons else written)
+                    self.memory.write(ids[place][good].to(self.device), written)
                 failures.extend(reasons)
                 # What was refused had been sent all the same.
                 self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))

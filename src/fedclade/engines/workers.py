@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import TypeVar
 
@@ -50,6 +50,12 @@ class Workers:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
+        except Exception:
+            # Where memory ran out, what still runs must have given back its own before fewer are tried. An interrupt does not wait.
+            for future in ahead:
+                future.cancel()
+            wait(ahead)
+            raise
         finally:
             for future in ahead:
                 future.cancel()

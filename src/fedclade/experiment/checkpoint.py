@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from fedclade import bounded
 from fedclade.client.tree import Tree, prefixed, under
 from fedclade.errors import InvalidInput
+from fedclade.experiment import written
 from fedclade.experiment.files import whole, writing
 from fedclade.methods.base import State
 
@@ -90,8 +91,8 @@ def _read(path: Path) -> Checkpoint:
         about, tensors = read_tensors(path)
         if about.get("format") != FORMAT:
             raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
-        number, history = about["round"], about["history"]
-        if not isinstance(number, int) or (history and history[-1]["round"] != number):
+        number, history = about["round"], written.history(about["history"])
+        if (history[-1]["round"] if history else 0) != number:
             raise ValueError("its history does not end with its round")
         return Checkpoint(number, under("state", tensors), under("memory", tensors), history, about["configuration"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:

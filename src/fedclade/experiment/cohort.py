@@ -18,7 +18,7 @@ _RANKED = 10_000  # clients that are all hashed to draw some of them
 
 def set_aside(history: Sequence[Mapping[str, Any]], after: int) -> Tensor:
     """Ids of the clients that were refused so often (0: nobody is); the history tells, so that a resumed run knows them too."""
-    times = Counter(failure["client"] for row in history for failure in row["failures"] if failure["refused"])
+    times = Counter(failure["client"] for row in history for failure in row["failures"] if failure.get("refused"))
     return torch.tensor(sorted(client for client, number in times.items() if 0 < after <= number), dtype=torch.int64)
 
 
@@ -26,7 +26,7 @@ def without_refused(drawn: Tensor, clients: int, history: Sequence[Mapping[str, 
     """Those of a cohort that are not set aside. Where all clients are, something else is wrong, and the run ends."""
     aside = set_aside(history, after)
     if len(aside) == clients:
-        why = next(failure["reason"] for row in reversed(history) for failure in reversed(row["failures"]) if failure["refused"])
+        why = next(failure["reason"] for row in reversed(history) for failure in reversed(row["failures"]) if failure.get("refused"))
         raise FedcladeError(
             f"after round {history[-1]['round']}: every client has been refused {after} times, the last because {why}. "
             "Where training itself runs away, try a smaller local.lr; run.set_aside_after = 0 goes on regardless."

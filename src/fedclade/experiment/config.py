@@ -90,7 +90,7 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
     name = str(source)
     if name in presets():
         text = resources.files("fedclade.experiment").joinpath("presets", f"{name}.toml").read_text()
-    elif path.is_file():
+    elif path.exists() and not path.is_dir():
         try:
             text = bounded.read(path, bounded.MOST_TOML).decode()
         except UnicodeDecodeError as error:

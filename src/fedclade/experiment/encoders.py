@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedclade.client.keys import fold
 from fedclade.data import Dataset, load
 from fedclade.data.clients import as_inputs
+from fedclade.engines.room import is_out_of_memory
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment.checkpoint import read_tensors, write_tensors
@@ -155,7 +156,7 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
         module = _built(spec, own, seed=0)
         module.load_state_dict(weights)
     except (SafetensorError, OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, InvalidInput):
+        if isinstance(error, InvalidInput) or is_out_of_memory(error):
             raise
         raise InvalidInput(f"encoder = '{path}': a damaged encoder file ({error}).") from error
     if shape is not None and own != tuple(shape):

@@ -37,6 +37,13 @@ def whole(path: Path, size: int | None = None) -> Iterator[Path]:
         _sync(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """A text file that is there whole or not at all."""
+    data = text.encode()
+    with whole(path, len(data)) as temporary:
+        temporary.write_bytes(data)
+
+
 def append(path: Path, line: str) -> None:
     """Add a line to a file. One that does not fit is taken back: no half of it stays."""
     left = f"{line}\n".encode()
@@ -67,7 +74,8 @@ def clear(folder: Path) -> None:
     """Remove what a process that was killed left half written: a file of ours, or the one that safetensors makes first."""
     for pattern in ("*.partial", ".tmp??????"):
         for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
+            if path.is_file():
+                path.unlink(missing_ok=True)
 
 
 def _number(error: OSError | SafetensorError) -> int | None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedclade import bounded
 from fedclade.client.tree import Tree
+from fedclade.engines.room import is_out_of_memory
 from fedclade.errors import InvalidInput
 from fedclade.experiment.profile import Profile
 from fedclade.experiment.store import RunStore, StoredModels
@@ -116,12 +117,22 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels) -> nn.Mo
     weights = models.fixed | models.row(0)
     try:
         spec = REGISTRY["model"][name](**table)
-        with torch.device("meta"):  # a module of the size that the file tells, without its memory
-            told: nn.Module = spec.build(models.shape, models.classes)
-        if any(weights[key].shape != value.shape for key, value in told.named_parameters() if key in weights):
-            raise ValueError("it is not the run's model")
-        bounded.fit("it", sum(value.nbytes for value in told.parameters()))  # layers that stay with clients are not in the run
+        _check_size(spec, models, weights)
         module: nn.Module = spec.build(models.shape, models.classes)
     except (TypeError, ValueError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise InvalidInput(f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module, load(…, model=…).") from error
     return module
+
+
+def _check_size(spec: Any, models: StoredModels, weights: Tree) -> None:
+    """Refuse to build another model than the run's, or one that the machine cannot hold."""
+    try:
+        with torch.device("meta"):  # a module of the size that the file tells, without its memory
+            told = spec.build(models.shape, models.classes)
+    except RuntimeError:
+        return  # whoever builds it looks at values, which there are none of; a model of the package never does
+    if any(weights[key].shape != value.shape for key, value in told.named_parameters() if key in weights):
+        raise ValueError("it is not the run's model")
+    bounded.fit("it", sum(value.nbytes for value in told.parameters()))  # layers that stay with clients are not in the run

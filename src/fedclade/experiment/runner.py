@@ -21,6 +21,7 @@ from fedclade.client.programs import AnyProgram, one_after_the_other, sgd
 from fedclade.client.tree import Tree, take
 from fedclade.data.clients import Clients
 from fedclade.engines.engine import Engine, Look
+from fedclade.engines.room import is_out_of_memory
 from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import InvalidInput, check
 from fedclade.experiment import checkpoint, metrics, seen
@@ -129,7 +130,7 @@ class Run:
             began = Counters(self._fed, begin) if not history else None
             state, looked = self._rounds(state, history, store, on_round, began, interrupt)
             if looked is None:  # the run was stopped after its last round and before its end
-                looked = self._evaluate(state, history[-1]["round"], history)
+                looked = self._evaluate(state, history[-1]["round"], history[:-1])  # as it would have been
             return self._finish(store, module, history, *looked)
 
     def _rounds(
@@ -200,6 +201,8 @@ class Run:
                 state = replace(state, models={name: value.to(device) for name, value in state.models.items()})
                 self._fed.memory.restore(found.memory, found.round)
             except (KeyError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise
                 what = f"the checkpoint of round {found.round} does not hold what {self.method.name} needs ({error})"
                 raise InvalidInput(f"{what}: start the run anew in another folder.") from error
             return state.grown_to(len(self._population)), found.history

@@ -22,7 +22,7 @@ from fedclade.client.tree import Tree, prefixed
 from fedclade.errors import InvalidInput, NotWritten
 from fedclade.experiment import checkpoint, written
 from fedclade.experiment.checkpoint import Checkpoint, read_about, write_tensors
-from fedclade.experiment.files import append, clear, whole, writing
+from fedclade.experiment.files import append, clear, write_text, writing
 
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
@@ -51,8 +51,8 @@ class RunStore:
         except OSError as error:
             raise InvalidInput(f"out = '{self.folder}': it cannot be made ({error.strerror}).") from error
         with writing(self.folder):
-            for folder in (self.folder, self.folder / "checkpoint", self.folder / "models"):
-                clear(folder)
+            for folder in ("checkpoint", "models"):  # ours alone, unlike the folder that they are in
+                clear(self.folder / folder)
             (self.folder / "summary.json").unlink(missing_ok=True)
         self.write_experiment(tables)
         self.write_history(history)
@@ -120,8 +120,7 @@ class RunStore:
         return checkpoint.latest(self.folder / "checkpoint")
 
     def _write(self, name: str, text: str) -> None:
-        with whole(self.folder / name, len(text.encode())) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(self.folder / name, text)
 
 
 @contextmanager
@@ -155,7 +154,7 @@ class StoredModels:
         if not self.path.exists():
             raise InvalidInput(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
         try:
-            bounded.fit(self.path, bounded.size(self.path))
+            bounded.size(self.path)  # no more: rows are read one at a time
             with safe_open(self.path, framework="pt") as file:
                 about = read_about(file)
                 self.assignment: Tensor = file.get_tensor("assignment")

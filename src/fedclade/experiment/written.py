@@ -26,12 +26,8 @@ def read(path: Path, parse: Callable[[str], T], most: int = bounded.MOST) -> T:
     data = bounded.read(path, most)
     try:
         return parse(data.decode())
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     except (ValueError, csv.Error, RecursionError) as error:
-        reason = str(error)
-    raise InvalidInput(f"{path}: missing or damaged ({reason}).")
+        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
 
 
 def summary(text: str) -> Table:
@@ -39,7 +35,19 @@ def summary(text: str) -> Table:
 
 
 def rounds(text: str) -> list[Table]:
-    return [_numbers(_as(_Round, bounded.parse_json(line))) for line in text.splitlines()]
+    return history([bounded.parse_json(line) for line in text.splitlines()])
+
+
+def history(rows: list[Any]) -> list[Table]:
+    return [_numbers(_as(_Round, row)) for row in rows]
+
+
+def table(text: str) -> Table:
+    return _as(_Open, bounded.parse_json(text))
+
+
+def study(text: str) -> Table:
+    return _as(_Study, bounded.parse_json(text))
 
 
 def comparison(text: str) -> Table:
@@ -76,7 +84,11 @@ def _as(kind: type[BaseModel], found: Any) -> dict[str, Any]:
     """What was read, as it was, if it is of this kind."""
     if not isinstance(found, dict):
         raise ValueError("it holds no table")
-    kind.model_validate(found)
+    try:
+        kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
     return found
 
 
@@ -114,6 +126,7 @@ class _Summary(_Open):
 class _Failure(_Open):
     client: Whole
     reason: Text
+    refused: bool = False
 
 
 class _Round(_Open):
@@ -125,6 +138,10 @@ class _Round(_Open):
     failures: list[_Failure]
     by_cluster_of: Text = ""
     by_cluster: list[tuple[Whole, Whole, Number | None]] = []
+
+
+class _Study(_Open):
+    rounds: Annotated[list[Table], Field(min_length=1)]
 
 
 class _Differences(_Open):

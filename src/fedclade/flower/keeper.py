@@ -50,7 +50,7 @@ class DiskKeeper:
         # The list comes last: what it names is whole.
         _replace(self._memory / "turns.json", json.dumps([each.turn for each in kept]).encode())
         listed = {self._file(each.turn) for each in kept}
-        for file in self._memory.glob("turn-*.safetensors"):
+        for file in self._memory.glob("turn-*"):
             if file not in listed:
                 file.unlink(missing_ok=True)
 

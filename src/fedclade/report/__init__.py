@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.experiment.files import whole
+from fedclade.experiment.files import write_text
 from fedclade.report.collecting import collect
 from fedclade.report.html import page
 
@@ -20,8 +20,7 @@ def write(folders: Sequence[Path], out: Path) -> Path:
     """The page of these folders, in the file `out`. It is whole or not there at all."""
     text = page(collect(folders))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with whole(out, len(text.encode())) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_text(out, text)
     return out
 
 

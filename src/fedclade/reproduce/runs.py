@@ -18,9 +18,9 @@ from fedclade.data.clients import Clients
 from fedclade.data.datasets import Dataset, load
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInput, nearest
-from fedclade.experiment import config, encoders
+from fedclade.experiment import config, encoders, written
 from fedclade.experiment.config import Experiment
-from fedclade.experiment.files import whole
+from fedclade.experiment.files import write_text
 from fedclade.experiment.machine import about
 from fedclade.experiment.runner import OnRound
 from fedclade.experiment.store import RunStore, StoredModels
@@ -191,11 +191,11 @@ def _run(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callab
         if summary is None:
             run = experiment.prepared(dealt(experiment), options.device)
             summary = run.execute(store.folder, resume=True, on_round=begins()).summary
-            (store.folder / ABOUT).write_text(json.dumps(about(pick_device(options.device).type), indent=1) + "\n")
+            write_text(store.folder / ABOUT, json.dumps(about(pick_device(options.device).type), indent=1) + "\n")
         if job.row.formula:
             summary = summary | _traffic(experiment, store, summary)
     made = store.folder / ABOUT
-    return summary | ({"about": json.loads(made.read_text())} if made.exists() else {}), store.history()
+    return summary | ({"about": written.read(made, written.table)} if made.exists() else {}), store.history()
 
 
 def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], object]) -> Done:
@@ -208,9 +208,8 @@ def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Ca
         history = STUDIES[job.study](job.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
         seconds, made = round(time.perf_counter() - start, 3), about(pick_device(options.device).type)
-        with whole(file) as unfinished:
-            unfinished.write_text(json.dumps({"rounds": history, "seconds": seconds, "about": made}, indent=1) + "\n")
-    found = json.loads(file.read_text())
+        write_text(file, json.dumps({"rounds": history, "seconds": seconds, "about": made}, indent=1) + "\n")
+    found = written.read(file, written.study)
     return {**found["rounds"][-1], **{name: found[name] for name in ("seconds", "about") if name in found}}, found["rounds"]
 
 
