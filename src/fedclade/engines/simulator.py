@@ -168,7 +168,7 @@ class Simulator:
             for place in chunks:
                 with self.clock.phase("clients"):
                     reply, written = next(results)
-                # Memory may run out until `total` is what it was with this chunk, and the chunk is run again: nothing is kept of it before.
+                # Memory may run out up to where a chunk is added up, and it is run again: nothing is kept of it before.
                 one = nbytes(reply) // max(1, len(place))
                 # To look at replies is to wait for the device. Sums of all that was asked are queued before; refusals are rare.
                 trusting = total.copy() if total and self._queues(reduce) else None
@@ -177,13 +177,14 @@ class Simulator:
                         trusting.add(place, reply)
                 with self.clock.phase("replies"):
                     good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
+                if written is not None:
+                    self.memory.make_room(ids[place].to(self.device))
+                    written = take(written, good.to(self.device)) if reasons else written
+                # Last of what may fail: on the CPU sums are made in place.
                 if total and (not trusting or reasons):
                     with self.clock.phase("sums"):
                         trusting = total.copy()
                         trusting.add(place[good], reply)
-                if written is not None:
-                    self.memory.make_room(ids[place].to(self.device))
-                    written = take(written, good.to(self.device)) if reasons else written
                 if total and trusting:
                     total = trusting
                     added = total.keys(reply)
