@@ -100,10 +100,10 @@ class Accumulator:
         for name in names:
             if name not in self.sums:
                 self.sums[name] = reply[name].new_zeros((self.reduce.rows, *reply[name].shape[1:]), dtype=torch.float64)
-        room = torch.empty(max(_as_rows(reply[name]).shape[1] for name in names), dtype=torch.float64) if names else None
+        lengths = {name: _as_rows(reply[name]).shape[1] for name in names}
+        room = torch.empty(max(lengths.values(), default=0), dtype=torch.float64)
         for name in names:
-            assert room is not None
-            exact = room[: _as_rows(reply[name]).shape[1]].view(reply[name].shape[1:])
+            exact = room[: lengths[name]].view(reply[name].shape[1:])
             for mine, where, share in shares:
                 self.sums[name][where].add_(exact.copy_(reply[name][mine]), alpha=share)
 
