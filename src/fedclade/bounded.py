@@ -9,7 +9,6 @@ import gzip
 import io
 import json
 import os
-import stat
 import sys
 import tomllib
 import zipfile
@@ -46,16 +45,22 @@ def fit(where: object, size: int) -> None:
         raise InvalidInput(f"{where}: {size:,} bytes, this machine's memory has {most:,}: take a smaller file or a larger machine.")
 
 
+def instead(path: Path) -> str:
+    """What is where a file should be; nothing where there is one, or nothing at all."""
+    if path.is_dir():
+        return "it is a folder"
+    return "it is a pipe, a socket or a device" if path.exists() and not path.is_file() else ""
+
+
 def size(path: Path) -> int:
     """How many bytes a file has. What is no ordinary file is refused unopened: to open a pipe waits until somebody writes to it."""
     try:
-        found = path.stat()
+        has = path.stat().st_size
     except OSError as error:
         raise InvalidInput(f"{path}: it cannot be read ({error.strerror}).") from error
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, a socket or a device"
-        raise InvalidInput(f"{path}: it is {kind}; put a file there.")
-    return found.st_size
+    if other := instead(path):
+        raise InvalidInput(f"{path}: {other}; put a file there.")
+    return has
 
 
 def read(path: Path, most: int = MOST) -> bytes:
@@ -98,11 +103,12 @@ class Limited:
         return data
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str) -> Any:
     """JSON that can be walked through and written again: a ValueError also for what is nested deeply or holds half a sign."""
     try:
         found = _shallow(json.loads(text))
-        json.dumps(found, ensure_ascii=False).encode()
+        if "\\u" in text:  # nothing else makes half a sign
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return found

@@ -61,7 +61,7 @@ def _show(found: Diagnosis) -> None:
     for name, label in _ROWS.items():
         difference: Difference = getattr(found.evidence, name)
         # Of labels no less can be told than one in as many tables as were drawn.
-        likely = "0.5 % at most" if name == "labels" and difference.p <= 1 / DRAWS else f"{100 * difference.p:.1f} %"
+        likely = f"{100 / DRAWS:.1f} % at most" if name == "labels" and difference.p <= 1 / DRAWS else f"{100 * difference.p:.1f} %"
         likely = "less than 0.1 %" if difference.p < 0.001 else likely
         table.add_row(label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", likely)
     out_console.print(table)

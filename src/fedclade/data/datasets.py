@@ -170,20 +170,15 @@ def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
 
 def _missing(name: str, candidates: Sequence[Path], known: Collection[str]) -> str:
     if len(candidates) == 1:
-        what = _instead(candidates[0]) or "there is no such file"
+        what = bounded.instead(candidates[0]) or "there is no such file"
         return f"data set '{name}': {what}. Give the path of an .npz file with the arrays {', '.join(NEEDED)}."
-    looked = ", ".join(str(path) + (f" ({found})" if (found := _instead(path)) else "") for path in candidates)
+    looked = ", ".join(str(path) + (f" ({found})" if (found := bounded.instead(path)) else "") for path in candidates)
     file = candidates[-1].name
     return (
         f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, known)} "
         f"Put {file}, with the arrays {', '.join(NEEDED)}, in one of these places, give its path, "
         "or name its folder by --data-root or $FEDCLADE_DATA."
     )
-
-
-def _instead(path: Path) -> str:
-    """What is where a file should be."""
-    return "it is a folder" if path.is_dir() else "it is a pipe, a socket or a device" if path.exists() else ""
 
 
 def _read(path: Path) -> Dataset:

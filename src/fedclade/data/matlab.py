@@ -29,7 +29,7 @@ def arrays(where: object, data: bytes, names: Collection[str]) -> dict[str, NDAr
     if order is None:
         raise ValueError("not a MATLAB file of level 5")
     found: dict[str, NDArray[np.generic]] = {}
-    for kind, content in _elements(data[_HEAD:], order):
+    for kind, content in _elements(memoryview(data)[_HEAD:], order):
         if kind == _PACKED:
             kind, content = _unpacked(where, content, order)
         if kind == _MATRIX and (one := _matrix(where, content, order)) is not None and one[0] in names:
@@ -37,7 +37,7 @@ def arrays(where: object, data: bytes, names: Collection[str]) -> dict[str, NDAr
     return found
 
 
-def _elements(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
+def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     at = 0
     while at < len(data):
         (first,) = _numbers(f"{order}I", data, at)
@@ -54,7 +54,7 @@ def _elements(data: bytes, order: str) -> Iterator[tuple[int, bytes]]:
         yield kind, data[start : start + length]
 
 
-def _unpacked(where: object, packed: bytes, order: str) -> tuple[int, bytes]:
+def _unpacked(where: object, packed: memoryview, order: str) -> tuple[int, memoryview]:
     """The one element that is packed in another, no further than it tells its length."""
     kind, length = _numbers(f"{order}II", zlib.decompressobj().decompress(packed, 8), 0)
     bounded.allow(f"{where}, unpacked", 8 + length)
@@ -62,10 +62,10 @@ def _unpacked(where: object, packed: bytes, order: str) -> tuple[int, bytes]:
     content = unpacker.decompress(packed, 8 + length + 1)
     if len(content) != 8 + length or not unpacker.eof:  # it compares its checksum at the end
         raise ValueError("a packed element has another length than it tells")
-    return kind, content[8:]
+    return kind, memoryview(content)[8:]
 
 
-def _matrix(where: object, content: bytes, order: str) -> tuple[str, NDArray[np.generic]] | None:
+def _matrix(where: object, content: memoryview, order: str) -> tuple[str, NDArray[np.generic]] | None:
     """The name and the values of a matrix; None where these are no real numbers."""
     (_, flags), *rest = _elements(content, order)
     (about,) = _numbers(f"{order}I", flags, 0)
@@ -80,10 +80,10 @@ def _matrix(where: object, content: bytes, order: str) -> tuple[str, NDArray[np.
         raise ValueError(f"{len(flat)} values for the shape {tuple(shape)}")
     kept = np.dtype(_CLASSES[about & 0xFF])  # values are stored in the smallest kind that holds them all
     bounded.allow(f"{where}, unpacked", kept.itemsize * len(flat))
-    return name.decode("ascii"), flat.astype(kept).reshape(shape, order="F")
+    return name.tobytes().decode("ascii"), flat.astype(kept, copy=False).reshape(shape, order="F")
 
 
-def _numbers(form: str, data: bytes, at: int) -> tuple[int, ...]:
+def _numbers(form: str, data: bytes | memoryview, at: int) -> tuple[int, ...]:
     try:
         return struct.unpack_from(form, data, at)
     except struct.error as error:

@@ -50,12 +50,10 @@ class Workers:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
-        except Exception:
+        except BaseException as error:
+            for future in ahead:
+                future.cancel()
             # Where memory ran out, what still runs must have given back its own before fewer are tried. An interrupt does not wait.
-            for future in ahead:
-                future.cancel()
-            wait(ahead)
+            if isinstance(error, Exception):
+                wait(ahead)
             raise
-        finally:
-            for future in ahead:
-                future.cancel()

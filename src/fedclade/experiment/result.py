@@ -100,8 +100,9 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     if summary is None:
         raise InvalidInput(f"{path}: the run has not ended (there is no summary.json); resume it with --resume.")
     history, clients = store.history(), store.read_clients(summary["clients"])
-    module = model or _rebuilt(path, dict(store.tables()["model"]), models)
-    with_weights(module, models.fixed | models.row(0))  # a module of another form is refused here, not at the first prediction
+    weights = models.fixed | models.row(0)
+    module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
+    with_weights(module, weights)  # a module of another form is refused here, not at the first prediction
 
     def row_of(client: int) -> Tree | None:
         row = int(models.assignment[client])
@@ -110,11 +111,10 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     return Result(summary, history, models.clusters, clients, module, row_of, path)
 
 
-def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels) -> nn.Module:
+def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
     name = table.pop("name")
     if name not in REGISTRY["model"]:
         raise InvalidInput(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")
-    weights = models.fixed | models.row(0)
     try:
         spec = REGISTRY["model"][name](**table)
         _check_size(spec, models, weights)
