@@ -10,7 +10,7 @@ TORCH := 2.13.0
 
 # Small models are fastest on one thread a process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
-CODE := src tests examples benchmarks
+CODE := src tests examples benchmarks tools
 PYTEST := $(BIN)/python -m pytest -n 2
 
 .PHONY: help setup demo test test-all lint docs bench lock clean
@@ -48,10 +48,10 @@ $(TOOLS): $(READY) locked-dev.txt
 	@touch $(TOOLS)
 
 lock: $(READY)
-	@$(BIN)/python benchmarks/lock.py torch==$(TORCH) $(ARGS)
+	@$(BIN)/python tools/release/lock.py torch==$(TORCH) $(ARGS)
 
 demo: $(READY)
-	@$(BIN)/python -m fedclade.cli compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade
+	@$(BIN)/python -m fedclade compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade
 
 test: $(TOOLS)
 	@$(PYTEST) -m "not slow"

@@ -30,13 +30,13 @@ import torch
 from torch import Tensor
 
 import fedclade as fc
-from fedclade.client.tree import Tree
+from fedclade.core.pytree import Tree
 from fedclade.data import Clients, Dataset
 from fedclade.engines.simulator import Faults
-from fedclade.experiment import machine
-from fedclade.experiment.runner import Run
-from fedclade.experiment.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.io import environment_info
 from fedclade.methods import METHODS
+from fedclade.training.runner import Run
+from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
 
 RESULTS = Path(__file__).resolve().parent / "results" / "bad_clients.json"
 CLIENTS, ROUNDS = 100, 30
@@ -203,7 +203,7 @@ def main() -> None:
 def _write(out: Path, row: dict[str, Any], device: str) -> None:
     settings = {"clients": CLIENTS, "rounds": ROUNDS, "model": asdict(MODEL), "local": asdict(LOCAL)}
     results = json.loads(out.read_text()) if out.exists() else {"settings": settings, "rows": {}}
-    results["rows"][f"{row['study']} {row['method']} {row['seed']}"] = row | {"about": machine.about(device)}
+    results["rows"][f"{row['study']} {row['method']} {row['seed']}"] = row | {"about": environment_info.about(device)}
     results["rows"] = dict(sorted(results["rows"].items()))
     out.write_text(json.dumps(results, indent=1) + "\n")
 

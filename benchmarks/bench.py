@@ -39,7 +39,7 @@ from peers.environments import FOLDER, CannotBuild, python_of
 from peers.worker import NAMES
 from torch import nn
 
-from fedclade.experiment.machine import about as about_machine
+from fedclade.io.environment_info import about as about_machine
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"

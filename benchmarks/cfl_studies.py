@@ -19,16 +19,16 @@ from studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc
-from fedclade.client.keys import fold
-from fedclade.client.objective import Objective
-from fedclade.client.tree import Tree, stack, take
-from fedclade.client.updates import vectors
+from fedclade.aggregation.mean import mix
+from fedclade.clustering.cfl import MARGIN, WARM_UP, length, noise_level
+from fedclade.clustering.similarity import bipartition, cosine, separation_gap
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree, stack, take
+from fedclade.core.rng import fold
 from fedclade.data import Clients, LabelSwap
 from fedclade.data.datasets import Dataset
 from fedclade.methods.cfl import AUTO_EPS1
-from fedclade.relatedness.mixing import mix
-from fedclade.relatedness.similarity import bipartition, cosine, separation_gap
-from fedclade.relatedness.splits import MARGIN, WARM_UP, length, noise_level
+from fedclade.programs.parameter_permutation import vectors
 
 HIDDEN, CLIENTS, GROUPS = 64, 20, 4
 SHARES = (0.2, 0.1, 0.05, 0.02)  # of the scale: what eps1 might be

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import fedclade as fc
-from fedclade.client.tree import Tree, take
+from fedclade.core.pytree import Tree, take
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from diagnosis_federations import CLIENTS, EXPECTED, SAMPLES, federation
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
+from fedclade.analysis.diagnose import Diagnosis, diagnose
 from fedclade.data import Clients, Dataset
-from fedclade.diagnose import Diagnosis, diagnose
 from fedclade.registry import REGISTRY
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import fedclade as fc
 from fedclade.data import Clients, Dataset
-from fedclade.data.splitting import Index, Split, blocks, deal_randomly
-from fedclade.data.transforms import rotate
+from fedclade.data.partitioning.base import Index, Split, blocks, deal_randomly
+from fedclade.data.partitioning.transforms import rotate
 
 CLIENTS, SAMPLES = 40, 200
 

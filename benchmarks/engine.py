@@ -24,7 +24,7 @@ from torch import nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.experiment.machine import about
+from fedclade.io.environment_info import about
 
 WARM_UP = 4
 

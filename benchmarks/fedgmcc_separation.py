@@ -19,15 +19,15 @@ from studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc
-from fedclade.client.keys import client_keys, fold, uniform
-from fedclade.client.objective import Objective
-from fedclade.client.tree import Tree, stack, take
+from fedclade.clustering.mode_connectivity import LR, SCORED_AT, Outputs, Paths, learned_bends, losses_along, midpoint
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree, stack, take
+from fedclade.core.rng import client_keys, fold, uniform
 from fedclade.data import Clients, Dataset, LabelClusters, LabelPermutation, Rotation
-from fedclade.engines.engine import Look
-from fedclade.experiment.metrics import adjusted_rand
-from fedclade.experiment.prepare import equip
+from fedclade.engines.base import Look
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
-from fedclade.relatedness.paths import LR, SCORED_AT, Outputs, Paths, learned_bends, losses_along, midpoint
+from fedclade.training.metrics import adjusted_rand
+from fedclade.training.setup import equip
 
 CLIENTS = 10
 MC_SAMPLES = FedGMCC().mc_samples

@@ -14,9 +14,9 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from fedclade.experiment.machine import about
-from fedclade.flower.local import Federation
-from fedclade.flower.new import new_app
+from fedclade.integrations.flower.local_deployment.federation import Federation
+from fedclade.integrations.flower.scaffold_app import new_app
+from fedclade.io.environment_info import about
 
 NODES, ROUNDS = 4, 4
 RESULT = Path(__file__).parent / "results" / "flower_round.json"

@@ -20,11 +20,11 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.client.keys import fold
+from fedclade.clustering.flt import Distance, Manifold, on_manifold, relate
+from fedclade.core.rng import fold
 from fedclade.data import Clients
-from fedclade.experiment.prepare import equip
 from fedclade.methods.flt import FLT, FLTState
-from fedclade.relatedness.manifold import Distance, Manifold, on_manifold, relate
+from fedclade.training.setup import equip
 
 CLIENTS, GROUPS, GAMMA = 100, 5, 1.0
 SCENARIOS = {

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedclade.experiment import machine
+from fedclade.io import environment_info
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kills.json"
 ROUNDS = 40
@@ -31,7 +31,7 @@ SETTINGS = (f"run.rounds={ROUNDS}", "run.checkpoint_every=1", "run.eval_every=4"
 
 def command(method: str, folder: Path, resume: bool) -> list[str]:
     sets = [word for given in (*SETTINGS, f"method.name={method}") for word in ("--set", given)]
-    return [sys.executable, "-m", "fedclade.cli", "run", "quickstart", *sets, "--out", str(folder), "-q", "--no-report"] + [
+    return [sys.executable, "-m", "fedclade", "run", "quickstart", *sets, "--out", str(folder), "-q", "--no-report"] + [
         "--resume"
     ] * resume
 
@@ -96,7 +96,7 @@ def main() -> None:
             found = killed(method, args.kills, random.Random(f"{args.seed} {method}"), Path(root))
         print(method, found, flush=True)
         results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[method] = {"rounds": ROUNDS, **found, "about": machine.about()}
+        results[method] = {"rounds": ROUNDS, **found, "about": environment_info.about()}
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import fedclade as fc
-from fedclade.experiment import machine
+from fedclade.io import environment_info
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory.json"
 METHODS: dict[str, fc.Method] = {
@@ -101,7 +101,7 @@ def main() -> None:
         name = f"{method} teachers" if args.teachers else method
         groups = f"{found['clusters'][0]} to {found['clusters'][-1]} groups"
         print(f"{name:12} {told}  {found['growth %']:+.2f} %  ({groups}, {found['seconds']:.0f} s)", flush=True)
-        results[name] = {**found, "about": machine.about()}
+        results[name] = {**found, "about": environment_info.about()}
         args.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 

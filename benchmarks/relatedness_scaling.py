@@ -28,17 +28,17 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import fedclade as fc
-from fedclade.client.objective import Objective
-from fedclade.experiment.machine import about
-from fedclade.relatedness.centres import kmeans, nearest_centre
-from fedclade.relatedness.clades import groups, placed
-from fedclade.relatedness.graph import close_components, components, threshold_graph
-from fedclade.relatedness.manifold import mixing_rows, nearest, place
-from fedclade.relatedness.paths import Paths
-from fedclade.relatedness.signatures import distances
-from fedclade.relatedness.similarity import alike, bipartition, clusters_alike, cosine
-from fedclade.relatedness.splits import most_similar, noise_level
-from fedclade.relatedness.tree import cut_gap, cut_number, linkage
+from fedclade.clustering.cfl import most_similar, noise_level
+from fedclade.clustering.clade import groups, placed
+from fedclade.clustering.flt import mixing_rows, nearest, place
+from fedclade.clustering.graph import close_components, components, threshold_graph
+from fedclade.clustering.kmeans import kmeans, nearest_centre
+from fedclade.clustering.linkage import cut_gap, cut_number, linkage
+from fedclade.clustering.mode_connectivity import Paths
+from fedclade.clustering.set_distances import distances
+from fedclade.clustering.similarity import alike, bipartition, clusters_alike, cosine
+from fedclade.core.functional_model import Objective
+from fedclade.io.environment_info import about
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng

@@ -28,7 +28,7 @@ import torch
 
 import fedclade as fc
 from fedclade.data import Clients, Parts
-from fedclade.experiment.machine import about
+from fedclade.io.environment_info import about
 
 T = TypeVar("T")
 

@@ -23,14 +23,14 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.client.keys import fold
-from fedclade.experiment import config
-from fedclade.experiment.prepare import equip
+from fedclade.clustering.flt import relate
+from fedclade.core.rng import fold
 from fedclade.methods import METHODS
+from fedclade.methods._dp_signature import gaussian_sigma
 from fedclade.methods.base import NEEDS
 from fedclade.methods.flt import FLTState
-from fedclade.methods.noised import gaussian_sigma
-from fedclade.relatedness.manifold import relate
+from fedclade.training import config
+from fedclade.training.setup import equip
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "signature_noise.json", ROOT / "docs" / "privacy.md"

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 import fedclade as fc
-from fedclade.data.splitting import Scheme
-from fedclade.experiment.machine import about
+from fedclade.data.partitioning.base import Scheme
+from fedclade.io.environment_info import about
 from fedclade.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent

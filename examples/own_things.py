@@ -14,8 +14,8 @@ from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade.client.tree import Tree, stack
-from fedclade.relatedness.mixing import mean
+from fedclade.aggregation.mean import mean
+from fedclade.core.pytree import Tree, stack
 
 
 @fc.register("dataset", "moons")

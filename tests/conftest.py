@@ -17,7 +17,7 @@ from fedclade.data import Clients, LabelClusters, from_arrays, load, partition
 from fedclade.registry import REGISTRY
 
 torch.set_num_threads(1)
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 UNPACK = ROOT.parent / "shared" / "data" / "unpack.py"
 UNPACKED = ROOT / "data"
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from worker import BATCH, LEARNING_RATE, Job, Turns, write_weights
 
 import fedclade as fc
-from fedclade.client.dense import dense_form
+from fedclade.core.kernels.mlp import dense_form
 
 
 class OwnModule(nn.Module):

@@ -7,17 +7,15 @@ result.summary; result.clusters; result.model_of(7)
 """
 
 from fedclade import data, models
-from fedclade.client.objective import Batch, accuracy, cross_entropy
-from fedclade.client.plan import Batches
-from fedclade.client.programs import LocalTraining, Program, sgd, then
-from fedclade.client.recipes import travels
-from fedclade.diagnose import diagnose
+from fedclade.analysis.diagnose import diagnose
+from fedclade.clustering.mode_connectivity import Curves, curve_losses
+from fedclade.core.batching import Batches
+from fedclade.core.federation import Federation, Replies, Rows, Sum
+from fedclade.core.functional_model import Batch, accuracy, cross_entropy
+from fedclade.core.program import LocalTraining, Program, sgd, then
+from fedclade.core.recipes import travels
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable, NotWritten
-from fedclade.experiment.encoders import pretrain
-from fedclade.experiment.result import Result, load
-from fedclade.experiment.runner import run
-from fedclade.federation import Federation, Replies, Rows, Sum
 from fedclade.methods import (
     CFL,
     FLIS,
@@ -41,7 +39,9 @@ from fedclade.methods import (
     State,
 )
 from fedclade.registry import register
-from fedclade.relatedness.paths import Curves, curve_losses
+from fedclade.training.encoder_pretraining import pretrain
+from fedclade.training.result import Result, load
+from fedclade.training.runner import run
 
 __version__ = "0.1.0"
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engines.letterbox import Remote
+from tests.unit.engines.remote.in_process_transport import Remote
 from torch import Tensor
 
 from fedclade import FLT, IFCA, PCAHC, SCAFFOLD, Clade, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
-from fedclade.client.encode import Encoder
-from fedclade.client.keys import fold
-from fedclade.client.objective import Objective
-from fedclade.client.travel import Here
-from fedclade.client.tree import Tree
+from fedclade.core.functional_model import Objective
+from fedclade.core.program_serialization import Here
+from fedclade.core.pytree import Tree
+from fedclade.core.rng import fold
 from fedclade.data import Clients, Parts
 from fedclade.engines.simulator import Faults
-from fedclade.experiment.checkpoint import flatten, restore
-from fedclade.experiment.prepare import equip
+from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import METHODS, UNKNOWN
 from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.models import MLP
+from fedclade.programs.encoder_signature import Encoder
+from fedclade.training.setup import equip
 
 ENGINES: dict[str, Callable[..., Any]] = {
     "simulator": lambda clients, here, **options: Simulator(clients, **options),

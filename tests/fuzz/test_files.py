@@ -25,11 +25,12 @@ from hypothesis import strategies as st
 from scipy.io import savemat
 
 import fedclade as fc
-from fedclade import report
+from fedclade.analysis import report
 from fedclade.data import readers
 from fedclade.errors import FedcladeError
-from fedclade.experiment import checkpoint, config, encoders, seen
+from fedclade.io import checkpoint
 from fedclade.models import ConvAutoencoder
+from fedclade.training import client_features, config, encoder_pretraining
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "60"))
 often = settings(max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck))
@@ -174,7 +175,7 @@ def checkpoint_file() -> bytes:
 def encoder_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path, spec = Path(folder) / "e.safetensors", ConvAutoencoder(4)
-        encoders.write(path, spec.build((1, 28, 28), 0), spec, (1, 28, 28), {})
+        encoder_pretraining.write(path, spec.build((1, 28, 28), 0), spec, (1, 28, 28), {})
         return path.read_bytes()
 
 
@@ -198,7 +199,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "whole", "read"), [("e", ENCODER, encoders.read), (seen.FILE, CHECKPOINT, lambda path: seen.read(path.parent))]
+    ("name", "whole", "read"), [("e", ENCODER, encoder_pretraining.read), (client_features.FILE, CHECKPOINT, lambda path: client_features.read(path.parent))]
 )
 @given(seed=st.integers(0, 2**32))
 @often
@@ -258,7 +259,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-IN_RUNS = ["summary.json", "rounds.jsonl", "clients.csv", "experiment.toml", "comparison.json", "diagnosis.json", seen.FILE]
+IN_RUNS = ["summary.json", "rounds.jsonl", "clients.csv", "experiment.toml", "comparison.json", "diagnosis.json", client_features.FILE]
 
 
 def test_the_whole_run_is_read(ran: Path) -> None:

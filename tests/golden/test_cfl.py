@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import LocalTraining, Simulator
-from fedclade.client.objective import Objective
-from fedclade.client.tree import Tree
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.base import UNKNOWN
 from fedclade.methods.cfl import CFL, CFLState

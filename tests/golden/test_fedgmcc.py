@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import InvalidInput, LocalTraining, Simulator
-from fedclade.client.objective import Objective
-from fedclade.client.tree import Tree
+from fedclade.clustering.mode_connectivity import Paths
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
 from fedclade.methods.base import UNKNOWN
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
-from fedclade.relatedness.paths import Paths
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import InvalidInput, LocalTraining, Simulator, State
-from fedclade.client.objective import Objective
-from fedclade.client.tree import Tree
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
 from fedclade.methods.base import UNKNOWN
 from fedclade.methods.flis import FLIS, FLISDC, FLISHC, FLISHCState

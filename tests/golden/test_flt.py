@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import LocalTraining, Simulator
-from fedclade.client.objective import Objective
-from fedclade.client.tree import Tree
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
 from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import LocalTraining, Simulator
-from fedclade.client.objective import Objective
-from fedclade.client.pca import principal_axes
-from fedclade.client.tree import Tree
+from fedclade.clustering.set_distances import distances
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.base import UNKNOWN
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
-from fedclade.relatedness.signatures import distances
+from fedclade.programs.pca_signature import principal_axes
 
 POINTS = [[(1.0, 2.0), (5.0, 2.0)], [(4.0, 0.0), (4.0, 6.0), (4.0, 0.0), (4.0, 6.0)], [(0.0, 0.0), (6.0, 8.0)]]
 # Its mean is 0 and its axes are those of the plane: what a client projects are its points themselves.

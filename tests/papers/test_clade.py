@@ -10,8 +10,8 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.client.keys import fold
-from fedclade.client.objective import Objective
+from fedclade.core.functional_model import Objective
+from fedclade.core.rng import fold
 from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation, Scheme, load, partition
 
 PLANTED: list[tuple[Scheme, int]] = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedclade.experiment import config
+from fedclade.training import config
 
 
 def test_mnist_iid_ends_at_89_percent(real_data: Callable[[str], Path]) -> None:

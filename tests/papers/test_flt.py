@@ -10,10 +10,10 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from fedclade import Simulator
-from fedclade.client.keys import fold
+from fedclade.core.rng import fold
 from fedclade.data import LabelClusters, load, partition
-from fedclade.experiment.prepare import equip
 from fedclade.methods.flt import FLT
+from fedclade.training.setup import equip
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])

@@ -1,14 +1,14 @@
 """Data: data sets, and the ways of dealing them to clients."""
 
-from fedclade.data.clients import Clients, Description, Parts
 from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
 from fedclade.data.emd import EarthMovers, earth_movers_distance
-from fedclade.data.features import FeatureClusters
-from fedclade.data.genomic import FlippedId, genomic
-from fedclade.data.partitions import PARTITIONS, partition
-from fedclade.data.planted import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
-from fedclade.data.skews import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
-from fedclade.data.splitting import Scheme, Split
+from fedclade.data.federated_dataset import Clients, Description, Parts
+from fedclade.data.partitioning.base import Scheme, Split
+from fedclade.data.partitioning.feature_shift import FeatureClusters
+from fedclade.data.partitioning.grouped import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
+from fedclade.data.partitioning.schemes import PARTITIONS, partition
+from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
+from fedclade.data.synthetic_genomics import FlippedId, genomic
 
 __all__ = [
     "DATASETS",

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade import bounded
-from fedclade.data import arrays
-from fedclade.data.clients import Clients, Parts
+from fedclade.data import validation
+from fedclade.data.federated_dataset import Clients, Parts
 from fedclade.errors import InvalidInput, nearest
+from fedclade.io import safe_read
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
 CACHE = "~/.cache/fedclade"
@@ -70,7 +70,7 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
     files that `catalogue` knows, in the folder NAME of these places. An .npz file holds x_train, y_train, x_test and y_test; further
     pairs of whole numbers or text such as writer_train and writer_test are keys.
     """
-    from fedclade.data.catalogue import CATALOGUE  # its readers make data sets by this module
+    from fedclade.data.catalog import CATALOGUE  # its readers make data sets by this module
 
     name = os.fspath(name_or_path)
     if name in DATASETS:
@@ -109,15 +109,15 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
             raise InvalidInput(f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
     rows = sum(_length(given[1]) for given in clients)
-    train = arrays.Pool(rows, *arrays.samples(clients[0][0], clients[0][1], "x", "y", "client 0: "))
-    test = arrays.Pool(sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y)
+    train = validation.Pool(rows, *validation.samples(clients[0][0], clients[0][1], "x", "y", "client 0: "))
+    test = validation.Pool(sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y)
     test_of: list[int] = []
     for number, given in enumerate(clients):
         where = f"client {number}: "
-        train.add(*arrays.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0")
+        train.add(*validation.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0")
         test_of.append(len(test.offsets) - 1 if len(given) == 4 else -1)
         if len(given) == 4:
-            test.add(*arrays.samples(given[2], given[3], "x_test", "y_test", where), f"{where}its test part", "client 0")
+            test.add(*validation.samples(given[2], given[3], "x_test", "y_test", where), f"{where}its test part", "client 0")
     return Clients(
         train.x,
         train.y,
@@ -151,12 +151,12 @@ DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
 
 
 def _build(name: str, given: Mapping[str, object], keys: Mapping[str, tuple[object, object]], where: str = "") -> Dataset:
-    x_train, y_train = arrays.samples(given["x_train"], given["y_train"], "x_train", "y_train", where)
+    x_train, y_train = validation.samples(given["x_train"], given["y_train"], "x_train", "y_train", where)
     x_test, y_test = x_train[:0], y_train[:0]
     if "x_test" in given:
-        x_test, y_test = arrays.samples(given["x_test"], given["y_test"], "x_test", "y_test", where)
-        arrays.alike(x_test, y_test, x_train, y_train, f"{where}the test part", "the training part")
-    checked = {key: arrays.ids(train, test, len(y_train), len(y_test), where + key) for key, (train, test) in keys.items()}
+        x_test, y_test = validation.samples(given["x_test"], given["y_test"], "x_test", "y_test", where)
+        validation.alike(x_test, y_test, x_train, y_train, f"{where}the test part", "the training part")
+    checked = {key: validation.ids(train, test, len(y_train), len(y_test), where + key) for key, (train, test) in keys.items()}
     return Dataset(name, x_train, y_train, x_test, y_test, checked)
 
 
@@ -170,9 +170,9 @@ def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
 
 def _missing(name: str, candidates: Sequence[Path], known: Collection[str]) -> str:
     if len(candidates) == 1:
-        what = bounded.instead(candidates[0]) or "there is no such file"
+        what = safe_read.instead(candidates[0]) or "there is no such file"
         return f"data set '{name}': {what}. Give the path of an .npz file with the arrays {', '.join(NEEDED)}."
-    looked = ", ".join(str(path) + (f" ({found})" if (found := bounded.instead(path)) else "") for path in candidates)
+    looked = ", ".join(str(path) + (f" ({found})" if (found := safe_read.instead(path)) else "") for path in candidates)
     file = candidates[-1].name
     return (
         f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, known)} "
@@ -210,7 +210,7 @@ def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dat
 
 def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     found: dict[str, NDArray[np.generic]] = {}
-    bounded.fit(path, bounded.size(path))
+    safe_read.fit(path, safe_read.size(path))
     name = "the file"
     try:
         with path.open("rb") as file:
@@ -222,7 +222,7 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
                     has = ", ".join(members) or "no arrays"
                     raise InvalidInput(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
                 wanted = {name: member for name, member in members.items() if name.endswith(("_train", "_test"))}
-                bounded.fit(f"{path}: its arrays", sum(archive.getinfo(member).file_size for member in wanted.values()))
+                safe_read.fit(f"{path}: its arrays", sum(archive.getinfo(member).file_size for member in wanted.values()))
                 for name, member in wanted.items():
                     if (array := _array(path, archive, member)) is not None:
                         found[name] = array
@@ -240,7 +240,7 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 
 def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generic] | None:
     """A member of the archive; None where it is no array of numbers or strings."""
-    with bounded.member(path, archive, name) as file:
+    with safe_read.member(path, archive, name) as file:
         if not file.peek(6).startswith(b"\x93NUMPY"):
             return None
         header = _HEADERS.get(np.lib.format.read_magic(file))
@@ -279,8 +279,8 @@ def _consecutive(offsets: Sequence[int]) -> Parts:
 def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | None:
     if groups is None:
         return None
-    checked = arrays.targets(groups, "groups")
+    checked = validation.targets(groups, "groups")
     if checked.is_floating_point() or len(checked) != clients:
-        kind = arrays.type_name(checked)
+        kind = validation.type_name(checked)
         raise InvalidInput(f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one whole number a client.")
     return checked

@@ -10,9 +10,9 @@ from typing import TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedclade import bounded
-from fedclade.data.catalogue import File, Published
+from fedclade.data.catalog import File, Published
 from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.io import safe_read
 
 Progress: TypeAlias = Callable[[File, int], None]
 """Told how many bytes of a file are here."""
@@ -57,14 +57,14 @@ def fetch(file: File, folder: Path, progress: Progress) -> None:
 
 def wrong(path: Path, file: File) -> str:
     """What is wrong with a file by its SHA-256; empty where nothing is."""
-    bounded.size(path)
+    safe_read.size(path)
     with path.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     return "" if found == file.sha256 else f"{path}: expected SHA-256 {file.sha256}, found {found}"
 
 
 def _transfer(file: File, part: Path, progress: Progress) -> None:
-    have = bounded.size(part) if part.exists() else 0
+    have = safe_read.size(part) if part.exists() else 0
     if have >= file.size:  # nothing to ask for: its checksum tells
         return
     with _opened(file, have) as response:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
-from fedclade.data.arrays import type_name
-from fedclade.data.clients import Clients, as_inputs
-from fedclade.data.splitting import Index
+from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.partitioning.base import Index
+from fedclade.data.validation import type_name
 from fedclade.errors import InvalidInput, check
 
 Features: TypeAlias = Callable[[Tensor], Tensor]  # inputs as a model reads them -> codes, one row a sample

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade import bounded
+from fedclade.io import safe_read
 
 _HEAD, _ORDERS = 128, {b"IM": "<", b"MI": ">"}
 _INT8, _INT32, _MATRIX, _PACKED = 1, 5, 14, 15
@@ -57,7 +57,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
 def _unpacked(where: object, packed: memoryview, order: str) -> tuple[int, memoryview]:
     """The one element that is packed in another, no further than it tells its length."""
     kind, length = _numbers(f"{order}II", zlib.decompressobj().decompress(packed, 8), 0)
-    bounded.allow(f"{where}, unpacked", 8 + length)
+    safe_read.allow(f"{where}, unpacked", 8 + length)
     unpacker = zlib.decompressobj()
     content = unpacker.decompress(packed, 8 + length + 1)
     if len(content) != 8 + length or not unpacker.eof:  # it compares its checksum at the end
@@ -79,7 +79,7 @@ def _matrix(where: object, content: memoryview, order: str) -> tuple[str, NDArra
     if min(shape, default=-1) < 0 or math.prod(shape) != len(flat):
         raise ValueError(f"{len(flat)} values for the shape {tuple(shape)}")
     kept = np.dtype(_CLASSES[about & 0xFF])  # values are stored in the smallest kind that holds them all
-    bounded.allow(f"{where}, unpacked", kept.itemsize * len(flat))
+    safe_read.allow(f"{where}, unpacked", kept.itemsize * len(flat))
     return name.tobytes().decode("ascii"), flat.astype(kept, copy=False).reshape(shape, order="F")
 
 

@@ -1,7 +1,7 @@
 """Data sets read from their files as they are published. A file that is damaged, cut short or something else is refused by its name.
 
 Every reader takes the files that `catalogue` found. Archives are read where they lie and nothing is unpacked to disk or unpickled, nor
-in memory beyond `bounded.MOST`.
+in memory beyond `safe_read.MOST`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade import bounded
 from fedclade.data import matlab, text
 from fedclade.data.datasets import Dataset, dataset
 from fedclade.errors import InvalidInput
+from fedclade.io import safe_read
 
 Array: TypeAlias = NDArray[np.generic]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -80,7 +80,7 @@ def ag_news(files: Sequence[Path]) -> Dataset:
 
 
 def _contents(files: Sequence[Path]) -> list[Content]:
-    return [(str(file), bounded.read(file)) for file in files]
+    return [(str(file), safe_read.read(file)) for file in files]
 
 
 def _from_idx(name: str, classes: int, contents: Sequence[Content], transposed: bool) -> Dataset:
@@ -102,7 +102,7 @@ def _idx_array(content: Content, axes: int) -> Bytes:
     start = 4 + 4 * axes
     packed = data[:2] == b"\x1f\x8b"
     with _whole(where):
-        head = bounded.gunzip(data, start) if packed else data[:start]
+        head = safe_read.gunzip(data, start) if packed else data[:start]
     if head[:4] != bytes((0, 0, 8, axes)):
         raise InvalidInput(
             f"{where} begins with the bytes {head[:4].hex(' ') or 'of an empty file'}, an IDX file of this kind with 00 00 08 0{axes}: "
@@ -110,9 +110,9 @@ def _idx_array(content: Content, axes: int) -> Bytes:
         )
     shape = [int(length) for length in np.frombuffer(head[4:].ljust(4 * axes, b"\0"), ">u4")]
     promised = start + math.prod(shape)
-    bounded.allow(f"{where}, by its header", promised)
+    safe_read.allow(f"{where}, by its header", promised)
     with _whole(where):
-        data = bounded.gunzip(data, promised + 1) if packed else data
+        data = safe_read.gunzip(data, promised + 1) if packed else data
     if len(data) != promised:
         found = len(data) if len(data) < promised else f"more than {promised}"
         raise InvalidInput(f"{where} has {found} bytes, its header promises {promised}: cut short or damaged; {_AGAIN}")
@@ -133,7 +133,7 @@ def _cifar_records(content: Content, classes: int, label_bytes: int) -> tuple[By
 
 
 def _svhn_part(path: Path) -> tuple[Bytes, Array]:
-    data = bounded.read(path)
+    data = safe_read.read(path)
     try:
         found = matlab.arrays(path, data, ("X", "y"))
     except (ValueError, zlib.error) as error:
@@ -165,7 +165,7 @@ def _leaf_part(folder: Path, classes: int) -> tuple[Bytes, Array, Array]:
 
 def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
     """Images are stored as k / 255 for the byte k; as bytes they take an eighth of the memory and lose nothing."""
-    bounded.fit(path, bounded.size(path))  # whoever makes it decides how many users a file has
+    safe_read.fit(path, safe_read.size(path))  # whoever makes it decides how many users a file has
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -190,7 +190,7 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
 
 def _ag_news_part(path: Path) -> text.Texts:
     texts, topics = [], []
-    bounded.allow(path, bounded.size(path))
+    safe_read.allow(path, safe_read.size(path))
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = csv.reader(file, strict=True)
@@ -209,15 +209,15 @@ def _ag_news_part(path: Path) -> text.Texts:
 
 def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
     found: dict[str, bytes] = {}
-    bounded.allow(path, bounded.size(path))
+    safe_read.allow(path, safe_read.size(path))
     with _whole(path), gzip.open(path) as packed:
-        content = bounded.Limited(packed, f"{path}, unpacked")
+        content = safe_read.Limited(packed, f"{path}, unpacked")
         with tarfile.open(fileobj=content, mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
             for member in archive:
                 name = PurePosixPath(member.name).name
                 # A sparse member is of any size with nothing in the archive.
                 if name in members and member.isreg() and not member.issparse() and (file := archive.extractfile(member)) is not None:
-                    bounded.allow(f"{path}: {name}, by its header", member.size)
+                    safe_read.allow(f"{path}: {name}, by its header", member.size)
                     found[name] = file.read()
         while content.read(1 << 20):  # gzip compares its checksum at the very end
             pass
@@ -227,7 +227,7 @@ def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
 
 
 def _from_zip(path: Path, members: Sequence[str]) -> list[Content]:
-    bounded.allow(path, bounded.size(path))
+    safe_read.allow(path, safe_read.size(path))
     with _whole(path), zipfile.ZipFile(path) as archive:
         if missing := sorted(set(members) - set(archive.namelist())):
             raise InvalidInput(f"{path}: {', '.join(missing)} missing; {_AGAIN}")
@@ -236,8 +236,8 @@ def _from_zip(path: Path, members: Sequence[str]) -> list[Content]:
 
 def _zipped(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
     size = archive.getinfo(name).file_size
-    bounded.allow(f"{path}: {name}, by its header", size)
-    with bounded.member(path, archive, name) as file:
+    safe_read.allow(f"{path}: {name}, by its header", size)
+    with safe_read.member(path, archive, name) as file:
         return file.read(size + 1)
 
 

@@ -13,21 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.average import Average
-from fedclade.client.programs import AnyProgram, Chain, score
-from fedclade.client.tree import Tree, concatenate, nbytes, stack, take
-from fedclade.data.clients import Clients
-from fedclade.data.population import Population
-from fedclade.engines.clock import Clock
-from fedclade.engines.engine import Look, Traffic
-from fedclade.engines.fold import Lanes, Runs, fold
-from fedclade.engines.memory import ClientMemory
-from fedclade.engines.pool import Pool
-from fedclade.engines.replies import EXAMPLES, NO_ANSWER, Accumulator, check_sum, in_order_asked, out_of_bounds, refusal, spec_of
-from fedclade.engines.room import Room
-from fedclade.engines.workers import Workers, cores, keep_freed_memory
+from fedclade.core.federation import Aggregator, Failure, Replies, Rows, Sum
+from fedclade.core.program import AnyProgram, Chain, score
+from fedclade.core.pytree import Tree, concatenate, nbytes, stack, take
+from fedclade.data.client_metadata import Population
+from fedclade.data.federated_dataset import Clients
+from fedclade.engines.base import Look, Traffic
+from fedclade.engines.client_loop import Lanes, Runs, fold
+from fedclade.engines.client_state import ClientMemory
+from fedclade.engines.device_dataset import Pool
+from fedclade.engines.oom import Room
+from fedclade.engines.profiler import Clock
+from fedclade.engines.reply_validation import EXAMPLES, NO_ANSWER, Accumulator, check_sum, in_order_asked, out_of_bounds, refusal, spec_of
+from fedclade.engines.thread_pool import Workers, cores, keep_freed_memory
 from fedclade.errors import InvalidInput, check
-from fedclade.federation import Failure, Replies, Rows, Sum
 
 Precision: TypeAlias = Literal["tf32", "float32"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
@@ -52,7 +51,7 @@ class Simulator:
 
     name = "simulator"
     holds_clients = True
-    average: Average = "mean"
+    average: Aggregator = "mean"
 
     def __init__(
         self,

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import AnyProgram, LocalTraining
-from fedclade.client.tree import Tree, nbytes
+from fedclade.core.federation import Federation, Rows
+from fedclade.core.program import AnyProgram, LocalTraining
+from fedclade.core.pytree import Tree, nbytes
 from fedclade.errors import FedcladeError, check
-from fedclade.federation import Federation, Rows
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
 NEEDS: dict[Needs, str] = {

@@ -8,15 +8,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.client.keys import client_keys, fold
-from fedclade.client.programs import losses, sgd
-from fedclade.client.tree import Tree, stack, take
-from fedclade.client.updates import concealed, from_secret_order, in_secret_order, revealed, vectors
+from fedclade.aggregation.mean import mean_by_row
+from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, length, project
+from fedclade.core.federation import Federation, Replies, Rows, Sum
+from fedclade.core.program import losses, sgd
+from fedclade.core.pytree import Tree, stack, take
+from fedclade.core.rng import client_keys, fold
 from fedclade.errors import check
-from fedclade.federation import Federation, Replies, Rows, Sum
 from fedclade.methods.base import BOUND, UNKNOWN, Features, Groups, Method, Needs, State
-from fedclade.relatedness.mixing import mean_by_row
-from fedclade.relatedness.splits import WARM_UP, ParameterTree, bisect, length, project
+from fedclade.programs.parameter_permutation import concealed, from_secret_order, in_secret_order, revealed, vectors
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 

@@ -10,17 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.client.keys import fold
-from fedclade.client.programs import losses, sgd
-from fedclade.client.sketch import SignatureKind, dimensions, private_signature, signature, symmetric
-from fedclade.client.tree import Tree, stack, take
+from fedclade.clustering.clade import groups, placed, whitener
+from fedclade.clustering.noisy import with_noise, worth
+from fedclade.core.federation import Federation, Replies, Rows, Sum
+from fedclade.core.program import losses, sgd
+from fedclade.core.pytree import Tree, stack, take
+from fedclade.core.rng import fold
 from fedclade.errors import check
-from fedclade.federation import Federation, Replies, Rows, Sum
+from fedclade.methods._dp_signature import Noised
 from fedclade.methods.base import UNKNOWN, Features, Groups, Needs, State
 from fedclade.methods.fedavg import averaged
-from fedclade.methods.noised import Noised
-from fedclade.relatedness.clades import groups, placed, whitener
-from fedclade.relatedness.noisy import with_noise, worth
+from fedclade.programs.gradient_signature import SignatureKind, dimensions, private_signature, signature, symmetric
 
 
 @dataclass(frozen=True)

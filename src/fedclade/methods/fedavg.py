@@ -8,11 +8,11 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import AnyProgram, sgd
-from fedclade.client.tree import Tree, stack
-from fedclade.federation import Federation, Rows, Sum
+from fedclade.aggregation.mean import mean
+from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.core.program import AnyProgram, sgd
+from fedclade.core.pytree import Tree, stack
 from fedclade.methods.base import Method, Needs, State
-from fedclade.relatedness.mixing import mean
 
 S = TypeVar("S", bound=State)
 

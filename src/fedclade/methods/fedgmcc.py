@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.client.keys import client_keys, fold, uniform
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, stack, tree_map
+from fedclade.clustering.mode_connectivity import LR, Paths
+from fedclade.core.federation import Federation, Rows
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, stack, tree_map
+from fedclade.core.rng import client_keys, fold, uniform
 from fedclade.errors import InvalidInput, check
-from fedclade.federation import Federation, Rows
+from fedclade.methods._loss_selection import Choosing
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
-from fedclade.methods.choosing import Choosing
-from fedclade.relatedness.paths import LR, Paths
 
 LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import effective_steps, sgd
-from fedclade.client.tree import tree_map
-from fedclade.federation import Federation, Rows, Sum
+from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.core.program import effective_steps, sgd
+from fedclade.core.pytree import tree_map
 from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg
 

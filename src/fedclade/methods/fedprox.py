@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedclade.client.objective import Batch, Objective
-from fedclade.client.programs import LocalTraining, Program, Start, Step, descend, sgd, takes_stacks
-from fedclade.client.recipes import travels
-from fedclade.client.tree import Tree, tree_map, under
+from fedclade.core.federation import Federation
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.program import LocalTraining, Program, Start, Step, descend, sgd, takes_stacks
+from fedclade.core.pytree import Tree, tree_map, under
+from fedclade.core.recipes import travels
 from fedclade.errors import check
-from fedclade.federation import Federation
 from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg, averaged
 

@@ -8,15 +8,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.client.keys import fold
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, stack, take, tree_map
-from fedclade.client.updates import vectors
+from fedclade.aggregation.mean import mean_by_row
+from fedclade.clustering.kmeans import kmeans, nearest_centre
+from fedclade.core.federation import Federation, Rows
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, stack, take, tree_map
+from fedclade.core.rng import fold
 from fedclade.errors import check
-from fedclade.federation import Federation, Rows
 from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.relatedness.centres import kmeans, nearest_centre
-from fedclade.relatedness.mixing import mean_by_row
+from fedclade.programs.parameter_permutation import vectors
 
 
 @dataclass(frozen=True)

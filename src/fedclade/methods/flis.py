@@ -8,16 +8,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.client.choice import choose_then
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, stack, take
+from fedclade.aggregation.mean import distinct_rows, mix
+from fedclade.clustering.similarity import alike, clusters_alike, most_alike, predictions, profiles
+from fedclade.core.federation import Federation, Rows
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, stack, take
 from fedclade.errors import check
-from fedclade.federation import Federation, Rows
+from fedclade.methods._loss_selection import Choosing
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.methods.choosing import Choosing
 from fedclade.methods.fedavg import averaged
-from fedclade.relatedness.mixing import distinct_rows, mix
-from fedclade.relatedness.similarity import alike, clusters_alike, most_alike, predictions, profiles
+from fedclade.programs.model_selection import choose_then
 
 BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 

@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedclade.client.encode import Centres, Encoder, autoencode, private_signature, signature
-from fedclade.client.keys import fold
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, prefixed, stack
+from fedclade.aggregation.mean import add, mean
+from fedclade.clustering.flt import Cut, Distance, Manifold, mixing_rows, nearest, relate
+from fedclade.clustering.set_distances import MOST
+from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, prefixed, stack
+from fedclade.core.rng import fold
 from fedclade.errors import check
-from fedclade.federation import Federation, Rows, Sum
+from fedclade.methods._centroid_state import CentredState
+from fedclade.methods._dp_signature import Noised
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Needs, State
-from fedclade.methods.centred import CentredState
-from fedclade.methods.noised import Noised
-from fedclade.relatedness.manifold import Cut, Distance, Manifold, mixing_rows, nearest, relate
-from fedclade.relatedness.mixing import add, mean
-from fedclade.relatedness.signatures import MOST
+from fedclade.programs.encoder_signature import Centres, Encoder, autoencode, private_signature, signature
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.client.choice import choose_then
-from fedclade.client.keys import client_keys, fold
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, concatenate, stack, take
+from fedclade.aggregation.mean import mean
+from fedclade.core.federation import Federation, Replies, Sum
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, concatenate, stack, take
+from fedclade.core.rng import client_keys, fold
 from fedclade.errors import check
-from fedclade.federation import Federation, Replies, Sum
+from fedclade.methods._loss_selection import Choosing
 from fedclade.methods.base import UNKNOWN, Groups, Needs, State, check_choices
-from fedclade.methods.choosing import Choosing
 from fedclade.methods.fedavg import averaged
-from fedclade.relatedness.mixing import mean
+from fedclade.programs.model_selection import choose_then
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedclade.client.programs import Finish, LocalTraining, Program, sgd
-from fedclade.client.recipes import travels
-from fedclade.client.tree import Tree, nbytes, under
+from fedclade.core.federation import Federation, Rows
+from fedclade.core.program import Finish, LocalTraining, Program, sgd
+from fedclade.core.pytree import Tree, nbytes, under
+from fedclade.core.recipes import travels
 from fedclade.errors import InvalidInput, check
-from fedclade.federation import Federation, Rows
 from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg, averaged
 

@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import Finish, LocalTraining, Program, Start, sgd
-from fedclade.client.recipes import travels
-from fedclade.client.tree import Tree, stack
-from fedclade.federation import Federation, Rows
+from fedclade.core.federation import Federation, Rows
+from fedclade.core.program import Finish, LocalTraining, Program, Start, sgd
+from fedclade.core.pytree import Tree, stack
+from fedclade.core.recipes import travels
 from fedclade.methods.base import Method, Needs, State
 
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, stack, take
+from fedclade.core.federation import Federation
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, stack, take
 from fedclade.errors import InvalidInput
-from fedclade.federation import Federation
 from fedclade.methods.base import BOUND, Groups, Method, Needs, State
 from fedclade.methods.fedavg import averaged
 

@@ -8,17 +8,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.client.pca import flat, pca_signature, principal_axes
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, stack, take
+from fedclade.clustering.flt import nearest
+from fedclade.clustering.linkage import cut_number, linkage
+from fedclade.clustering.set_distances import MOST, distances
+from fedclade.core.federation import Federation
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, stack, take
 from fedclade.errors import InvalidInput, check
-from fedclade.federation import Federation
+from fedclade.methods._centroid_state import CentredState
 from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.methods.centred import CentredState
 from fedclade.methods.fedavg import averaged
-from fedclade.relatedness.manifold import nearest
-from fedclade.relatedness.signatures import MOST, distances
-from fedclade.relatedness.tree import cut_number, linkage
+from fedclade.programs.pca_signature import flat, pca_signature, principal_axes
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedclade.client.objective import Batch, Objective
-from fedclade.client.plan import Batches
-from fedclade.client.programs import LocalTraining, Program, Step, descend, sgd, takes_stacks
-from fedclade.client.recipes import travels
-from fedclade.client.tree import Tree, tree_map, under
+from fedclade.core.batching import Batches
+from fedclade.core.federation import Federation
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.program import LocalTraining, Program, Step, descend, sgd, takes_stacks
+from fedclade.core.pytree import Tree, tree_map, under
+from fedclade.core.recipes import travels
 from fedclade.errors import check
-from fedclade.federation import Federation
 from fedclade.methods.base import State, check_choices
 from fedclade.methods.fedavg import FedAvg, averaged
 

@@ -9,15 +9,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.client.objective import Batch, Objective
-from fedclade.client.programs import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd, takes_stacks
-from fedclade.client.recipes import travels
-from fedclade.client.tree import Tree, prefixed, tree_map, under
+from fedclade.aggregation.mean import mean
+from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.program import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd, takes_stacks
+from fedclade.core.pytree import Tree, prefixed, tree_map, under
+from fedclade.core.recipes import travels
 from fedclade.errors import check
-from fedclade.federation import Federation, Rows, Sum
 from fedclade.methods.base import State, check_choices
 from fedclade.methods.fedavg import FedAvg
-from fedclade.relatedness.mixing import mean
 
 
 @travels

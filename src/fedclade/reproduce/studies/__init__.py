@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedclade.data.clients import Clients
-from fedclade.reproduce.measures import History
+from fedclade.data.federated_dataset import Clients
+from fedclade.reproduce.metrics import History
 from fedclade.reproduce.studies.cfl import noisy_directions, separation, two_clients
 from fedclade.reproduce.studies.fedgmcc import curves
 

@@ -17,23 +17,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.client.keys import fold
-from fedclade.client.objective import Batch, Objective
-from fedclade.client.plan import Batches
-from fedclade.client.programs import Program, sgd
-from fedclade.client.tree import Tree, stack, tree_map
-from fedclade.client.updates import vectors
-from fedclade.data.clients import Clients
+from fedclade.aggregation.mean import mix
+from fedclade.clustering.cfl import WARM_UP, length
+from fedclade.clustering.similarity import bipartition, cosine, separation_gap
+from fedclade.core.batching import Batches
+from fedclade.core.federation import Rows
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.program import Program, sgd
+from fedclade.core.pytree import Tree, stack, tree_map
+from fedclade.core.rng import fold
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInput, check
-from fedclade.experiment import config
-from fedclade.experiment.config import Experiment
-from fedclade.experiment.prepare import module_for
-from fedclade.federation import Rows
-from fedclade.relatedness.mixing import mix
-from fedclade.relatedness.similarity import bipartition, cosine, separation_gap
-from fedclade.relatedness.splits import WARM_UP, length
-from fedclade.reproduce.measures import History
+from fedclade.programs.parameter_permutation import vectors
+from fedclade.reproduce.metrics import History
+from fedclade.training import config
+from fedclade.training.config import Experiment
+from fedclade.training.setup import module_for
 
 Tables = dict[str, dict[str, Any]]
 Similarity = NDArray[np.float64]

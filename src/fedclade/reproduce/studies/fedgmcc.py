@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.client.keys import client_keys, fold, uniform
-from fedclade.client.objective import Objective
-from fedclade.client.programs import sgd
-from fedclade.client.tree import Tree, stack, take
-from fedclade.data.clients import Clients
+from fedclade.clustering.mode_connectivity import SCORED_AT, learned_bends, losses_along, midpoint
+from fedclade.core.federation import Rows
+from fedclade.core.functional_model import Objective
+from fedclade.core.program import sgd
+from fedclade.core.pytree import Tree, stack, take
+from fedclade.core.rng import client_keys, fold, uniform
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInput, check
-from fedclade.experiment import config
-from fedclade.experiment.prepare import module_for
-from fedclade.federation import Rows
 from fedclade.methods.fedgmcc import FedGMCC
-from fedclade.relatedness.paths import SCORED_AT, learned_bends, losses_along, midpoint
-from fedclade.reproduce.measures import History
+from fedclade.reproduce.metrics import History
+from fedclade.training import config
+from fedclade.training.setup import module_for
 
 
 def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> History:

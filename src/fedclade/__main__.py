@@ -1,0 +1,5 @@
+"""`python -m fedclade`."""
+
+from fedclade.cli.main import main
+
+main()

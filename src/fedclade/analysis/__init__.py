@@ -1,0 +1,1 @@
+"""After and around runs: comparisons, diagnosis, reports, export."""

@@ -1,0 +1,202 @@
+"""Are these clients different, in what way, and what should one do: the question before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fedclade.analysis.diagnose import text
+from fedclade.analysis.diagnose.class_statistics import Look, look
+from fedclade.analysis.diagnose.classification import Evidence, Kind, gathered, sureness, with_renamed
+from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
+from fedclade.analysis.diagnose.heterogeneity_tests import Difference
+from fedclade.analysis.diagnose.pilot_runs import Probe, Training, candidates, probed, without_test
+from fedclade.analysis.diagnose.recommendation import Advice, advised
+from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
+from fedclade.core.rng import fold
+from fedclade.data.federated_dataset import Clients
+from fedclade.engines.simulator import Simulator
+from fedclade.errors import InvalidInput, check
+from fedclade.models import MLP, ModelSpec
+from fedclade.training.settings import EngineSettings, LocalSettings
+from fedclade.training.setup import metrics_for, module_for
+
+DEFAULT_MODEL = MLP(64)
+PROBE_ROUNDS = 10
+LEAVES = (
+    "once: its number of examples, how many it has of each class, and for each class the mean of 32 numbers made of its inputs by the "
+    "first model; three times: Clade's signature (128 numbers); in probe rounds: trained weights, which model it chose, and how well "
+    "it does on examples that it held out"
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found out about a federation. `to_json` and `from_json` keep all of it; printed, it is in words.
+
+    kinds: one, or several for a mixture; sure: from 0 to 1 (`evidence.sureness`).
+    group: the group of each client, or None where there are none; groups_agree: the part of the looks that found as many groups.
+    """
+
+    kinds: tuple[Kind, ...]
+    sure: float
+    evidence: Evidence
+    group: tuple[int, ...] | None
+    groups_agree: float
+    advice: Advice
+    probes: tuple[Probe, ...]
+    about: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return " and ".join(self.kinds)
+
+    @property
+    def groups(self) -> int | None:
+        """How many groups there are; None: no groups."""
+        return None if self.group is None else max(self.group) + 1
+
+    def sentences(self) -> list[str]:
+        """The diagnosis in words, the most important first."""
+        return text.sentences(self)
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
+
+    def to_json(self) -> dict[str, Any]:
+        told = {"kind": self.kind, "groups": self.groups, "sentences": self.sentences(), "leaves_a_client": LEAVES}
+        return told | {name: _plain(value) for name, value in asdict(self).items()}
+
+    @staticmethod
+    def from_json(told: Mapping[str, Any]) -> Diagnosis:
+        evidence = dict(told["evidence"])
+        for name in ("labels", "inputs", "given_labels"):
+            evidence[name] = Difference(**evidence[name])
+        return Diagnosis(
+            tuple(told["kinds"]),
+            told["sure"],
+            Evidence(**evidence),
+            None if told["group"] is None else tuple(told["group"]),
+            told["groups_agree"],
+            Advice(**told["advice"]),
+            tuple(Probe(**probe) for probe in told["probes"]),
+            dict(told["about"]),
+        )
+
+
+def diagnose(
+    clients: Clients,
+    model: ModelSpec | nn.Module | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    *,
+    lr: float = 0.1,
+    batch_size: int = 10,
+    epochs: int = 2,
+    momentum: float = 0.0,
+    loss: ExampleLoss | None = None,
+    probe_rounds: int = PROBE_ROUNDS,
+    workers: int | None = None,
+) -> Diagnosis:
+    """Which kind of heterogeneity these clients have, how many groups there are and who is in which, and which method fits.
+
+    It never looks at test data, nor at groups that a partition knows. model: the model to be trained, one of `fc.models` or an
+    nn.Module, by default a small MLP; lr, batch_size, epochs, momentum: how clients train in the probe rounds; probe_rounds=0: none, and
+    no gain is estimated.
+
+    What leaves a client: its number of examples, its number of examples of each class, and for each class the mean of 32 numbers; Clade's
+    signature three times; and what the tried methods send in the probe rounds. Scatter matrices are needed summed over clients only.
+    """
+    local = LocalSettings(lr, batch_size, epochs, momentum)
+    return examined(clients, Training(model or DEFAULT_MODEL, local, EngineSettings(workers=workers), loss, probe_rounds, seed, device))
+
+
+def examined(clients: Clients, training: Training) -> Diagnosis:
+    """`diagnose`, with all settings in one place."""
+    _check(clients, training)
+    clients = without_test(clients)
+    fed = Simulator(clients, device=training.device, **asdict(training.engine))
+    objectives = _objectives(clients, training, fed)
+    seed, rng = training.seed, np.random.default_rng([training.seed, len(clients)])
+    classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
+    seen = look(fed, objectives[0], classes, fold(seed, "diagnosis"))
+    evidence = gathered(seen, rng)
+    taken = looks(fed, objectives, fold(seed, "diagnosis"))
+    grouping = judged(taken, seen, evidence, rng)
+
+    faint = evidence.given_labels_differ and (grouping.found is None or grouping.agree < 1)
+    differ = any(kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping))
+    methods = candidates(differ, _number(grouping), faint)
+    probes, trained = probed(methods, clients, training) if training.rounds else ([], None)
+    if grouping.found is None and faint and trained is not None:  # groups too faint for the first model may show at a trained one
+        grouping = judged([trained], seen, evidence, rng)
+    evidence = with_renamed(evidence, seen, grouping.found, rng)
+    kinds = _kinds(evidence, grouping)
+    return Diagnosis(
+        kinds,
+        sureness(evidence, seen, rng, grouping.found) if kinds != ("target shift",) else (grouping.agree * LOOKS + 1) / (LOOKS + 2),
+        evidence,
+        None if grouping.found is None else tuple(grouping.found.tolist()),
+        grouping.agree,
+        advised(differ, _number(grouping), faint, probes),
+        tuple(probes),
+        _about(clients, training, seen),
+    )
+
+
+def _kinds(evidence: Evidence, grouping: Grouping) -> tuple[Kind, ...]:
+    kinds = evidence.kinds()
+    # Without class labels all that is left to see is that gradients differ where inputs do not.
+    unseen = evidence.classes == 1 and grouping.found is not None and "feature shift" not in kinds
+    return ("target shift",) if unseen else kinds
+
+
+def _number(grouping: Grouping) -> int | None:
+    return None if grouping.found is None else int(grouping.found.max()) + 1
+
+
+def _objectives(clients: Clients, training: Training, fed: Simulator) -> list[Objective]:
+    """The model at several first weights; a module of the user's own has but one."""
+    modules = [module_for(training.model, clients, fold(training.seed, "look", number)) for number in range(LOOKS)]
+    objectives = [Objective(module.to(fed.device), training.loss or cross_entropy) for module in modules]
+    metrics_for(objectives[0], fed.population(), training.loss is not None, None, fed.device)
+    objectives[0].last_linear()
+    return objectives
+
+
+def _check(clients: Clients, training: Training) -> None:
+    if not isinstance(clients, Clients):
+        raise InvalidInput("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
+    check(len(clients) >= 2, "clients", len(clients), "a diagnosis compares clients, so there must be at least 2")
+    empty = (clients.sizes == 0).nonzero().flatten().tolist()
+    if empty:
+        raise InvalidInput(f"client {empty[0]}: it has no training data; leave it out, clients.only([…]).")
+    rounds, whole = training.rounds, isinstance(training.rounds, int) and not isinstance(training.rounds, bool)
+    check(whole and rounds >= 0, "probe_rounds", rounds, "must be a whole number; 0 for no probe rounds")
+    check(isinstance(training.seed, int) and training.seed >= 0, "seed", training.seed, "must be a whole number of at least 0")
+
+
+def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:
+    sizes = seen.sizes
+    return {
+        "dataset": clients.dataset,
+        "partition": clients.partition,
+        "clients": len(clients),
+        "examples": int(sizes.sum()),
+        "smallest": int(sizes.min()),
+        "median": float(np.median(sizes)),
+        "largest": int(sizes.max()),
+        "classes": None if seen.counts.shape[1] == 1 else seen.counts.shape[1],
+        "model": type(training.model).__name__ if isinstance(training.model, nn.Module) else training.model.name,
+        "seed": training.seed,
+        "probe_rounds": training.rounds,
+        "score": "loss" if training.loss is not None else "accuracy",
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,160 @@
+"""What is said of a model: whose it is, on which data, how good, and how it is loaded."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import fedclade
+from fedclade.analysis.export.source_run import FinishedRun
+from fedclade.core.pytree import Tree
+from fedclade.registry import REGISTRY
+from fedclade.training.client_features import Seen
+
+_SHOWN_CLIENTS = 30  # in the Markdown; the JSON has all
+_SHOWN_CLASSES = 12
+
+
+def card_of(
+    run: FinishedRun, name: str, ids: Sequence[int], state: Tree, files: Mapping[str, str], onnx_checked: str | None
+) -> dict[str, Any]:
+    """The card of one group, as JSON."""
+    summary, tables, models = run.summary, run.tables, run.models
+    about = {
+        "input_shape": list(models.shape),
+        "input_dtype": run.input_dtype,
+        "classes": models.classes,
+        "parameters": sum(value.numel() for value in state.values()),
+    }
+    return {
+        "name": name,
+        "fedclade": fedclade.__version__,
+        "method": summary["method"],
+        "dataset": summary["dataset"],
+        "seed": summary["seed"],
+        "rounds": summary["rounds"],
+        "clients": list(ids),
+        "training_examples": sum(run.columns["examples"][client] for client in ids),
+        "labels": _labels(run.seen, ids),
+        "test": _measured(run.columns, ids),
+        "all_clients": {key: summary.get(key) for key in ("clients", "clusters", "accuracy", "accuracy_worst10", "loss")},
+        "model": {"name": tables["model"]["name"], **about},
+        "files": dict(files),
+        "onnx": onnx_checked,
+        "load": _snippets(run, files),
+        "settings": {table: dict(values) for table, values in tables.items()},
+    }
+
+
+def _labels(seen: Seen | None, ids: Sequence[int]) -> dict[str, Any] | None:
+    """How the group's training labels are shared out; of very many clients, of those that were counted."""
+    if seen is None or seen.labels is None:
+        return None
+    members = set(ids)
+    rows = [row for row, client in enumerate(seen.ids.tolist()) if client in members]
+    counts = seen.labels[rows].sum(0).tolist()
+    if not sum(counts):
+        return None
+    return {"clients_counted": len(rows), "counts": counts, "shares": [round(count / sum(counts), 4) for count in counts]}
+
+
+def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[str, Any]:
+    """On the test parts of the group's own clients: accuracy in percent, and loss."""
+    found: dict[str, Any] = {}
+    for measure in ("accuracy", "loss"):
+        values = [value for client in ids if (value := columns.get(measure, [None] * (client + 1))[client]) is not None]
+        if values:
+            worst = min(values) if measure == "accuracy" else max(values)
+            found[measure] = {"mean": statistics.fmean(values), "worst_client": worst, "clients": len(values)}
+    if found and "test_examples" in columns:
+        found["samples"] = sum(columns["test_examples"][client] for client in ids)
+    return found
+
+
+def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
+    """Python that loads each file, from the group's folder."""
+    snippets = {}
+    if "safetensors" in files:
+        snippets["safetensors"] = (
+            f"from safetensors.torch import load_file\n\n{_built(run)}\n"
+            f'model.load_state_dict(load_file("{files["safetensors"]}"))\nmodel.eval()'
+        )
+    if "onnx" in files:
+        snippets["onnx"] = (
+            f'import numpy as np\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{files["onnx"]}")\n'
+            f"x = np.zeros({(1, *run.models.shape)}, np.{run.input_dtype})  # your samples\n"
+            '(outputs,) = session.run(None, {"x": x})'
+        )
+    return snippets
+
+
+def _built(run: FinishedRun) -> str:
+    table, own = run.tables["model"], "  # your own class, imported from where it is"
+    spec = REGISTRY["model"].get(table["name"])
+    if spec is None:
+        return f"model = {table['name']}(){own}"
+    settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")
+    made = f"({settings}).build({run.models.shape}, {run.models.classes})"
+    if spec.__module__.startswith("fedclade."):
+        return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{made}"
+    return f"model = {spec.__name__}{made}{own}"
+
+
+def markdown(card: Mapping[str, Any]) -> str:
+    """The card for people."""
+    clients, model, everyone = card["clients"], card["model"], card["all_clients"]
+    shown = ", ".join(map(str, clients[:_SHOWN_CLIENTS])) + (", … (card.json has all)" if len(clients) > _SHOWN_CLIENTS else "")
+    size, kind = ", ".join(map(str, model["input_shape"])), f"{model['input_dtype']} " if model["input_dtype"] else ""
+    pixels = "; images of whole numbers from 0 to 255 divided by 255" if model["input_dtype"] == "float32" else ""
+    lines = [
+        f"# {card['name']}: a model of {len(clients):,} of {everyone['clients']:,} clients",
+        "",
+        f"Trained by {card['method']} (fedclade {card['fedclade']}) on {card['dataset']}, {card['rounds']} rounds, seed {card['seed']}.",
+        "",
+        "| | |",
+        "| --- | --- |",
+        f"| clients | {shown} |",
+        f"| training examples | {card['training_examples']:,} |",
+        f"| data mix | {_mix(card['labels'])} |",
+        *_measures(card["test"], everyone),
+        f"| model | {model['name']}, {model['parameters']:,} parameters |",
+        f"| input | {kind}(samples, {size}){pixels} |",
+        *([f"| outputs | {model['classes']} classes, not normalised |"] if model["classes"] is not None else []),
+        *([f"| ONNX | {card['onnx']} |"] if card["onnx"] else []),
+        "",
+        "It was measured on the test parts of its own clients and says nothing about others. Clients and label shares are named here:",
+        "mind who reads this card.",
+        "",
+    ]
+    for what, snippet in card["load"].items():
+        lines += [f"## Load it ({what})", "", "```python", snippet, "```", ""]
+    lines += ["## Settings", ""]
+    for table, values in card["settings"].items():
+        lines.append(f"- {table}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
+    return "\n".join(lines) + "\n"
+
+
+def _mix(labels: Mapping[str, Any] | None) -> str:
+    if labels is None:
+        return "not known"
+    order = sorted(range(len(labels["shares"])), key=lambda label: -labels["shares"][label])
+    present = [label for label in order if labels["counts"][label]]
+    said = ", ".join(f"class {label}: {labels['shares'][label]:.1%}" for label in present[:_SHOWN_CLASSES])
+    return said + (f" and {len(present) - _SHOWN_CLASSES} more" if len(present) > _SHOWN_CLASSES else "")
+
+
+def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]:
+    if not test:
+        return ["| accuracy | not measured: no client of the group has test data |"]
+    samples = f", {test['samples']:,} test samples" if "samples" in test else ""
+    lines = []
+    for measure, unit, digits in (("accuracy", " %", 2), ("loss", "", 4)):
+        if measure in test:
+            of, all_ = test[measure], everyone.get(measure)
+            beside = f" (all clients of the run: {all_:.{digits}f}{unit})" if all_ is not None else ""
+            lines.append(
+                f"| {measure} | mean {of['mean']:.{digits}f}{unit}, worst client {of['worst_client']:.{digits}f}{unit}, "
+                f"{of['clients']:,} clients{samples}{beside} |"
+            )
+    return lines

@@ -1,0 +1,57 @@
+"""Several runs beside each other: a row and a curve for each setting, over its seeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fedclade.analysis.report.formatting import Metric, mean, short
+from fedclade.analysis.report.load import Stored
+
+_AVERAGED = ("clusters", "ari", "bytes_up", "bytes_down", "seconds", "failures")
+
+
+def compared(runs: Sequence[Stored], metric: Metric) -> list[dict[str, Any]]:
+    """A row for each title, in the order in which the runs were given."""
+    by_title: dict[str, list[Stored]] = {}
+    for run in runs:
+        by_title.setdefault(run.title, []).append(run)
+    return [_row(title, found, metric) for title, found in by_title.items()]
+
+
+def _row(title: str, runs: Sequence[Stored], metric: Metric) -> dict[str, Any]:
+    scores = [score for run in runs if (score := run.last.get(metric.key)) is not None]
+    worst = [found for run in runs if (found := _worst(run, metric)) is not None]
+    row: dict[str, Any] = {
+        "label": title,
+        "runs": [run.name for run in runs],
+        "ended": all(run.summary is not None for run in runs),
+        "score": mean(scores),
+        "stderr": mean([error for run in runs if (error := run.last.get(f"{metric.key}_stderr")) is not None]),
+        "spread": statistics.stdev(scores) if len(scores) > 1 else None,
+        "worst": mean(worst),
+        "variance": mean([value for run in runs if (value := run.last.get(f"{metric.key}_variance")) is not None]),
+        "curve": _curve(runs, metric),
+    }
+    for key in _AVERAGED:
+        row[key] = mean([value for run in runs if run.summary is not None and (value := run.summary.get(key)) is not None])
+    return dict(short(row, 6))
+
+
+def _worst(run: Stored, metric: Metric) -> float | None:
+    told = run.last.get(f"{metric.key}_worst10")
+    if told is not None or run.clients is None or metric.key not in run.clients:
+        return told
+    return metric.worst_tenth(run.clients[metric.key])
+
+
+def _curve(runs: Sequence[Stored], metric: Metric) -> list[list[float]]:
+    """[round, mean, lowest, highest] over the seeds, where all of them were evaluated."""
+    by_round: dict[int, list[float]] = {}
+    for run in runs:
+        for row in run.rounds:
+            if row.get(metric.key) is not None:
+                by_round.setdefault(row["round"], []).append(row[metric.key])
+    whole = {number: found for number, found in sorted(by_round.items()) if len(found) == len(runs)}
+    return [[number, statistics.fmean(found), min(found), max(found)] for number, found in whole.items()]

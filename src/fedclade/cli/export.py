@@ -1,0 +1,36 @@
+"""`fedclade export`: the models of a run, to be used elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedclade.analysis.export import FORMATS
+from fedclade.analysis.export import export as export_models
+from fedclade.cli.options import OutOption, QuietOption, names, tell
+from fedclade.cli.run import ImportOption, import_all
+from fedclade.cli.tables import say
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that has ended.")],
+    out: OutOption = None,
+    formats: Annotated[str, typer.Option("--format", help="safetensors, onnx, or both with a comma between.")] = ",".join(FORMATS),
+    quiet: QuietOption = False,
+    imports: ImportOption = None,
+) -> None:
+    """Write each group's model, as safetensors and as ONNX where it can be, with a card: which clients, which data, how good."""
+    import_all(imports)
+
+    def on_group(card: dict[str, Any]) -> None:
+        if not quiet:
+            said = f", accuracy {accuracy['mean']:.2f} %" if (accuracy := card["test"].get("accuracy")) else ""
+            say(f"{card['name']}: {len(card['clients']):,} clients{said}  ({', '.join(card['files'].values())})")
+
+    done = export_models(folder, out, names(formats), on_group=on_group)
+    for problem in dict.fromkeys(done.problems):
+        tell(problem)
+    if not quiet:
+        say(f"Models and cards: {done.folder}")

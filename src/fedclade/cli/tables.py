@@ -1,0 +1,80 @@
+"""What a run or a comparison looks like on a terminal once it has ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fedclade.cli.options import out_console
+from fedclade.training.result import Result
+
+_WIDTH, _NAME = 92, 8  # of the table in all, and of a method's name in it
+
+
+def show_result(result: Result) -> None:
+    summary = result.summary
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows = [("method", summary["method"]), ("clients", summary["clients"]), ("clusters", summary["clusters"])]
+    if summary["accuracy"] is not None:
+        rows.append(("accuracy", f"{_accuracy(summary)} (worst tenth {summary['accuracy_worst10']:.2f} %)"))
+    if summary.get("accuracy_tuned") is not None:
+        rows.append(("after fine-tuning", f"{summary['accuracy_tuned']:.2f} %"))
+    if summary["ari"] is not None:
+        rows.append(("agreement with the true groups (ARI)", f"{summary['ari']:.3f}"))
+    if summary["clients_without_test"]:
+        rows.append(("clients without test data, not evaluated", summary["clients_without_test"]))
+    if summary["failures"]:
+        rows.append(("replies missing or refused", summary["failures"]))
+    rows += [("sent up / down", f"{_size(summary['bytes_up'])} / {_size(summary['bytes_down'])}"), ("seconds", f"{summary['seconds']:.1f}")]
+    for name, value in rows:
+        table.add_row(name, str(value))
+    out_console.print(table)
+
+
+def show_comparison(rows: list[dict[str, Any]]) -> None:
+    several = any(row["seeds"] > 1 for row in rows)
+    note = "up, down: MB that clients sent and were sent"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=note, caption_justify="left")
+    headings = ["method", "accuracy %", *(["seeds"] if several else []), "var.", "worst10", "clusters", "ARI", "up", "down", "s"]
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row["method"],
+            _accuracy(row).removesuffix(" %"),
+            *([f"± {_number(row['accuracy_std'], 2)}"] if several else []),
+            _number(row["accuracy_variance"], 1),
+            _number(row["accuracy_worst10"], 2),
+            f"{round(row['clusters'], 1):g}",
+            _number(row["ari"], 2),
+            _number(row["bytes_up"] / 1e6, 1),
+            _number(row["bytes_down"] / 1e6, 1),
+            _number(row["seconds"], 1),
+        )
+    # Rather a line that the terminal folds than numbers cut off.
+    longest = max(len(row["method"]) for row in rows)
+    out_console.print(table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False)
+
+
+def say(message: str) -> None:
+    out_console.print(message, markup=False, soft_wrap=True)
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    if row["accuracy"] is None:
+        return "–"
+    return f"{row['accuracy']:.2f} ± {row['accuracy_stderr']:.2f} %"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -1,0 +1,1 @@
+"""Clustering mathematics: pure functions of arrays."""

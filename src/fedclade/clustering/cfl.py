@@ -1,0 +1,232 @@
+"""Clusters that split in two (CFL): the test, the tree of the splits, and the place of a new update in it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedclade.clustering.similarity import bipartition, cosine
+
+NOWHERE = -1
+WARM_UP = 3  # rounds of a node before its scale means anything
+MARGIN = 1.2  # clients of one kind part by chance at 1.02 to 1.08 times the noise inside the sides; docs/methods/cfl.md
+BLOCK = 1024  # rows at a time, where a matrix would otherwise have all clients on both sides
+
+
+def bisect(
+    updates: Tensor,
+    weight: Tensor,
+    eps1: float,
+    eps2: float,
+    gamma_max: float | Literal["auto"] = "auto",
+    linkage: Literal["single", "complete"] = "single",
+) -> Tensor | None:
+    """The side (M,) of each client if their cluster is to be split by these updates Δθ_i (M, P), else None.
+
+    The cluster must rest while its clients do not: ‖Δθ_c‖ < eps1, Δθ_c the mean by `weight` (M,), and max_i ‖Δθ_i‖ > eps2. Then the
+    optimal bipartition must stand out from noise. gamma_max is the largest noise of an update relative to its length: two updates of
+    one direction are at most 2 arcsin(gamma_max) apart, their similarity is at least 1 - 2 gamma_max². Where all pairs across are less
+    similar than that, gamma_max < sqrt((1 - α_cross^max) / 2), no two clients of one distribution have come to different sides.
+    """
+    centre = (weight / weight.sum()).to(updates) @ updates
+    if not (float(length(centre[None])) < eps1 and float(length(updates).max()) > eps2):
+        return None
+    similarity = cosine(updates).cpu().numpy()
+    side, cross = bipartition(similarity, linkage)
+    noise = noise_level(similarity, side) if gamma_max == "auto" else gamma_max
+    return torch.from_numpy(side) if noise < math.sqrt((1 - cross) / 2) else None
+
+
+def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) -> float:
+    """γ_max from the updates themselves: if all but noise were equal on each side, how large would the noise be, with some margin.
+
+    ᾱ is the mean, over the clients with company on their side, of the similarity to the most similar one there. The bound that γ_max
+    comes from, similarity >= 1 - 2 γ_max², gives γ_max = MARGIN sqrt((1 - ᾱ) / 2). A single client on each side has no company: then
+    nothing is known of the noise, and 0 leaves the decision to eps1 and eps2.
+    """
+    company = (side[:, None] == side) & ~np.eye(len(side), dtype=bool)
+    closest = np.where(company, similarity, -np.inf).max(1)[company.any(1)]
+    return MARGIN * math.sqrt((1 - closest.mean()) / 2) if len(closest) else 0.0
+
+
+def length(updates: Tensor) -> Tensor:
+    """(M,) the norm of each update."""
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    return norms.cpu()
+
+
+@dataclass(frozen=True)
+class ParameterTree:
+    """A tree of models that grows by splitting leaves in two, and the clients in its leaves.
+
+    Node 0 is the root; children have higher numbers than their parent. A leaf's model is trained; an inner node keeps the one at its
+    split, and the cache has, projected, the updates that its clients made from this model: they decided the split.
+    """
+
+    models: dict[str, Tensor]  # a row for each node
+    cluster: Tensor  # (clients,) the leaf of each, or -1
+    parent: Tensor  # (nodes,) the parent of each, -1 for the root
+    age: Tensor  # (nodes,) rounds that it was trained in
+    scale: Tensor  # (nodes,) the longest update of its rounds so far
+    settled: Tensor  # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and is not tried again
+    cached: Tensor  # (entries, d) the updates that decided splits
+    cached_at: Tensor  # (entries,) the child that the client of the update went to
+    latest: Tensor  # (who trained, d) the latest update of each client that made one: a row for all would be copied every round
+    latest_row: Tensor  # (clients,) its row there, or -1
+    latest_at: Tensor  # (clients,) the node that it was made in, or -1
+
+    @classmethod
+    def planted(cls, models: dict[str, Tensor], clients: int, size: int) -> Self:
+        """A root with this model and all clients in it; updates are projected to `size` numbers."""
+        zero, nowhere = torch.zeros(1, dtype=torch.int64), torch.full((clients,), NOWHERE)
+        none = torch.zeros(0, size)
+        return cls(models, nowhere + 1, zero - 1, zero, zero.double(), zero.bool(), none, zero[:0], none, nowhere, nowhere)
+
+    def is_leaf(self) -> Tensor:
+        """(nodes,) which nodes have no children."""
+        return ~torch.isin(torch.arange(len(self.parent)), self.parent)
+
+    def children(self, node: int) -> list[int]:
+        """The two nodes that `node` was split into, or none."""
+        return [child for child, parent in enumerate(self.parent.tolist()) if parent == node]
+
+    def members(self, node: int) -> Tensor:
+        """Ids of the clients at this node or below it."""
+        inside = torch.arange(len(self.parent)) == node
+        for child in range(node + 1, len(self.parent)):
+            inside[child] = inside[self.parent[child]]
+        return torch.nonzero((self.cluster >= 0) & inside[self.cluster]).flatten()
+
+    def latest_updates(self) -> tuple[Tensor, Tensor]:
+        """(clients, d) the latest update of each, projected; and who has made one."""
+        rows = torch.cat([self.latest, self.latest.new_zeros(1, self.latest.shape[1])])  # row -1 is the last
+        return rows[self.latest_row], self.latest_row >= 0
+
+    def grown_to(self, clients: int) -> Self:
+        """With room for clients that joined since, not known yet."""
+        if clients <= len(self.cluster):
+            return self
+        nowhere = torch.full((clients - len(self.cluster),), NOWHERE)
+        return replace(
+            self,
+            cluster=torch.cat([self.cluster, nowhere]),
+            latest_row=torch.cat([self.latest_row, nowhere]),
+            latest_at=torch.cat([self.latest_at, nowhere]),
+        )
+
+    def trained(self, ids: Tensor, lengths: Tensor, projected: Tensor) -> Self:
+        """One round older: these clients made updates of these lengths in their nodes.
+
+        For the children of a split of this round, the updates that decided it are the first.
+        """
+        at = self.cluster[ids]
+        age = self.age + torch.isin(torch.arange(len(self.age)), at)
+        longest = self.scale.scatter_reduce(0, at, lengths, "amax")
+        row = self.latest_row[ids]
+        new = row == NOWHERE
+        row = torch.where(new, len(self.latest) + new.cumsum(0) - 1, row)
+        return replace(
+            self,
+            age=age,
+            scale=longest,
+            latest=torch.cat([self.latest, projected[new]]).index_copy_(0, row, projected),
+            latest_row=self.latest_row.index_copy(0, ids, row),
+            latest_at=self.latest_at.index_copy(0, ids, at),
+        )
+
+    def split(self, node: int, ids: Tensor, side: Tensor, projected: Tensor) -> Self:
+        """Two children, both with the node's model: the clients `ids`, whose updates decided it, by their side.
+
+        The node's other clients go where the update went that is most similar to their own latest; who has made none in this node is not
+        known any more.
+        """
+        child = len(self.parent) + side.long()
+        known = torch.nonzero((self.cluster == node) & (self.latest_at == node)).flatten()
+        place = most_similar(self.latest[self.latest_row[known]], torch.zeros_like(known), projected, torch.zeros_like(ids))
+        cluster = torch.where(self.cluster == node, NOWHERE, self.cluster).index_copy(0, known, child[place])
+
+        def two_more(values: Tensor, new: int) -> Tensor:
+            return torch.cat([values, values.new_full((2,), new)])
+
+        return replace(
+            self,
+            models={name: torch.cat([value, value[[node, node]]]) for name, value in self.models.items()},
+            cluster=cluster.index_copy(0, ids, child),
+            parent=two_more(self.parent, node),
+            age=two_more(self.age, 0),
+            scale=two_more(self.scale, 0),
+            settled=two_more(self.settled, 0),
+            cached=torch.cat([self.cached, projected]),
+            cached_at=torch.cat([self.cached_at, child]),
+        )
+
+    def undone(self, nodes: Tensor) -> Self:
+        """The children of these nodes, all leaves, are gone; their clients are back at the node and its model."""
+        left = ~torch.isin(self.parent, nodes)
+        number = left.cumsum(0) - 1
+        now = number[torch.where(left, torch.arange(len(left)), self.parent)]
+        entry = left[self.cached_at]
+
+        def renumbered(label: Tensor) -> Tensor:
+            return torch.where(label < 0, label, now[label])
+
+        return replace(
+            self,
+            models={name: value[left] for name, value in self.models.items()},
+            cluster=renumbered(self.cluster),
+            parent=renumbered(self.parent[left]),
+            age=self.age[left],
+            scale=self.scale[left],
+            settled=self.settled[left],
+            cached=self.cached[entry],
+            cached_at=renumbered(self.cached_at[entry]),
+            latest_at=renumbered(self.latest_at),
+        )
+
+    def unsettled(self, age: int) -> Tensor:
+        """(nodes,) whose split has not been looked at again, though both children are leaves of at least this age."""
+        old = self.is_leaf() & (self.age >= age) & (self.parent >= 0)
+        return (torch.bincount(self.parent[old], minlength=len(old)) == 2) & ~self.settled
+
+    def next_node(self, at: Tensor, projected: Tensor) -> Tensor:
+        """The child of the inner node `at` (M,) that an update made from that node's model (M, d) belongs to: Algorithm 4."""
+        return self.cached_at[most_similar(projected, at, self.cached, self.parent[self.cached_at])]
+
+
+def project(updates: Tensor, bits: Tensor, size: int) -> Tensor:
+    """(M, P) -> (M, size): each of the `size` numbers is the sum of its own P / size coordinates with random signs.
+
+    `bits` (P,), random whole numbers, say which coordinate goes where and with which sign. Inner products, and so lengths and cosines,
+    are kept up to about 1 / sqrt(size) of the lengths. With P <= size nothing is changed.
+    """
+    count = updates.shape[1]
+    if count <= size:
+        return updates
+    order = bits.argsort(stable=True)
+    sign = (2 * (bits[order] & 1) - 1).to(updates)
+    order, rounds = order.to(updates.device), -(-count // size)
+
+    def dealt(rows: Tensor) -> Tensor:
+        return F.pad(rows[:, order] * sign, (0, rounds * size - count)).view(len(rows), rounds, size).sum(1)
+
+    return torch.cat([dealt(rows) for rows in torch.split(updates, BLOCK)])
+
+
+def most_similar(updates: Tensor, at: Tensor, cached: Tensor, cached_at: Tensor) -> Tensor:
+    """For each of the updates (M, d), the place of the cached update (N, d) with the largest cosine among those with cached_at == at.
+
+    There must be one for each; of several equally similar ones the first is taken.
+    """
+    direction = F.normalize(cached.double(), dim=1)
+    places = [torch.zeros(0, dtype=torch.int64)]
+    for rows, here in zip(torch.split(updates, BLOCK), torch.split(at, BLOCK), strict=True):
+        similarity = F.normalize(rows.double(), dim=1) @ direction.T
+        places.append(similarity.masked_fill(here[:, None] != cached_at, -math.inf).argmax(1))
+    return torch.cat(places)

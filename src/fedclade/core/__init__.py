@@ -1,0 +1,1 @@
+"""Core types: programs, batching, randomness, the functional model, the federation interface."""

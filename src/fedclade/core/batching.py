@@ -1,0 +1,93 @@
+"""The plan of a client's minibatches, made before the program runs: which of its samples are in which step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedclade.core.rng import counters, with_counter
+from fedclade.errors import check
+
+WHOLE_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How a program reads a client's data: `epochs` passes in batches of `size`, `group` batches a step.
+
+    The last batch of an epoch may be smaller than `size`: it is padded with weight 0. Where the number of batches is no multiple of
+    `group`, the last group goes on with the epoch's first batches, so that a client with a single batch makes a step too.
+    """
+
+    size: int
+    epochs: int = 1
+    shuffle: bool = True
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        for field in ("size", "epochs", "group"):
+            value = getattr(self, field)
+            check(isinstance(value, int) and value >= 1, f"batches.{field}", value, "must be a whole number of at least 1")
+
+    @staticmethod
+    def whole(block: int = WHOLE_BLOCK) -> Batches:
+        """Every sample once, in order, in blocks: for folds that add (losses, counts, means)."""
+        return Batches(size=block, shuffle=False)
+
+    def steps(self, sizes: Tensor) -> Tensor:
+        """Steps that a client with so many samples makes."""
+        return self._groups(sizes) * self.epochs
+
+    def most(self, longest: int) -> int:
+        """Steps of a client with so many samples, as a plain number."""
+        batches = -(-longest // self.size)
+        return -(-batches // self.group) * self.epochs
+
+    def _groups(self, sizes: Tensor) -> Tensor:
+        batches = (sizes + self.size - 1) // self.size
+        return (batches + self.group - 1) // self.group
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For each of K clients and S steps: which of its own samples, how many of them count, and the step's key."""
+
+    position: Tensor  # (K, S, group, size) places in the client's own data; padding repeats samples of the same batch
+    valid: Tensor  # (K, S, group) how many places of a batch count
+    key: Tensor  # (K, S)
+
+
+def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Plan:
+    """Plan for clients with `sizes` samples, none with more than `longest`, and `keys`.
+
+    Rows beyond a client's own number of steps are never read. `longest` says how much room is made and changes nothing else.
+    """
+    device = sizes.device
+    groups = batches._groups(sizes)
+    step = torch.arange(batches.most(longest), device=device)
+
+    epoch = (step // groups[:, None]).clamp(max=batches.epochs - 1)
+    number = (step % groups[:, None])[..., None] * batches.group + torch.arange(batches.group, device=device)
+    per_epoch = (sizes + batches.size - 1) // batches.size
+    first = (number % per_epoch[:, None, None]) * batches.size
+    valid = (sizes[:, None, None] - first).clamp(max=batches.size)
+    place = first[..., None] + torch.arange(batches.size, device=device) % valid[..., None]
+
+    if batches.shuffle:
+        order = _orders(batches.epochs, sizes, longest, keys)
+        flat = (epoch[..., None, None] * longest + place).flatten(1)
+        place = order.flatten(1).gather(1, flat).view(place.shape)
+    return Plan(place, valid, with_counter(keys[:, None], counters(len(step), 0, device)))
+
+
+def _orders(epochs: int, sizes: Tensor, longest: int, keys: Tensor) -> Tensor:
+    """(K, epochs, longest): a random order of the client's samples for each epoch, by sorting hashes."""
+    device = sizes.device
+    # Epoch keys come from a range of counters that no step reaches, so that an order never shares bits with a step's dropout.
+    epoch_key = with_counter(keys[:, None], counters(epochs, 1 << 31, device))
+    rank = with_counter(epoch_key[..., None], counters(longest, 0, device))
+    absent = torch.arange(longest, device=device) >= sizes[:, None]
+    rank = torch.where(absent[:, None, :], 1 << 32, rank)
+    return rank.argsort(dim=-1, stable=True)

@@ -1,0 +1,284 @@
+"""A model and a loss as pure functions of the parameters, so that many clients' copies can be trained in one step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedclade.core.kernels import mlp
+from fedclade.core.kernels.activation_taps import Tapped, with_taps
+from fedclade.core.kernels.mlp import dense_form
+from fedclade.core.pytree import Tree, tree_map
+from fedclade.core.rng import combine, uniform
+from fedclade.core.threads import PerThread
+from fedclade.errors import InvalidInput, NotVectorisable, nearest
+
+ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> one number for each example. Metrics have the same form."""
+
+
+class Batch(NamedTuple):
+    """What a step sees of the data. `weight` is 0 where the batch is padded; `key` is the step's randomness."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    key: Tensor
+
+    @property
+    def examples(self) -> Tensor:
+        """How many real examples there are."""
+        return self.weight.sum(-1)
+
+    def member(self, number: int) -> Batch:
+        """One of the batches of a step that is given several (`Batches.group`), with a key of its own."""
+        return Batch(self.x[number], self.y[number], self.weight[number], combine(self.key, number))
+
+
+class Stack(Batch):
+    """The batches of many clients in one, a row for each. `share` is what an example counts for in the mean of its batch."""
+
+    share: Tensor
+
+    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None) -> Stack:
+        stack = super().__new__(cls, x, y, weight, key)
+        stack.share = share_of(weight) if share is None else share
+        return stack
+
+    def member(self, number: int) -> Stack:
+        x, y, weight, share = (value[:, number] for value in (self.x, self.y, self.weight, self.share))
+        return Stack(x, y, weight, combine(self.key, number), share)
+
+
+def share_of(weight: Tensor) -> Tensor:
+    """What each example counts for in the mean of its batch: 0 where padded."""
+    return weight / weight.sum(-1, keepdim=True).clamp_min(1)
+
+
+def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
+    """The default loss, one value for each example: of a sequence of labels the mean over its positions."""
+    if y.ndim == 1:
+        return F.cross_entropy(outputs, y, reduction="none")
+    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape).flatten(1).mean(1)
+
+
+def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
+    """1 where the largest output is the label; of a sequence of labels the share of positions where it is."""
+    right = (outputs.argmax(-1) == y).to(torch.float32)
+    return right if y.ndim == 1 else right.flatten(1).mean(1)
+
+
+# The step's key, and how many dropout layers have run in this forward pass: each call has a mask of its own.
+_dropout: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("dropout", default=None)
+
+
+class _CounterDropout(nn.Module):
+    """Dropout whose mask is a hash of the step's key: torch's own draws from a generator, which depends on who runs beside whom."""
+
+    def __init__(self, p: float, whole_channels: bool) -> None:
+        super().__init__()
+        self.p, self.whole_channels = p, whole_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        training = _dropout.get()
+        if training is None or self.p == 0.0:
+            return x
+        key, calls = training
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else tuple(x.shape)
+        keep = uniform(combine(key, next(calls)), shape) >= self.p
+        return x * keep / (1.0 - self.p) if self.p < 1 else torch.zeros_like(x)
+
+
+def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
+    """The module with every dropout layer replaced, in every place where it stands."""
+    if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
+        raise NotVectorisable(f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout.")
+    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _with_counter_dropout(child, f"{path}.{name}".lstrip("."))
+    return module
+
+
+class Objective:
+    """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an example."""
+
+    def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
+        plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
+        self.example_loss = loss
+        # What the user froze stays in the module: it is neither trained nor sent.
+        self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
+        if not self.names:
+            raise InvalidInput("model: it has no trainable parameter, so there is nothing to train.")
+        # Tracing would go through our dropout as if it were not there.
+        drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
+        self._dense = None if drops else dense_form(plain, self.names)
+        with_taps(plain, self.names)
+        self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
+        self._tapped = Tapped(self.outputs, self._stacked_losses)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module as it is used, not trained; this thread's own."""
+        return self._in_use.own
+
+    def params(self) -> Tree:
+        """The module's own weights: the federation's first model."""
+        own = dict(self.module.named_parameters())
+        return {name: own[name].detach().clone() for name in self.names}
+
+    def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """The model's outputs; with a key as in training (dropout on), without one as in use."""
+        token = _dropout.set(None if key is None else (key, count()))
+        try:
+            result: Tensor = functional_call((self._in_use if key is None else self._in_training).own, params, (x,))
+            return result
+        finally:
+            _dropout.reset(token)
+
+    def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes into the last linear layer, and the model's outputs."""
+        seen: list[Tensor] = []
+        hook = self.last_linear().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            outputs = self.outputs(params, x)
+        finally:
+            hook.remove()
+        return seen[-1], outputs
+
+    def last_linear(self) -> nn.Linear:
+        """The model's head."""
+        layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
+        if not layers:
+            raise InvalidInput("model: it has no linear layer, so its features and last layer's gradient are not defined.")
+        return layers[-1]
+
+    def head(self) -> tuple[str, ...]:
+        """The names of the last linear layer's parameters."""
+        last = self.last_linear()
+        layer = next(name for name, module in self.module.named_modules() if module is last)
+        return self.names_under([layer]) if layer else self.names  # the model is that layer
+
+    def names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
+        """The names of the parameters of these layers, given by the names of layers or of single parameters."""
+        for layer in layers:
+            if not any(name == layer or name.startswith(f"{layer}.") for name in self.names):
+                every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
+                raise InvalidInput(f"layer '{layer}': the model has no trainable parameter of that name.{nearest(layer, every)}")
+        return tuple(name for name in self.names if any(name == layer or name.startswith(f"{layer}.") for layer in layers))
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        """Mean loss of the batch's real examples."""
+        losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
+        return (losses * batch.weight).sum() / batch.examples.clamp_min(1)
+
+    def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.example_loss is cross_entropy:  # which cares for no more than examples
+            return cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
+        losses: Tensor = vmap(self.example_loss)(outputs, y)
+        return losses
+
+    def plus_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False) -> Tree:
+        """base + scale · the gradient of `loss` at `params`: what every step of training is made of.
+
+        For one client, or for a `Stack` of them (then scale is a number or one for each). overwrite: base is not needed any more,
+        and the result may take its memory.
+        """
+        if not isinstance(batch, Stack):
+            return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
+        share = batch.share * scale.view(-1, 1)
+        if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
+            loss = None if self.example_loss is cross_entropy else self.example_loss
+            return mlp.plus_gradient(self._dense, loss, base, params, batch.x, batch.y, share, overwrite)
+        return self._tapped.plus_gradient(base, params, batch, share, overwrite)
+
+    def gradient(self, params: Tree, batch: Batch) -> Tree:
+        """The gradient of `loss`, for one client or a `Stack` of them."""
+        return self.plus_gradient(tree_map(torch.zeros_like, params), batch.weight.new_ones(()), params, batch, overwrite=True)
+
+    def checked_outputs(self, x: Tensor) -> Tensor:
+        """The outputs for a few inputs, refusing before any training a model that cannot take them."""
+        _refuse_running_statistics(self.module)
+        with _layer_of_failure(self.module) as where:
+            try:
+                return self.outputs(self.params(), x)
+            except Exception as error:
+                raise InvalidInput(f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}") from error
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Refuse, before any training, a model or loss that cannot run on these data or on several clients at once."""
+        outputs = self.checked_outputs(x)
+        losses = self.example_loss(outputs, y)
+        if losses.shape != y.shape[:1]:
+            raise InvalidInput(
+                f"loss: it must give one value for each example, shape ({len(y)},), got {tuple(losses.shape)}: "
+                "leave the mean out (reduction='none')."
+            )
+        self._check_vectorised(x, y)
+
+    def _check_vectorised(self, x: Tensor, y: Tensor) -> None:
+        def twice(value: Tensor) -> Tensor:
+            return torch.stack([value, value])
+
+        two = {name: twice(value) for name, value in self.params().items()}
+        batch = Batch(twice(x), twice(y), twice(torch.ones(len(y), device=x.device)), torch.arange(2, device=x.device))
+
+        def total(params: Tree, batch: Batch) -> Tensor:
+            return self.outputs(params, batch.x, batch.key).sum()
+
+        with _layer_of_failure(self._in_training.own) as where:
+            try:
+                vmap(grad(total))(two, batch)
+            except Exception as error:
+                raise NotVectorisable(_why_not(error, f"model{where()}")) from error
+        try:
+            vmap(grad(self.loss))(two, batch)
+        except Exception as error:
+            raise NotVectorisable(_why_not(error, "loss")) from error
+
+
+def _refuse_running_statistics(module: nn.Module) -> None:
+    for name, child in module.named_modules():
+        if getattr(child, "track_running_stats", False):
+            kind = type(child).__name__
+            channels = getattr(child, "num_features", "channels")
+            raise NotVectorisable(
+                f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no client and cannot be averaged: "
+                f"use nn.GroupNorm(groups, {channels}), or {kind}(…, track_running_stats=False) for the statistics of each batch."
+            )
+
+
+def _why_not(error: Exception, what: str) -> str:
+    text = str(error)
+    if "randomness" in text:
+        return f"{what}: it draws random numbers itself (torch.nn.functional.dropout?): use the module nn.Dropout instead."
+    if "data-dependent" in text or "item()" in text:
+        return f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot share a step: use torch.where."
+    return f"{what}: it cannot be run on several clients at once with torch.func.vmap: {text.splitlines()[0]}"
+
+
+@contextmanager
+def _layer_of_failure(module: nn.Module) -> Iterator[Callable[[], str]]:
+    """Follow which layer is running, so that an error can name it."""
+    running: list[str] = []
+    hooks = []
+    for name, child in module.named_modules():
+        if name:
+            label = f"layer '{name}' ({type(child).__name__.removeprefix('_')})"
+            hooks.append(child.register_forward_pre_hook(lambda *_, label=label: running.append(label)))
+            hooks.append(child.register_forward_hook(lambda *_: running.pop() and None))
+    try:
+        yield lambda: f", {running[-1]}" if running else ""
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,1 @@
+"""Fast gradient kernels for stacks of clients."""

@@ -1,0 +1,91 @@
+"""Programs on their way: what is sent for one, and the program that it means at the other end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
+
+from fedclade.core.functional_model import Objective
+from fedclade.core.program import AnyProgram, Chain, LocalTraining, Program
+from fedclade.core.recipes import MAKERS
+from fedclade.errors import InvalidInput, nearest
+from fedclade.programs.encoder_signature import Encoder
+
+Description: TypeAlias = dict[str, Any]
+"""A program in words that JSON has: {"make": the name of its maker, "with": what that is given}."""
+
+SECRET = "secret"  # an argument of this name is never sent
+_TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "objective")
+
+
+@dataclass(frozen=True)
+class Here:
+    """What a place has of its own, and is never sent: the model and its loss, the encoder, the clients' secret."""
+
+    objective: Objective
+    encoder: Encoder | None = None
+    secret: int | None = None
+
+
+def described(program: AnyProgram) -> Description:
+    """What is sent for a program."""
+    recipe = program.recipe
+    if recipe is None:
+        raise InvalidInput(
+            f"program '{program.name}': it cannot be sent to another machine; declare the function that makes it with @travels."
+        )
+    if recipe.functions != program.functions:
+        raise InvalidInput(
+            f"program '{program.name}': it was changed after '{recipe.maker}' had made it, so another machine would make another one; "
+            "declare the function that changes it with @travels."
+        )
+    return {"make": recipe.maker, "with": {name: _sent(name, value, program) for name, value in recipe.given.items()}}
+
+
+def _sent(name: str, value: Any, program: AnyProgram) -> Any:
+    if name == SECRET:
+        return {"here": SECRET}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple):
+        return {"tuple": [_sent("", each, program) for each in value]}
+    if isinstance(value, Objective | Encoder):
+        return {"here": "objective" if isinstance(value, Objective) else "encoder"}
+    if isinstance(value, LocalTraining):
+        return {"training": {field: getattr(value, field) for field in _TRAINING}}
+    if isinstance(value, Program | Chain):
+        return {"program": described(value)}
+    raise InvalidInput(f"program '{program.name}': its argument '{name}' is a {type(value).__name__}, which cannot be sent.")
+
+
+def made(description: Mapping[str, Any], here: Here) -> AnyProgram:
+    """The program that a description means in this place. Only functions that were declared to travel are ever called."""
+    try:
+        name, given = description["make"], dict(description["with"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidInput("program: what was sent describes none.") from error
+    if name not in MAKERS:
+        raise InvalidInput(f"program: there is no '{name}' here; the two sides run different versions.{nearest(str(name), MAKERS)}")
+    maker: Callable[..., AnyProgram] = MAKERS[name]
+    try:
+        return maker(**{str(argument): _received(value, here) for argument, value in given.items()})
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"program '{name}': what was sent does not fit ({error}); the two sides run different versions.") from error
+
+
+def _received(value: Any, here: Here) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    match dict(value):
+        case {"tuple": list(values)}:
+            return tuple(_received(each, here) for each in values)
+        case {"here": "objective" | "encoder" | "secret" as name}:
+            if getattr(here, name) is None:
+                raise InvalidInput(f"program: it needs the {name} of this place, and there is none.")
+            return getattr(here, name)
+        case {"training": dict(settings)} if set(settings) == set(_TRAINING):
+            return LocalTraining(here.objective, **settings)
+        case {"program": dict(inner)}:
+            return made(inner, here)
+    raise ValueError(f"not understood: {value}")

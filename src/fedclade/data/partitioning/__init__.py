@@ -1,0 +1,1 @@
+"""Partitioning: how a data set is divided among clients."""

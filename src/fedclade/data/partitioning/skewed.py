@@ -1,0 +1,185 @@
+"""Partitions that skew labels or sizes without planting groups: all clients are one group, or their groups are not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedclade.data.datasets import Dataset
+from fedclade.data.partitioning.base import (
+    Index,
+    Split,
+    by_class,
+    check_positive,
+    check_whole,
+    cut,
+    deal_classes,
+    deal_randomly,
+    fill_up,
+    labels_of,
+    shares,
+)
+from fedclade.errors import InvalidInput, check
+
+ATTEMPTS = 10  # how often a random draw is repeated before it is repaired
+
+
+@dataclass(frozen=True)
+class Iid:
+    """All clients draw from the same distribution, equally many samples each. Flower: `IidPartitioner`."""
+
+    name: ClassVar[str] = "iid"
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        return Split(deal_randomly(len(data.y_train), clients, None, rng), groups=np.zeros(clients, np.int64))
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class is dealt to the clients in proportions drawn from Dirichlet(alpha): the smaller alpha, the fewer classes a client has.
+
+    Flower: `DirichletPartitioner` without self-balancing; `min_size` is its `min_partition_size`. A draw that leaves a client below
+    `min_size` samples is repeated, and repaired in the end by moving samples from the largest clients.
+    """
+
+    name: ClassVar[str] = "dirichlet"
+    alpha: float = 0.5
+    min_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+        check_whole("min_size", self.min_size)
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        labels, available = labels_of(data, self.name)[0], len(data.y_train)
+        check(
+            clients * self.min_size <= available,
+            "partition.min_size",
+            self.min_size,
+            f"there are {available} training samples besides the probe for {clients} clients; ask for at most {available // clients}",
+        )
+        for _ in range(ATTEMPTS):
+            parts = self._draw(by_class(labels, rng), clients, rng)
+            if min(map(len, parts)) >= self.min_size:
+                return Split(parts)
+        return Split(fill_up(parts, self.min_size, rng))
+
+    def _draw(self, pools: Mapping[int, Index], clients: int, rng: np.random.Generator) -> list[Index]:
+        dealt = [cut(rows, shares(len(rows), rng.dirichlet(np.full(clients, self.alpha)))) for rows in pools.values()]
+        return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
+
+
+@dataclass(frozen=True)
+class Pathological:
+    """Each client has exactly `classes_per_client` classes: client i class i mod K, and random others.
+
+    A class is split evenly among its owners. FLIS: label skew of 20 % is 2 of 10 classes. Flower: `PathologicalPartitioner` with the
+    assignment "first-deterministic".
+    """
+
+    name: ClassVar[str] = "pathological"
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        check_whole("classes_per_client", self.classes_per_client)
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        pools = by_class(labels_of(data, self.name)[0], rng)
+        known, wanted = np.array(list(pools)), self.classes_per_client
+        check(wanted <= len(known), "partition.classes_per_client", wanted, f"there are {len(known)} classes; ask for at most {len(known)}")
+        rows = np.array([len(pool) for pool in pools.values()])
+        for attempt in range(ATTEMPTS + 1):
+            # A ring comes last, because it spreads the owners evenly: where it fails too, there are too many clients.
+            chosen = self._choose(clients, len(known), rng) if attempt < ATTEMPTS else _ring(clients, wanted, len(known))
+            needed = np.bincount(chosen.ravel(), minlength=len(known))
+            if (needed <= rows).all():
+                break
+        else:
+            scarce, fewest = int((needed - rows).argmax()), int(rows.min())
+            most = max(len(known) * (fewest // wanted), min(fewest, len(known)))
+            raise InvalidInput(
+                f"partition.clients = {clients}: with {wanted} classes each, class {known[scarce]} has {needed[scarce]} owners and "
+                f"{rows[scarce]} training samples besides the probe; ask for at most {most} clients."
+            )
+        owners = {int(label): np.flatnonzero((chosen == k).any(1)) for k, label in enumerate(known) if (chosen == k).any()}
+        return Split(deal_classes(pools, owners, clients))
+
+    def _choose(self, clients: int, known: int, rng: np.random.Generator) -> Index:
+        """(clients, classes_per_client) numbers of classes. With few clients the classes that nobody would have are given out first."""
+        unowned = rng.permutation(np.arange(min(clients, known), known)).tolist()
+        chosen = []
+        for client in range(clients):
+            own = [client % known]
+            while len(own) < self.classes_per_client and unowned:
+                own.append(unowned.pop())
+            others = np.setdiff1d(np.arange(known), own)
+            chosen.append([*own, *rng.choice(others, self.classes_per_client - len(own), replace=False).tolist()])
+        return np.array(chosen)
+
+
+@dataclass(frozen=True)
+class NaturalId:
+    """A client is whoever made the samples: one for each id of the data set's `key`, as many as asked for. Flower: `NaturalIdPartitioner`.
+
+    The test part is what the test data have of this id; where they have nothing, `test_fraction` of the client's samples is cut off.
+    """
+
+    name: ClassVar[str] = "natural_id"
+    key: str = "writer"
+    test_fraction: float = 0.2
+
+    def __post_init__(self) -> None:
+        check(isinstance(self.key, str) and self.key != "", "partition.key", self.key, "must be the name of a key of the data set")
+        check_positive("test_fraction", self.test_fraction)
+        check(self.test_fraction < 1, "partition.test_fraction", self.test_fraction, "must be below 1")
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        has = f"it has {', '.join(sorted(data.keys))}" if data.keys else "it has none"
+        check(
+            self.key in data.keys,
+            "partition.key",
+            self.key,
+            f"data set {data.name!r} has no whole numbers or text {self.key}_train beside its samples ({has})",
+        )
+        train_ids, test_ids = data.keys[self.key]
+        known = np.unique(train_ids.numpy())
+        most = len(known)
+        check(clients <= most, "partition.clients", clients, f"there are {most} different ids in {self.key!r}; ask for at most {most}")
+        test_pools = {} if test_ids is None else by_class(test_ids.numpy(), rng)
+        train_pools, nothing = by_class(train_ids.numpy(), rng), np.empty(0, np.int64)
+        train, test, held_out = [], [], []
+        for client in np.sort(rng.choice(known, clients, replace=False)).tolist():
+            rows = train_pools[client]
+            test.append(test_pools.get(client, nothing))
+            # A client with a single sample keeps it for training.
+            held = 0 if len(test[-1]) else min(max(1, round(len(rows) * self.test_fraction)), len(rows) - 1)
+            held_out.append(rows[:held])
+            train.append(rows[held:])
+        return Split(train, test=test, held_out=held_out)
+
+
+@dataclass(frozen=True)
+class QuantitySkew:
+    """The same distribution for all, but sizes in proportions drawn from Dirichlet(alpha): the smaller alpha, the more unequal."""
+
+    name: ClassVar[str] = "quantity_skew"
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_positive("alpha", self.alpha)
+
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        order, groups = rng.permutation(len(data.y_train)), np.zeros(clients, np.int64)
+        for _ in range(ATTEMPTS):
+            sizes = shares(len(order), rng.dirichlet(np.full(clients, self.alpha)))
+            if sizes.min() > 0:
+                return Split(cut(order, sizes), groups=groups)
+        return Split(fill_up(cut(order, sizes), 1, rng), groups=groups)
+
+
+def _ring(clients: int, classes_per_client: int, known: int) -> Index:
+    ring: Index = (np.arange(clients)[:, None] + np.arange(classes_per_client)) % known
+    return ring

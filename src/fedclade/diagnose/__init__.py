@@ -1,5 +1,0 @@
-"""Diagnosis: which heterogeneity do these clients have, and which method fits. It sees training data only."""
-
-from fedclade.diagnose.diagnosis import Diagnosis, diagnose
-
-__all__ = ["Diagnosis", "diagnose"]

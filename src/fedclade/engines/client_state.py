@@ -1,0 +1,115 @@
+"""What clients remember between rounds, committed only when the round is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedclade.core.pytree import Tree, take
+
+
+class _Slots:
+    """Rows for some of the clients: a stack that grows with the clients that have written, not with all clients."""
+
+    def __init__(self, like: Tree, clients: int) -> None:
+        device = next(iter(like.values())).device
+        self.slot = torch.full((clients,), -1, dtype=torch.int64, device=device)
+        self.rows: Tree = {name: value.new_empty((0, *value.shape)) for name, value in like.items()}
+        self.used = 0
+
+    def make_room(self, ids: Tensor) -> None:
+        """For the rows of these clients, so that writing them needs no more memory."""
+        used = self.used + int((self.slot[ids] < 0).sum())
+        for name, value in self.rows.items():
+            if len(value) < used:
+                room = min(len(self.slot), max(2 * len(value), used))
+                self.rows[name] = torch.cat([value, value.new_empty((room - len(value), *value.shape[1:]))])
+
+    def write(self, ids: Tensor, rows: Tree) -> None:
+        self.make_room(ids)
+        new = ids[self.slot[ids] < 0]
+        self.slot[new] = torch.arange(self.used, self.used + len(new), device=ids.device)
+        self.used += len(new)
+        for name, value in self.rows.items():
+            value[self.slot[ids]] = rows[name]
+
+    def written(self) -> Tensor:
+        """Who has a row."""
+        return torch.nonzero(self.slot >= 0).flatten()
+
+    def read(self, ids: Tensor) -> Tree:
+        return take(self.rows, self.slot[ids])
+
+    def clear(self) -> None:
+        self.slot.fill_(-1)
+        self.used = 0
+
+
+class ClientMemory:
+    """Client memory of a simulated federation: read, write, then commit or roll back with the round.
+
+    Every client starts from `initial`. What is written is seen by later calls of the same round, and lasts once it is committed: a
+    round that is done again finds the memory of the round before.
+    """
+
+    def __init__(self, initial: Tree, clients: int) -> None:
+        self.initial = initial
+        self.version = 0  # the round after which this memory was committed
+        self._clients = clients
+        self._committed = _Slots(initial, clients) if initial else None
+        self._pending = _Slots(initial, clients) if initial else None
+
+    def read(self, ids: Tensor) -> Tree:
+        if self._committed is None or self._pending is None:
+            return {}
+        rows = {name: value.expand(len(ids), *value.shape).clone() for name, value in self.initial.items()}
+        for slots in (self._committed, self._pending):
+            places = torch.nonzero(slots.slot[ids] >= 0).flatten()
+            if len(places):
+                for name, value in slots.read(ids[places]).items():
+                    rows[name][places] = value
+        return rows
+
+    def make_room(self, ids: Tensor) -> None:
+        """For what these clients are about to write."""
+        if self._pending is not None:
+            self._pending.make_room(ids)
+
+    def write(self, ids: Tensor, rows: Tree) -> None:
+        if self._pending is None or rows.keys() != self.initial.keys():
+            raise ValueError(f"a program wrote the memory {sorted(rows)}, the method declared {sorted(self.initial)} in memory0")
+        for name, value in rows.items():
+            if value.shape[1:] != self.initial[name].shape:
+                given, declared = tuple(value.shape[1:]), tuple(self.initial[name].shape)
+                raise ValueError(f"a program wrote the memory '{name}' of shape {given}, the method declared {declared} in memory0")
+        self._pending.write(ids, rows)
+
+    def commit(self, version: int) -> None:
+        if self._committed is not None and self._pending is not None:
+            ids = self._pending.written()
+            if len(ids):
+                self._committed.write(ids, self._pending.read(ids))
+            self._pending.clear()
+        self.version = version
+
+    def rollback(self) -> None:
+        if self._pending is not None:
+            self._pending.clear()
+
+    def tensors(self) -> Tree:
+        """The committed memory, for a checkpoint: a row for each client that has written, and their ids."""
+        if self._committed is None:
+            return {}
+        ids = self._committed.written()
+        return {"ids": ids, **{f"rows/{name}": value for name, value in self._committed.read(ids).items()}}
+
+    def restore(self, tensors: Tree, version: int) -> None:
+        """The memory that `tensors` gave."""
+        if tensors:
+            fresh = ClientMemory(self.initial, self._clients)
+            assert fresh._committed is not None
+            device = fresh._committed.slot.device
+            rows = {name: tensors[f"rows/{name}"].to(device) for name in self.initial}
+            fresh._committed.write(tensors["ids"].to(device), rows)
+            self._committed, self._pending = fresh._committed, fresh._pending
+        self.version = version

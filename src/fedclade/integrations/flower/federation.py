@@ -1,0 +1,74 @@
+"""Flower as an engine: the federation of a ServerApp, and what both sides must agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedclade import __version__
+from fedclade.core.functional_model import Objective
+from fedclade.core.program_serialization import Here
+from fedclade.data.client_metadata import Population
+from fedclade.engines.remote.federation import RemoteFederation, Seat
+from fedclade.engines.remote.node import PROTOCOL
+from fedclade.errors import FedcladeError
+from fedclade.integrations.flower.grid_transport import GridPost
+from fedclade.methods.base import Method
+from fedclade.programs.encoder_signature import Encoder
+
+_LOOK_AGAIN = 1.0  # seconds
+
+
+def about(objective: Objective) -> dict[str, str]:
+    """What server and sites must have in common: versions, and a model of the same parts with the same loss."""
+    parts = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in objective.params().items())
+    loss = getattr(objective.example_loss, "__qualname__", type(objective.example_loss).__name__)
+    digest = hashlib.blake2b(repr((parts, loss)).encode(), digest_size=6).hexdigest()
+    count = sum(value.numel() for value in objective.params().values())
+    return {"fedclade": __version__, "protocol": str(PROTOCOL), "model": f"{digest} ({count} parameters, loss {loss})"}
+
+
+def here_of(objective: Objective, method: Method, secret: int) -> Here:
+    """What a place has for the programs of this method."""
+    encoder = getattr(method, "encoder_module", None)
+    return Here(objective, None if encoder is None else Encoder(encoder), secret)
+
+
+class FlowerFederation(RemoteFederation):
+    """The clients behind the SuperNodes of a Grid. deadline, least: as in `GridPost`; the rest as in `RemoteFederation`."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        agreed: Mapping[str, str],
+        *,
+        deadline: float = 600.0,
+        least: int = 1,
+        run: str = "run",
+        bound: bool = False,
+        seats: Sequence[Seat] = (),
+        population: Population | None = None,
+        probe: Tensor | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        post = GridPost(grid, deadline, least, note)
+        super().__init__(post, agreed, run=run, bound=bound, seats=seats, population=population, probe=probe, note=note)
+
+    def wait_for(self, sites: int, patience: float) -> None:
+        """Until so many sites are there and known."""
+        begin, told = time.monotonic(), -1
+        while True:
+            self.gather()
+            here = len(self._present)
+            if here >= sites:
+                return
+            if here != told:
+                self.note(f"{here} of {sites} sites are there; waiting")
+                told = here
+            if time.monotonic() - begin > patience:
+                raise FedcladeError(f"federation: {here} of {sites} sites came within {patience:g} s; start the others, or ask for fewer.")
+            time.sleep(_LOOK_AGAIN)

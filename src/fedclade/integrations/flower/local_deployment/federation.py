@@ -1,0 +1,331 @@
+"""A Flower federation on one machine: SuperLink and SuperNodes on loopback, in a folder of its own, under a supervisor.
+
+federation = Federation.up(Path(".fedclade-federation"), nodes=3, secure=True)
+code = federation.run(Path("my-app"), {"rounds": 3})
+federation.down()
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedclade.errors import FedcladeError, InvalidInput, check, nearest
+from fedclade.integrations.flower.local_deployment import certificates, supervisor
+from fedclade.integrations.flower.local_deployment.supervisor import (
+    CONNECTION,
+    HOST,
+    SUPERLINK,
+    Plan,
+    Refused,
+    Service,
+    State,
+    ask,
+    end,
+    environment,
+    log_text,
+    processes,
+)
+
+ONLINE_WITHIN = 180.0  # seconds; a node that was killed needs over a minute to be let in again
+SUPERVISOR = "supervisor"
+Value = str | int | float | bool
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ServiceStatus:
+    """How the SuperLink or a node is now. `online` is what the SuperLink says of a node, None where it cannot be asked."""
+
+    name: str
+    pid: int | None
+    alive: bool
+    port: int | None
+    restarts: int
+    reason: str
+    node_id: str
+    online: bool | None
+    log: Path
+
+
+class Federation:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    @classmethod
+    def up(
+        cls,
+        folder: Path,
+        nodes: int,
+        secure: bool,
+        port: int | None = None,
+        node_config: Sequence[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Federation:
+        """Start a federation in `folder` and wait until every node is online.
+
+        A folder that a federation was ended in is used again: the nodes keep their keys and ids, and the SuperLink its database.
+        `node_config[i]` (`'key=value key="text"'`) is added to what node i is told, or replaces it, key by key.
+        """
+        folder = folder.expanduser().resolve()
+        check(nodes >= 1, "nodes", nodes, "must be at least 1")
+        check(node_config is None or len(node_config) == nodes, "node_config", node_config, f"must have one text for each of {nodes} nodes")
+        own = node_config or [""] * nodes
+        configs = tuple(_config(index, nodes, own[index], folder / f"node-{index}") for index in range(nodes))
+        services = _services(folder, nodes, secure)
+        plan = Plan(folder, secure, _port(port), configs)
+        _prepare(plan)
+        State(services=services).save(folder)
+        plan.save()
+        federation = cls(plan)
+        federation._start_supervisor()
+        try:
+            federation._wait_until_online(progress or (lambda message: None))
+        except BaseException:
+            federation.down()
+            raise
+        return federation
+
+    @classmethod
+    def open(cls, folder: Path) -> Federation:
+        """The federation in `folder`, up or down."""
+        folder = folder.expanduser().resolve()
+        if not (folder / "plan.json").is_file():
+            raise InvalidInput(f"{folder}: there is no federation here. Start one with 'fedclade flower up', or say where with --dir.")
+        return cls(Plan.load(folder))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What `flwr` needs in its environment to reach this federation as the connection `fed`."""
+        return environment(self.plan.home)
+
+    @property
+    def superlink_pid(self) -> int:
+        return self._pid(self.state.services[0])
+
+    def node_pid(self, index: int) -> int:
+        return self._pid(self.state.services[1 + index])
+
+    @property
+    def state(self) -> State:
+        return State.load(self.plan.folder)
+
+    @property
+    def running(self) -> bool:
+        """Whether the SuperLink or its supervisor lives."""
+        return not processes(self.plan.folder).keys().isdisjoint({SUPERVISOR, SUPERLINK})
+
+    @property
+    def supervised(self) -> bool:
+        return SUPERVISOR in processes(self.plan.folder)
+
+    def status(self) -> list[ServiceStatus]:
+        """The SuperLink, then the nodes."""
+        found = {process.pid for some in processes(self.plan.folder).values() for process in some}
+        try:
+            online = self._online() if found else None
+        except FedcladeError:
+            online = None
+
+        def one(service: Service) -> ServiceStatus:
+            known = {
+                key: value for key, value in asdict(service).items() if key in ("name", "pid", "port", "restarts", "reason", "node_id")
+            }
+            says = None if online is None or service.name == SUPERLINK else service.node_id in online
+            return ServiceStatus(alive=service.pid in found, online=says, log=self.plan.log(service.name), **known)
+
+        return [one(service) for service in self.state.services]
+
+    def run(self, app_dir: Path, settings: Mapping[str, Value] | None = None, stream: bool = True) -> int:
+        """`flwr run APP_DIR`; 0 where the run ended well (without `stream`: where it was started). Its output goes to stdout.
+
+        `flwr run --stream` itself ends with 0 also where the ServerApp failed, so the SuperLink is asked what became of the run.
+        """
+        check((app_dir / "pyproject.toml").is_file(), "app", str(app_dir), "must be the folder of a Flower app, with a pyproject.toml")
+        if not self.running:
+            raise FedcladeError(f"the federation in {self.plan.folder} is down. Start it with 'fedclade flower up'.")
+        _check_settings(app_dir / "pyproject.toml", settings or {})
+        command = ["flwr", "run", str(app_dir), CONNECTION, *(["--stream"] if stream else [])]
+        if settings:
+            # A file, because values on the command line cannot hold every text.
+            chosen = self.plan.folder / "run-config.toml"
+            chosen.write_text(tomli_w.dumps(dict(settings)))
+            command += ["--run-config", str(chosen)]
+        run_id = None
+        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                if started := re.search(r"Successfully started run (\d+)", line):
+                    run_id = started[1]
+        if process.returncode or not stream or run_id is None:
+            return process.returncode
+        return 0 if self._ended(run_id) == "finished:completed" else 1
+
+    def down(self, purge: bool = False) -> int:
+        """End every process of the federation, the apps it runs too; returns how many there were. `purge` removes the folder as well."""
+        count = 0
+        # The supervisor first, or it restarts the others; nodes before the SuperLink, so that they can take their leave of it.
+        for wanted in (lambda name: name == SUPERVISOR, lambda name: name.startswith("node-"), lambda name: True):
+            found = [process for name, some in processes(self.plan.folder).items() if wanted(name) for process in some]
+            end(found)
+            count += len(found)
+        if purge:
+            shutil.rmtree(self.plan.folder)
+        return count
+
+    def _start_supervisor(self) -> None:
+        marks = {supervisor.FOLDER_MARK: str(self.plan.folder), supervisor.SERVICE_MARK: SUPERVISOR}
+        with self.plan.log(SUPERVISOR).open("ab") as log:
+            subprocess.Popen(
+                [sys.executable, "-I", supervisor.__file__, str(self.plan.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment | marks,
+                start_new_session=True,
+            )
+
+    def _wait_until_online(self, progress: Progress) -> None:
+        until, told = time.monotonic() + ONLINE_WITHIN, ""
+        while time.monotonic() < until:
+            supervised, state = self.supervised, self.state
+            nodes, online = state.services[1:], set[str]()
+            if state.phase == "failed" or not supervised:
+                raise FedcladeError(f"the federation in {self.plan.folder} did not start: {self._why(state)}")
+            if nodes and all(node.connected for node in nodes):
+                with suppress(FedcladeError):
+                    online = self._online() & {node.node_id for node in nodes}
+            counted = max(len(online), sum(node.connected for node in nodes))
+            message = state.message or f"{counted} of {len(nodes)} nodes online"
+            if message != told:
+                progress(message)
+                told = message
+            if len(online) == len(nodes):
+                return
+            time.sleep(0.5)
+        absent = "; ".join(
+            f"{node.name}: {node.reason or self._end_of_log(node.name)}" for node in state.services[1:] if not node.connected
+        )
+        raise FedcladeError(f"not all nodes are online after {ONLINE_WITHIN:.0f} s ({absent}). Their logs: {self.plan.folder}/logs.")
+
+    def _why(self, state: State) -> str:
+        name = SUPERLINK if state.phase == "failed" else SUPERVISOR
+        return f"{state.message or 'the supervisor ended'}. The end of {self.plan.log(name)}: {self._end_of_log(name)}"
+
+    def _end_of_log(self, name: str) -> str:
+        lines = [line.strip() for line in log_text(self.plan.log(name)).splitlines() if line.strip()]
+        return " | ".join(lines[-3:]) or "(empty)"
+
+    def _online(self) -> set[str]:
+        return {node["node-id"] for node in self._ask("supernode", "list", CONNECTION)["nodes"] if node["status"] == "online"}
+
+    def _ended(self, run_id: str) -> str:
+        """What became of a run. Its log may end a moment before its status does."""
+        for _ in range(10):
+            status = str(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
+            if status.startswith("finished"):
+                break
+            time.sleep(1)
+        return status
+
+    def _ask(self, *words: str) -> dict[str, Any]:
+        try:
+            return ask(self.plan.home, *words)
+        except Refused as refused:
+            raise FedcladeError(f"the SuperLink of {self.plan.folder} gave no answer: {refused}") from None
+
+    def _pid(self, service: Service) -> int:
+        if service.pid is None:
+            raise FedcladeError(f"{service.name} has no process now ({service.reason or 'it was not started'}).")
+        return service.pid
+
+
+def _services(folder: Path, nodes: int, secure: bool) -> list[Service]:
+    """The SuperLink and the nodes, with the ids they have where a federation was in this folder before."""
+    names = [SUPERLINK, *(f"node-{index}" for index in range(nodes))]
+    if not (folder / "plan.json").is_file():
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InvalidInput(f"{folder}: it is there already and no federation's. Choose another --dir.")
+        return [Service(name) for name in names]
+    if processes(folder):
+        raise InvalidInput(f"{folder}: a federation is up here already. End it with 'fedclade flower down', or choose another --dir.")
+    earlier, before = Plan.load(folder), {service.name: service for service in State.load(folder).services}
+    if (len(earlier.nodes), earlier.secure) != (nodes, secure):
+        held = f"{len(earlier.nodes)} nodes, {'secure' if earlier.secure else 'not secure'}"
+        raise InvalidInput(
+            f"{folder}: it holds a federation of {held}. Remove it with 'fedclade flower down --purge', or choose another --dir."
+        )
+    return [Service(name, node_id=before[name].node_id, registered=before[name].registered) for name in names]
+
+
+def _prepare(plan: Plan) -> None:
+    """Make the folder with everything Flower needs."""
+    plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    plan.folder.chmod(0o700)
+    for part in (plan.home, plan.folder / "logs"):
+        part.mkdir(exist_ok=True)
+    link: dict[str, Value] = {"address": f"{HOST}:{plan.port}"}
+    if plan.authority:
+        certificates.write_server_certificate(plan.authority.parent)
+        link["root-certificates"] = str(plan.authority)
+        for node in plan.nodes:
+            if not plan.key(node).exists():
+                certificates.write_node_key(plan.key(node))
+    else:
+        link["insecure"] = True
+    (plan.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: link}}))
+
+
+def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
+    """Flower takes only the settings that the app has, and does not say which one it refused."""
+    try:
+        app = tomllib.loads(project.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidInput(f"{project}: it is not TOML ({error}).") from error
+    known = _flat(app.get("config", {}))
+    for key in settings:
+        if key not in known:
+            raise InvalidInput(f"{key}: {project} has no such setting in [tool.flwr.app.config].{nearest(key, known)}")
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> set[str]:
+    """Names as Flower makes them: those of tables within tables with dots between."""
+    parts = (_flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}"} for key, value in table.items())
+    return set().union(*parts)
+
+
+def _port(wanted: int | None) -> int:
+    if not wanted:
+        return supervisor.free_port()
+    check(0 < wanted < 65536, "port", wanted, "must be between 1 and 65535, or 0 for a free one")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperLink does
+        try:
+            probe.bind((HOST, wanted))
+        except OSError as error:
+            raise InvalidInput(
+                f"port = {wanted}: it cannot be used on {HOST} ({os.strerror(error.errno or 0)}). Leave it out for a free one."
+            ) from None
+    return wanted
+
+
+def _config(index: int, nodes: int, own: str, home: Path) -> str:
+    """What a node is told of itself, in the form that `--node-config` wants; `own` goes before."""
+    told = {"partition-id": str(index), "num-partitions": str(nodes), "site": f'"node-{index}"', "home": f'"{home}"'}
+    pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
+    check(bool(pairs) or not own.strip(), f"node_config[{index}]", own, "must be key=value pairs with spaces between, text in quotes")
+    told |= dict(pairs)
+    return " ".join(f"{key}={value}" for key, value in told.items())

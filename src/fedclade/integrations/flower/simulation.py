@@ -1,0 +1,138 @@
+"""An experiment in Flower's simulation: Ray workers play the sites, each with its share of the experiment's clients."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+
+from fedclade.core.functional_model import Objective, cross_entropy
+from fedclade.data.client_metadata import Population
+from fedclade.data.federated_dataset import Clients
+from fedclade.engines.remote.federation import Seat
+from fedclade.engines.remote.node import Site
+from fedclade.errors import FedcladeError, InvalidInput, check
+from fedclade.integrations.flower.client_state_store import DiskKeeper
+from fedclade.integrations.flower.federation import FlowerFederation, about, here_of
+from fedclade.integrations.flower.grid_transport import letter_of, records_of
+from fedclade.integrations.flower.local_deployment import supervisor
+from fedclade.registry import import_file
+from fedclade.training import config
+from fedclade.training.result import Result
+from fedclade.training.runner import OnRound
+from fedclade.training.setup import equip, measured, module_for
+
+QUIET = supervisor.QUIET | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_PATIENCE = 120.0  # seconds for all sites to answer for the first time
+_DEADLINE = 24 * 3600.0  # nobody is slow in a simulation but for its work
+
+
+def simulate(
+    tables: dict[str, config.Table],
+    clients: Clients,
+    folder: Path,
+    *,
+    sites: int = 4,
+    resume: bool = False,
+    on_round: OnRound | None = None,
+    data_root: str | None = None,
+    imports: Sequence[str] = (),
+) -> Result:
+    """Run the experiment of these tables with its clients dealt out to so many simulated SuperNodes."""
+    check(1 <= sites <= len(clients), "--sites", sites, f"must be from 1 to the number of clients, {len(clients)}")
+    if " " in sys.executable:  # it would wait for its workers for ever
+        raise InvalidInput(f"--engine flower: Ray starts no worker if the path of Python has a space ({sys.executable}); move it.")
+    experiment = config.experiment(tables)
+    objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
+    outcome: list[Result | BaseException] = []
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        seats = [Seat("", -1, str(client), int(size), 0) for client, size in enumerate(clients.sizes)]
+        known = Population.of(clients)
+        fed = FlowerFederation(grid, about(objective), deadline=_DEADLINE, run=folder.name, seats=seats, population=known)
+        try:
+            fed.wait_for(sites, _PATIENCE)
+            run = experiment.prepared(clients, "cpu")
+            run.federation = fed
+            outcome.append(run.execute(folder, resume, on_round))
+        except BaseException as error:  # it is raised again where the simulation was started
+            outcome.append(error)
+
+    app = ClientApp()
+    # Ray's workers make the sites anew from what can be written down.
+    written = json.dumps({"tables": tables, "root": data_root, "imports": [str(Path(file).resolve()) for file in imports]})
+    homes = str((folder / "sites").resolve())
+
+    @app.query()
+    def answer(message: Message, context: Context) -> Message:
+        site = experiment_site(written, int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]), homes)
+        return Message(records_of(site.answer(letter_of(message.content))), reply_to=message)
+
+    with _quietly():
+        run_simulation(server, app, sites, backend_config=_backend())
+    if not outcome:
+        raise FedcladeError("Flower's simulation ended before the run did; its own messages say why (FLWR_LOG_LEVEL=INFO).")
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+@lru_cache(maxsize=8)
+def experiment_site(written: str, number: int, sites: int, homes: str) -> Site:
+    """Site `number` of `sites`: every so-manyth client of the experiment."""
+    torch.set_num_threads(1)
+    given = json.loads(written)
+    for file in given["imports"]:
+        import_file(file)
+    experiment = config.experiment(given["tables"])
+    clients = experiment.clients(given["root"])
+    objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
+    method = equip(experiment.method, clients, experiment.run.seed)
+    ids = list(range(number, len(clients), sites))
+    metrics = measured(objective, Population.of(clients), False, None, torch.device("cpu"))
+    home = Path(homes) / str(number)
+    return Site(
+        clients.only(ids),
+        [str(client) for client in ids],
+        here_of(objective, method, getattr(method, "secret", None) or 0),  # as the simulator has it: nothing is hidden from anybody
+        metrics,
+        about(objective),
+        lambda run: DiskKeeper(home, run),
+    )
+
+
+def _backend() -> Any:
+    ray: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if "RAY_ADDRESS" not in os.environ:  # a cluster that runs already has its own idea of its size
+        ray |= {"num_cpus": max(1, len(os.sched_getaffinity(0))), "include_dashboard": False}
+    return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": ray}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Flower's and Ray's own talk is for those who ask for it: FLWR_LOG_LEVEL=INFO."""
+    logger = logging.getLogger("flwr")
+    level, before = logger.level, {name: os.environ.get(name) for name in QUIET}
+    os.environ.update(QUIET)
+    if "FLWR_LOG_LEVEL" not in os.environ:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)

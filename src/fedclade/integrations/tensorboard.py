@@ -1,0 +1,68 @@
+"""The rounds of a run for TensorBoard: event files beside the run's own, written while it goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fedclade.errors import InvalidInput
+from fedclade.io.atomic import writing
+from fedclade.io.run_dir import RunStore
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+FOLDER = "tensorboard"
+TRACKERS = ("tensorboard",)
+
+
+def check_tracker(name: str) -> None:
+    """Refuse what cannot be written, before anything is trained."""
+    if name not in TRACKERS:
+        raise InvalidInput(f"--track {name}: must be {' or '.join(TRACKERS)}.")
+    if importlib.util.find_spec("tensorboard") is None:
+        raise InvalidInput("--track tensorboard: TensorBoard is not installed; pip install 'fedclade[track]'.")
+
+
+class Tracker:
+    """A context for the time of a run; `row` is given each round's row, after the run has written it down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.writer: SummaryWriter | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.writer is not None:
+            # Where the run has failed already, that is what matters.
+            with suppress(OSError) if error is not None else writing(self.folder / FOLDER):
+                self.writer.close()
+
+    def row(self, row: dict[str, Any]) -> None:
+        with writing(self.folder / FOLDER):
+            if self.writer is not None:
+                _write(self.writer, row)
+            else:
+                self.writer = self._begun()
+
+    def _begun(self) -> SummaryWriter:
+        from torch.utils.tensorboard import SummaryWriter  # a second to import, for those who want it
+
+        # A resumed run may go back to its last checkpoint, and may not have been tracked before: all rounds are written again, and
+        # `purge_step` tells TensorBoard to forget those that it had.
+        writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
+        for earlier in RunStore(self.folder).history():
+            _write(writer, earlier)
+        return writer
+
+
+def _write(writer: SummaryWriter, row: dict[str, Any]) -> None:
+    """Every number of the row but its own."""
+    for name, value in row.items():
+        if name != "round" and isinstance(value, int | float):
+            writer.add_scalar(name, value, row["round"])

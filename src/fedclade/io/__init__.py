@@ -1,0 +1,1 @@
+"""Files: run directories, checkpoints, safe reading, atomic writing."""

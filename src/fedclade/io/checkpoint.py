@@ -1,0 +1,151 @@
+"""Checkpoints: state, client memory and history in one safetensors file, written whole or not at all, and checked when it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from fedclade.core.pytree import Tree, prefixed, under
+from fedclade.errors import InvalidInput
+from fedclade.io import safe_read, schemas
+from fedclade.io.atomic import whole, writing
+from fedclade.methods.base import State
+
+FORMAT = "fedclade-checkpoint-1"
+_KEPT = 2
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that is needed to go on after `round`."""
+
+    round: int
+    state: Tree
+    memory: Tree
+    history: list[dict[str, Any]]
+    configuration: str  # hash of the configuration and the data: another experiment's checkpoint is recognised
+
+
+def flatten(state: State) -> Tree:
+    """A state as one tree of tensors."""
+    flat: Tree = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        flat |= prefixed(field.name, value) if isinstance(value, dict) else {field.name: value}
+    return flat
+
+
+def restore(kind: type[State], flat: Tree) -> State:
+    """The state that `flatten` took apart."""
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        values[field.name] = under(field.name, flat) if hints[field.name] == Tree else flat[field.name]
+    return kind(**values)
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write `folder/round-N.safetensors` and keep the last two."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    tensors = prefixed("state", checkpoint.state) | prefixed("memory", checkpoint.memory)
+    about = {
+        "format": FORMAT,
+        "round": checkpoint.round,
+        "configuration": checkpoint.configuration,
+        "history": checkpoint.history,
+    }
+    write_tensors(folder / f"round-{checkpoint.round:06d}.safetensors", tensors, about)
+    for old in sorted(folder.glob("round-*.safetensors"))[:-_KEPT]:
+        old.unlink()
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint of a run that is whole, or None where there is none at all. One that is passed over is told in a warning."""
+    damaged: list[InvalidInput] = []
+    for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
+        try:
+            found = _read(path)
+        except InvalidInput as error:
+            damaged.append(error)
+            continue
+        for passed in damaged:
+            warnings.warn(f"{passed} The run goes on from round {found.round}.", stacklevel=2)
+        return found
+    if damaged:
+        raise InvalidInput(f"{damaged[0]} There is no other to go on from: start the run anew in another folder.")
+    return None
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        about, tensors = read_tensors(path)
+        if about.get("format") != FORMAT:
+            raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
+        number, history = about["round"], schemas.history(about["history"])
+        if (history[-1]["round"] if history else 0) != number:
+            raise ValueError("its history does not end with its round")
+        return Checkpoint(number, under("state", tensors), under("memory", tensors), history, about["configuration"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, InvalidInput):
+            raise
+        raise InvalidInput(f"{path}: damaged checkpoint ({error}).") from error
+
+
+def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
+    """A safetensors file that is there whole or not at all, even after a power cut."""
+    here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    told = json.dumps(about)
+    # One entry for everything: safetensors writes several in an order that changes from run to run.
+    metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
+    size = len(metadata["fedclade"]) + sum(value.nbytes for value in here.values())
+    with whole(path, size) as temporary:
+        temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
+        mode = temporary.stat().st_mode
+        save_file(here, temporary, metadata)
+        temporary.chmod(mode)
+
+
+def _digest(about: str, tensors: Tree) -> str:
+    found = hashlib.blake2b(about.encode(), digest_size=16)
+    for name in sorted(tensors):
+        found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
+    """All of a file that `write_tensors` wrote, if it is as it was written."""
+    safe_read.fit(path, safe_read.size(path))
+    with safe_open(path, framework="pt") as file:
+        entry, tensors = _entry(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    if entry["digest"] != _digest(entry["about"], tensors):
+        raise ValueError("its checksum is another")
+    return _about(entry), tensors
+
+
+def read_about(file: Any) -> dict[str, Any]:
+    """What `write_tensors` wrote beside the tensors."""
+    return _about(_entry(file))
+
+
+def _about(entry: dict[str, str]) -> dict[str, Any]:
+    about = safe_read.parse_json(entry["about"])
+    if not isinstance(about, dict):
+        raise ValueError("what is written beside its tensors is no table")
+    return about
+
+
+def _entry(file: Any) -> dict[str, str]:
+    entry = safe_read.parse_json((file.metadata() or {}).get("fedclade", "{}"))
+    if not isinstance(entry, dict) or entry.keys() != {"about", "digest"} or not all(isinstance(value, str) for value in entry.values()):
+        raise ValueError("not written by this version of fedclade")
+    return entry

@@ -1,0 +1,184 @@
+"""The text files of run folders, checked as they are read: a folder may come from anybody."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedclade.errors import InvalidInput
+from fedclade.io import safe_read
+
+T = TypeVar("T")
+Table = dict[str, Any]
+Whole = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+Number = Annotated[float, Field(strict=True)]
+Text = Annotated[str, Field(strict=True)]
+_MEASURED = ("accuracy", "perplexity", "loss", "train_")
+
+
+def read(path: Path, parse: Callable[[str], T], most: int = safe_read.MOST) -> T:
+    """What a file says, by one of the functions below."""
+    data = safe_read.read(path, most)
+    try:
+        return parse(data.decode())
+    except (ValueError, csv.Error, RecursionError) as error:
+        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
+
+
+def summary(text: str) -> Table:
+    return _numbers(_as(_Summary, safe_read.parse_json(text)))
+
+
+def rounds(text: str) -> list[Table]:
+    return history([safe_read.parse_json(line) for line in text.splitlines()])
+
+
+def history(rows: list[Any]) -> list[Table]:
+    return [_numbers(_as(_Round, row)) for row in rows]
+
+
+def table(text: str) -> Table:
+    return _as(_Open, safe_read.parse_json(text))
+
+
+def study(text: str) -> Table:
+    return _as(_Study, safe_read.parse_json(text))
+
+
+def comparison(text: str) -> Table:
+    return _as(_Comparison, safe_read.parse_json(text))
+
+
+def diagnosis(text: str) -> Table:
+    return _as(_Diagnosis, safe_read.parse_json(text))
+
+
+def tables(text: str) -> dict[str, Table]:
+    """experiment.toml; one that was cut short is noticed by its last table."""
+    found = safe_read.parse_toml(text)
+    try:
+        json.dumps(found)
+    except TypeError as error:  # a date
+        raise ValueError(str(error)) from error
+    return _as(_Tables, found)
+
+
+def columns(text: str, number: int) -> dict[str, list[Any]]:
+    """clients.csv, which has a line for each of so many clients; an empty place is None."""
+    header, *rows = list(csv.reader(text.splitlines()))
+    if len(rows) != number:
+        raise ValueError(f"it has {len(rows)} clients, the run {number}")
+    values = [[json.loads(value) if value else None for value in row] for row in rows]
+    found = _as(_Clients, dict(zip(header, map(list, zip(*values, strict=True)), strict=True)))
+    for name, column in found.items():
+        _check_numbers(name, column)
+    return found
+
+
+def _as(kind: type[BaseModel], found: Any) -> dict[str, Any]:
+    """What was read, as it was, if it is of this kind."""
+    if not isinstance(found, dict):
+        raise ValueError("it holds no table")
+    try:
+        kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    return found
+
+
+def _numbers(row: Table) -> Table:
+    for name, value in row.items():
+        _check_numbers(name, [value])
+    return row
+
+
+def _check_numbers(name: str, values: Sequence[Any]) -> None:
+    """What was measured is a number or None."""
+    if name.startswith(_MEASURED) and not all(value is None or type(value) is float or _is_whole(value) for value in values):
+        raise ValueError(f"{name} is no number")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class _Summary(_Open):
+    clients: Whole
+    clusters: Whole
+    rounds: Whole
+    ari: Number | None = None
+    bytes_up: Whole = 0
+    bytes_down: Whole = 0
+    seconds: Number = 0.0
+    failures: Whole = 0
+
+
+class _Failure(_Open):
+    client: Whole
+    reason: Text
+    refused: bool = False
+
+
+class _Round(_Open):
+    round: Whole
+    clusters: Whole
+    bytes_up: Whole
+    bytes_down: Whole
+    seconds: Number
+    failures: list[_Failure]
+    by_cluster_of: Text = ""
+    by_cluster: list[tuple[Whole, Whole, Number | None]] = []
+
+
+class _Study(_Open):
+    rounds: Annotated[list[Table], Field(min_length=1)]
+
+
+class _Differences(_Open):
+    in_words: list[Text] = []
+
+
+class _Comparison(_Open):
+    folders: dict[Text, list[Text]] = {}
+    differences: _Differences = _Differences()
+
+
+class _Diagnosis(_Open):
+    headline: Text | None = None
+    sentences: list[Text] = []
+
+
+class _Named(_Open):
+    name: Text
+
+
+class _RunTable(_Open):
+    rounds: Whole
+
+
+class _Tables(_Open):
+    __pydantic_extra__: dict[str, Table]
+    data: Table = {}
+    partition: Table = {}
+    model: _Named
+    local: Table = {}
+    method: _Named
+    run: _RunTable
+    engine: Table
+
+
+class _Clients(_Open):
+    client: list[Whole]
+    cluster: list[Whole]
+    group: list[Whole | None]
+    examples: list[Whole]

@@ -1,0 +1,24 @@
+"""What the methods have in common whose clients choose their model themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedclade.core.federation import Federation
+from fedclade.methods.base import Method, State
+from fedclade.programs.model_selection import choose
+
+
+@dataclass(frozen=True)
+class Choosing(Method):
+    """A client takes the model under which its own training examples have the least loss: in the round, if it takes part in one."""
+
+    def ready(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
+        return state, cohort
+
+    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        state = state.grown_to(len(fed.sizes))
+        got = fed.map(choose(self.local.objective), ids, shared=state.models, key=key)
+        return replace(state, cluster=state.cluster.index_copy(0, got.ids, got.out["row"].cpu())) if len(got.ids) else state

@@ -1,0 +1,1 @@
+"""Client programs: local training, evaluation, model selection, signatures."""

@@ -1,0 +1,213 @@
+"""Signatures by embedding: a client fine-tunes an autoencoder, embeds its samples and replies with the centres of the embeddings."""
+
+from __future__ import annotations
+
+import copy
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedclade.core.batching import Batches
+from fedclade.core.functional_model import Batch
+from fedclade.core.program import AnyProgram, Program, one_after_the_other
+from fedclade.core.pytree import Tree, prefixed, tree_map, under
+from fedclade.core.recipes import travels
+from fedclade.core.threads import PerThread
+from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.programs.gaussian_mechanism import SUM, after, clipped, noise_for, trace_of
+
+Centres: TypeAlias = int | Literal["auto"]
+Codes: TypeAlias = NDArray[np.float32]
+
+MOST_CENTRES = 8  # what k = "auto" may choose at most
+_RESTARTS = 10
+_BLOCK = 256  # samples embedded at a time
+_SILHOUETTE_SAMPLES = 500
+_BATCH, _LR, _BETA1, _BETA2, _EPSILON = 32, 1e-3, 0.9, 0.999, 1e-8  # of the fine-tuning: Adam as its paper has it
+
+
+class Encoder:
+    """A module as pure functions of its weights: the codes of inputs and, where it is an autoencoder, the loss of reconstruction.
+
+    A module with a method `encode` is an autoencoder, whose own call gives the reconstruction; any other module's outputs are the codes.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        if module is None:
+            raise FedcladeError("There is no encoder yet: use fc.run, or give a module of yours as encoder_module=….")
+        self.trained = tuple(name for name, value in module.named_parameters() if value.requires_grad)
+        plain = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+        self.reconstructs = hasattr(module, "encode")
+        self.pretrained = bool(getattr(module, "pretrained", True))
+        # Only a module's forward can be called with other weights.
+        self._module, self._encode = PerThread(plain), PerThread(_Encode(plain))
+
+    def weights(self) -> Tree:
+        """Parameters and buffers: a client has nothing of the module but its code."""
+        return {name: value.clone() for name, value in self._module.own.state_dict().items()}
+
+    def tuning(self, fine_tune: str) -> str:
+        """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes lie in one space."""
+        return fine_tune if fine_tune != "auto" else "none" if self.pretrained else "federated"
+
+    def needed(self, weights: Tree) -> Tree:
+        """What embedding takes: the decoder stays at home."""
+        return {name: value for name, value in weights.items() if not name.startswith("decoder.")}
+
+    def codes(self, weights: Tree, x: Tensor) -> Tensor:
+        """(samples, e): the embeddings of a batch."""
+        codes: Tensor = functional_call(self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,))
+        return codes
+
+    def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
+        """Mean squared error of the reconstruction of a batch."""
+        if not batch.x.is_floating_point():
+            raise InvalidInput("encoder: inputs that are whole numbers cannot be reconstructed; give a trained module, fine_tune='none'.")
+        errors: Tensor = (functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x) ** 2
+        return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
+
+
+class _Encode(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes: Tensor = getattr(self.module, "encode", self.module)(x)
+        return codes.flatten(1)
+
+
+@travels
+@lru_cache(maxsize=8)
+def autoencode(encoder: Encoder, epochs: int) -> Program:
+    """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by Adam; it replies with the weights."""
+    if not encoder.reconstructs or not encoder.trained:
+        raise InvalidInput("encoder: to be fine-tuned, a module needs trainable parameters and a method `encode`; use fine_tune='none'.")
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        sent = under("encoder", shared)
+        w = {name: sent[name] for name in encoder.trained}
+        zeros = tree_map(torch.zeros_like, w)
+        steps = torch.zeros((), device=next(iter(w.values())).device)
+        return {}, prefixed("w", w) | prefixed("mean", zeros) | prefixed("square", zeros) | {"steps": steps}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w, steps = under("w", carry), carry["steps"] + 1
+        g = grad(encoder.loss)(w, under("encoder", shared), batch)
+        mean = tree_map(lambda old, new: _BETA1 * old + (1 - _BETA1) * new, under("mean", carry), g)
+        square = tree_map(lambda old, new: _BETA2 * old + (1 - _BETA2) * new**2, under("square", carry), g)
+        rate, scale = shared["lr"] / (1 - _BETA1**steps), (1 - _BETA2**steps).rsqrt()
+        w = tree_map(lambda p, m, s: p - rate * m / (s.sqrt() * scale + _EPSILON), w, mean, square)
+        return prefixed("w", w) | prefixed("mean", mean) | prefixed("square", square) | {"steps": steps}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return under("w", carry), None
+
+    return Program(start, step, finish, Batches(_BATCH, epochs), "autoencode", settings={"lr": _LR})
+
+
+@travels
+def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
+    """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the first `count` are real, the rest zeros.
+
+    With `fine_tune` epochs of `autoencode` before, it embeds with weights of its own, which it tells nobody.
+    """
+    rows = MOST_CENTRES if k == "auto" else k
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return encoder.needed(under("encoder", shared) | mine), {}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        codes = encoder.codes(const, batch.x)
+        return {"codes": torch.cat([carry["codes"], codes]), "key": carry["key"]} if carry else {"codes": codes, "key": batch.key}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        codes = carry["codes"]
+        found = centres_of(codes.cpu().numpy(), k, seed=int(carry["key"]))
+        centres = codes.new_zeros((rows, codes.shape[1]))
+        centres[: len(found)] = torch.from_numpy(found).to(codes)
+        return {"centres": centres, "count": torch.tensor(len(found), device=codes.device)}, None
+
+    program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
+    return one_after_the_other(autoencode(encoder, fine_tune), program) if fine_tune else program
+
+
+@travels
+def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) -> Program:
+    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise (noise.py) of `noise` times its sensitivity.
+
+    More centres have no sensitivity to speak of: one example may move them as far as all of them.
+    """
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        weights = encoder.needed(under("encoder", shared))
+        return weights, {"trace": trace_of(clip, noise, *weights.values())}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        # Each example by itself: if one could change what is made of another, the sensitivity would be another.
+        codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
+        told = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
+        sums = tree_map(torch.add, told, carry) if "sum" in carry else told
+        return sums | {"trace": after(carry["trace"], batch.x)}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        error = SUM * clip * noise * noise_for(carry["trace"], secret, like=carry["sum"])
+        mean = (carry["sum"] + error) / carry["size"]
+        return {"centres": mean[None].float(), "count": torch.tensor(1, device=mean.device)}, None
+
+    return Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
+
+
+def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:
+    """The centres of k-means; fewer than k where there are fewer distinct samples. Codes that are not finite have one centre, as bad."""
+    if not np.isfinite(codes).all():
+        return np.asarray(codes.mean(0, keepdims=True))  # not finite either, so that the engine refuses the reply
+    distinct = len(np.unique(codes, axis=0))
+    with _one_thread():
+        if k == "auto":
+            return _by_silhouette(codes, distinct, seed)
+        return _kmeans(codes, min(k, distinct), seed)[0]
+
+
+def _kmeans(codes: Codes, k: int, seed: int) -> tuple[Codes, NDArray[np.int32]]:
+    from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # most programs do without it
+
+    fitted = KMeans(k, n_init=_RESTARTS, random_state=seed).fit(codes)
+    return fitted.cluster_centers_, fitted.labels_
+
+
+def _by_silhouette(codes: Codes, distinct: int, seed: int) -> Codes:
+    """The k with the highest silhouette, from 2 on: it is not defined for one centre, nor for as many as there are samples."""
+    from sklearn.metrics import silhouette_score  # type: ignore[import-untyped]
+
+    most = min(MOST_CENTRES, distinct - 1)
+    if most < 2:
+        return _kmeans(codes, distinct, seed)[0]
+    sample = np.random.default_rng(seed).permutation(len(codes))[:_SILHOUETTE_SAMPLES]
+    best, best_score = codes[:1], -np.inf
+    for k in range(2, most + 1):
+        centres, labels = _kmeans(codes, k, seed)
+        if not 2 <= len(np.unique(labels[sample])) < len(sample):
+            continue
+        score = silhouette_score(codes[sample], labels[sample])
+        if score > best_score:
+            best, best_score = centres, score
+    return best
+
+
+def _one_thread() -> Any:
+    """With several threads k-means adds in an order that changes from run to run, and small clients are no faster."""
+    return _threads().limit(limits=1)
+
+
+@lru_cache(maxsize=1)
+def _threads() -> Any:
+    import sklearn.cluster  # type: ignore[import-untyped]  # noqa: F401  (its libraries must be loaded to be found)
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # scikit-learn brings it
+
+    return ThreadpoolController()

@@ -1,0 +1,145 @@
+"""Sketches: a few numbers for each sample, whose mean over a client's data is the client's signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedclade.core.batching import Batches
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.program import Program
+from fedclade.core.pytree import Tree, tree_map
+from fedclade.core.recipes import travels
+from fedclade.core.rng import combine
+from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
+
+SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
+Sketch: TypeAlias = Callable[[Tree, Batch], Tensor]
+"""(params, batch) -> (samples, e): what is known of each sample."""
+
+_FEATURES_PER_CLASS = 4
+
+
+def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
+    """A shared random projection: signs from the key, scaled so that lengths stay the same on average. Nobody has to send it."""
+    start = torch.tensor(key & 0xFFFFFFFF, device=device)
+    signs = combine(combine(start, key >> 32), torch.arange(inputs * outputs, device=device)) & 1
+    return (signs.to(torch.float32) * 2 - 1).view(inputs, outputs) / math.sqrt(outputs)
+
+
+def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) -> Sketch:
+    """The sketch of one kind.
+
+    gradient: the gradient of the sample's loss with respect to the last layer, (d loss / d outputs) x [h(x), 1], projected to `size`
+    numbers; it sees p(x), p(y) and p(y | x). features: u(x), a projection of h(x), and its squares; it sees p(x) alone and needs no
+    labels. joint: for each class whether the sample is of it, and then a few numbers of u(x): class counts and class-conditional means.
+    """
+    head = objective.last_linear()
+    inputs, outputs, device = head.in_features, head.out_features, head.weight.device
+    if kind == "gradient":
+        onto = projection(key, outputs * (inputs + 1), size, device)
+
+        def gradient(params: Tree, batch: Batch) -> Tensor:
+            h, z = objective.features(params, batch.x)
+            error = grad(lambda z: objective.example_loss(z, batch.y).sum())(z)
+            h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
+            return torch.einsum("b...c,b...u->bcu", error, h).flatten(1) @ onto
+
+        return gradient
+
+    onto = projection(key, inputs, size // 2 if kind == "features" else _FEATURES_PER_CLASS, device)
+
+    def u(params: Tree, batch: Batch) -> Tensor:
+        h, _ = objective.features(params, batch.x)
+        return h.flatten(1, -2).mean(1) @ onto if h.ndim > 2 else h @ onto
+
+    def features(params: Tree, batch: Batch) -> Tensor:
+        return torch.cat([u(params, batch), u(params, batch) ** 2], -1)
+
+    def joint(params: Tree, batch: Batch) -> Tensor:
+        seen = torch.cat([torch.ones_like(batch.weight[:, None]), u(params, batch)], -1)
+        return torch.einsum("bc,bu->bcu", F.one_hot(batch.y, outputs).to(seen.dtype), seen).flatten(1)
+
+    return features if kind == "features" else joint
+
+
+@travels
+@lru_cache(maxsize=8)
+def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
+    """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle), under the model it was given."""
+    sketch = sketch_of(objective, kind, size, key)
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        device = next(iter(mine.values())).device
+        width = dimensions(objective, kind, size)
+        zero = torch.zeros(width, dtype=torch.float64, device=device)
+        return mine, {"sum": zero, "outer": zero[:, None] * zero, "count": zero.sum()}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        g = sketch(const, batch).double()
+        weighted = g * batch.weight[:, None]
+        return tree_map(torch.add, carry, {"sum": weighted.sum(0), "outer": weighted.T @ g, "count": batch.weight.sum(dtype=torch.float64)})
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        mean = carry["sum"] / carry["count"]
+        scatter = carry["outer"] - carry["count"] * mean[:, None] * mean
+        row, column = torch.triu_indices(len(mean), len(mean))
+        return {"mean": mean.float(), "scatter": scatter[row, column].float()}, None
+
+    return Program(start, step, finish, Batches.whole(), "signature")
+
+
+@travels
+def private_signature(objective: Objective, kind: SignatureKind, size: int, key: int, clip: float, noise: float, secret: int) -> Program:
+    """The same of sketches no longer than `clip`, hidden in Gaussian noise (noise.py) of `noise` times the sensitivity.
+
+    The noise of the mean is taken out of the scatter again: its expectation is the scatter of the clipped sketches.
+    """
+    sketch = sketch_of(objective, kind, size, key)
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return mine, {"trace": trace_of(kind, size, key, clip, noise, *mine.values())}
+
+    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        def alone(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return sketch(const, Batch(x[None], y[None], weight[None], batch.key))[0]
+
+        # Each example by itself: if one could change what is made of another, the sensitivity would be another.
+        g = clipped(vmap(alone)(batch.x, batch.y, batch.weight).double(), clip)
+        told = {"sum": g.sum(0), "moment": g.T @ g, "count": g.new_tensor(len(g))}
+        sums = tree_map(torch.add, told, carry) if "sum" in carry else told
+        return sums | {"trace": after(carry["trace"], batch.x, batch.y)}
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        count, e = carry["count"], len(carry["sum"])
+        row, column = torch.triu_indices(e, e)
+        error = noise * noise_for(carry["trace"], secret, like=torch.cat([carry["sum"], carry["moment"][row, column]]))
+        mean = (carry["sum"] + SUM * clip * error[:e]) / count
+        moment = carry["moment"][row, column] + MOMENT * clip**2 * error[e:]
+        scatter = moment - count * mean[row] * mean[column] + (SUM * clip * noise) ** 2 / count * (row == column)
+        return {"mean": mean.float(), "scatter": scatter.float()}, None
+
+    return Program(start, step, finish, Batches.whole(), "signature", vectorised=False)
+
+
+def dimensions(objective: Objective, kind: SignatureKind, size: int) -> int:
+    """How many numbers a sketch has."""
+    if kind == "joint":
+        return objective.last_linear().out_features * (1 + _FEATURES_PER_CLASS)
+    return size // 2 * 2 if kind == "features" else size
+
+
+def symmetric(triangle: Tensor, size: int) -> Tensor:
+    """The matrices whose upper triangles these are."""
+    row, column = torch.triu_indices(size, size)
+    full = triangle.new_zeros((*triangle.shape[:-1], size, size))
+    full[..., row, column] = triangle
+    full[..., column, row] = triangle
+    return full

@@ -1,0 +1,47 @@
+"""Choosing among models: a client takes the one under which its own training examples have the least loss."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedclade.core.functional_model import Objective
+from fedclade.core.program import AnyProgram, Chain, Program, losses, then
+from fedclade.core.pytree import Tree
+from fedclade.core.recipes import travels
+
+
+@travels
+@lru_cache(maxsize=32)
+def choose(objective: Objective) -> Program:
+    """Which of the models in `shared` (a stack) has the least loss: replies with its number, `row`, and nothing else."""
+    every = losses(objective)
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return {"row": _least(carry["loss"])}, None
+
+    return replace(every, finish=finish, name="choose")
+
+
+@travels
+def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> Chain:
+    """Choose as above, then `train` the chosen model, in one message: the reply has `row` too, and on request `loss`, the least one."""
+    return then(losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)
+
+
+def _chosen(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+    row = _least(reply["loss"])
+    return {name: value.index_select(0, row[None])[0] for name, value in shared.items()}, {"row": row}
+
+
+def _chosen_and_its_loss(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+    model, told = _chosen(shared, mine, reply)
+    return model, {**told, "loss": reply["loss"].min()}
+
+
+def _least(loss: Tensor) -> Tensor:
+    """A model that has run away is nobody's choice."""
+    return torch.nan_to_num(loss, nan=torch.inf).argmin()

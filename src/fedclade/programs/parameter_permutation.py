@@ -1,0 +1,89 @@
+"""What CFL asks of clients beside SGD: models as vectors, and vectors in a secret order of coordinates.
+
+The secret order is the third part of CFL's Algorithm 5: lengths of updates and angles between them do not change when all clients
+permute the coordinates of what they send in the same way, so a server can average models and compare clients without seeing which
+number is which weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedclade.core.program import Finish, Program, Start
+from fedclade.core.pytree import Tree, tree_map
+from fedclade.core.recipes import travels
+from fedclade.core.rng import client_keys, fold
+
+
+def vectors(models: Tree) -> Tensor:
+    """(rows, P): every model of a stack as one vector."""
+    return torch.cat([value.flatten(1) for value in models.values()], 1)
+
+
+def models_of(rows: Tensor, like: Tree) -> Tree:
+    """What `vectors` put together; `like` is a stack of models of the same form."""
+    parts = torch.split(rows, [value[0].numel() for value in like.values()], 1)
+    return {name: part.reshape(-1, *like[name].shape[1:]).to(like[name].dtype) for name, part in zip(like, parts, strict=True)}
+
+
+@lru_cache(maxsize=8)
+def secret_order(secret: int, size: int) -> Tensor:
+    """The permutation of `size` coordinates that all clients with this secret share."""
+    return client_keys(fold(secret, "order"), torch.arange(size)).argsort(stable=True)
+
+
+def concealed(models: Tree, secret: int) -> Tree:
+    """A stack of models, the coordinates of each in the secret order, under the same names and in the same shapes."""
+    rows = vectors(models)
+    return models_of(rows[:, secret_order(secret, rows.shape[1]).to(rows.device)], models)
+
+
+def revealed(models: Tree, secret: int) -> Tree:
+    """What `concealed` hid."""
+    rows = vectors(models)
+    return models_of(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
+
+
+@travels
+def in_secret_order(program: Program, secret: int) -> Program:
+    """A program that is sent a model and replies with one, for a server that does not see coordinates: the client puts the model into
+    order first and the reply into the secret order last.
+
+    The name stays: the server asks for the same thing, and the client's batches are the same. The secret is in the client's functions only.
+    """
+    start, finish = _in_secret_order(program.start, program.finish, secret)
+    return replace(program, start=start, finish=finish)
+
+
+@lru_cache(maxsize=32)
+def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> tuple[Start, Finish]:
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return plain_start(shared, _row(revealed(_as_stack(mine), secret)), memory)
+
+    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        reply, memory = plain_finish(shared, const, carry)
+        return _row(concealed(_as_stack(reply), secret)), memory
+
+    return start, finish
+
+
+@travels
+def from_secret_order(program: Program, secret: int) -> Program:
+    """A program that is sent a stack of models in the secret order, and replies with what is no model."""
+
+    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return program.start(shared, revealed(mine, secret), memory)
+
+    return replace(program, start=start)
+
+
+def _as_stack(model: Tree) -> Tree:
+    return tree_map(lambda value: value[None], model)
+
+
+def _row(models: Tree) -> Tree:
+    return tree_map(lambda value: value[0], models)

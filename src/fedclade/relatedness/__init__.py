@@ -1,1 +1,0 @@
-"""Who belongs together, and how models are mixed: pure functions over arrays, which know neither clients nor engines."""

@@ -1,0 +1,162 @@
+"""What came out of a table's runs, beside what the paper says."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from fedclade.io.environment_info import about
+from fedclade.reproduce.execute import Done, Plan
+from fedclade.reproduce.metrics import measure
+from fedclade.reproduce.spec import Claim, Column, Row, evaluated
+
+Mark = Literal["within", "above", "below", "not reached", ""]
+_LESS_IS_BETTER = ("rounds_to", "megabits_to", "perplexity", "accuracy_variance", "loss", "bytes")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper, and ours. `mark` is empty where there is nothing to compare."""
+
+    row: str
+    column: str
+    method: str
+    metric: str
+    paper: float | None
+    values: tuple[float | None, ...]  # by seed; None: the run has no such number
+    mean: float | None
+    std: float | None
+    difference: float | None
+    mark: Mark
+    why: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A claim in one column, or about one row: whether it holds, with the numbers it was read from."""
+
+    place: str
+    rising: tuple[str, ...]
+    means: tuple[float, ...]
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Outcome:
+    table: str
+    title: str
+    paper: str
+    notes: tuple[str, ...]
+    quick: bool
+    data: dict[str, str | None]
+    wanted: dict[str, tuple[str, ...]]
+    cells: tuple[Cell, ...]
+    claims: tuple[Checked, ...]
+    about: dict[str, str]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> Outcome:
+    """Every cell of the plan's columns and rows, in the table's order."""
+    table, cells = plan.table, []
+    shown = [column for column in table.columns if column.name in plan.data]
+    for column in shown:
+        for row in table.rows:
+            found = [_until(value, row.at) for (name, source, _), value in sorted(done.items(), key=lambda item: item[0][2])
+                     if name == row.name and source == table.settings_of(column).name]  # fmt: skip
+            if found and column.name not in row.skip:
+                cells.append(_cell(plan, row, column, found))
+    means = {(cell.row, cell.column): cell.mean for cell in cells}
+    claims = () if plan.options.quick else table.claims
+    checked = [result for claim in claims for place in _places(claim, shown) if (result := _checked(claim, place, means)) is not None]
+    return Outcome(
+        table.name,
+        table.title,
+        table.paper,
+        table.notes,
+        plan.options.quick,
+        {column.name: plan.data[column.name] for column in shown},
+        {column.name: table.settings_of(column).data for column in shown},
+        tuple(cells),
+        tuple(checked),
+        _made_with(done, device),
+        round(sum({plan.jobs[key].label: summary["seconds"] for key, (summary, _) in done.items()}.values()), 1),
+    )
+
+
+def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
+    metric = plan.table.metric_of(column)
+    if row.formula and metric == "bytes":
+        return _by_formula(row, column, metric, found)
+    values = tuple(measure(metric, summary, history) for summary, history in found)
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    mean = statistics.fmean(known) if len(known) == len(values) else None
+    std = statistics.stdev(known) if mean is not None and len(known) > 1 else None
+    paper = row.paper.get(column.name)
+    # A quick look is at another, smaller federation: there is nothing to compare.
+    difference = None if mean is None or paper is None or plan.options.quick else mean - paper
+    mark: Mark = ""
+    if paper is not None and mean is None and not plan.options.quick:
+        mark = "not reached"
+    elif difference is not None:
+        far = abs(difference) > plan.table.tolerance_of(column)
+        mark = "within" if not far else "above" if difference > 0 else "below"
+    return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, difference, mark, row.reason(column.name))
+
+
+def _made_with(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
+    """Machine, versions and commit of the runs; where they differ, all of them."""
+    every = [summary.get("about") or about(device) for summary, _ in done.values()]
+    return {name: ", ".join(dict.fromkeys(each[name] for each in every if name in each)) for name in every[0]} if every else about(device)
+
+
+def _until(done: Done, last: int | None) -> Done:
+    """What there was in round `last`; None: at the end."""
+    if last is None:
+        return done
+    history = [row for row in done[1] if row["round"] <= last]
+    return (dict(history[-1]) if history and history[-1]["round"] == last else {}), history
+
+
+def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cell:
+    """The paper's number is what its formula comes to in these runs, quick or not; ours must be that and `besides`, to the byte."""
+    values = tuple(measure(metric, summary, history) for summary, history in found)
+    counted = [value for value in values if value is not None]
+    symbols = found[0][0]["symbols"]  # of all seeds: none of them depends on it
+    paper, more = evaluated(row.formula, symbols), evaluated(row.besides, symbols)
+    mean = statistics.fmean(counted)
+    mark: Mark = "within" if set(counted) == {paper + more} else "above" if mean > paper + more else "below"
+    letters = ", ".join(f"{name} = {value:,}" for name, value in symbols.items())
+    why = f"{row.formula} with {letters}. Beyond it {row.besides} = {more:,} bytes. {row.reason(column.name)}".rstrip()
+    std = statistics.stdev(counted) if len(counted) > 1 else None
+    return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, mean - paper, mark, why)
+
+
+def _places(claim: Claim, shown: list[Column]) -> list[str]:
+    if claim.row:
+        return [claim.row]
+    return [column.name for column in shown if not claim.columns or column.name in claim.columns]
+
+
+def _checked(claim: Claim, place: str, means: dict[tuple[str, str], float | None]) -> Checked | None:
+    """The claim in this column or about this row; None where a number is missing."""
+    found = [means.get((place, name) if claim.row else (name, place)) for name in claim.rising]
+    known = tuple(value for value in found if value is not None)
+    if len(known) < len(found):
+        return None
+    holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
+    return Checked(place, claim.rising, known, holds)
+
+
+def in_words(cell: Cell) -> str:
+    """Where a number lies: a difference is good or bad by what is measured."""
+    if cell.mark in ("above", "below"):
+        better = (cell.mark == "above") != cell.metric.startswith(_LESS_IS_BETTER)
+        return "better" if better else "worse"
+    return cell.mark

@@ -1,0 +1,107 @@
+"""An outcome as a page of Markdown: for a run's folder, and for docs/reproduction.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedclade.reproduce.compare_to_paper import Cell, Checked, Outcome, in_words
+
+_DIGITS = 2
+
+
+def page(outcome: Outcome, level: int = 1) -> str:
+    """Title, what has to be known, and a table for each column."""
+    lines = [f"{'#' * level} {outcome.title}", "", *_head(outcome), ""]
+    footnotes: dict[str, int] = {}
+    for column in outcome.data:
+        cells = [cell for cell in outcome.cells if cell.column == column]
+        if not cells:
+            continue
+        lines += [
+            f"**{column}** ({_measured(cells[0].metric)})",
+            "",
+            "| | paper | measured | seeds | difference | |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        lines += [_line(cell, footnotes) for cell in cells]
+        lines.append("")
+    lines += [f"{number}. {text}" for text, number in footnotes.items()]
+    if outcome.claims:
+        lines += ["", *(_claim(claim) for claim in outcome.claims)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _head(outcome: Outcome) -> list[str]:
+    seeds = sorted({len(cell.values) for cell in outcome.cells})
+    runs = f"{' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))} seed{'s' * (seeds[-1] > 1)}" if seeds else "nothing run"
+    facts = outcome.about
+    lines = [
+        f"Paper: {outcome.paper}. Measured: {runs}, ± the standard deviation over them; {facts['machine']}, "
+        f"commit {facts['commit']}, torch {facts['torch']}, {outcome.seconds:,.0f} s of training."
+    ]
+    if outcome.quick:
+        lines += ["", "**A quick look (--quick): small and short, to see that everything runs. These are not the table's numbers.**"]
+    for column, data in outcome.data.items():
+        wanted = outcome.wanted[column]
+        if data is None:
+            lines += ["", f"{column}: not measured, no data here ({' or '.join(wanted)}; `fedclade data list`)."]
+        elif data != wanted[0]:
+            lines += ["", f"{column}: {data} stands in for {wanted[0]}."]
+    return [*lines, *(part for note in outcome.notes for part in ("", note))]
+
+
+def _line(cell: Cell, footnotes: dict[str, int]) -> str:
+    note = ""
+    if cell.why:
+        note = f" [{footnotes.setdefault(cell.why, len(footnotes) + 1)}]"
+    name = cell.row if cell.paper is not None else f"*{cell.row}*"
+    return f"| {name} | {number(cell.paper)} | {spread(cell)} | {len(cell.values)} | {signed(cell.difference)} | {in_words(cell)}{note} |"
+
+
+def _claim(claim: Checked) -> str:
+    order = " ≤ ".join(f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True))
+    return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
+
+
+def _measured(metric: str) -> str:
+    name, _, argument = metric.partition(" ")
+    words = {
+        "accuracy": "accuracy, %",
+        "accuracy_tuned": "accuracy after local training, %",
+        "train_accuracy": "accuracy on training data, %",
+        "accuracy_variance": "variance of accuracy over clients, %²",
+        "train_accuracy_variance": "variance of training accuracy over clients, %²",
+        "rounds_to": f"rounds to {argument} %",
+        "megabits_to": f"megabits to {argument} %",
+        "accuracy_at": f"accuracy in round {argument}, %",
+    }
+    return words.get(name, metric)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else _shown(value)
+
+
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{'+' * (value >= 0)}{_shown(value)}"
+
+
+def _shown(value: float) -> str:
+    """Bytes and rounds are whole numbers, and large ones want no more digits."""
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{_DIGITS}f}"
+
+
+def spread(cell: Cell) -> str:
+    """The mean, and how far runs lie apart; of runs that did not all get there, how many did."""
+    if cell.mean is None:
+        reached = sum(value is not None for value in cell.values)
+        return f"{reached} of {len(cell.values)} runs" if reached else "–"
+    return number(cell.mean) + (f" ± {cell.std:.{_DIGITS}f}" if cell.std is not None else "")
+
+
+def from_json(found: dict[str, Any]) -> Outcome:
+    """An outcome as `Outcome.as_json` wrote it."""
+    cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in found["cells"])
+    claims = tuple(Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"]) for claim in found["claims"])
+    wanted = {column: tuple(names) for column, names in found["wanted"].items()}
+    return Outcome(**{**found, "cells": cells, "claims": claims, "wanted": wanted, "notes": tuple(found["notes"])})

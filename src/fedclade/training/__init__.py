@@ -1,0 +1,1 @@
+"""Training runs: configuration, setup, round loop, evaluation, results."""

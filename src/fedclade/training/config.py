@@ -1,0 +1,213 @@
+"""The experiment file: TOML, checked key by key, turned into the objects it names."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from datetime import date, time
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedclade.data import Dataset, load, partition
+from fedclade.data.federated_dataset import Clients
+from fedclade.errors import InvalidInput, nearest
+from fedclade.io import safe_read
+from fedclade.methods.base import Method
+from fedclade.models import ModelSpec
+from fedclade.registry import REGISTRY, find
+from fedclade.training.runner import Run
+from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+
+Table = dict[str, Any]
+TABLES = ("data", "partition", "model", "local", "method", "run", "engine")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which data set: a name, or the path of an .npz file."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class PartitionSettings:
+    """What every partition has beside its own fields. `seed` is the run's unless it is given."""
+
+    clients: int = 100
+    probe: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that an experiment file says, checked. Nothing is loaded yet."""
+
+    data: DataSettings
+    partition: PartitionSettings
+    scheme: Any
+    model: ModelSpec
+    local: LocalSettings
+    method: Method
+    run: RunSettings
+    engine: EngineSettings
+
+    def clients(self, root: str | None = None) -> Clients:
+        """Load the data set and deal it out."""
+        return self.dealt(load(self.data.name, root))
+
+    def dealt(self, data: Dataset) -> Clients:
+        """The clients, from a data set that is loaded already."""
+        seed = self.run.seed if self.partition.seed is None else self.partition.seed
+        dealt = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
+        # By the name it was asked for, so that experiment.toml can be run again from anywhere.
+        path = Path(self.data.name)
+        return replace(dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name)
+
+    def prepared(self, clients: Clients, device: str) -> Run:
+        """The run on these clients."""
+        return Run(self.method, clients, self.model, self.local, self.run, self.engine, device)
+
+
+def presets() -> dict[str, str]:
+    """Built-in experiments: name and first comment line."""
+    found = {}
+    for file in resources.files("fedclade.training").joinpath("presets").iterdir():
+        if file.name.endswith(".toml"):
+            found[file.name.removesuffix(".toml")] = file.read_text().splitlines()[0].lstrip("# ")
+    return dict(sorted(found.items()))
+
+
+def read(source: str | os.PathLike[str]) -> dict[str, Table]:
+    """The tables of a TOML file, or of a preset by its name."""
+    path = Path(source)
+    name = str(source)
+    if name in presets():
+        text = resources.files("fedclade.training").joinpath("presets", f"{name}.toml").read_text()
+    elif path.exists() and not path.is_dir():
+        try:
+            text = safe_read.read(path, safe_read.MOST_TOML).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidInput(f"{path}: it cannot be read as text ({error}).") from error
+    else:
+        raise InvalidInput(f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}")
+    try:
+        return safe_read.parse_toml(text)
+    except ValueError as error:
+        raise InvalidInput(f"{name}: not valid TOML: {error}.") from error
+
+
+def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
+    """The tables with `table.key=value` assignments made. A value is read as TOML; what is not TOML is a string."""
+    result = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
+    # Names first: choosing another method or partition drops the fields of the one before, and must not drop what was set beside it.
+    for given in sorted(sets, key=lambda given: given.partition("=")[0].strip().partition(".")[2] != "name"):
+        where, equals, text = given.partition("=")
+        table, dot, key = where.strip().partition(".")
+        if not equals or not dot or not key:
+            raise InvalidInput(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
+        value = value_of(text)
+        if not isinstance(result.get(table, {}), dict):
+            raise InvalidInput(f"{table} = {result[table]!r}: must be a table, [{table}].")
+        if key == "name" and table in ("method", "partition", "model") and result.get(table, {}).get("name") != value:
+            result[table] = _common_only(table, result.get(table, {}))  # another method's or partition's fields do not apply
+        result.setdefault(table, {})[key] = value
+    return result
+
+
+def value_of(text: str) -> Any:
+    """What was given on the command line: read as TOML; what is not TOML is a string."""
+    try:
+        return safe_read.parse_toml(f"value = {text}")["value"]
+    except ValueError:
+        return text.strip()
+
+
+def _common_only(table: str, values: Table) -> Table:
+    common = {field.name for field in fields(PartitionSettings)} if table == "partition" else set()
+    return {key: value for key, value in values.items() if key in common}
+
+
+def experiment(tables: dict[str, Table]) -> Experiment:
+    """Check every table and make what it names."""
+    for name, table in tables.items():
+        if name not in TABLES:
+            raise InvalidInput(f"[{name}]: unknown table.{nearest(name, TABLES)}")
+        if not isinstance(table, dict):
+            raise InvalidInput(f"{name} = {table!r}: must be a table, [{name}].")
+    for name in ("data", "partition", "model", "method"):
+        if "name" not in tables.get(name, {}):
+            raise InvalidInput(f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".')
+    shares = {field.name for field in fields(PartitionSettings)}
+    split = {key: value for key, value in tables["partition"].items() if key in shares}
+    own = {key: value for key, value in tables["partition"].items() if key not in shares}
+    common = build(PartitionSettings, split, "partition")
+    for key, least in (("clients", 1), ("probe", 0), ("seed", 0)):
+        value = getattr(common, key)
+        if value is not None and value < least:
+            raise InvalidInput(f"partition.{key} = {value}: must be at least {least}.")
+    return Experiment(
+        data=build(DataSettings, tables["data"], "data"),
+        partition=common,
+        scheme=_named("partition", own, also=shares),
+        model=_named("model", tables["model"]),
+        local=build(LocalSettings, tables.get("local", {}), "local"),
+        method=_named("method", tables["method"]),
+        run=build(RunSettings, tables.get("run", {}), "run"),
+        engine=build(EngineSettings, tables.get("engine", {}), "engine"),
+    )
+
+
+def _example(table: str) -> str:
+    return {"data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}[table]
+
+
+def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:
+    name = table["name"]
+    if not isinstance(name, str):
+        raise InvalidInput(f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}")
+    rest = {key: value for key, value in table.items() if key != "name"}
+    return build(find(kind, name, f"{kind}.name = '{name}'"), rest, kind, also or set())
+
+
+def build(cls: type[T], values: Table, table: str, also: set[str] | None = None) -> T:
+    """Make a dataclass of a table: unknown keys are refused with the nearest known one, values by type, ranges by the class itself."""
+    settable = [field for field in fields(cls) if field.init and "bound" not in field.metadata] if is_dataclass(cls) else []
+    hints = get_type_hints(cls)
+    known = {field.name for field in settable}
+    checked = {}
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidInput(f"{table}.{key}: unknown key.{nearest(key, known | (also or set())) or f' {cls.__name__} has no settings.'}")
+        checked[key] = _typed(hints[key], value, f"{table}.{key}")
+    for field in settable:
+        if field.name not in checked and field.default is MISSING and field.default_factory is MISSING:
+            raise InvalidInput(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
+    return cls(**checked)
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidInput(f"{where} = {value}: must be a finite number.")
+    try:
+        # By way of JSON, so that an array may be a tuple while text never passes for a number.
+        return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        wanted = dict.fromkeys(_in_words(problem["msg"]) for problem in error.errors())
+        raise InvalidInput(
+            f"{where} = {value if isinstance(value, date | time) else repr(value)}: must be {' or '.join(wanted)}."
+        ) from error
+
+
+def _in_words(message: str) -> str:
+    words = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "tuple": "list"}
+    text = message.removeprefix("Input should be ").replace("a valid ", "a ")
+    for theirs, ours in words.items():
+        text = text.replace(f"a {theirs}", ours if theirs in ("boolean", "string") else f"a {ours}")
+    return text

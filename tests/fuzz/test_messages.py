@@ -1,0 +1,113 @@
+"""Letters of strangers: a site answers whatever it is sent, and a server takes whatever it is answered, or says why not."""
+
+from __future__ import annotations
+
+import os
+import random
+from copy import deepcopy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.unit.engines.remote.in_process_transport import Remote, copied
+
+import fedclade as fc
+from fedclade import LocalTraining
+from fedclade.core.federation import Replies, Rows
+from fedclade.core.functional_model import Objective
+from fedclade.core.program import sgd
+from fedclade.core.program_serialization import Here
+from fedclade.engines.remote.messages import Letter
+from fedclade.errors import FedcladeError
+
+CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
+often = settings(max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck))
+STRANGE: list[Any] = [None, True, -1, 0, 7, 2**70, 1e308, "", "map", [], [0], [99], [[0, "a"]], {}, {"a": 1}, [None], "x" * 1000]
+
+
+@pytest.fixture(scope="module")
+def remote() -> Remote:
+    clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4, seed=0)
+    return Remote(clients, Here(Objective(fc.models.Logistic().build(clients.shape, 10))))
+
+
+def train(fed: Remote) -> Replies:
+    objective = next(iter(fed.box.here.values())).here.objective
+    ids = torch.arange(4)
+    models = {name: value[None] for name, value in objective.params().items()}
+    return fed.map(sgd(LocalTraining(objective)), ids, each=Rows(models, torch.zeros_like(ids)), key=1)
+
+
+def mangled(letter: Letter, seed: int) -> Letter:
+    """The letter with something in its head or among its tensors changed, gone or added."""
+    draw, letter = random.Random(seed), copied(letter)
+    head, tensors = letter.head, dict(letter.tensors)
+    for _ in range(draw.choice((1, 1, 2, 4))):
+        inside = head
+        while inside and draw.random() < 0.5 and (deeper := [value for value in inside.values() if isinstance(value, dict)]):
+            inside = draw.choice(deeper)
+        how = draw.randrange(6)
+        if how == 0 and inside:
+            del inside[draw.choice(list(inside))]
+        elif how == 1 and inside:
+            inside[draw.choice(list(inside))] = deepcopy(draw.choice(STRANGE))
+        elif how == 2:
+            inside[draw.choice(("kind", "clients", "more"))] = deepcopy(draw.choice(STRANGE))
+        elif how == 3 and tensors:
+            del tensors[draw.choice(list(tensors))]
+        elif how == 4 and tensors:
+            name = draw.choice(list(tensors))
+            value = tensors[name]
+            strange = [
+                value.flatten()[:0],
+                value[None],
+                value.double(),
+                value.long(),
+                value * torch.nan,
+                value.flatten()[:1],
+                torch.tensor(3),
+                value + 1e30,
+            ]
+            tensors[name] = draw.choice(strange)
+        else:
+            tensors[draw.choice(("out/more", "each/more", "shared/x", "x"))] = torch.zeros(draw.choice(((), (2,), (0, 3))))
+    return Letter(head, tensors)
+
+
+@given(seed=st.integers(0, 2**32))
+@often
+def test_a_site_answers_every_letter_and_raises_nothing(remote: Remote, seed: int) -> None:
+    remote.box.carried.clear()
+    train(remote)
+    site, letter = next(iter(remote.box.carried[0].items()))
+    answer = remote.box.here[site].answer(mangled(letter, seed))
+    assert isinstance(answer, Letter)
+    assert "refused" in answer.head or "clients" in answer.head or "names" in answer.head
+
+
+@given(seed=st.integers(0, 2**32))
+@often
+def test_a_server_takes_no_harm_from_any_answer(remote: Remote, seed: int) -> None:
+    honest = remote.box.exchange
+
+    def exchange(letters: Any) -> dict[str, Letter | str]:
+        answers = dict(honest(letters))
+        bad = answers["site-0"]
+        assert isinstance(bad, Letter)
+        return answers | {"site-0": mangled(bad, seed)}
+
+    remote.box.exchange = exchange  # type: ignore[method-assign]
+    try:
+        got = train(remote)
+    except FedcladeError as error:
+        pytest.fail(f"one bad site ended the round: {error}")
+    finally:
+        remote.box.exchange = honest  # type: ignore[method-assign]
+    honest_ones = {number for number, seat in enumerate(remote.seats) if seat.site == "site-1"}
+    answered = set(got.ids.tolist())
+    assert honest_ones <= answered
+    assert answered | {failure.client for failure in got.failures} == {0, 1, 2, 3}
+    assert all(bool(value.isfinite().all()) for value in got.out.values())

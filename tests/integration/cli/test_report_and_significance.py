@@ -1,0 +1,74 @@
+"""What run and compare leave beside their numbers: the report, and which differences are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedclade.analysis import report
+from fedclade.errors import InvalidInput
+
+Call = Callable[..., tuple[int, str, str]]
+RUN = ["run", "quickstart", "--set", "run.rounds=2"]
+COMPARE = ["compare", "quickstart", "--set", "run.rounds=2", "--methods", "fedavg,local"]
+
+
+def test_a_run_leaves_a_report_and_says_where(command: Call) -> None:
+    code, out, err = command(*RUN, "--out", "run")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-2:] == ["Report: run/report.html", "Run directory: run"]
+    page = Path("run/report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page == report.page(report.collect([Path("run")]))
+
+
+def test_a_comparison_leaves_one_report_of_all(command: Call) -> None:
+    code, out, err = command(*COMPARE, "--out", "out", "-q")
+    assert (code, err) == (0, "")
+    assert "Report:" not in out
+    assert Path("out/report.html").exists()
+    assert not list(Path("out").glob("*/report.html"))
+
+
+@pytest.mark.parametrize("words", [RUN, COMPARE], ids=["run", "compare"])
+def test_it_can_be_left_out(words: list[str], command: Call) -> None:
+    code, out, _ = command(*words, "--out", "out", "--no-report")
+    assert code == 0
+    assert "Report:" not in out
+    assert not list(Path("out").rglob("report.html"))
+
+
+@pytest.mark.parametrize("error", [InvalidInput("this and that"), OSError(28, "No space left on device")])
+def test_a_report_that_cannot_be_written_costs_no_run(error: Exception, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(report, "write_report", fail)
+    code, out, err = command(*RUN, "--out", "run")
+    assert code == 0
+    assert err == f"fedclade: the report could not be written ({error}).\n"
+    assert out.splitlines()[-1] == "Run directory: run"
+    assert Path("run/summary.json").exists()
+
+
+def test_a_run_that_had_ended_keeps_its_report(command: Call) -> None:
+    command(*RUN, "--out", "run", "-q")
+    before = Path("run/report.html").stat().st_mtime_ns
+    _, out, _ = command(*RUN, "--out", "run", "--resume")
+    assert "Report:" not in out
+    assert Path("run/report.html").stat().st_mtime_ns == before
+
+
+def test_the_words_that_are_printed_are_those_that_are_written(command: Call) -> None:
+    _, out, _ = command(*COMPARE, "--seeds", "2", "--out", "out", "-q")
+    said = json.loads(Path("out/comparison.json").read_text())["differences"]
+    assert said["seeds"] == [0, 1]
+    assert len(said["pairs"]) == 1
+    lines = out.splitlines()
+    at = lines.index(said["in_words"][0])
+    assert lines[at : at + len(said["in_words"])] == said["in_words"]
+    _, out, _ = command(*COMPARE, "--out", "one", "-q")
+    assert "One seed cannot tell which differences are real" in out

@@ -1,0 +1,70 @@
+"""The site builds without a warning and without the network, and its made pages and pictures are those that their scripts make."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.integration.docs.markdown import FENCE, ROOT, name_of, pages
+
+from fedclade.methods import METHODS
+
+METHOD_PAGES = {name: ROOT / "docs" / "methods" / f"{'flis' if name.startswith('flis') else name}.md" for name in METHODS}
+PARTS = ("## What happens", "## Parameters", "## What leaves a client", "## When it fails")
+LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)")
+SOURCE = r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//'
+FETCHED = re.compile(SOURCE + r'|<link[^>]*\srel="(?:stylesheet|preconnect|icon)"[^>]*href="(?:https?:)?//')
+
+
+def script(name: str, *arguments: str | Path) -> None:
+    done = subprocess.run([sys.executable, ROOT / "tools" / "docs" / name, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_page_with_everything(name: str) -> None:
+    text = METHOD_PAGES[name].read_text()
+    assert all(f"\n{part}\n" in text for part in PARTS)
+    assert f"](../images/methods/{METHOD_PAGES[name].stem}.svg)" in text
+    assert re.search(rf"<!-- parameters: [a-z_ ]*\b{name}\b", text)
+    assert re.search(rf"<!-- leaves: [a-z_ ]*\b{name}\b", text)
+
+
+def test_the_pages_have_what_the_code_says() -> None:
+    script("method_pages.py", "--check")
+
+
+def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
+    script("method_pictures.py", "--out", tmp_path)
+    kept = ROOT / "docs" / "images" / "methods"
+    assert {file.name for file in tmp_path.iterdir()} == {file.name for file in kept.iterdir()}
+    assert all(file.read_text() == (kept / file.name).read_text() for file in tmp_path.iterdir()), (
+        "run python tools/docs/method_pictures.py"
+    )
+
+
+def test_which_method_is_made_from_the_results(tmp_path: Path) -> None:
+    script("which_page.py", "--out", tmp_path / "which.md")
+    assert (tmp_path / "which.md").read_text() == (ROOT / "docs" / "which.md").read_text(), "run python tools/docs/which_page.py"
+
+
+@pytest.mark.parametrize("page", [name_of(page) for page in pages()])
+def test_links_lead_to_files_of_the_repository(page: str) -> None:
+    text = FENCE.sub("", (ROOT / page).read_text())
+    missing = [link for link in LINK.findall(text) if not (ROOT / page).parent.joinpath(link).exists()]
+    assert not missing
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'fedclade[docs]'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    built = list((tmp_path / "site").rglob("*.html"))
+    assert len(built) > 30
+    for page in built:
+        assert not FETCHED.search(page.read_text()), page

@@ -1,0 +1,32 @@
+"""Federations with real processes; whatever a test does, none is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+
+class Start(Protocol):
+    def __call__(self, nodes: int, secure: bool, **more: Any) -> Any: ...
+
+
+@pytest.fixture(scope="module")
+def start_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """`Federation.up` in a new folder; after the tests of the module every federation is ended."""
+    from fedclade.integrations.flower.local_deployment.federation import Federation
+    from fedclade.integrations.flower.local_deployment.supervisor import processes
+
+    folders: list[Path] = []
+
+    def start(nodes: int, secure: bool, **more: Any) -> Federation:
+        folders.append(tmp_path_factory.mktemp("federation") / "fed")
+        return Federation.up(folders[-1], nodes, secure, **more)
+
+    yield start
+    for folder in folders:
+        if (folder / "plan.json").exists():
+            Federation.open(folder).down()
+        assert processes(folder) == {}

@@ -1,0 +1,233 @@
+"""A real federation: SuperLink and SuperNodes with TLS and keys on loopback, and what happens when parts of it die."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade[flower]'")
+
+from tests.integration.flower.conftest import Start
+
+import fedclade as fc
+from fedclade.errors import FedcladeError
+from fedclade.integrations.flower.local_deployment.federation import Federation
+from fedclade.integrations.flower.local_deployment.supervisor import processes
+from fedclade.integrations.flower.scaffold_app import new_app
+from fedclade.io.run_dir import StoredModels
+
+pytestmark = pytest.mark.slow
+NODES = 4
+
+
+@pytest.fixture(scope="module")
+def federation(start_federation: Start) -> Federation:
+    found: Federation = start_federation(NODES, secure=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("apps") / "clinics"
+    new_app(folder)
+    return folder
+
+
+def settings(out: Path, method: str, rounds: int, **more: Any) -> dict[str, Any]:
+    given = {"method.name": method, "run.rounds": rounds, "federation.sites": NODES, "federation.out": str(out), "federation.bound": True}
+    return given | {name.replace("__", "."): value for name, value in more.items()}
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    file = run / "rounds.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.2)
+
+
+class Background:
+    """`flower run` beside the test."""
+
+    def __init__(self, federation: Federation, app: Path, given: dict[str, Any]) -> None:
+        self.codes: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.codes.append(federation.run(app, given)))
+        self.thread.start()
+
+    def end(self) -> int:
+        self.thread.join(600)
+        return self.codes[0]
+
+
+def test_each_client_ends_with_its_own_groups_model(federation: Federation, app: Path, tmp_path: Path) -> None:
+    assert federation.run(app, settings(tmp_path, "clade", 3)) == 0
+    run = tmp_path / "run-1"
+    assert json.loads((run / "summary.json").read_text())["clients"] == 2 * NODES
+    assert [row["failures"] for row in history(run)] == [[], [], []]
+    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
+    clusters = {name: int(row["cluster"]) for name, row in zip(names, csv.DictReader((run / "clients.csv").open()), strict=True)}
+    node_of = {str(one.node_id): one.name for one in federation.status()}
+    stored = StoredModels(run)
+    digits = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=5), clients=2 * NODES, seed=0)
+    truth = digits.groups  # as the template deals them out
+    assert truth is not None
+    kinds: dict[int, set[int]] = {}
+    for name, cluster in clusters.items():
+        node, ward = name.split("/")
+        number = 2 * int(node_of[node].removeprefix("node-")) + int(ward.removeprefix("ward-"))
+        kinds.setdefault(cluster, set()).add(int(truth[number]))
+        (file,) = federation.plan.folder.glob(f"{node_of[node]}/sites/*/models/{ward}.safetensors")
+        assert oct(file.stat().st_mode & 0o777) == "0o600"
+        expected = stored.row(int(stored.assignment[names.index(name)]))
+        for key, value in load_file(file).items():
+            assert torch.equal(value, expected[key])
+    assert sorted(kinds.values(), key=min) == [{0}, {1}]
+
+
+def server_app(federation: Federation) -> Iterator[int]:
+    for found in processes(federation.plan.folder).values():
+        for process in found:
+            if any("flwr-serverapp" in word for word in process.cmdline()):
+                yield process.pid
+
+
+def same_models(one: Path, other: Path) -> None:
+    for name, value in StoredModels(one).row(0).items():
+        assert torch.equal(value, StoredModels(other).row(0)[name])
+
+
+def test_a_server_that_dies_is_gone_on_with_as_if_it_had_not(federation: Federation, app: Path, tmp_path: Path) -> None:
+    """SCAFFOLD, whose clients remember: what they did in the round that was lost must not count."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert federation.run(app, settings(whole, "scaffold", 4)) == 0
+    going = Background(federation, app, settings(parts, "scaffold", 4))
+    wait_until(lambda: len(history(parts / "run-1")) >= 2)
+    time.sleep(2)  # in the middle of the third round
+    for pid in list(server_app(federation)):
+        os.kill(pid, signal.SIGKILL)
+    assert going.end() != 0
+    assert len(history(parts / "run-1")) < 4
+    assert federation.run(app, settings(parts, "scaffold", 4)) == 0
+    assert [row["round"] for row in history(parts / "run-1")] == [1, 2, 3, 4]
+    same_models(whole / "run-1", parts / "run-1")
+
+
+def test_a_superlink_that_dies_comes_back_and_a_new_run_goes_on(federation: Federation, app: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert federation.run(app, settings(whole, "fedavg", 3)) == 0
+    going = Background(federation, app, settings(parts, "fedavg", 3))
+    wait_until(lambda: len(history(parts / "run-1")) >= 1)
+    before = federation.superlink_pid
+    os.kill(before, signal.SIGKILL)
+    assert going.end() != 0
+
+    def back() -> bool:
+        try:
+            return federation.superlink_pid != before and sum(bool(one.online) for one in federation.status()) == NODES
+        except FedcladeError:  # it has no process just now, or does not answer yet
+            return False
+
+    wait_until(back)
+    assert federation.run(app, settings(parts, "fedavg", 3)) == 0
+    assert [row["round"] for row in history(parts / "run-1")] == [1, 2, 3]
+    same_models(whole / "run-1", parts / "run-1")
+
+
+def changed(app: Path, folder: Path, code: str) -> Path:
+    """The app with this put before what its load_data does."""
+    new_app(folder)
+    task = next(folder.glob("*/task.py"))
+    text = task.read_text()
+    line = '    number, nodes = int(node["partition-id"]), int(node["num-partitions"])\n'
+    assert line in text
+    task.write_text(text.replace(line, line + code))
+    return folder
+
+
+def test_a_client_that_is_ill_costs_only_itself(federation: Federation, app: Path, tmp_path: Path) -> None:
+    """Node 1 cannot load its data; one client of node 2 has numbers that no training survives."""
+    code = """    if number == 1:
+        raise RuntimeError("the disk of this clinic is broken")
+    if number == 2:
+        x, y, x_test, y_test = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=nodes, seed=0).arrays(2)
+        return {"ward-0": (x, y, x_test, y_test), "ill": (x * 0 + 1e30, y, x_test, y_test)}
+"""
+    ill = changed(app, tmp_path / "ill", code)
+    assert federation.run(ill, settings(tmp_path / "out", "fedavg", 2, federation__sites=NODES - 1)) == 0
+    run = tmp_path / "out" / "run-1"
+    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
+    assert len(names) == 2 * (NODES - 1)
+    (sick,) = (number for number, name in enumerate(names) if name.endswith("/ill"))
+    for row in history(run):
+        assert [failure["client"] for failure in row["failures"]] == [sick]
+        assert "finite" in row["failures"][0]["reason"]
+
+
+def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(federation: Federation, app: Path, tmp_path: Path) -> None:
+    """Node 3 stands still when the run begins: it is waited for until the deadline, then the others go on."""
+    late = federation.node_pid(3)
+    os.kill(late, signal.SIGSTOP)
+    try:
+        given = settings(tmp_path, "clade", 8, federation__sites=NODES - 1, federation__deadline=25.0)
+        going = Background(federation, app, given)
+        run = tmp_path / "run-1"
+        wait_until(lambda: len(history(run)) >= 1)
+        assert len(json.loads((run / "federation.json").read_text())["clients"]) == 2 * (NODES - 1)
+    finally:
+        os.kill(late, signal.SIGCONT)
+    assert going.end() == 0
+    assert history(run)[0]["clients"] < history(run)[-1]["clients"]
+    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
+    rows = list(csv.DictReader((run / "clients.csv").open()))
+    assert len(names) == len(rows) == 2 * NODES
+    (node,) = {str(one.node_id) for one in federation.status() if one.name == "node-3"}
+    newcomers = [number for number, name in enumerate(names) if name.startswith(f"{node}/")]
+    assert newcomers == [2 * NODES - 2, 2 * NODES - 1]
+    clusters = [int(row["cluster"]) for row in rows]
+    assert len(set(clusters)) == 2
+    assert {clusters[number] for number in newcomers} <= set(clusters[: -len(newcomers)])
+    stored = StoredModels(run)
+    for number in newcomers:
+        (file,) = federation.plan.folder.glob(f"node-3/sites/*/models/{names[number].split('/')[1]}.safetensors")
+        for key, value in load_file(file).items():
+            assert torch.equal(value, stored.row(int(stored.assignment[number]))[key])
+
+
+def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(federation: Federation, app: Path, tmp_path: Path) -> None:
+    """Node 0 hangs in the second round and is killed; the round ends at the deadline without it."""
+    hang = tmp_path / "hang"
+    code = f"""    import pathlib
+    import time
+
+    while number == 0 and pathlib.Path({str(hang)!r}).exists():
+        time.sleep(0.1)
+"""
+    slow = changed(app, tmp_path / "slow", code)
+    run = tmp_path / "out" / "run-1"
+    going = Background(federation, slow, settings(tmp_path / "out", "fedavg", 10, federation__deadline=25.0))
+    wait_until(lambda: len(history(run)) >= 1)
+    hang.touch()
+    time.sleep(3)
+    os.kill(federation.node_pid(0), signal.SIGKILL)
+    hang.unlink()
+    assert going.end() == 0
+    failed = [len(row["failures"]) for row in history(run)]
+    assert failed[0] == 0
+    assert 2 in failed
+    assert failed[-1] == 0, [row["failures"] for row in history(run)]
+    assert all(len({failure["client"] for failure in row["failures"]} - {0, 1, 2, 3, 4, 5, 6, 7}) == 0 for row in history(run))

@@ -1,0 +1,66 @@
+"""`--engine flower`: the same groups and models as the simulator's, for methods of every kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedclade as fc
+from fedclade.io.run_dir import StoredModels
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedclade[flower]'")
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedclade[flower]'")
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedclade", "run", "quickstart", "--out", str(folder), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["clade", "fedavg", "cfl", "flt", "ifca", "scaffold", "flis_hc", "local"])
+def test_gives_what_the_simulator_gives(method: str, tmp_path: Path) -> None:
+    settings = ("--set", f"method.name={method}", "--set", "run.rounds=3")
+    for engine, folder in (("simulator", "one"), ("flower", "other")):
+        done = run(tmp_path / folder, "--engine", engine, *settings)
+        assert done.returncode == 0, done.stderr
+    one, other = (fc.load(tmp_path / folder) for folder in ("one", "other"))
+    assert other.summary["engine"] == "flower"
+    assert torch.equal(one.clusters, other.clusters)
+    assert other.summary["accuracy"] == pytest.approx(one.summary["accuracy"], abs=0.5)
+    if method == "local":  # its models are nobody else's: they are on the sites' disks
+        files = sorted((tmp_path / "other" / "sites").glob("*/models/*.safetensors"))
+        assert len(files) == len(one.clusters)
+        return
+    here, there = (StoredModels(tmp_path / folder) for folder in ("one", "other"))
+    for row in range(int(one.clusters.max()) + 1):
+        expected = here.row(row)
+        for name, value in there.row(row).items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    settings = ("--engine", "flower", "--sites", "2", "--set", "method.name=scaffold", "--set", "run.checkpoint_every=1")
+    assert run(tmp_path / "whole", *settings, "--set", "run.rounds=4").returncode == 0
+    assert run(tmp_path / "parts", *settings, "--set", "run.rounds=2").returncode == 0
+    assert run(tmp_path / "parts", *settings, "--set", "run.rounds=4", "--resume").returncode == 0
+    whole, parts = (StoredModels(tmp_path / folder).row(0) for folder in ("whole", "parts"))
+    for name, value in whole.items():
+        assert torch.equal(value, parts[name])
+    assert len((tmp_path / "parts" / "rounds.jsonl").read_text().splitlines()) == 4
+    assert json.loads((tmp_path / "parts" / "summary.json").read_text())["rounds"] == 4
+
+
+def test_what_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
+    done = run(tmp_path / "a", "--engine", "flour")
+    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --engine flour: must be simulator or flower.")
+    done = run(tmp_path / "b", "--sites", "3")
+    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --sites: only --engine flower has any.")
+    done = run(tmp_path / "c", "--engine", "flower", "--sites", "1000")
+    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --sites = 1000: must be from 1 to the number of clients, 40.")

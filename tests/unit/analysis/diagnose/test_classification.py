@@ -1,0 +1,77 @@
+"""From what differs to the kind: every branch."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedclade.analysis.diagnose.classification import Evidence
+from fedclade.analysis.diagnose.heterogeneity_tests import NONE, Difference
+from fedclade.analysis.diagnose.pilot_runs import Probe, candidates
+from fedclade.analysis.diagnose.recommendation import advised
+
+MUCH = Difference(0.2, 10.0, 1e-9, 1.0)
+TINY = Difference(1e-4, 2.0, 1e-9, 1.0)  # surely there, and too small to matter
+UNSURE = Difference(0.2, 1.1, 0.2, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "inputs", "given", "renamed", "sizes", "kinds"),
+    [
+        (NONE, NONE, NONE, None, 0.1, ("iid",)),
+        (TINY, TINY, TINY, None, 0.1, ("iid",)),
+        (UNSURE, UNSURE, UNSURE, None, 0.1, ("iid",)),
+        (NONE, NONE, NONE, None, 0.9, ("quantity skew",)),
+        (MUCH, MUCH, NONE, None, 0.9, ("label skew",)),
+        (NONE, MUCH, MUCH, 0.3, 0.1, ("feature shift",)),
+        (NONE, NONE, MUCH, 0.99, 0.1, ("concept shift",)),
+        (MUCH, NONE, MUCH, 0.99, 0.1, ("concept shift",)),
+        (MUCH, MUCH, MUCH, 0.3, 0.1, ("feature shift", "label skew")),
+        (MUCH, MUCH, MUCH, None, 0.1, ("feature shift", "label skew")),
+        (MUCH, MUCH, MUCH, 0.95, 0.1, ("concept shift", "label skew")),
+    ],
+)
+def test_kinds(labels: Difference, inputs: Difference, given: Difference, renamed: float | None, sizes: float, kinds: tuple[str]) -> None:
+    assert Evidence(labels, inputs, given, renamed, sizes, classes=10).kinds() == kinds
+
+
+def test_kinds_without_class_labels() -> None:
+    assert Evidence(NONE, MUCH, MUCH, None, 0.9, classes=1).kinds() == ("feature shift",)
+    assert Evidence(NONE, NONE, NONE, None, 0.9, classes=1).kinds() == ("quantity skew",)
+
+
+def probe(method: str, gain: float, behind: float, stderr: float = 1.0) -> Probe:
+    return Probe(method, {}, 1, 50.0 + gain, gain, stderr, behind, stderr)
+
+
+def test_the_best_is_advised_and_of_equals_the_simplest() -> None:
+    probes = [probe("fedavg", 0, 5), probe("local", 2, 3), probe("clade", 4.5, 0.5), probe("ifca", 5, 0)]
+    assert advised(True, 4, False, probes).method == "clade"  # half a point behind, with an error of one
+    assert advised(True, 4, False, probes).clustering_helps
+    far = [probe("fedavg", 0, 5), probe("local", 5, 0), probe("clade", 3, 2)]
+    assert advised(True, None, False, far).method == "local"
+    assert not advised(True, None, False, far).clustering_helps
+
+
+def test_where_nothing_differs_it_takes_two_errors_to_leave_fedavg() -> None:
+    assert advised(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method == "fedavg"
+    assert advised(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method == "local"
+
+
+def test_advice_without_probe_rounds_claims_no_gain() -> None:
+    assert advised(True, 4, False, []).method == "clade"
+    assert advised(True, None, True, []).settings == {"confirm": 5}
+    assert advised(False, None, False, []).gain is None
+    assert advised(False, None, False, []).method == "fedavg"
+
+
+def test_candidates() -> None:
+    assert [method.name for method in candidates(False, None, False)] == ["fedavg", "local"]
+    every = candidates(True, 3, True)
+    assert [method.name for method in every] == ["fedavg", "local", "clade", "ifca", "cfl"]
+    assert (every[2].confirm, every[3].clusters) == (5, 3)  # type: ignore[attr-defined]
+
+
+def test_power_counts_where_nothing_is_said_to_differ() -> None:
+    assert Evidence(UNSURE, UNSURE, UNSURE, None, 0.1, classes=10).power() == pytest.approx(0.01)  # of labels, and of inputs given labels
+    assert Evidence(MUCH, MUCH, UNSURE, None, 0.1, classes=10).power() == 0.1
+    assert Evidence(MUCH, MUCH, MUCH, 0.3, 0.1, classes=10).power() == 1

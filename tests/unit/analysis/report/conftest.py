@@ -1,0 +1,119 @@
+"""Small real runs to report on, and a browser to open pages in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedclade as fc
+from fedclade.analysis import report
+from fedclade.data import Clients
+
+
+def planted(clients: int, seed: int = 0) -> Clients:
+    """Clients in four groups with two classes each, numbers around the class's own corner."""
+    generator = torch.Generator().manual_seed(seed)
+    corners = 3 * torch.randn(8, 6, generator=generator)
+    arrays = []
+    for client in range(clients):
+        y = 2 * (client % 4) + torch.arange(12) % 2
+        x = corners[y] + torch.randn(12, 6, generator=generator)
+        arrays.append((x[:8], y[:8], x[8:], y[8:]))
+    return fc.data.from_arrays(arrays)
+
+
+def train(method: Any, clients: Clients, out: Path, rounds: int = 4, **options: Any) -> Path:
+    fc.run(method, clients, fc.models.Logistic(), rounds=rounds, clients_per_round=0.5, lr=0.1, eval_every=2, out=out, workers=1, **options)
+    return out
+
+
+@pytest.fixture(scope="session")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of Clade with 24 clients in four groups."""
+    return train(fc.Clade(), planted(24), tmp_path_factory.mktemp("one") / "clade")
+
+
+@pytest.fixture(scope="session")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as `compare` writes it: FedAvg and Clade, two seeds."""
+    folder = tmp_path_factory.mktemp("several")
+    for seed in (0, 1):
+        for method in (fc.FedAvg(), fc.Clade()):
+            train(method, planted(24), folder / f"{method.name}-seed{seed}", seed=seed)
+    return folder
+
+
+@pytest.fixture
+def copied(one: Path, tmp_path: Path) -> Path:
+    """The run of Clade, to be spoilt."""
+    return Path(shutil.copytree(one, tmp_path / "copied"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, or the tests that want one are skipped."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the pip package playwright is not installed (pip install '.[dev]')")
+    found = (
+        os.environ.get("FEDCLADE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    )
+    if found is None:
+        pytest.skip("no Chromium: install the package chromium, or say where one is in $FEDCLADE_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`opened(url, width, scheme)` is a tab with that page. After the test: no complaint on its console, no request but for the page."""
+    contexts: list[Any] = []
+    complaints: list[str] = []
+    requests: list[str] = []
+
+    def look(url: str, width: int = 1280, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(url)
+        return tab
+
+    yield look
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert [url for url in requests if not url.startswith(("file:", "data:", "http://127.0.0.1:"))] == []
+
+
+@pytest.fixture(scope="session")
+def pages(browser: Any, one: Path, several: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The address of each page on disk. The browser comes first: without one nothing need be made."""
+    folder = tmp_path_factory.mktemp("pages")
+    diagnosis = folder / "diagnosed"
+    diagnosis.mkdir()
+    said = {
+        "sentences": ["Label skew: very sure.", "Use Clade."],
+        "kind": "label skew",
+        "sure": 0.95,
+        "evidence": {"labels": {"share": 0.4, "p": 0.001}, "inputs": {"share": 0.1, "p": 0.5}, "classes": 8},
+        "probes": [{"method": "fedavg", "gain": 0.0}, {"method": "clade", "gain": 20.5}],
+        "group": [0, 1, 0, 0],
+    }
+    (diagnosis / "diagnosis.json").write_text(json.dumps(said))
+    wanted = {"one": [one], "several": [several], "diagnosis": [diagnosis], "all": [several, diagnosis]}
+    return {name: report.write_report(folders, folder / f"{name}.html").as_uri() for name, folders in wanted.items()}
+
+
+def cells(tab: Any, table: str, column: int) -> list[str]:
+    """What stands in a column of a table."""
+    return [text.strip() for text in tab.locator(f"#{table} tbody tr > :nth-child({column})").all_inner_texts()]

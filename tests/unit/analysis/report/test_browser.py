@@ -1,0 +1,204 @@
+"""The page in headless Chromium, from disk: what happens when one sorts, chooses, points and zooms."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedclade as fc
+from fedclade.analysis import report
+
+from .conftest import cells
+
+Open = Callable[..., Any]
+
+
+def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["several"])
+    accuracy = [heading.strip() for heading in tab.locator("#compare-table thead th").all_inner_texts()].index("Accuracy (%)")
+    assert cells(tab, "compare-table", 1) == ["clade", "fedavg"]
+    heading = tab.locator("#compare-table thead button").nth(accuracy)
+    heading.click()
+    falling = [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)]
+    assert falling == sorted(falling, reverse=True)
+    assert tab.locator("#compare-table thead th").nth(accuracy).get_attribute("aria-sort") == "descending"
+    assert heading.evaluate("button => button === document.activeElement")  # focus stays, though the table is drawn anew
+    tab.keyboard.press("Enter")
+    assert [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)] == falling[::-1]
+    tab.locator("#compare-table thead button").first.click()
+    assert cells(tab, "compare-table", 1) == ["clade", "fedavg"]
+    tab.locator("#compare-table thead button").first.click()
+    assert cells(tab, "compare-table", 1) == ["fedavg", "clade"]
+
+
+def test_a_chosen_group_is_seen_everywhere(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["one"])
+    assert tab.locator(".dim").count() == 0
+    tab.locator("#groups-table").get_by_role("button", name="group 2").click()
+    assert tab.locator("#map-svg .mark:not(.dim)").count() == 6
+    assert tab.locator("#map-svg .mark.dim").count() == 18
+    assert tab.locator("#learning-groups-svg g[data-series]:not(.dim)").count() == 1
+    assert tab.locator("#tree-svg .trace[data-group='2']:not(.dim)").count() == 5  # six leaves are five merges
+    assert tab.locator("#spread-svg .bin.chosen").count() >= 1
+    assert tab.locator("#groups-table tr.chosen").inner_text().split()[:2] == ["group", "2"]
+    assert tab.locator("#group-select").input_value() == "2"
+    tab.locator("#clients-told summary").click()
+    assert cells(tab, "clients-table", 1) == ["2", "6", "10", "14", "18", "22"]
+    tab.locator("#group-select").select_option("")
+    assert tab.locator(".dim").count() == 0
+    assert len(cells(tab, "clients-table", 1)) == 24
+
+
+def test_pointing_at_a_client_tells_its_labels(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["one"])
+    mark = tab.locator("#map-svg .mark").first
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    said = tab.locator("#tip").inner_text()
+    assert "client " in said
+    assert "accuracy " in said
+    assert "(50 %)" in said
+    tab.mouse.move(5, 5)
+    assert tab.locator("#tip").is_hidden()
+
+
+def test_figures_are_read_with_the_keyboard(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["one"])
+    tab.locator("#learning-all-svg").focus()
+    tab.keyboard.press("ArrowRight")
+    assert tab.locator("#spoken").inner_text().startswith("Round 2")
+    tab.keyboard.press("End")
+    assert tab.locator("#spoken").inner_text().startswith("Round 4")
+    tab.keyboard.press("Escape")
+    assert tab.locator("#tip").is_hidden()
+    tab.locator("#map-svg").focus()
+    tab.keyboard.press("ArrowRight")
+    tab.keyboard.press("Enter")  # chooses the client's group
+    assert tab.locator("#map-svg .mark.dim").count() == 18
+
+
+def test_the_map_is_zoomed_with_buttons_and_by_dragging(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["one"])
+    whole = tab.locator("#map-svg").inner_html()
+    tab.locator("#map-in").click()
+    assert tab.locator("#map-svg").inner_html() != whole
+    tab.locator("#map-whole").click()
+    assert tab.locator("#map-svg").inner_html() == whole
+    box = tab.locator("#map-svg").bounding_box()
+    tab.mouse.move(box["x"] + 100, box["y"] + 40)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 300, box["y"] + 200)
+    assert tab.locator("#map-svg .brush").get_attribute("visibility") == "visible"
+    tab.mouse.up()
+    assert tab.locator("#map-svg").inner_html() != whole
+
+
+def test_gains_are_shown_between_any_two_runs_of_the_same_clients(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["several"])
+    tab.locator("#gain-new").select_option("clade-seed1")
+    assert tab.locator("#gain-old option").all_inner_texts() == ["fedavg-seed1"]
+    first = tab.locator("#gain-said").inner_text()
+    assert "of 24 clients gain under clade-seed1 over fedavg-seed1" in first
+    tab.locator("#gain-new").select_option("fedavg-seed1")
+    assert "gain under fedavg-seed1 over clade-seed1" in tab.locator("#gain-said").inner_text()
+    tab.locator("#run-select").select_option("fedavg-seed0")
+    assert tab.locator("#run-title").inner_text() == "Run fedavg-seed0"
+    assert tab.locator("#run-headline").inner_text().startswith("One model for all clients")
+    assert tab.locator("#group-choice").is_hidden()
+
+
+def test_a_diagnosis_is_shown(pages: dict[str, str], opened: Open) -> None:
+    tab = opened(pages["diagnosis"])
+    assert tab.locator("#headline").inner_text() == "Label skew: very sure."
+    assert tab.locator("#diagnosis p").all_inner_texts() == ["Use Clade."]
+    assert cells(tab, "diagnosis-0-evidence-scroll", 1) == ["Labels", "Inputs"]
+    assert cells(tab, "diagnosis-0-probes-scroll", 2) == ["0", "20.5"]
+    assert cells(tab, "diagnosis-0-group-scroll", 2) == ["3", "1"]
+    assert tab.locator("#run").is_hidden()
+    tab = opened(pages["all"])
+    assert tab.locator("#diagnosis .headline").inner_text() == "Label skew: very sure."
+    assert tab.locator("#run").is_visible()
+
+
+def test_text_from_data_stays_text(copied: Path, tmp_path: Path, opened: Open) -> None:
+    evil = "<img src=x onerror=alert(1)></script><script>window.evil = 1</script>"
+    lines = [json.loads(line) for line in (copied / "rounds.jsonl").read_text().splitlines()]
+    lines[0]["failures"] = [{"client": 0, "reason": evil}]
+    (copied / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tab = opened(report.write_report([copied], tmp_path / "page.html").as_uri())
+    assert cells(tab, "failures-table", 3) == [evil]
+    assert tab.evaluate("window.evil === undefined && document.images.length === 0")
+
+
+def test_a_run_that_has_only_begun_has_a_page(copied: Path, tmp_path: Path, opened: Open) -> None:
+    for name in ("summary.json", "seen.safetensors", "rounds.jsonl"):
+        (copied / name).unlink()
+    tab = opened(report.write_report([copied], tmp_path / "page.html").as_uri())
+    assert tab.locator("#run-progress").inner_text() == "Round 0 of 4: the run has not ended."
+    assert [tab.locator(f"#{name}").is_hidden() for name in ("learning", "groups", "fairness", "costs", "pictures")] == [True] * 5
+
+
+def test_a_run_without_accuracy_is_shown_by_its_loss(tmp_path: Path, opened: Open) -> None:
+    generator = torch.Generator().manual_seed(0)
+    arrays = [(torch.randn(8, 3, generator=generator) + at, torch.randn(8, generator=generator)) for at in range(5)]
+    clients = fc.data.from_arrays([(x, y, x[:4], y[:4]) for x, y in arrays])
+    for method in (fc.FedAvg(), fc.Local()):
+        fc.run(
+            method,
+            clients,
+            torch.nn.Linear(3, 1),
+            rounds=2,
+            out=tmp_path / method.name,
+            loss=lambda out, y: (out[:, 0] - y) ** 2,
+            eval_every=1,
+        )
+    tab = opened(report.write_report([tmp_path], tmp_path / "page.html").as_uri())
+    assert "Loss" in tab.locator("#compare-table thead").inner_text()
+    assert tab.locator("#learning-all-svg .trace").count() == 2  # the mean client, on test and on training data
+    assert "below the line it gains" in tab.locator("#before-after figcaption").inner_text()
+    assert tab.locator("#before-after-svg .mark").count() == 5
+    assert tab.locator("#pictures").is_hidden()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """A folder and the address on loopback under which it is served."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_live_page_follows_the_run(copied: Path, served: tuple[Path, str], opened: Open) -> None:
+    folder, address = served
+    whole = report.collect([copied])
+    (copied / "summary.json").unlink()
+    lines = (copied / "rounds.jsonl").read_text().splitlines()
+    (copied / "rounds.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    begun = report.collect([copied])
+    (folder / "index.html").write_text(report.page(begun, live=True))
+    (folder / "data.json").write_text(json.dumps(begun))
+    tab = opened(f"{address}/index.html")
+    assert tab.locator("#run-progress").inner_text().startswith("Round 2 of 4")
+    tab.get_by_text("Live: the page follows the run.").wait_for()
+    tab.locator("#learning-groups").get_by_role("button", name="group 1").click()
+    (folder / "data.json").write_text(json.dumps(whole))
+    tab.get_by_text("The run has ended; this is its result.").wait_for()
+    assert tab.locator("#run-progress").inner_text() == ""
+    assert tab.locator("#map-svg .mark:not(.dim)").count() == 6  # what was chosen stays chosen

@@ -1,0 +1,61 @@
+"""Figures for papers, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedclade.analysis import report
+from fedclade.cli.report import report as command
+from fedclade.errors import InvalidInput
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+FIGURES = {"curves", "map", "matrix", "dendrogram", "distribution"}
+
+
+def test_figures_of_several_runs_have_their_names(several: Path, tmp_path: Path) -> None:
+    made = {path.name for path in report.write_figures([several], tmp_path, formats=["svg"])}
+    assert {"curves.svg", "clade-seed0-matrix.svg", "fedavg-seed1-distribution.svg"} <= made
+
+
+def test_a_run_that_has_only_begun_has_no_figure(copied: Path, tmp_path: Path) -> None:
+    for name in ("summary.json", "seen.safetensors", "rounds.jsonl"):
+        (copied / name).unlink()
+    assert report.write_figures([copied], tmp_path / "figures") == []
+
+
+def test_an_unknown_format_is_refused(one: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"format 'pgn' is not known. Did you mean 'png'"):
+        report.write_figures([one], tmp_path, formats=["pgn"])
+
+
+def test_the_command_writes_every_figure_in_every_format_and_the_same_bytes_again(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command([copied], tmp_path / "page.html", tmp_path / "a")
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"Report: {tmp_path / 'page.html'}", f"Figures: 15 files in {tmp_path / 'a'}"]
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    again = report.write_figures([copied], tmp_path / "b")
+    assert {path.name for path in again} == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "pdf")}
+    assert [path.read_bytes() for path in again] == [(tmp_path / "a" / path.name).read_bytes() for path in again]
+    assert again[0].read_bytes().startswith(b"\x89PNG")
+    assert again[2].read_bytes().startswith(b"%PDF")
+
+
+def test_without_a_name_the_page_is_in_the_first_folder(copied: Path, one: Path) -> None:
+    command([copied, one])
+    assert (copied / "report.html").exists()
+    assert not (one / "report.html").exists()
+
+
+def test_the_command_refuses_in_words(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="it is a folder; give a file"):
+        command([copied], tmp_path)
+    with pytest.raises(InvalidInput, match="it is a file; give a folder"):
+        command([copied], None, copied / "summary.json")
+    (copied / "summary.json").write_text(json.dumps({"clients": 3, "clusters": 1, "rounds": 4}))
+    with pytest.raises(InvalidInput, match=r"clients\.csv: missing or damaged"):
+        command([copied])

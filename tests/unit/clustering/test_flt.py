@@ -1,0 +1,206 @@
+"""FLT's mathematics: the plane, its fall-backs, and who is related to whom."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedclade.clustering import flt
+from fedclade.clustering.flt import mixing_rows, nearest, on_manifold, pca, place, relate
+from fedclade.clustering.set_distances import distances
+from fedclade.errors import InvalidInput
+
+
+def blobs(groups: int, each: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return np.repeat(20 * rng.normal(size=(groups, dimensions)), each, 0) + rng.normal(size=(groups * each, dimensions))
+
+
+def with_umap(monkeypatch: pytest.MonkeyPatch, fit: Any) -> None:
+    """A stand-in for the package umap: the real one compiles for many seconds."""
+    module = ModuleType("umap")
+    module.UMAP = lambda **_: SimpleNamespace(fit_transform=fit)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "umap", module)
+
+
+def test_pca_keeps_the_distances_of_points_in_a_plane() -> None:
+    rng = np.random.default_rng(0)
+    axes = np.linalg.qr(rng.normal(size=(9, 2)))[0]
+    points = rng.normal(size=(30, 2)) @ axes.T + 5
+    placed = pca(points)
+    apart = [np.linalg.norm(x[:, None] - x[None], axis=-1) for x in (points, placed)]
+    np.testing.assert_allclose(apart[1], apart[0], atol=1e-9)
+    assert placed[:, 0].var() >= placed[:, 1].var()
+
+
+def test_pca_has_one_sign() -> None:
+    points = blobs(3, 5)
+    turned = pca(-points)
+    np.testing.assert_allclose(turned, -pca(points), atol=1e-9)
+    loadings = np.linalg.lstsq(points - points.mean(0), pca(points), rcond=None)[0]
+    assert (loadings[np.abs(loadings).argmax(0), [0, 1]] > 0).all()
+
+
+def test_pca_of_many_points_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = blobs(5, 40, dimensions=30).astype(np.float32)
+    few = pca(points)
+    monkeypatch.setattr(flt, "MANY", 1)
+    np.testing.assert_allclose(pca(points), few, atol=1e-9)
+    np.testing.assert_allclose(pca(points[:, :1]), np.pad(points[:, :1] - points[:, :1].mean(dtype=float), ((0, 0), (0, 1))), atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (2, 5), (4, 1), (3, 2)])
+def test_pca_of_few_points_or_dimensions_is_padded(shape: tuple[int, int]) -> None:
+    placed = pca(np.random.default_rng(0).normal(size=shape))
+    assert placed.shape == (shape[0], 2)
+    assert np.isfinite(placed).all()
+
+
+def test_none_leaves_points_as_they_are() -> None:
+    points = blobs(2, 3)
+    assert place(points, "none") is points
+
+
+def test_too_few_points_for_umap_fall_back_to_pca_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)  # it is not even imported
+    points = blobs(2, 15)
+    with pytest.warns(UserWarning, match=r"PCA instead of UMAP, because 30 points are too few.*more than 30"):
+        np.testing.assert_array_equal(place(points), pca(points))
+
+
+@pytest.mark.parametrize("error", [TypeError("k must be less than n"), np.linalg.LinAlgError("singular"), RuntimeError("ARPACK")])
+def test_umap_that_fails_falls_back_to_pca_and_says_why(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fit(points: np.ndarray) -> np.ndarray:
+        raise error
+
+    with_umap(monkeypatch, fit)
+    points = blobs(2, 20)
+    with pytest.warns(UserWarning, match=f"because it failed .*{error}"):
+        np.testing.assert_array_equal(place(points), pca(points))
+
+
+def test_coordinates_that_are_not_finite_fall_back_to_pca(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fit(points: np.ndarray) -> np.ndarray:
+        placed = points[:, :2].copy()
+        placed[[3, 7], 1] = np.nan
+        return placed
+
+    with_umap(monkeypatch, fit)
+    points = blobs(2, 20)
+    with pytest.warns(UserWarning, match="2 of 40 points have no finite coordinates"):
+        np.testing.assert_array_equal(place(points), pca(points))
+
+
+def test_missing_umap_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "umap", None)
+    with pytest.raises(InvalidInput, match="pip install umap-learn"):
+        place(blobs(2, 20))
+
+
+def test_umap_gives_the_same_plane_for_the_same_seed_and_parts_what_is_apart() -> None:
+    """Four blobs of 20 points have a graph of neighbours in four pieces: no reason to fall back."""
+    points = blobs(4, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        placed, again, other = place(points, seed=1), place(points, seed=1), place(points, seed=2)
+    np.testing.assert_array_equal(placed, again)
+    assert not np.array_equal(placed, other)
+    apart = np.linalg.norm(placed[:, None] - placed[None], axis=-1)
+    same = np.repeat(np.arange(4), 20)[:, None] == np.repeat(np.arange(4), 20)
+    assert apart[same].max() < apart[~same].min()
+
+
+def test_padding_never_reaches_the_manifold(monkeypatch: pytest.MonkeyPatch) -> None:
+    centres = np.arange(24.0).reshape(3, 4, 2)
+    counts = np.array([1, 4, 2])
+    seen = []
+    monkeypatch.setattr(flt, "place", lambda points, kind, seed: seen.append(points) or points + 100)
+    points = on_manifold(centres, counts, "umap", 0)
+    assert len(seen[0]) == 7
+    for client, count in enumerate(counts):
+        np.testing.assert_array_equal(points[client, :count], centres[client, :count] + 100)
+        assert (points[client, count:] == 0).all()
+
+
+def lines(*positions: float) -> tuple[np.ndarray, np.ndarray]:
+    """One centre a client, on a line."""
+    return np.array(positions)[:, None, None], np.ones(len(positions), dtype=np.int64)
+
+
+def test_related_is_who_is_nearer_than_gamma_strictly() -> None:
+    centres, counts = lines(0.0, 1.0, 1.9, 5.0)
+    groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
+    assert related is not None
+    assert related.toarray().astype(int).tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    assert groups.tolist() == [0, 1, 1, 2]
+
+
+def test_groups_by_gap_and_by_number_have_no_graph() -> None:
+    centres, counts = lines(0.0, 0.2, 7.0, 7.1, 14.0)
+    assert relate(centres, counts, "none", "matching", "gap", 1.0, None, 0)[0].tolist() == [0, 0, 1, 1, 2]
+    groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, 2, 0)
+    assert (len(set(groups.tolist())), related) == (2, None)
+    assert relate(centres, counts, "none", "matching", "threshold", 1.0, 99, 0)[0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_rows_of_a_chain_are_three() -> None:
+    """0 is related to 1 and 1 to 2, but 0 not to 2: one component, three rows."""
+    centres, counts = lines(0.0, 0.9, 1.8)
+    groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
+    rows, row = mixing_rows(groups, related)
+    assert groups.tolist() == [0, 0, 0]
+    assert rows[row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    rows, row = mixing_rows(groups, None)
+    assert (rows.int().tolist(), row.tolist()) == ([[1, 1, 1]], [0, 0, 0])
+
+
+def test_clients_that_share_a_row_share_a_model() -> None:
+    centres, counts = lines(*[0.0] * 4, *[9.0] * 3)
+    rows, row = mixing_rows(*relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0))
+    assert len(rows) == 2
+    assert torch.equal(rows[row], row[:, None] == row)
+
+
+@pytest.mark.parametrize("kind", ["matching", "min", "chamfer"])
+@pytest.mark.parametrize(("new", "known"), [(1, 1), (2, 130), (70, 65), (3, 600)])
+def test_nearest_is_what_all_distances_together_say(kind: Any, new: int, known: int) -> None:
+    rng = np.random.default_rng(new)
+    centres = rng.normal(size=(new + known, 3, 4))
+    counts = rng.integers(1, 4, size=new + known)
+    expected = distances(centres, counts, kind)[:new, new:].argmin(1)
+    np.testing.assert_array_equal(nearest(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected)
+
+
+def test_of_equally_near_ones_the_first_is_taken() -> None:
+    centres, counts = lines(0.0)
+    known, known_counts = lines(*[2.0] * 300, *[1.0] * 300)  # in several blocks
+    assert nearest(centres, counts, known, known_counts, "min").tolist() == [300]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_without_the_graph_are_the_components_of_the_graph(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    centres, counts = rng.normal(size=(60, 3, 2)) * 3, rng.integers(1, 4, 60)
+    options = ("none", "min", "threshold", 0.4, None, 0)
+    with_graph, related = relate(centres, counts, *options)
+    without, nothing = relate(centres, counts, *options, graph=False)
+    assert related is not None
+    assert nothing is None
+    assert 1 < len(np.unique(with_graph)) < 60
+    assert without.tolist() == with_graph.tolist()
+
+
+def test_umap_leaves_torchs_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        place(np.random.default_rng(0).normal(size=(40, 3)), "umap")
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)

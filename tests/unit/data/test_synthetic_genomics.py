@@ -1,0 +1,194 @@
+"""Made-up genomic reads, and clients whose labels are reversed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedclade as fc
+from fedclade.data import Dataset, FlippedId, NaturalId, dataset, genomic, load, partition
+from fedclade.data.synthetic_genomics import _frequencies, _reads
+from fedclade.errors import InvalidInput
+
+
+def kmers_of(*parts: torch.Tensor) -> list[np.ndarray]:
+    """Numbers of the k-mers, the same code the same number in all parts."""
+    codes = np.concatenate([np.packbits(part.numpy() > 0, axis=-1).reshape(-1, 8) for part in parts])
+    numbers = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1, 30)
+    return np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def test_what_it_is() -> None:
+    data = genomic(populations=3, reads=40)
+    assert (data.x_train.shape, data.x_test.shape) == ((120, 30, 64), (30, 30, 64))
+    assert (data.y_train.shape, data.y_test.shape) == ((120, 30), (30, 30))
+    assert data.x_train.dtype == torch.uint8
+    assert data.x_train.unique().tolist() == [0, 255]
+    assert data.classes == 2
+    whose, whose_test = data.keys["population"]
+    assert whose.bincount().tolist() == [40, 40, 40]
+    assert whose_test is not None
+    assert whose_test.bincount().tolist() == [10, 10, 10]
+    assert load("genomic").x_train.shape == (10_000, 30, 64)
+    assert {item.__name__ for item in (fc.data.DATASETS["genomic"],)} == {"genomic"}
+
+
+def test_labels_by_hand() -> None:
+    """A reference of 150 times base 0; one copy with base 1 in places 7 and 8, in the second 5-mer, and base 3 in the last place."""
+    reference = np.zeros(150, np.int64)
+    copy = reference.copy()
+    copy[[7, 8, 149]] = 1, 1, 3
+    kmers, labels = _reads(np.stack([[copy], [reference]]), reference, 2, np.random.default_rng(0))
+    assert kmers[0].tolist() == [0, 4**2 + 4, *[0] * 27, 3]  # 00110 and 00003, base 4
+    assert labels[0].tolist() == [0, 1, *[0] * 27, 1]
+    assert torch.equal(kmers[0], kmers[1])
+    assert kmers[2:].abs().sum() == 0
+    assert labels[2:].sum() == 0
+
+
+def test_reads_begin_anywhere_on_the_grid() -> None:
+    reference = np.arange(33 * 5) // 5 % 4  # AAAAA CCCCC GGGGG …: k-mer i is 341 (i mod 4)
+    kmers, labels = _reads(reference[None, None], reference, 200, np.random.default_rng(0))
+    assert set((kmers[:, 0] // 341).tolist()) == {0, 1, 2, 3}
+    assert (kmers.diff(dim=1) % (4 * 341) == 341).all()
+    assert labels.sum() == 0
+
+
+def test_frequencies_follow_balding_and_nichols() -> None:
+    ancestral = np.array([0.1, 0.5, 0.8])
+    drawn = _frequencies(ancestral, 20_000, 0.3, np.random.default_rng(0))
+    assert drawn.mean(0) == pytest.approx(ancestral, abs=0.01)
+    assert drawn.var(0) == pytest.approx(0.3 * ancestral * (1 - ancestral), rel=0.05)
+    assert (_frequencies(ancestral, 4, 0, np.random.default_rng(0)) == ancestral).all()
+
+
+def test_the_label_follows_from_a_kmer_and_better_with_its_neighbour() -> None:
+    """Tables of what was seen in training, asked about other individuals: more than the majority, and the place adds to it."""
+    data = genomic(populations=4, reads=500)
+    (train, test), y, y_test = kmers_of(data.x_train, data.x_test), data.y_train.numpy(), data.y_test.numpy()
+
+    def right(seen: np.ndarray, asked: np.ndarray) -> float:
+        yes, all_ = np.bincount(seen.ravel(), y[:, 1:].ravel(), 2**20), np.bincount(seen.ravel(), minlength=2**20)
+        return float(((2 * yes > all_)[asked] == y_test[:, 1:]).mean())
+
+    alone = right(train[:, 1:], test[:, 1:])
+    pair = right(1024 * train[:, :-1] + train[:, 1:], 1024 * test[:, :-1] + test[:, 1:])
+    majority = 1 - y_test.mean()
+    assert 0.7 < majority < 0.85
+    assert alone > majority + 0.08
+    assert pair > alone + 0.03
+
+
+def test_the_same_read_has_the_same_labels() -> None:
+    data = genomic(populations=2, reads=2000, seed=3)
+    known: dict[bytes, list[int]] = {}
+    for read, labels in zip(kmers_of(data.x_train)[0], data.y_train.tolist(), strict=True):
+        assert known.setdefault(read.tobytes(), labels) == labels
+    assert len(known) < 4000
+
+
+@pytest.mark.parametrize(("divergence", "alike"), [(0.0, True), (0.3, False)])
+def test_individuals_of_a_population_are_alike(divergence: float, alike: bool) -> None:
+    """Distance between what k-mers are seen how often: in test and training reads of one population, against those of others."""
+    data = genomic(populations=5, reads=2000, divergence=divergence)
+    train, test = kmers_of(data.x_train, data.x_test)
+    whose, whose_test = (part.numpy() for part in data.keys["population"] if part is not None)
+
+    def seen(reads: np.ndarray) -> np.ndarray:
+        return np.bincount(reads.ravel(), minlength=1024) / reads.size
+
+    far = np.array([[np.abs(seen(test[whose_test == p]) - seen(train[whose == q])).sum() for q in range(5)] for p in range(5)])
+    nearest = (far.argmin(1) == np.arange(5)).sum()
+    assert (nearest < 5) if alike else (nearest == 5)
+
+
+def test_the_seed_decides() -> None:
+    first, again, other = (genomic(populations=2, reads=10, seed=seed) for seed in (1, 1, 2))
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(first, name), getattr(again, name))
+    assert not torch.equal(first.x_train, other.x_train)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"populations": 0}, "genomic.populations = 0: must be a whole number, 1 or more."),
+        ({"reads": 1.5}, "genomic.reads = 1.5: must be a whole number, 1 or more."),
+        ({"divergence": 1.0}, "genomic.divergence = 1.0: must be a number from 0 up to, but not including, 1."),
+        ({"divergence": "high"}, "genomic.divergence = 'high': must be a number"),
+        ({"seed": -3}, "genomic.seed = -3: must be a whole number, 0 or more."),
+    ],
+)
+def test_what_cannot_be_made(given: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        genomic(**given)  # type: ignore[arg-type]
+
+
+# clients with reversed labels
+
+
+def numbered(classes: int) -> Dataset:
+    """x is the number of the sample, y its remainder; ten samples a writer, no test samples of their own."""
+    number = np.arange(80)
+    return dataset(number[:, None].astype(np.float32), number % classes, writer=number // 10)
+
+
+@pytest.mark.parametrize(("classes", "flipped", "turned"), [(2, 0.5, 4), (3, 0.25, 2), (5, 0.0, 0), (2, 1.0, 8)])
+def test_reversed_labels_are_two_known_groups(classes: int, flipped: float, turned: int) -> None:
+    clients = partition(numbered(classes), FlippedId("writer", flipped=flipped), 8, probe=0)
+    assert clients.groups is not None
+    assert int(clients.groups.sum()) == turned
+    for client, group in enumerate(clients.groups.tolist()):
+        parts = ((clients.x, clients.y, clients.train[client]), (clients.x_test, clients.y_test, clients.test[client]))
+        assert [len(rows) for _, _, rows in parts] == [8, 2]
+        for x, y, rows in parts:
+            original = x[rows, 0].long() % classes
+            assert y[rows].tolist() == (classes - 1 - original if group else original).tolist()
+            assert (x[rows, 0] // 10 == x[rows[0], 0] // 10).all(), "a client is one writer"
+
+
+def test_populations_with_reversed_labels() -> None:
+    clients = partition(genomic(populations=6, reads=50), FlippedId(), 6)
+    assert clients.groups is not None
+    for client, group in enumerate(clients.groups.tolist()):
+        for y, rows in ((clients.y, clients.train[client]), (clients.y_test, clients.test[int(clients.test_of[client])])):
+            assert (float(y[rows].float().mean()) > 0.5) == bool(group)
+    assert clients.origin["flipped"] == 0.5
+
+
+def test_what_cannot_be_reversed() -> None:
+    for flipped in (-0.1, 1.5, "half", True):
+        with pytest.raises(InvalidInput, match=r"partition.flipped = .*: must be a share from 0 to 1\."):
+            FlippedId(flipped=flipped)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=r"partition.key = 'population': data set 'arrays' has no"):
+        partition(numbered(2), FlippedId(), 4)
+    with pytest.raises(InvalidInput, match="reverses class labels, and the targets of 'arrays' are floats"):
+        partition(dataset(np.eye(4), np.ones(4), population=[0, 0, 1, 1]), FlippedId(), 2)
+
+
+class _Swapped(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(-1, -2)
+
+
+@pytest.mark.slow
+def test_a_small_net_learns_it_unless_half_of_the_labels_are_reversed() -> None:
+    data = genomic(populations=4, reads=500)
+    net = [
+        _Swapped(),
+        nn.Conv1d(64, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.Conv1d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv1d(64, 2, 1),
+        _Swapped(),
+    ]
+    got = {}
+    for scheme in (NaturalId("population"), FlippedId()):
+        clients = partition(data, scheme, 4)
+        run = fc.run(fc.FedAvg(), clients, nn.Sequential(*net), 8, 1.0, lr=0.1, batch_size=20, epochs=5, eval_every=0, device="cpu")
+        got[scheme.name] = run.summary["accuracy"]
+    assert got["natural_id"] > 90
+    assert got["flipped_id"] < 65

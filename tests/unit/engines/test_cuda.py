@@ -1,0 +1,158 @@
+"""CUDA: the same bytes twice, and the CPU's numbers within 1e-5 over one round. Skipped where there is no CUDA device."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from fedclade import FLT, IFCA, Clade, FedAvg, LocalTraining, Method, Rows, Simulator, run, sgd
+from fedclade.core.functional_model import Objective
+from fedclade.core.pytree import Tree, stack
+from fedclade.data import Clients, Iid, dataset, from_arrays, partition
+from fedclade.methods import METHODS
+from fedclade.models import MLP, CflCNN, GmccCNN, LeafCNN, LeNet5, ModelSpec, SmallCNN
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+MODELS = [MLP(50, dropout=0.5), SmallCNN(), LeNet5(), LeafCNN(), CflCNN(), GmccCNN()]
+OPTIONS = {"clade": Clade(confirm=2), "flt": FLT(manifold="pca"), "ifca": IFCA(clusters=2, share="trunk", warm_up=1, restarts=2, trial=2)}
+EVERY = [OPTIONS.get(name) or method() for name, method in METHODS.items()]
+
+
+@pytest.fixture(scope="module")
+def images() -> Clients:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (700, 1, 28, 28), generator=generator, dtype=torch.uint8)
+    y = torch.randint(0, 10, (700,), generator=generator)
+    return partition(dataset(x[:600], y[:600], x[600:], y[600:]), Iid(), clients=13, seed=0)
+
+
+def replies(model: ModelSpec, clients: Clients, device: str, chunk: int | None = None) -> Tree:
+    torch.manual_seed(0)
+    objective = Objective(model.build(clients.shape, 10).to(device))
+    fed = Simulator(clients, device=device, chunk=chunk, precision="float32")
+    everyone = torch.arange(len(clients))
+    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    out = fed.map(sgd(LocalTraining(objective, momentum=0.5)), everyone, each=each, key=7).out
+    return {name: value.cpu() for name, value in out.items()}
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_agrees_with_the_cpu(model: ModelSpec, images: Clients) -> None:
+    expected, got = replies(model, images, "cpu"), replies(model, images, "cuda")
+    for name in expected:
+        apart = (got[name] - expected[name]).abs()
+        # In a large model one of millions of ReLUs has an input that is 0 up to rounding, and goes either way: it moves a few weights.
+        assert int((apart > 1e-5).sum()) <= 1e-4 * apart.numel()
+        assert float(apart.max()) < 1e-3
+
+
+def test_normalised_convolutions_agree_with_the_cpu(images: Clients) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(1, 8, 5, padding=2), torch.nn.GroupNorm(2, 8), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 3, stride=2)]
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(96, 10))
+    results = [run(FedAvg(), images, model, rounds=1, device=device, precision="float32") for device in ("cpu", "cuda")]
+    expected, got = (result.model_of(0).state_dict() for result in results)
+    for name in expected:
+        torch.testing.assert_close(got[name].cpu(), expected[name].cpu(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_chunks_agree(model: ModelSpec, images: Clients) -> None:
+    expected, got = replies(model, images, "cuda"), replies(model, images, "cuda", chunk=4)
+    for name in expected:
+        torch.testing.assert_close(got[name], expected[name], rtol=0, atol=1e-5)
+
+
+def ragged_clients() -> Clients:
+    """From 1 to 97 samples: the stack narrows again and again."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 60, 89, 97, 4, 4, 4, 30]
+    return from_arrays([(torch.randn(n, 12, generator=generator), torch.randint(0, 4, (n,), generator=generator)) for n in sizes])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
+    clients = ragged_clients()
+    torch.manual_seed(0)
+    objective = Objective(MLP(9, dropout=0.3).build(clients.shape, 4).to("cuda"))
+    program = sgd(LocalTraining(objective, lr=0.1, batch_size=4, epochs=2, momentum=momentum))
+    everyone = torch.arange(len(clients))
+    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    fed = Simulator(clients, device="cuda")
+    plain, captured, again, other = (fed.map(program, everyone, each=each, key=key).out for key in (1, 1, 1, 2))
+    assert any(value is not None for value in fed._runs.captures._kept._made.values())
+    for name, value in plain.items():
+        assert torch.equal(captured[name], value)
+        assert torch.equal(again[name], value)
+        assert not torch.equal(other[name], value)
+
+
+def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> None:
+    torch.manual_seed(0)
+    objective = Objective(SmallCNN().build(images.shape, 10).to("cuda"))
+    program = sgd(LocalTraining(objective, lr=0.1, batch_size=4))
+    everyone = torch.arange(len(images))
+    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    fed = Simulator(images, device="cuda")
+    plain, captured, again = (fed.map(program, everyone, each=each, key=1).out for _ in range(3))
+    assert any(value is not None for value in fed._runs.captures._kept._made.values())
+    for name, value in plain.items():
+        assert torch.equal(captured[name], value)
+        assert torch.equal(again[name], value)
+
+
+class Asking(torch.nn.Module):
+    """A model that copies from the host in its forward pass: it can be trained, but not captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * torch.tensor([1.0, 2.0, 1.0, 1.0]).to(x.device)
+
+
+def test_a_step_that_cannot_be_captured_runs_without_a_graph() -> None:
+    one, other = (run(FedAvg(), ragged_clients(), Asking(), rounds=4, device="cuda", clients_per_round=1.0, batch_size=4) for _ in range(2))
+    assert one.summary["failures"] == 0
+    for name, value in one.model_of(0).state_dict().items():
+        assert bool(torch.isfinite(value).all())
+        assert value.shape == other.model_of(0).state_dict()[name].shape
+
+
+@pytest.mark.filterwarnings("ignore:manifold")
+@pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
+@pytest.mark.parametrize("model", MODELS[:2], ids=lambda model: model.name)
+def test_two_runs_give_the_same_bytes(method: Method, model: ModelSpec, images: Clients) -> None:
+    one, other = (run(method, images, model, rounds=4, device="cuda", clients_per_round=0.5) for _ in range(2))
+    for client in range(len(images)):
+        expected = one.model_of(client).state_dict()
+        for name, value in other.model_of(client).state_dict().items():
+            assert torch.equal(value, expected[name])
+    assert one.summary["accuracy"] == other.summary["accuracy"]
+    assert one.summary["device"] == "cuda"
+
+
+def test_a_device_that_runs_out_of_memory_takes_fewer_clients_at_a_time() -> None:
+    pairs = [(torch.randn(40, 784, generator=torch.Generator().manual_seed(client)), torch.arange(40) % 10) for client in range(256)]
+    clients = from_arrays([(x, y, x[:4], y[:4]) for x, y in pairs])
+
+    def trained(chunk: int) -> dict[str, torch.Tensor]:
+        # 6.5 MB of weights a client: three rounds, so that steps are captured too
+        result = run(FedAvg(), clients, MLP(2048), rounds=3, clients_per_round=256, device="cuda", chunk=chunk, eval_every=1)
+        return {name: value.cpu() for name, value in result.model_of(0).state_dict().items()}
+
+    expected = trained(16)
+    gc.collect()
+    torch.cuda.empty_cache()
+    share = (torch.cuda.memory_reserved() + 2 * 2**30) / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        with pytest.warns(UserWarning, match="256 clients at a time do not fit into that of cuda"):
+            found = trained(256)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-4)

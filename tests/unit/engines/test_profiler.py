@@ -1,0 +1,44 @@
+"""The profile of a run: phases that add up, on request only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedclade import FedAvg, run
+from fedclade.cli.main import app
+from fedclade.data import Clients
+from fedclade.models import MLP
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_phases_of_a_run(digits: Clients, workers: int, tmp_path: Path) -> None:
+    result = run(FedAvg(), digits, MLP(8), rounds=4, eval_every=2, device="cpu", workers=workers, profile=True, out=tmp_path / "run")
+    profile = result.profile
+    assert profile is not None
+    seconds = {line.phase: line.seconds for line in profile.lines}
+    assert list(seconds) == ["clients", "models", "plan", "steps", "replies", "sums", "server", "evaluation", "saving"]
+    assert all(value > 0 for value in seconds.values())
+    assert seconds["models"] + seconds["plan"] + seconds["steps"] <= workers * seconds["clients"] + seconds["replies"] + seconds["sums"]
+    whole = sum(line.seconds for line in profile.lines if not line.within)
+    assert whole <= sum(row["seconds"] for row in result.history) + 0.5  # the last save comes after the last row
+    assert profile.rounds == 4
+    assert profile.padded == 0.0
+    assert profile.asked > 0
+    assert ("seconds within the clients' work" in str(profile).lower()) == (workers > 1)
+
+
+def test_nothing_is_timed_unasked(digits: Clients) -> None:
+    assert run(FedAvg(), digits, MLP(8), rounds=1, device="cpu").profile is None
+
+
+def test_the_command_line_shows_it(tmp_path: Path) -> None:
+    asked = ["run", "quickstart", "--profile", "--set", "run.rounds=2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    shown = CliRunner().invoke(app, asked)
+    assert shown.exit_code == 0, shown.output
+    assert re.search(r"phase +seconds +ms a round +share", shown.output)
+    assert re.search(r"\n  steps +\d", shown.output)
+    assert "more were computed for nobody" in shown.output

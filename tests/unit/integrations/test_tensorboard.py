@@ -1,0 +1,91 @@
+"""TensorBoard's event files, read back."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedclade.cli import main
+from fedclade.errors import InvalidInput
+from fedclade.integrations.tensorboard import check_tracker
+
+installed = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed (extra: track)")
+RUN = ["run", "quickstart", "--set", "run.eval_every=2", "--no-report", "-q"]
+
+
+def call(*arguments: str) -> None:
+    done = CliRunner().invoke(main.app, [*RUN, *arguments])
+    if done.exception is not None:
+        raise done.exception
+
+
+def scalars(folder: Path) -> dict[str, dict[int, float]]:
+    """Tag, step and value, as TensorBoard shows them. A step that it would show twice is a failure."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events: Any = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    found = {}
+    for tag in events.Tags()["scalars"]:
+        steps = [(event.step, event.value) for event in events.Scalars(tag)]
+        found[tag] = dict(steps)
+        assert len(found[tag]) == len(steps), tag
+    return found
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def check_all(folder: Path, rounds: int) -> None:
+    found, written = scalars(folder), rows(folder)
+    assert [row["round"] for row in written] == list(range(1, rounds + 1))
+    for tag in ("clusters", "bytes_up", "bytes_down", "seconds"):
+        assert found[tag] == {row["round"]: pytest.approx(row[tag]) for row in written}
+    for tag in ("accuracy", "accuracy_worst10", "loss", "train_loss"):
+        assert found[tag] == {row["round"]: pytest.approx(row[tag]) for row in written if tag in row}
+        assert found[tag]
+    assert "round" not in found
+
+
+@installed
+def test_every_round_is_written_under_its_number(tmp_path: Path) -> None:
+    call("--set", "run.rounds=4", "--track", "tensorboard", "--out", str(tmp_path))
+    check_all(tmp_path, 4)
+
+
+@installed
+def test_a_run_that_goes_on_has_each_round_once_and_those_that_were_not_tracked(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    call("--set", "run.rounds=2", "--track", "tensorboard", "--out", str(first))
+    call("--set", "run.rounds=4", "--track", "tensorboard", "--out", str(first), "--resume")
+    check_all(first, 4)
+    call("--set", "run.rounds=2", "--out", str(second))
+    assert not (second / "tensorboard").exists()
+    call("--set", "run.rounds=4", "--track", "tensorboard", "--out", str(second), "--resume")
+    check_all(second, 4)
+
+
+@installed
+def test_tracking_changes_no_model_and_a_sweep_tracks_each_run(tmp_path: Path) -> None:
+    call("--set", "run.rounds=2", "--set", "local.lr=0.1,0.2", "--track", "tensorboard", "--out", str(tmp_path / "sweep"))
+    call("--set", "run.rounds=2", "--out", str(tmp_path / "plain"))
+    tracked = tmp_path / "sweep" / "fedavg-lr=0.1-seed0"
+    check_all(tracked, 2)
+    check_all(tmp_path / "sweep" / "fedavg-lr=0.2-seed0", 2)
+    name = "models/models.safetensors"
+    assert (tracked / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_what_cannot_be_tracked_is_refused_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidInput, match="--track mlflow: must be tensorboard"):
+        call("--track", "mlflow", "--out", str(tmp_path / "run"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InvalidInput, match=r"TensorBoard is not installed; pip install 'fedclade\[track\]'"):
+        check_tracker("tensorboard")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,448 @@
+"""Files made to take all memory, to wait for ever or to write elsewhere: each is refused in words, before it is unpacked."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import resource
+import struct
+import tarfile
+import tracemalloc
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import savemat
+
+import fedclade as fc
+from fedclade.analysis import report
+from fedclade.data import download, readers
+from fedclade.data.catalog import CATALOGUE, File
+from fedclade.errors import InvalidInput
+from fedclade.io import checkpoint, safe_read
+from fedclade.io.run_dir import RunStore, StoredModels
+from fedclade.models.autoencoder import DenseAutoencoder
+from fedclade.training import client_features, config, encoder_pretraining
+
+MEGA = 1 << 20
+SMALL = 40 * MEGA
+CIFAR = ["a.bin", "b.bin"]
+EMNIST = [f"gzip/emnist-balanced-{part}.gz" for part in readers.IDX_PARTS]
+
+
+def peak(call: Callable[[], object]) -> tuple[str, int]:
+    """What a call is refused with, and how many bytes it took at most."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput) as caught:
+            call()
+        return str(caught.value), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def refused(call: Callable[[], object], *words: object) -> None:
+    """It is refused, its message has these words, and it took little memory."""
+    message, taken = peak(call)
+    for word in words:
+        assert str(word) in message
+    assert taken < SMALL, message
+
+
+def zeros(pack: Callable[[bytes], bytes], gigabytes: float = 1.01) -> bytes:
+    """Packed zeros, by a packer whose results can be set one behind the other."""
+    return pack(bytes(16 * MEGA)) * int(gigabytes * 64 + 1)
+
+
+def put(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def idx_head(*shape: int) -> bytes:
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape)
+
+
+# one file of every kind, where it is looked for, and who reads it
+
+READ: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "idx": ("images", lambda path: readers.idx("mnist", 10, [path] * 4)),
+    "bin": ("a.bin", lambda path: readers.cifar("cifar10", 10, 1, CIFAR, [path, path])),
+    "tar.gz": ("c.tar.gz", lambda path: readers.cifar("cifar10", 10, 1, CIFAR, [path])),
+    "zip": ("gzip.zip", lambda path: readers.emnist("balanced", 47, [path])),
+    "mat": ("train.mat", lambda path: readers.svhn([path, path])),
+    "leaf": ("train.json", lambda path: readers.leaf("femnist", 62, [path.parent] * 2)),
+    "csv": ("train.csv", lambda path: readers.ag_news([path, path])),
+    "npz": ("mine.npz", fc.data.load),
+    "experiment": ("mine.toml", config.read),
+    "encoder": ("mine.safetensors", encoder_pretraining.read),
+    "seen": (client_features.FILE, lambda path: client_features.read(path.parent)),
+    "checkpoint": ("round-000001.safetensors", lambda path: checkpoint.latest(path.parent)),
+    "models": ("models/models.safetensors", lambda path: StoredModels(path.parent.parent)),
+    "summary": ("summary.json", lambda path: RunStore(path.parent).summary()),
+    "rounds": ("rounds.jsonl", lambda path: RunStore(path.parent).history()),
+    "clients": ("clients.csv", lambda path: RunStore(path.parent).read_clients(3)),
+    "tables": ("experiment.toml", lambda path: RunStore(path.parent).tables()),
+    "comparison": ("comparison.json", lambda path: RunStore(path.parent).comparison()),
+    "diagnosis": ("diagnosis.json", lambda path: report.collect([path.parent])),
+    "download": ("a.gz", lambda path: download.wrong(path, File("a.gz", "", 1, ""))),
+}
+
+
+def placed(kind: str, folder: Path) -> tuple[Path, Callable[[], object]]:
+    name, read = READ[kind]
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path, lambda: read(path)
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path, read = placed(kind, tmp_path)
+    os.mkfifo(path)
+    refused(read, path)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    refused(read, path)
+    path.unlink()
+    path.mkdir()
+    refused(read, path)
+    path.rmdir()
+    path.symlink_to(path)
+    with suppress(InvalidInput):  # what leads nowhere is also taken for a file that is not there
+        assert read() is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in READ if kind not in ("download", "models")])
+def test_a_file_that_is_too_large_is_not_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_read, "memory", lambda: 1 << 30)
+    path, read = placed(kind, tmp_path)
+    with path.open("wb") as file:
+        file.truncate(1 << 31)
+    most = safe_read.MOST_TOML if path.suffix == ".toml" else safe_read.MOST
+    refused(read, f"{path}: 2,147,483,648 bytes, ", f"{most:,}")
+
+
+def test_models_are_read_one_at_a_time_and_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from_arrays = fc.data.from_arrays([(torch.randn(6, 3), torch.arange(6) % 2)] * 3)
+    fc.run(fc.Local(), from_arrays, fc.models.MLP(8), rounds=1, out=tmp_path / "run", device="cpu")
+    monkeypatch.setattr(safe_read, "memory", lambda: 1000)
+    monkeypatch.setattr(safe_read, "fit", lambda *given: pytest.fail("the file was taken for something that is read whole"))
+    assert StoredModels(tmp_path / "run").row(0)
+
+
+def test_the_machine_has_memory_and_a_file_may_take_it(tmp_path: Path) -> None:
+    assert safe_read.memory() > 1 << 28
+    safe_read.fit("a file", safe_read.memory())
+    assert safe_read.read(put(tmp_path / "a", b"four"), most=4) == b"four"
+    with pytest.raises(InvalidInput, match=r"a: 4 bytes, at most 3 are allowed"):
+        safe_read.read(tmp_path / "a", most=3)
+
+
+# bombs
+
+
+def test_idx_unpacks_no_more_than_its_header_promises(tmp_path: Path) -> None:
+    path = tmp_path / "images.gz"
+    read = READ["idx"][1]
+    put(path, gzip.compress(idx_head(60_000, 1 << 16, 1 << 16)))
+    refused(lambda: read(path), f"{path}, by its header: 257,698,037,760,016 bytes, at most 1,073,741,824 are allowed")
+    put(path, gzip.compress(idx_head(2, 4, 4)) + zeros(gzip.compress))
+    refused(lambda: read(path), f"{path} has more than 48 bytes, its header promises 48")
+    put(path, idx_head(2, 4, 4) + bytes(33))
+    refused(lambda: read(path), f"{path} has more than 48 bytes, its header promises 48")
+
+
+def tar(members: dict[str, bytes], also: Callable[[tarfile.TarFile], None] = lambda archive: None) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        also(archive)
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+def sized(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A member's header alone."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def test_tar_unpacks_no_more_than_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "c.tar.gz"
+    read = READ["tar.gz"][1]
+    put(path, gzip.compress(sized("c/a.bin", 1 << 40)))
+    refused(lambda: read(path), f"{path}: a.bin, by its header: 1,099,511,627,776 bytes, at most 1,073,741,824 are allowed")
+    put(path, gzip.compress(tar({"a.bin": bytes(3073), "b.bin": bytes(3073)})) + zeros(gzip.compress))
+    refused(lambda: read(path), f"{path}, unpacked: 1,073,741,825 bytes, at most 1,073,741,824 are allowed")
+
+
+def test_a_sparse_member_is_not_made(tmp_path: Path) -> None:
+    """Of any size, with nothing in the archive."""
+    info = tarfile.TarInfo("a.bin")
+    info.pax_headers = {
+        "GNU.sparse.major": "1",
+        "GNU.sparse.minor": "0",
+        "GNU.sparse.name": "a.bin",
+        "GNU.sparse.realsize": str(900 * MEGA),
+    }
+    content = b"1\n%d\n0\n" % (900 * MEGA)
+    info.size = 512
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(content.ljust(512, b"\0")))
+    with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as archive:
+        assert [(member.size, member.issparse()) for member in archive] == [(900 * MEGA, True)]
+    path = put(tmp_path / "c.tar.gz", file.getvalue())
+    refused(lambda: READ["tar.gz"][1](path), f"{path}: a.bin, b.bin missing")
+
+
+def zipped(contents: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", how) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def telling(archive: bytes, size: int) -> bytes:
+    """The archive with this as the unpacked size of its first member, in both places that tell it."""
+    entry = archive.index(b"PK\x01\x02")
+    data = bytearray(archive)
+    data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
+    return bytes(data)
+
+
+def test_zip_unpacks_no_more_than_is_told_and_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "gzip.zip"
+    read = READ["zip"][1]
+    small = dict.fromkeys(EMNIST[1:], gzip.compress(idx_head(2) + b"\0\1"))
+    put(path, telling(zipped({EMNIST[0]: bytes(1000), **small}), 3 << 30))
+    refused(lambda: read(path), f"{path}: {EMNIST[0]}, by its header: 3,221,225,472 bytes, at most 1,073,741,824 are allowed")
+    bomb = zipped({EMNIST[0]: bytes(256 * MEGA), **small})
+    assert len(bomb) < MEGA
+    put(path, telling(bomb, 1000))
+    refused(lambda: read(path), f"{path}: damaged or cut short (Bad CRC-32")
+    put(path, zipped({EMNIST[0]: bytes(64 * MEGA), **small}, zipfile.ZIP_BZIP2))
+    refused(lambda: read(path), f"{path}: {EMNIST[0]} is packed in another way than deflate")
+
+
+def npy(shape: str, content: bytes = b"") -> bytes:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + content
+
+
+def test_npz_is_bounded_by_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.npz"
+    other = {f"{name}.npy": npy("(2,)", b"\0\1") for name in ("y_train", "x_test", "y_test")}
+    put(path, zipped({"x_train.npy": npy("(1099511627776,)"), **other}))
+    refused(lambda: fc.data.load(path), f"{path}: x_train cannot be read", "it has 128 bytes, by its header 1099511627904")
+    put(path, zipped({"x_train.npy": npy("(2,)", b"\0\1\2"), **other}))
+    refused(lambda: fc.data.load(path), "it has 131 bytes, by its header 130")
+    bomb = zipped({"x_train.npy": npy("(2,)", bytes(256 * MEGA)), **other})
+    put(path, telling(bomb, 130))
+    refused(lambda: fc.data.load(path), f"{path}: x_train cannot be read", "Bad CRC-32")
+    put(path, bomb)
+    monkeypatch.setattr(safe_read, "memory", lambda: 255 * MEGA)
+    refused(lambda: fc.data.load(path), f"{path}: its arrays: 268,435,974 bytes, this machine's memory has 267,386,880")
+    put(path, zipped({"x_train.npy": npy("(2,)", b"\0\1"), **other}, zipfile.ZIP_LZMA))
+    refused(lambda: fc.data.load(path), f"{path}: x_train.npy is packed in another way than deflate")
+
+
+MAT = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
+
+
+def flushed(data: bytes) -> bytes:
+    """A block of a zlib stream that leans on nothing before it."""
+    packer = zlib.compressobj()
+    return (packer.compress(data) + packer.flush(zlib.Z_FULL_FLUSH))[2:]
+
+
+def packed_element(begins: bytes, rest: bytes = b"") -> bytes:
+    content = b"\x78\x9c" + flushed(begins) + rest
+    return MAT + struct.pack("<II", 15, len(content)) + content
+
+
+def test_mat_unpacks_no_more_than_an_element_promises(tmp_path: Path) -> None:
+    path = tmp_path / "train.mat"
+    read = READ["mat"][1]
+    put(path, packed_element(struct.pack("<II", 14, 0xFFFFFFF0)))
+    refused(lambda: read(path), f"{path}, unpacked: 4,294,967,288 bytes, at most 1,073,741,824 are allowed")
+    put(path, packed_element(struct.pack("<II", 14, 1000), zeros(flushed)))
+    refused(lambda: read(path), f"{path}: no MATLAB file, damaged", "another length than it tells")
+
+
+def test_cells_of_a_mat_are_left_out(tmp_path: Path) -> None:
+    """scipy makes a place for each of as many cells as the header tells."""
+    path = tmp_path / "train.mat"
+    empty = np.empty((1, 1), object)
+    empty[0, 0] = np.zeros((1, 1))
+    for name in ("X", "y"):
+        file = io.BytesIO()
+        savemat(file, {name: empty})
+        cell = bytearray(file.getvalue())
+        at = cell.index(struct.pack("<IIII", 5, 8, 1, 1))
+        cell[at + 8 : at + 16] = struct.pack("<II", 1 << 14, 1 << 14)  # 2 GiB of places
+        good = io.BytesIO()
+        savemat(good, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [10]])})
+        put(path, bytes(cell) + good.getvalue()[128:])
+        assert len(READ["mat"][1](path).y_train) == 2
+        put(path, bytes(cell))
+        refused(lambda: READ["mat"][1](path), f"{path}: there is no array of numbers 'X' in it")
+
+
+def safetensors(header: dict[str, Any], content: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + content
+
+
+@pytest.mark.parametrize("kind", ["encoder", "seen", "checkpoint", "models"])
+def test_tensors_beyond_the_file_are_refused(kind: str, tmp_path: Path) -> None:
+    path, read = placed(kind, tmp_path)
+    put(path, safetensors({"ids": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}, bytes(8)))
+    refused(read, path, "damaged")
+    put(path, struct.pack("<Q", 1 << 62) + b"{}")
+    refused(read, path, "damaged")
+
+
+def test_an_encoder_is_not_built_larger_than_its_weights(tmp_path: Path) -> None:
+    spec = DenseAutoencoder(hidden=2, code=2)
+    module = spec.build((3,))
+    for told, shape in ((DenseAutoencoder(hidden=50_000, code=50_000), (3,)), (spec, (10_000, 100_000))):
+        encoder_pretraining.write(tmp_path / "e", module, told, shape, {})
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # torch's memory is not Python's
+        refused(lambda: encoder_pretraining.read(tmp_path / "e"), "a damaged encoder file", "not those of the encoder that it tells of")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ids": torch.arange(3_001)},
+        {"ids": torch.tensor([-1])},
+        {"ids": torch.tensor(1)},
+        {"ids": torch.tensor([1.0])},
+        {"ids": torch.arange(2), "labels": torch.tensor([[1, 2]])},
+        {"ids": torch.arange(1), "labels": torch.tensor([[1, -1]])},
+        {"ids": torch.arange(1), "labels": torch.zeros(1, 257, dtype=torch.int64)},
+        {"ids": torch.arange(1), "features": torch.zeros(1, 2, dtype=torch.float64)},
+    ],
+)
+def test_what_was_seen_of_clients_is_of_a_size_that_can_be_drawn(wrong: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    checkpoint.write_tensors(tmp_path / client_features.FILE, wrong, {"what": "", "measure": ""})
+    refused(lambda: client_features.read(tmp_path), f"{tmp_path / client_features.FILE}: damaged (it has")
+
+
+@pytest.mark.parametrize("about", ["[]", "[" * 100_000, '{"what": 1, "measure": ""}', "{"])
+def test_what_is_told_beside_tensors_is_checked_too(about: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint.json, "dumps", lambda told: about if told == "about" else json.JSONEncoder().encode(told))
+        checkpoint.write_tensors(tmp_path / client_features.FILE, {"ids": torch.arange(2)}, "about")  # type: ignore[arg-type]
+    refused(lambda: client_features.read(tmp_path), f"{tmp_path / client_features.FILE}: damaged (")
+
+
+# nesting
+
+
+DEEP = {
+    "json": ["[" * 100_000, '{"a":' * 100_000, "[" * 400 + "]" * 400, '"\\ud800"', "9" * 5_000],
+    "toml": ["a=" + "[" * 100_000, "a" + ".a" * 500_000 + "=1", "a=" + "{b=" * 60 + "1" + "}" * 60, "[" + "a." * 60 + "a]"],
+}
+
+
+@pytest.mark.parametrize("text", DEEP["json"])
+@pytest.mark.parametrize("kind", ["leaf", "summary", "rounds", "comparison", "diagnosis", "clients"])
+def test_json_that_is_nested_deeply(kind: str, text: str, tmp_path: Path) -> None:
+    path, read = placed(kind, tmp_path)
+    path.write_text(f"client\n{text}\n0\n0\n" if kind == "clients" else text + "\n")
+    refused(read, path)
+
+
+@pytest.mark.parametrize("text", DEEP["toml"])
+@pytest.mark.parametrize("kind", ["experiment", "tables"])
+def test_toml_that_is_nested_deeply(kind: str, text: str, tmp_path: Path) -> None:
+    path, read = placed(kind, tmp_path)
+    path.write_text(text)
+    refused(read, path)
+
+
+def test_what_is_honest_is_read_as_it_is() -> None:
+    told = {"a": [1, 2.5, None, {"b": ["é", True]}]}
+    assert safe_read.parse_json(json.dumps(told)) == told
+    assert safe_read.parse_toml("[a]\nb = [0.1, 0.2]\nc.d = 1\n") == {"a": {"b": [0.1, 0.2], "c": {"d": 1}}}
+    assert config.value_of("[" * 100_000) == "[" * 100_000
+
+
+# archives that would write elsewhere
+
+
+def everything(folder: Path) -> dict[str, bytes | str]:
+    found = sorted(folder.rglob("*"))
+    return {
+        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found if path.is_symlink() or path.is_file()
+    }
+
+
+def test_archives_write_nothing_whatever_their_members_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = tmp_path / "a" / "b"
+    work.mkdir(parents=True)
+    monkeypatch.chdir(work)
+
+    def links(archive: tarfile.TarFile) -> None:
+        for name, kind, target in (("out", tarfile.SYMTYPE, str(tmp_path)), ("hard", tarfile.LNKTYPE, "/etc/hostname")):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, target
+            archive.addfile(info)
+        device = tarfile.TarInfo("a.bin")
+        device.type = tarfile.CHRTYPE
+        archive.addfile(device)
+
+    record = bytes(3073)
+    members = {"../../a.bin": record, f"{tmp_path}/b.bin": record, "out/x": b"x", "../../x": b"x", f"{tmp_path}/y": b"y"}
+    path = put(work / "c.tar.gz", gzip.compress(tar(members, links)))
+    before = everything(tmp_path)
+    assert len(readers.cifar("cifar10", 10, 1, CIFAR, [path]).y_train) == 1
+
+    parts = (idx_head(1, 28, 28) + bytes(784), idx_head(1) + b"\0") * 2
+    elsewhere = {"../../x": b"x", f"{tmp_path}/y": b"y"}
+    archive = put(work / "gzip.zip", zipped({name: gzip.compress(part) for name, part in zip(EMNIST, parts, strict=True)} | elsewhere))
+    arrays = {
+        f"{name}.npy": npy("(1,)", b"\0") for name in ("x_train", "y_train", "x_test", "y_test", "../../z_train", f"{tmp_path}/w_train")
+    }
+    mine = put(work / "mine.npz", zipped(arrays))
+    before |= everything(work)
+    assert len(readers.emnist("balanced", 47, [archive]).y_train) == 1
+    with suppress(InvalidInput):
+        fc.data.load(mine)
+    assert everything(tmp_path) == before
+
+
+# downloads
+
+
+def test_a_server_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless(io.BytesIO):
+        status, length, given = 200, None, 0
+
+        def read(self, count: int | None = -1) -> bytes:
+            self.given += count or 0
+            assert self.given < 10 * MEGA
+            return bytes(count or 0)
+
+    monkeypatch.setattr(download, "_opened", lambda file, have: Endless())
+    file = CATALOGUE["mnist"].files[1]
+    with pytest.raises(download.NotDownloaded, match="expected SHA-256"):
+        download.fetch(file, tmp_path, lambda file, have: None)
+    assert list(tmp_path.iterdir()) == []

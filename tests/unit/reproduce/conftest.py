@@ -1,0 +1,24 @@
+"""Doing a table's runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedclade.reproduce.compare_to_paper import Outcome, outcome
+from fedclade.reproduce.execute import Job, Options, execute, plan
+from fedclade.reproduce.spec import Table
+
+
+@pytest.fixture
+def done() -> Callable[..., tuple[Outcome, list[Job]]]:
+    """done(table, folder, **options): what came out, and the jobs that were begun for it."""
+
+    def do(table: Table, folder: Path, **options: Any) -> tuple[Outcome, list[Job]]:
+        begun: list[Job] = []
+        planned = plan(table, Options(device="cpu", **options))
+        found = execute(planned, folder, lambda job, number, total: begun.append(job))
+        return outcome(planned, found, "cpu"), begun
+
+    return do

@@ -1,0 +1,216 @@
+"""A table: which runs it needs, doing them once, and what is said of the numbers."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+from typer.testing import CliRunner
+
+import fedclade as fc
+from fedclade.cli.main import app
+from fedclade.errors import InvalidInput
+from fedclade.reproduce import spec as definitions
+from fedclade.reproduce.compare_to_paper import Outcome, in_words
+from fedclade.reproduce.execute import Job, Options, plan, thinned
+from fedclade.reproduce.markdown import from_json, page
+from fedclade.reproduce.metrics import measure
+from fedclade.reproduce.spec import Claim, Table
+
+Done = Callable[..., tuple[Outcome, list[Job]]]
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "title": "A small table",
+    "paper": "nobody",
+    "tolerance": 5.0,
+    "seeds": 2,
+    "experiment": {
+        "partition": {"name": "label_clusters", "clients": 6, "clusters": 2, "classes": 5},
+        "model": {"name": "mlp", "hidden": 8},
+        "run": {"rounds": 2, "clients_per_round": 1.0},
+    },
+    "quick": {"set": ["run.rounds=1"]},
+    "columns": [
+        {"name": "digits", "data": ["not_here", "digits"], "set": ["local.lr=0.1"]},
+        {"name": "variance", "like": "digits", "metric": "accuracy_variance"},
+        {"name": "nowhere", "data": ["not_here"]},
+    ],
+    "rows": [
+        {"name": "FedAvg", "method": "fedavg", "paper": {"digits": 10.0, "variance": 1e6}, "why": "It is another data set."},
+        {"name": "FedProx, strong", "method": "fedprox", "set": ["method.mu=1.0"], "sets": {"digits": ["local.epochs=2"]}},
+        {"name": "True groups", "method": "oracle", "skip": ["variance"]},
+    ],
+    "claims": [{"rising": ["FedAvg", "True groups"], "columns": ["digits"], "slack": 100.0}],
+}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Table:
+    table = TypeAdapter(Table).validate_python(SMALL)
+    monkeypatch.setattr(definitions, "tables", lambda: {"small": table})
+    monkeypatch.setattr("fedclade.cli.reproduce.tables", lambda: {"small": table})
+    return table
+
+
+def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(small: Table, tmp_path: Path, done: Done) -> None:
+    planned = plan(small, Options())
+    assert planned.data == {"digits": "digits", "variance": "digits", "nowhere": None}
+    assert len(planned.jobs) == 3 * 2  # rows and seeds; the variance is read from the same runs
+    experiment = planned.jobs["FedProx, strong", "digits", 1].experiment(None)
+    assert (experiment.run.seed, experiment.local.lr, experiment.local.epochs, experiment.method) == (1, 0.1, 2, fc.FedProx(mu=1.0))
+    result, begun = done(small, tmp_path, seeds=1)
+    assert len(begun) == 3
+    assert [(cell.row, cell.column) for cell in result.cells] == [
+        *(("FedAvg", "digits"), ("FedProx, strong", "digits"), ("True groups", "digits")),
+        *(("FedAvg", "variance"), ("FedProx, strong", "variance")),
+    ]
+
+
+def test_what_was_run_is_not_run_again(small: Table, tmp_path: Path, done: Done) -> None:
+    first, _ = done(small, tmp_path, seeds=1)
+    again, begun = done(small, tmp_path, seeds=1)
+    assert begun == []
+    assert again.cells == first.cells
+    _, begun = done(small, tmp_path, seeds=2)
+    assert {job.seed for job in begun} == {1}
+
+
+def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path, done: Done) -> None:
+    first, _ = done(small, tmp_path, seeds=1)
+    made = next(tmp_path.glob("fedavg-*/about.json"))
+    made.write_text(json.dumps({**json.loads(made.read_text()), "machine": "another one"}))
+    again, _ = done(small, tmp_path, seeds=1)
+    assert again.about["machine"] == f"another one, {first.about['machine']}"
+    assert again.about["torch"] == first.about["torch"]
+
+
+def test_what_was_cut_short_is_named(small: Table, tmp_path: Path, done: Done) -> None:
+    done(small, tmp_path, seeds=1)
+    made = next(tmp_path.glob("fedavg-*/about.json"))
+    made.write_text(made.read_text()[:20])
+    with pytest.raises(InvalidInput, match=r"about\.json: missing or damaged"):
+        done(small, tmp_path, seeds=1)
+
+
+def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path, done: Done) -> None:
+    result, _ = done(small, tmp_path)
+    cells = {(cell.row, cell.column): cell for cell in result.cells}
+    fedavg = cells["FedAvg", "digits"]
+    assert len(fedavg.values) == 2
+    assert fedavg.mean == pytest.approx(sum(fedavg.values) / 2)  # type: ignore[arg-type]
+    assert fedavg.difference == pytest.approx(fedavg.mean - 10.0)  # type: ignore[operator]
+    assert (fedavg.mark, in_words(fedavg)) == ("above", "better")
+    variance = cells["FedAvg", "variance"]
+    assert (variance.mark, in_words(variance)) == ("below", "better")  # the less it varies, the better
+    assert cells["True groups", "digits"].mark == ""
+    assert [(claim.place, claim.holds) for claim in result.claims] == [("digits", True)]
+
+
+def test_a_claim_that_does_not_hold_says_so(small: Table, tmp_path: Path, done: Done) -> None:
+    false = replace(small, claims=(replace(small.claims[0], slack=-100.0),))
+    result, _ = done(false, tmp_path, seeds=1)
+    assert [claim.holds for claim in result.claims] == [False]
+    assert "**does not hold**" in page(result)
+
+
+def test_a_claim_may_be_about_one_row_and_several_columns(small: Table, tmp_path: Path, done: Done) -> None:
+    claims = (Claim(rising=("digits", "variance"), row="FedAvg"), Claim(rising=("variance", "digits"), row="FedAvg"))
+    result, _ = done(replace(small, claims=claims), tmp_path, seeds=1)
+    accuracy, variance = (cell.mean for cell in result.cells if cell.row == "FedAvg")
+    assert accuracy is not None
+    assert variance is not None
+    assert [(claim.place, claim.holds) for claim in result.claims] == [("FedAvg", accuracy <= variance), ("FedAvg", variance <= accuracy)]
+
+
+def test_the_page_says_what_stands_in_what_is_missing_and_why(small: Table, tmp_path: Path, done: Done) -> None:
+    result, _ = done(small, tmp_path, seeds=1)
+    text = page(result)
+    assert "digits: digits stands in for not_here." in text
+    assert "nowhere: not measured, no data here (not_here" in text
+    assert "1. It is another data set." in text
+    assert "| *True groups* | – |" in text
+    assert from_json(json.loads(json.dumps(result.as_json()))) == result
+
+
+def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path, done: Done) -> None:
+    result, begun = done(small, tmp_path, quick=True)
+    assert {job.experiment(None).run.rounds for job in begun} == {1}
+    assert all(cell.difference is None and cell.mark == "" for cell in result.cells)
+    assert result.claims == ()
+    assert "not the table's numbers" in page(result)
+
+
+def test_only_some_methods_and_columns(small: Table) -> None:
+    planned = plan(small, Options(methods=("oracle",), columns=("digits",)))
+    assert {(row, column) for row, column, _ in planned.jobs} == {("True groups", "digits")}
+    assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).jobs} == {"FedAvg", "True groups"}
+    with pytest.raises(fc.InvalidInput, match=r"--methods fedavgg.*Did you mean 'fedavg'"):
+        plan(small, Options(methods=("fedavgg",)))
+    with pytest.raises(fc.InvalidInput, match=r"--column digit.*Did you mean 'digits'"):
+        plan(small, Options(columns=("digit",)))
+
+
+def test_measures_from_a_history() -> None:
+    history = [
+        {"round": 1, "bytes_up": 1_000_000, "bytes_down": 500_000, "clusters": 1},
+        {"round": 2, "bytes_up": 1_000_000, "bytes_down": 500_000, "clusters": 3, "accuracy": 70.0},
+        {"round": 3, "bytes_up": 1_000_000, "bytes_down": 500_000, "clusters": 2, "accuracy": 80.0},
+    ]
+    assert measure("rounds_to 75", {}, history) == 3
+    assert measure("megabits_to 70", {}, history) == pytest.approx(2 * 1.5 * 8)
+    assert measure("rounds_to 90", {}, history) is None
+    assert measure("megabits_to 90", {}, history) is None
+    assert measure("accuracy_at 2", {}, history) == 70.0
+    assert measure("most clusters", {}, history) == 3
+    assert measure("ari", {"ari": None}, history) is None
+
+
+def test_a_mistake_in_a_table_is_noticed() -> None:
+    with pytest.raises(ValidationError, match="toleranse"):
+        TypeAdapter(Table).validate_python({**SMALL, "toleranse": 1.0})
+
+
+def test_the_command(small: Table, tmp_path: Path) -> None:
+    runner, folder = CliRunner(), tmp_path / "out"
+    told = runner.invoke(app, ["reproduce", "small", "--seeds", "1", "--out", str(folder), "--device", "cpu"])
+    assert told.exit_code == 0, told.output
+    assert "FedAvg" in told.output
+    assert "better" in told.output
+    assert json.loads((folder / "table.json").read_text())["table"] == "small"
+    assert (folder / "table.md").read_text().startswith("# A small table")
+    so_far = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(folder)])  # of the two seeds one is there
+    assert so_far.exit_code == 0, so_far.output
+    assert {len(cell["values"]) for cell in json.loads((folder / "table.json").read_text())["cells"]} == {1}
+    nothing = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(tmp_path / "nothing")])
+    assert "holds no finished run" in str(nothing.exception)
+    again = runner.invoke(app, ["reproduce", "small", "--out", str(folder)])
+    assert isinstance(again.exception, fc.InvalidInput)
+    assert "--resume" in str(again.exception)
+
+
+def test_without_a_name_the_tables_are_listed_and_an_unknown_one_is_refused(small: Table) -> None:
+    runner = CliRunner()
+    assert "A small table" in runner.invoke(app, ["reproduce"]).output
+    unknown = runner.invoke(app, ["reproduce", "smal"])
+    assert "Did you mean 'small'" in str(unknown.exception)
+
+
+def test_where_no_data_are_here_nothing_is_run(small: Table, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["reproduce", "small", "--column", "nowhere", "--out", str(tmp_path / "out")])
+    assert "none of its data sets is here" in str(told.exception)
+
+
+def test_a_quick_look_takes_samples_evenly() -> None:
+    x = torch.arange(100.0).view(100, 1)
+    data = fc.data.dataset(x, torch.arange(100) % 10, x[:40], torch.arange(40) % 10, writer=(torch.arange(100), torch.arange(40)))
+    few = thinned(data, 30)
+    assert few.x_train.flatten().tolist() == list(range(0, 100, 4))  # every fourth: every third would be more than 30
+    assert few.x_test.flatten().tolist() == list(range(0, 40, 3))
+    train, test = few.keys["writer"]
+    assert test is not None
+    assert (train.tolist(), test.tolist()) == (list(range(0, 100, 4)), list(range(0, 40, 3)))

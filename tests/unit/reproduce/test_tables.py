@@ -1,0 +1,169 @@
+"""All tables there are: names that refer to something, settings that make an experiment, numbers that its run will have."""
+
+import re
+
+import pytest
+import torch
+from pydantic import TypeAdapter, ValidationError
+
+from fedclade.data import DATASETS
+from fedclade.data.catalog import CATALOGUE
+from fedclade.methods import FLT, LGFedAvg
+from fedclade.reproduce.execute import Options, Plan, plan
+from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table, tables
+from fedclade.training import config
+
+SHAPES = {  # of the inputs, and the number of classes
+    **dict.fromkeys(("mnist", "fashion_mnist"), ((1, 28, 28), 10)),
+    **dict.fromkeys(("emnist_balanced", "emnist47"), ((1, 28, 28), 47)),
+    **dict.fromkeys(("emnist_byclass", "emnist62", "femnist"), ((1, 28, 28), 62)),
+    **dict.fromkeys(("cifar10", "svhn"), ((3, 32, 32), 10)),
+    "cifar100": ((3, 32, 32), 100),
+    "ag_news": ((30,), 2_000),
+    "genomic": ((30, 64), 2),
+    "digits": ((1, 8, 8), 10),
+}
+STAND_INS = ("emnist47", "emnist62")  # .npz files that are no published set
+SUMMARY = (
+    "accuracy",
+    "accuracy_variance",
+    "accuracy_worst10",
+    "accuracy_tuned",
+    "train_accuracy",
+    "perplexity",
+    "clusters",
+    "ari",
+    "bytes",
+)
+
+every_table = pytest.mark.parametrize("table", tables().values(), ids=lambda table: table.name)
+every_run = pytest.mark.parametrize("table", [table for table in tables().values() if not table.study], ids=lambda table: table.name)
+
+
+@pytest.fixture(autouse=True)
+def _all_data_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedclade.reproduce.execute._is_here", lambda name, root: True)
+
+
+def planned(table: Table, quick: bool = False) -> Plan:
+    return plan(table, Options(seeds=1, quick=quick))
+
+
+def cells(table: Table) -> list[tuple[Row, Column]]:
+    return [(row, column) for row in table.rows for column in table.columns if column.name not in row.skip]
+
+
+def test_there_are_tables_of_all_four_papers() -> None:
+    assert {name.partition("_")[0] for name in tables()} == {"flt", "flis", "cfl", "fedgmcc"}
+
+
+def test_a_key_that_a_table_does_not_know_is_refused() -> None:
+    with pytest.raises(ValidationError, match="papers"):
+        TypeAdapter(Table).validate_python(
+            {"title": "t", "paper": "p", "experiment": {}, "columns": [], "rows": [{"name": "a", "method": "fedavg", "papers": {}}]}
+        )
+
+
+@every_table
+def test_no_two_columns_or_rows_have_one_name(table: Table) -> None:
+    for things in (table.columns, table.rows):
+        names = [thing.name for thing in things]
+        assert len(set(names)) == len(names)
+
+
+@every_table
+def test_names_refer_to_columns_and_rows(table: Table) -> None:
+    columns, rows = {column.name: column for column in table.columns}, {row.name: row for row in table.rows}
+    for column in table.columns:
+        if column.like is None:
+            assert column.data, column.name
+        else:
+            # Data and settings are those of the other column: what stands here would not be read.
+            assert columns[column.like].like is None
+            assert (column.data, column.set, column.quick) == ((), (), ()), column.name
+    settable = {name for name, column in columns.items() if column.like is None}
+    for row in table.rows:
+        assert {*row.paper, *row.skip, *(row.why if isinstance(row.why, dict) else ())} <= set(columns), row.name
+        assert {*row.sets, *row.encoder} <= settable, row.name
+        assert not set(row.paper) & set(row.skip), row.name
+        assert set(row.skip) < set(columns), f"{row.name} is skipped everywhere"
+    for claim in table.claims:
+        assert len(claim.rising) > 1
+        if claim.row:
+            assert claim.row in rows
+            assert set(claim.rising) <= set(columns)
+            continue
+        assert set(claim.rising) <= set(rows)
+        assert set(claim.columns) <= set(columns)
+        for name in claim.columns:
+            assert not [row for row in claim.rising if name in rows[row].skip], f"{name}: this claim can never be read"
+
+
+@every_table
+def test_data_sets_are_known(table: Table) -> None:
+    named = {name for column in table.columns for name in column.data} | {name for row in table.rows for name in row.encoder.values()}
+    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, SYNTHETIC}
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+@every_run
+def test_every_cell_is_an_experiment(table: Table, quick: bool) -> None:
+    jobs = planned(table, quick).jobs
+    assert {(row, column) for row, column, _ in jobs} == {(row.name, table.settings_of(column).name) for row, column in cells(table)}
+    for job in jobs.values():
+        experiment = job.experiment(None)
+        assert experiment.data.name == job.data
+        assert experiment.method.name == job.row.method
+        if job.column.name in job.row.encoder:
+            assert isinstance(experiment.method, FLT)
+        if quick:
+            assert experiment.run.rounds <= 2
+            assert experiment.partition.clients <= 50
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+@every_run
+def test_models_fit_the_data(table: Table, quick: bool) -> None:
+    built: dict[object, torch.nn.Module] = {}
+    for job in planned(table, quick).jobs.values():
+        experiment = job.experiment(None)
+        for data in job.column.data:
+            key = (experiment.model, data)
+            if key not in built:
+                with torch.device("meta"):
+                    built[key] = experiment.model.build(*SHAPES[data])
+            if isinstance(experiment.method, LGFedAvg) and experiment.method.local_layers is not None:
+                assert set(experiment.method.local_layers) < dict(built[key].named_children()).keys()
+
+
+@every_run
+def test_runs_have_what_is_measured(table: Table) -> None:
+    runs = {(row, column): job.experiment(None).run for (row, column, _), job in planned(table).jobs.items()}
+    for row, column in cells(table):
+        run, metric = runs[row.name, table.settings_of(column).name], table.metric_of(column)
+        name, _, argument = metric.partition(" ")
+        if name in ("rounds_to", "megabits_to"):
+            assert 0 < float(argument) <= 100
+            assert run.eval_every == 1, "or a round that was not looked at might have been the first"
+        elif name == "accuracy_at":
+            at = int(argument)
+            assert at <= run.rounds
+            assert at == run.rounds or (run.eval_every and at % run.eval_every == 0)
+        else:
+            assert metric in (*SUMMARY, "most clusters"), column.name
+            assert metric != "accuracy_tuned" or run.fine_tune_epochs
+
+
+@every_run
+def test_numbers_of_the_papers_are_possible(table: Table) -> None:
+    for row, column in cells(table):
+        if column.name in row.paper and re.match("accuracy(_tuned|_at .*)?$", table.metric_of(column)):
+            assert 0 < row.paper[column.name] <= 100, (row.name, column.name)
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
+@pytest.mark.parametrize("table", [table for table in tables().values() if table.study], ids=lambda table: table.name)
+def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
+    for job in planned(table, quick).jobs.values():
+        if job.data != SYNTHETIC:  # those that make their own data have settings of their own
+            config.experiment(config.apply(job.base, job.sets))

@@ -1,0 +1,101 @@
+"""What the pages of docs/methods/ take from the code: parameters and their defaults, and what leaves a client.
+
+python tools/docs/method_pages.py [--check]
+
+A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->` before what leaves a client; each
+ends at `<!-- end -->`. What a parameter means is written by hand in the table's last column and stays; names and defaults come from the
+code, and a parameter that no row names, or a row that names no parameter, is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+from fedclade.methods import METHODS
+from fedclade.methods.base import GROUPS, NEEDS, Method, hyperparameters
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "methods"
+BLOCK = re.compile(r"(<!-- (parameters|leaves): ([a-z_ ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+CELLS = re.compile(r"(?<!\\)\|")
+NONE = "None of its own: `[local]` and `[run]` of [the experiment](../experiments.md) are all there is.\n"
+
+
+def parameters(kinds: list[type[Method]], block: str) -> str:
+    known = {field.name: field for kind in kinds for field in fields(kind)}
+    settable = {field.name for kind in kinds for field in hyperparameters(kind)}
+    if not settable:
+        return NONE
+    rows, said = [], set()
+    for line in block.splitlines()[2:]:
+        first, default, meaning = (cell.strip() for cell in CELLS.split(line)[1:-1])
+        names = re.findall(r"`([a-z_0-9]+)`", first)
+        if not names or not set(names) <= known.keys():
+            raise SystemExit(f"{', '.join(kind.name for kind in kinds)}: {first} is no parameter")
+        if set(names) <= settable:
+            default = ", ".join(_defaults(kinds, name) for name in names)
+        said |= set(names)
+        rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {default} | {meaning} |\n")
+    if missing := sorted(settable - said):
+        raise SystemExit(f"{kinds[0].name}: the page does not say what {', '.join(missing)} mean")
+    return "| parameter | default | |\n| --- | --- | --- |\n" + "".join(rows)
+
+
+def _defaults(kinds: list[type[Method]], name: str) -> str:
+    found = {kind.name: _default(field) for kind in kinds for field in hyperparameters(kind) if field.name == name}
+    if len(set(found.values())) == 1 and len(found) == len(kinds):
+        return next(iter(found.values()))
+    return ", ".join(f"{value} ({kind})" for kind, value in found.items())
+
+
+def _default(field: Field[Any]) -> str:
+    if field.default is MISSING:
+        return "required"
+    return "none" if field.default is None else f"`{field.default!r}`".replace("'", '"')
+
+
+def leaves(kinds: list[type[Method]]) -> str:
+    return "".join(
+        f"{textwrap.fill(line, 140, subsequent_indent='  ', break_on_hyphens=False)}\n"
+        for kind in kinds
+        for line in _leaves(kind, len(kinds) > 1)
+    )
+
+
+def _leaves(kind: type[Method], named: bool) -> list[str]:
+    who = f"`{kind.name}`: " if named else ""
+    cost = f"{kind.up} up, {kind.down} down{f'; {kind.besides}' if kind.besides else ''}".replace("*", "·")
+    return [
+        f"- {who}{kind.leaves if named else kind.leaves[0].upper() + kind.leaves[1:]}.",
+        f"- The server needs {NEEDS[kind.needs]}. Groups: the method {GROUPS[kind.groups]}.",
+        f"- Bytes of a client in a round: {cost} ([W, K, G](README.md)).",
+    ]
+
+
+def page(text: str) -> str:
+    def filled(block: re.Match[str]) -> str:
+        kinds = [METHODS[name] for name in block[3].split()]
+        made = parameters(kinds, block[4].strip()) if block[2] == "parameters" else leaves(kinds)
+        return f"{block[1]}\n{made}\n{block[5]}"
+
+    return BLOCK.sub(filled, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="Change nothing; fail where a page is out of date.")
+    check = parser.parse_args().check
+    for file in sorted(PAGES.glob("*.md")):
+        made = page(file.read_text())
+        if check and made != file.read_text():
+            raise SystemExit(f"{file} is out of date: python tools/docs/method_pages.py")
+        if not check:
+            file.write_text(made)
+
+
+if __name__ == "__main__":
+    main()

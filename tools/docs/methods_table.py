@@ -1,0 +1,113 @@
+"""The table of all methods in docs/methods/README.md, from what the methods declare and what a round is counted to cost.
+
+python tools/docs/methods_table.py [--out docs/methods/README.md]
+
+Every method runs the preset `quickstart`: the phase before the first round, then three rounds. What is counted is what the simulator
+says was sent in the last of them, for each client of the cohort; it is compared with the formula that the method declares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+import torch
+
+from fedclade.core.functional_model import Objective
+from fedclade.core.program import LocalTraining
+from fedclade.core.pytree import nbytes
+from fedclade.core.rng import fold
+from fedclade.data import Clients
+from fedclade.engines.simulator import Simulator
+from fedclade.methods import METHODS
+from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method
+from fedclade.training import config
+from fedclade.training.client_sampling import cohort_of
+from fedclade.training.setup import equip, module_for
+
+ROUNDS = 3
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "docs" / "methods" / "README.md"
+HEAD = [
+    "method",
+    "paper",
+    "what leaves a client",
+    "the server needs",
+    "groups: the method",
+    "bytes of a client in a round",
+    "counted, kB",
+]
+ABOUT = """# The methods
+
+Made by `python tools/docs/methods_table.py` from what the methods declare; a test compares it with the code.
+
+{symbols} Eight bytes beside a model are the number of a cluster. Counted is what the simulator sent for each client of the third
+round of the preset `quickstart` ({clients} clients, half of them in a round, a model of {size:,} bytes), and before the first round on
+average over all clients. `fedclade describe METHOD` tells the same, with what the method does and its parameters.
+
+"""
+
+
+def counted(kind: type[Method], chosen: config.Experiment, clients: Clients) -> tuple[int, int, int, int, int]:
+    """K, the bytes up and down of a client in the last round, and those of a client before the first, on average."""
+    objective = Objective(module_for(chosen.model, clients, seed=0))
+    method = equip(kind(), clients, seed=0).bind(LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1))
+    fed, params = Simulator(clients), objective.params()
+    fed.remember(method.memory0(params))
+    state = method.init(fed, params, fold(0, "init"))
+    once = (fed.traffic.up // len(clients), fed.traffic.down // len(clients))
+    for number in range(1, ROUNDS + 1):
+        cohort = cohort_of(fold(0, number), len(clients), len(clients) // 2)
+        state, cohort = method.ready(fed, state, cohort, fold(0, "admit", number))
+        before, symbols = (fed.traffic.up, fed.traffic.down), method.symbols(state)
+        state = method.round(fed, state, cohort, fold(0, "round", number))
+    up, down = (fed.traffic.up - before[0]) // len(cohort), (fed.traffic.down - before[1]) // len(cohort)
+    for what, formula, real in (("up", kind.up, up), ("down", kind.down, down)):
+        if eval(formula, {"__builtins__": {}}, symbols) != real:
+            raise SystemExit(f"{kind.name} declares {what} = {formula} with {symbols}, but sent {real} bytes")
+    return symbols["K"], up, down, *once
+
+
+def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list[str]:
+    models, up, down, once_up, once_down = counted(kind, chosen, clients)
+    pages = (f"{kind.name}.md", f"{kind.name.partition('_')[0]}.md")  # FLIS's two methods share one
+    page = next((page for page in pages if (OUT.parent / page).exists()), f"baselines.md#{kind.name}")
+    name = f"[{kind.name}]({page})"
+    formula = f"{_pretty(kind.up)} up, {_pretty(kind.down)} down" + (f"; {kind.besides}" if kind.besides else "")
+    cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.down else "")
+    if once_up or once_down:
+        cost += f"; before: {_kb(once_up)} up, {_kb(once_down)} down"
+    return [name, kind.paper, kind.leaves, NEEDS[kind.needs], GROUPS[kind.groups], formula, cost]
+
+
+def _pretty(formula: str) -> str:
+    return formula.replace("*", "·")
+
+
+def _kb(count: int) -> str:
+    return f"{count / 1000:.1f}"
+
+
+def table() -> str:
+    chosen = config.experiment(config.read("quickstart"))
+    clients = chosen.clients()
+    size = nbytes(Objective(module_for(chosen.model, clients, seed=0)).params())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = [row(kind, chosen, clients) for kind in METHODS.values()]
+    lines = [HEAD, ["---"] * len(HEAD), *rows]
+    return ABOUT.format(clients=len(clients), size=size, symbols=SYMBOLS) + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT)
+    out: Path = parser.parse_args().out
+    torch.set_num_threads(1)
+    out.write_text(table())
+    print(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""docs/licences.md: the licences of all that fedclade is installed and tested with, as the packages themselves declare them.
+
+python tools/release/licences.py     in an environment with all extras (`make test` sets one up)
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, requires
+from pathlib import Path
+
+from lock import FIRST, MORE, packages
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = """# Licences
+
+fedclade is under Apache-2.0. Made by `python tools/release/licences.py` from what torch and each package of locked.txt and locked-dev.txt
+declares, on Linux with Python 3.11: *needed* are those that `pip install fedclade` brings; the others come with an extra (`flower`,
+`onnx`, `track`, `ot`, `docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
+
+| package | version | licence | |
+| --- | --- | --- | --- |
+"""
+
+
+def licence(package: Distribution) -> str:
+    """The SPDX expression where there is one, else the classifiers, else the first line of the field."""
+    told = package.metadata
+    if told.get("License-Expression"):
+        return str(told["License-Expression"])
+    kinds = [each.rsplit("::", 1)[1].strip() for each in told.get_all("Classifier") or [] if each.startswith("License ::")]
+    kinds = [kind for kind in kinds if kind != "OSI Approved"]
+    field = (told.get("License") or "").strip().splitlines()
+    return "; ".join(kinds) or (field[0][:60] if field else "not declared")
+
+
+def needed(name: str, found: set[str]) -> set[str]:
+    """Names of the packages that this one needs without any extra, and theirs."""
+    for text in requires(name) or []:
+        if "extra ==" in text:
+            continue
+        other = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
+        if other not in found:
+            try:
+                distribution(other)
+            except PackageNotFoundError:  # for another platform or Python
+                continue
+            found.add(other)
+            needed(other, found)
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def page() -> str:
+    core = needed("fedclade", set())
+    rows = [_row(distribution("torch").version.partition("+")[0], "torch", core)]
+    for name, lines in sorted(packages(FIRST.read_text() + MORE.read_text())):
+        locked = Requirement(lines.partition("\\")[0])
+        if locked.marker is None or locked.marker.evaluate():
+            rows.append(_row(str(locked.specifier).removeprefix("=="), name, core))
+    return HEAD + "".join(rows)
+
+
+def _row(version: str, name: str, core: set[str]) -> str:
+    package = distribution(name)
+    return f"| {package.metadata['Name']} | {version} | {licence(package)} | {'needed' if name in core else ''} |\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "licences.md").write_text(page())
