@@ -35,12 +35,12 @@ from fedclade.data import Clients, Dataset
 from fedclade.engines.simulator import Faults
 from fedclade.io import environment_info
 from fedclade.methods import METHODS
-from fedclade.training.runner import Run
-from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 RESULTS = Path(__file__).resolve().parent / "results" / "bad_clients.json"
 CLIENTS, ROUNDS = 100, 30
-MODEL, LOCAL = fc.models.MLP(64), LocalSettings(lr=0.1, batch_size=10, epochs=1)
+MODEL, LOCAL = fc.models.MLP(64), LocalConfig(lr=0.1, batch_size=10, epochs=1)
 AWAY, RUBBISH, FLIPPERS = 0.3, 0.1, 0.2
 FLIP_METHODS = ("fedavg", "cfl", "clade", "ifca", "local")
 
@@ -98,9 +98,9 @@ def method_of(name: str, groups: int) -> fc.Method:
 
 
 def run(method: fc.Method, clients: Clients, seed: int, rounds: int, faults: Faults | None = None, device: str = "cpu") -> fc.Result:
-    settings = RunSettings(rounds, 1.0, seed, eval_every=0, checkpoint_every=0)
-    engine = fc.Simulator(clients, device=device, workers=1, faults=faults)
-    return Run(method, clients, MODEL, LOCAL, settings, EngineSettings(), federation=engine).execute()
+    settings = TrainingConfig(rounds, 1.0, seed, eval_every=0, checkpoint_every=0)
+    engine = fc.Simulator(clients, device=device, threads=1, faults=faults)
+    return TrainingRun(method, clients, MODEL, LOCAL, settings, EngineConfig(), federation=engine).run()
 
 
 def accuracy(result: fc.Result, who: Sequence[int]) -> float:
@@ -116,14 +116,14 @@ def rubbish(clients: Clients, name: str, groups: int, seed: int, rounds: int = R
     clean = run(method_of(name, groups), clients, seed, rounds, Mischief([], seed), device)
     mischief = Mischief(bad, seed)
     found = run(method_of(name, groups), clients, seed, rounds, mischief, device)
-    refused = [failure for row in found.history for failure in row["failures"] if failure["refused"]]
+    refused = [failure for row in found.history for failure in row["failures"] if failure["rejected"]]
     return {
         "clean": accuracy(clean, honest),
         "found": accuracy(found, honest),
         "sent": mischief.sent,
         "refused": len(refused),
         "refused_honest": sum(failure["client"] not in bad for failure in refused),
-        "set_aside": found.summary["set_aside"],
+        "set_aside": found.summary["blocked_clients"],
     }
 
 

@@ -51,10 +51,10 @@ def curve(name: str, epochs: int, seed: int, root: str | None, device: str) -> l
 def ifca(seeds: int) -> None:
     options = {
         "as it is": {},
-        "restarts=4": {"restarts": 4},
+        "restarts=4": {"num_restarts": 4},
         "warm_up=5": {"warm_up": 5},
-        'share="trunk"': {"share": "trunk"},
-        'share="trunk", restarts=4': {"share": "trunk", "restarts": 4},
+        'share="trunk"': {"shared_layers": "trunk"},
+        'share="trunk", restarts=4': {"shared_layers": "trunk", "num_restarts": 4},
     }
     federations = {"rotations, 4 groups": Rotation(clusters=4), "label clusters, 5 groups": LabelClusters(clusters=5, classes=2)}
     print("| federation | participation | IFCA | seeds with ARI 1 | ARI | accuracy % |\n| --- | --- | --- | --- | --- | --- |")

@@ -23,12 +23,12 @@ from fedclade.aggregation.mean import mix
 from fedclade.clustering.cfl import MARGIN, WARM_UP, length, noise_level
 from fedclade.clustering.similarity import bipartition, cosine, separation_gap
 from fedclade.core.functional_model import Objective
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.core.rng import fold
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, LabelSwap
 from fedclade.data.datasets import Dataset
 from fedclade.methods.cfl import AUTO_EPS1
-from fedclade.programs.parameter_permutation import vectors
+from fedclade.programs.parameter_permutation import flatten_models
 
 HIDDEN, CLIENTS, GROUPS = 64, 20, 4
 SHARES = (0.2, 0.1, 0.05, 0.02)  # of the scale: what eps1 might be
@@ -44,25 +44,25 @@ class Federation:
 
     @staticmethod
     def of(clients: Clients, seed: int, lr: float = 0.1, batch_size: int = 20, epochs: int = 3) -> Federation:
-        torch.manual_seed(fold(seed, "model") % 2**32)
+        torch.manual_seed(fold_in(seed, "model") % 2**32)
         objective = Objective(fc.models.MLP(HIDDEN).build(clients.shape, 10))
         return Federation(clients, seed, fc.LocalTraining(objective, lr, batch_size, epochs))
 
     def updates(self, fed: fc.Simulator, model: Tree, local: fc.LocalTraining, key: int) -> tuple[Tree, Tensor]:
         """All clients' weights after local training, and their updates as vectors."""
         everyone = torch.arange(len(self.clients))
-        got = fed.map(fc.sgd(local), everyone, each=fc.Rows(stack([model]), torch.zeros_like(everyone)), key=key)
-        return got.out, vectors(got.out) - vectors(stack([model]))
+        got = fed.map(fc.sgd(local), everyone, per_client=fc.ModelAssignment(stack([model]), torch.zeros_like(everyone)), key=key)
+        return got.outputs, flatten_models(got.outputs) - flatten_models(stack([model]))
 
     def train(self, rounds: int) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
         """The updates of each round, and on demand the gradients (with a minus) at the model they were made from."""
         fed, model = fc.Simulator(self.clients), self.local.objective.params()
         whole = replace(self.local, lr=1.0, epochs=1, batch_size=int(self.clients.sizes.max()))
         for number in range(1, rounds + 1):
-            weights, updates = self.updates(fed, model, self.local, fold(self.seed, "round", number))
+            weights, updates = self.updates(fed, model, self.local, fold_in(self.seed, "round", number))
             start = model
             yield number, updates, lambda start=start: self.updates(fed, start, whole, 0)[1]
-            model = take(mix(self.clients.sizes[None], weights), torch.tensor(0))
+            model = tree_index(mix(self.clients.sizes[None], weights), torch.tensor(0))
 
 
 def lengths(updates: Tensor) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
 from fedclade.core.functional_model import Objective
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, Dataset
 
 Make = Callable[[int], Clients]
@@ -72,7 +72,7 @@ def groups_of(clients: Clients, seed: int, method: fc.Method) -> torch.Tensor:
     assert clients.classes is not None
     objective = Objective(fc.models.MLP(200).build(clients.shape, clients.classes))
     fed = fc.Simulator(clients)
-    return method.bind(fc.LocalTraining(objective)).init(fed, objective.params(), fold(seed, "init")).cluster
+    return method.with_local_config(fc.LocalTraining(objective)).init(fed, objective.params(), fold_in(seed, "init")).cluster_ids
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
         for seed in range(args.seeds * times):
             clients = make(seed)
             begin = time.perf_counter()
-            cluster = groups_of(clients, seed, fc.Clade(signature=args.signature, size=args.size))
+            cluster = groups_of(clients, seed, fc.Clade(signature=args.signature, signature_dim=args.size))
             spent.append(time.perf_counter() - begin)
             found.append(len(cluster.unique()))
             assert clients.groups is not None

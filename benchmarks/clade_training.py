@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import fedclade as fc
-from fedclade.core.pytree import Tree, take
+from fedclade.core.pytree import Tree, tree_index
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TrueGroups(fc.FedAvg):
     def init(self, fed: fc.Federation, params: Tree, key: int) -> fc.State:
         state = super().init(fed, params, key)
         cluster = torch.tensor(self.groups)
-        return replace(state, cluster=cluster, models=take(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)))
+        return replace(state, cluster=cluster, models=tree_index(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)))
 
 
 def compared(methods: Sequence[fc.Method], clients: fc.data.Clients, model: Any, seed: int, **settings: Any) -> list[dict[str, Any]]:

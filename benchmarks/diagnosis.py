@@ -40,7 +40,7 @@ NAMES = {"fedavg": "FedAvg", "local": "Local", "ifca": "IFCA", "cfl": "CFL", "cl
 def diagnosed(clients: Clients, seed: int, device: str, rounds: int) -> dict[str, Any]:
     """What the diagnosis says, without its words."""
     begin = time.perf_counter()
-    found = diagnose(clients, MODEL, seed, device, **LOCAL, probe_rounds=rounds, workers=1)
+    found = diagnose(clients, MODEL, seed, device, **LOCAL, probe_rounds=rounds, threads=1)
     ari = None if found.group is None or clients.groups is None else float(adjusted_rand_score(clients.groups, found.group))
     told = {"kind": found.kind, "sure": found.sure, "groups": found.groups, "agree": found.groups_agree, "ari": ari}
     told["seconds"] = round(time.perf_counter() - begin, 1)
@@ -63,7 +63,7 @@ def trained(clients: Clients, seed: int, device: str, told: dict[str, Any], grou
 
 
 def _accuracy(method: fc.Method, clients: Clients, seed: int, device: str) -> float:
-    result = fc.run(method, clients, MODEL, ROUNDS, 1.0, **LOCAL, seed=seed, eval_every=0, device=device, workers=1)
+    result = fc.run(method, clients, MODEL, ROUNDS, 1.0, **LOCAL, seed=seed, eval_every=0, device=device, threads=1)
     return float(result.summary["accuracy"])
 
 
@@ -89,7 +89,7 @@ def scarce(samples: int) -> list[dict[str, Any]]:
     rows = []
     for name, planted in EXPECTED.items():
         for seed in SCARCE_SEEDS:
-            found = diagnose(federation(digits, name, seed, SCARCE_CLIENTS, samples), MODEL, seed, "cpu", probe_rounds=0, workers=1)
+            found = diagnose(federation(digits, name, seed, SCARCE_CLIENTS, samples), MODEL, seed, "cpu", probe_rounds=0, threads=1)
             rows.append({"planted": name, "seed": seed, "samples": samples, "sure": found.sure, "right": found.kind == planted.kind})
     return rows
 

@@ -58,7 +58,7 @@ class TurnedHalves:
         def transform(x: Tensor, y: Tensor, group: int) -> tuple[Tensor, Tensor]:
             return quarter(x, y, group % 2)
 
-        return Split(train, test=test, test_of=groups // 2, groups=groups, transform=transform)
+        return Split(train, test=test, test_part_id=groups // 2, groups=groups, transform=transform)
 
 
 def federation(data: Dataset, name: str, seed: int, clients: int = CLIENTS, samples: int = SAMPLES) -> Clients:

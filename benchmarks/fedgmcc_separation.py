@@ -21,13 +21,13 @@ from torch import Tensor
 import fedclade as fc
 from fedclade.clustering.mode_connectivity import LR, SCORED_AT, Outputs, Paths, learned_bends, losses_along, midpoint
 from fedclade.core.functional_model import Objective
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.core.rng import client_keys, fold, uniform
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.rng import client_keys, fold_in, uniform
 from fedclade.data import Clients, Dataset, LabelClusters, LabelPermutation, Rotation
-from fedclade.engines.base import Look
+from fedclade.engines.base import EvalRequest
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
 from fedclade.training.metrics import adjusted_rand
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 CLIENTS = 10
 MC_SAMPLES = FedGMCC().mc_samples
@@ -57,7 +57,7 @@ class Setting:
         return fc.data.partition(self.data, scheme, CLIENTS, seed)
 
     def local(self, clients: Clients, seed: int) -> fc.LocalTraining:
-        torch.manual_seed(fold(seed, "model") % 2**32)
+        torch.manual_seed(fold_in(seed, "model") % 2**32)
         objective = Objective(fc.models.MLP(self.hidden).build(clients.shape, 10))
         return fc.LocalTraining(objective, self.lr, self.batch_size, self.epochs)
 
@@ -70,13 +70,13 @@ def trained(clients: Clients, local: fc.LocalTraining, rounds: int, seed: int) -
     """The weights of all clients in each round of FedAvg: what the score sees before any clustering."""
     fed, model, everyone = fc.Simulator(clients), stack([local.objective.params()]), torch.arange(len(clients))
     for number in range(1, rounds + 1):
-        got = fed.map(fc.sgd(local), everyone, each=fc.Rows(model, torch.zeros_like(everyone)), key=fold(seed, "round", number))
-        yield number, got.out
-        model = {name: value.mean(0, keepdim=True) for name, value in got.out.items()}
+        got = fed.map(fc.sgd(local), everyone, per_client=fc.ModelAssignment(model, torch.zeros_like(everyone)), key=fold_in(seed, "round", number))
+        yield number, got.outputs
+        model = {name: value.mean(0, keepdim=True) for name, value in got.outputs.items()}
 
 
 def noise(shape: tuple[int, ...], seed: int, samples: int = MC_SAMPLES) -> Tensor:
-    return uniform(client_keys(fold(seed, "inputs"), torch.tensor(0)), (samples, *shape))
+    return uniform(client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (samples, *shape))
 
 
 def softmax(outputs: Outputs) -> Outputs:
@@ -143,7 +143,7 @@ def training(settings: dict[str, Setting], quick: bool) -> Study:
                 clients, found = settings["digits"].clients(kind, seed), {}
                 local = replace(settings["digits"].local(clients, seed), epochs=epochs)
                 assert clients.probe is not None
-                inputs = {"noise": noise(clients.shape, seed), "images": fc.data.clients.as_inputs(clients.probe[:MC_SAMPLES])}
+                inputs = {"noise": noise(clients.shape, seed), "images": fc.data.federated_dataset.as_inputs(clients.probe[:MC_SAMPLES])}
                 for number, weights in trained(clients, local, at[-1], seed):
                     if number in at:
                         found[number] = {
@@ -167,7 +167,7 @@ def inputs(settings: dict[str, Setting], quick: bool) -> Study:
                 local = setting.local(clients, seed)
                 weights = dict(trained(clients, local, number, seed))[number]
                 for draw in range(10):
-                    x = noise(clients.shape, fold(seed, draw), samples)
+                    x = noise(clients.shape, fold_in(seed, draw), samples)
                     draws.append(auc(Paths(local.objective.outputs, weights, x, 0).scores(), clients))
             spread = np.array(draws).reshape(seeds, 10).std(1).mean()
             study[f"{samples}, round {number}"] = {"mean": float(np.mean(draws)), "spread": float(spread)}
@@ -182,9 +182,9 @@ def bends(settings: dict[str, Setting], quick: bool) -> Study:
         clients = setting.clients("permuted, 2 groups", 0)
         local = setting.local(clients, 0)
         few = 4 if quick else 6
-        weights = take(dict(trained(clients, local, 3, 0))[3], torch.arange(2, 2 + few))  # of both groups
+        weights = tree_index(dict(trained(clients, local, 3, 0))[3], torch.arange(2, 2 + few))  # of both groups
         seen, fresh = noise(clients.shape, 0), noise(clients.shape, 1, 512)
-        a, b = (take(weights, end) for end in torch.combinations(torch.arange(few)).T)
+        a, b = (tree_index(weights, end) for end in torch.combinations(torch.arange(few)).T)
         straight = midpoint(a, b)
         apart = 2 * _mean_losses(local, a, straight, b, fresh, [0.0])
         study[f"{name}, straight / mean square difference of the ends"] = float(
@@ -231,14 +231,14 @@ def method(settings: dict[str, Setting], quick: bool) -> Study:
 
 def _run(method: fc.Method, setting: Setting, clients: Clients, rounds: int, seed: int) -> Study:
     local, everyone, fed = setting.local(clients, seed), torch.arange(len(clients)), fc.Simulator(clients)
-    bound = equip(method, clients, seed).bind(local)
-    state, log, begin = bound.init(fed, local.objective.params(), fold(seed, "init")), [], time.perf_counter()
+    bound = inject_context(method, clients, seed).with_local_config(local)
+    state, log, begin = bound.init(fed, local.objective.params(), fold_in(seed, "init")), [], time.perf_counter()
     for number in range(1, rounds + 1):
-        state = bound.round(fed, state, everyone, fold(seed, "round", number))
+        state = bound.round(fed, state, everyone, fold_in(seed, "round", number))
         where = (float(state.percentile), bool(state.settled)) if isinstance(state, FedGMCCState) else (None, False)
-        log.append((len(state), adjusted_rand(clients.groups, state.cluster), *where))
+        log.append((len(state), adjusted_rand(clients.groups, state.cluster_ids), *where))
     seconds = (time.perf_counter() - begin) / rounds
-    accuracy = fed.measure(bound.serve(state, everyone), everyone, Look(local.objective, {"accuracy": fc.accuracy}))["accuracy"]
+    accuracy = fed.measure(bound.assign_models(state, everyone), everyone, EvalRequest(local.objective, {"accuracy": fc.accuracy}))["accuracy"]
     clusters, ari, percentile, settled = (list(column) for column in zip(*log, strict=True))
     return {
         "accuracy": 100 * float(accuracy.mean()),

@@ -21,10 +21,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
 from fedclade.clustering.flt import Distance, Manifold, on_manifold, relate
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.methods.flt import FLT, FLTState
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 CLIENTS, GROUPS, GAMMA = 100, 5, 1.0
 SCENARIOS = {
@@ -43,8 +43,8 @@ Found = tuple[int, float]  # number of groups, ARI
 
 def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The centres and their counts of all clients, and the key they were made with."""
-    key = fold(seed, "init")
-    method = equip(FLT(k=k, manifold="none"), clients, seed)
+    key = fold_in(seed, "init")
+    method = inject_context(FLT(k=k, manifold="none"), clients, seed)
     state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
     assert isinstance(state, FLTState)
     return state.centres.numpy(), state.counts.numpy(), key
@@ -57,7 +57,7 @@ def look(clients: Clients, seed: int) -> dict[Setting, Found]:
     for k in KS:
         centres, counts, key = signatures(clients, k, seed)
         for manifold in get_args(Manifold):
-            points = on_manifold(centres, counts, manifold, seed=fold(key, "manifold") % 2**32)
+            points = on_manifold(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
             for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
                 groups, _ = relate(points, counts, "none", distance, gamma=GAMMA, seed=0, **cut)
                 found[manifold, distance, name, k] = len(np.unique(groups)), adjusted_rand_score(clients.groups, groups)

@@ -29,14 +29,14 @@ from torch import Tensor
 
 import fedclade as fc
 from fedclade.clustering.cfl import most_similar, noise_level
-from fedclade.clustering.clade import groups, placed
+from fedclade.clustering.clade import assign_new, find_groups
 from fedclade.clustering.flt import mixing_rows, nearest, place
 from fedclade.clustering.graph import close_components, components, threshold_graph
 from fedclade.clustering.kmeans import kmeans, nearest_centre
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.clustering.set_distances import distances
-from fedclade.clustering.similarity import alike, bipartition, clusters_alike, cosine
+from fedclade.clustering.similarity import bipartition, cluster_predictions, cosine, similarity_graph
 from fedclade.core.functional_model import Objective
 from fedclade.io.environment_info import about
 
@@ -112,12 +112,12 @@ def clade_groups(means: Array) -> NDArray[np.int64]:
         degrees = np.bincount(label, size - 1)
         return degrees[:, None, None] * np.eye(SKETCH)
 
-    return groups(means, size, scatter_of, seed=0)
+    return find_groups(means, size, scatter_of, seed=0)
 
 
 def clade_placed(means: Array) -> NDArray[np.int64]:
     size = sizes_of(len(means))
-    return placed(means, size, means, size, group_of(len(means)), GROUPS)
+    return assign_new(means, size, means, size, group_of(len(means)), GROUPS)
 
 
 def flt_newcomers(centres: NDArray[np.float32]) -> NDArray[np.int64]:
@@ -179,8 +179,8 @@ JOBS = {
     "CFL: newcomers in the tree": Job(lambda n: torch.from_numpy(planted(n, 256)), cfl_newcomers, LINEAR),
     "Clade: groups": Job(sketches, clade_groups, QUADRATIC),
     "Clade: newcomers": Job(sketches, clade_placed, LINEAR),
-    "FLIS-DC: who is alike": Job(predicted, lambda rows: alike(rows, 0.5), QUADRATIC),
-    "FLIS-HC: clusters": Job(predicted, lambda rows: clusters_alike(rows, 0.3, "average"), QUADRATIC),
+    "FLIS-DC: who is alike": Job(predicted, lambda rows: similarity_graph(rows, 0.5), QUADRATIC),
+    "FLIS-HC: clusters": Job(predicted, lambda rows: cluster_predictions(rows, 0.3, "average"), QUADRATIC),
     "FedSEM: k-means": Job(updates, lambda vectors: kmeans(vectors, GROUPS, seed=0), QUADRATIC),
     "FedSEM: nearest centres": Job(updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR),
     "FedGMCC: all pairs": Job(lambda n: n, gmcc_scores, PAIRS),

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 import fedclade as fc
-from fedclade.data import Clients, Parts
+from fedclade.data import Clients, RaggedIndex
 from fedclade.io.environment_info import about
 
 T = TypeVar("T")
@@ -94,9 +94,9 @@ def federation(clients: int) -> Clients:
     rng, rows = np.random.default_rng(0), clients * SAMPLES
     x = torch.from_numpy(rng.integers(0, 256, (rows, INPUTS), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, CLASSES, rows))
-    train = Parts(torch.arange(rows), SAMPLES * torch.arange(clients + 1))
+    train = RaggedIndex(torch.arange(rows), SAMPLES * torch.arange(clients + 1))
     nobody = torch.full((clients,), -1)
-    return Clients(x, y, train, x[:0], y[:0], Parts.of([]), test_of=nobody, test_source=nobody[:0], classes=CLASSES)
+    return Clients(x, y, train, x[:0], y[:0], RaggedIndex.of([]), test_part_id=nobody, test_sample_id=nobody[:0], classes=CLASSES)
 
 
 def measured(point: Point, rounds: int, device: str) -> dict[str, float]:

@@ -24,13 +24,13 @@ from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
 from fedclade.clustering.flt import relate
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.methods import METHODS
 from fedclade.methods._dp_signature import gaussian_sigma
 from fedclade.methods.base import NEEDS
 from fedclade.methods.flt import FLTState
 from fedclade.training import config
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "signature_noise.json", ROOT / "docs" / "privacy.md"
@@ -43,9 +43,9 @@ FEDERATIONS = {
 }
 # What is told to FLT: nothing (UMAP and γ = 1, its defaults), or the number of groups.
 VARIANTS = {
-    "Clade": lambda epsilon: fc.Clade(epsilon=epsilon),
-    "FLT, k = 1": lambda epsilon: fc.FLT(k=1, fine_tune="none", epsilon=epsilon),
-    "FLT, k = 1, five groups given": lambda epsilon: fc.FLT(k=1, fine_tune="none", manifold="none", clusters=5, epsilon=epsilon),
+    "Clade": lambda epsilon: fc.Clade(signature_epsilon=epsilon),
+    "FLT, k = 1": lambda epsilon: fc.FLT(k=1, fine_tune="none", signature_epsilon=epsilon),
+    "FLT, k = 1, five groups given": lambda epsilon: fc.FLT(k=1, fine_tune="none", manifold="none", clusters=5, signature_epsilon=epsilon),
 }
 REFERENCES = {"FLT, k = 5": fc.FLT(), "FedAvg": fc.FedAvg(), "Local": fc.Local(), "true groups": fc.Oracle()}
 AGAINST = {
@@ -79,9 +79,9 @@ def runs(name: str, root: str | None, seed: int) -> Iterator[Row]:
 def whole_client(name: str, root: str | None, seed: int) -> Iterator[Row]:
     """FLT's k centres, hidden at the level of the whole client: any data of it against any other, so that the sensitivity is 2 · clip."""
     clients, *_ = federation(name, root, seed)
-    key = fold(seed, "init")
+    key = fold_in(seed, "init")
     for k in (1, 5):
-        method = equip(fc.FLT(k=k, fine_tune="none", manifold="none"), clients, seed)
+        method = inject_context(fc.FLT(k=k, fine_tune="none", manifold="none"), clients, seed)
         state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
         assert isinstance(state, FLTState)
         centres, counts = state.centres.double().numpy(), state.counts.numpy()
@@ -144,7 +144,7 @@ def whole_client_table(found: dict[str, Any]) -> str:
 
 def methods_table() -> str:
     lines = ["| method | what leaves a client | the server needs | secure aggregation could hide |", "| --- | --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {name} | {it.leaves} | {NEEDS[it.needs]} | {AGAINST[it.needs]} |" for name, it in METHODS.items())])
+    return "\n".join([*lines, *(f"| {name} | {it.client_disclosure} | {NEEDS[it.server_visibility]} | {AGAINST[it.server_visibility]} |" for name, it in METHODS.items())])
 
 
 def page(out: Path) -> None:

@@ -14,7 +14,7 @@ from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade.aggregation.mean import mean
+from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.pytree import Tree, stack
 
 
@@ -57,21 +57,21 @@ class Even(fc.Method):
 
     title: ClassVar[str] = "FedAvg in which small clients count as much as large ones"
     paper: ClassVar[str] = "an example"
-    leaves: ClassVar[str] = "the trained weights, once a round"
-    needs: ClassVar = "sum"
+    client_disclosure: ClassVar[str] = "the trained weights, once a round"
+    server_visibility: ClassVar = "sum"
 
     def init(self, fed: fc.Federation, params: Tree, key: int) -> fc.State:
-        return fc.State(models=stack([params]), cluster=torch.zeros(len(fed.sizes), dtype=torch.int64))
+        return fc.State(models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64))
 
     def round(self, fed: fc.Federation, state: fc.State, cohort: Tensor, key: int) -> fc.State:
-        cluster = state.cluster[cohort]
-        add = fc.Sum(row=cluster, weight=torch.ones(len(cohort)), rows=len(state), models=True)
-        got = fed.map(fc.sgd(self.local), cohort, each=fc.Rows(state.models, cluster), key=key, reduce=add)
-        return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+        cluster = state.cluster_ids[cohort]
+        add = fc.SegmentSum(segment_ids=cluster, weights=torch.ones(len(cohort)), num_segments=len(state), robust_ok=True)
+        got = fed.map(fc.sgd(self.local), cohort, per_client=fc.ModelAssignment(state.models, cluster), key=key, reduce=add)
+        return replace(state, models=weighted_mean(got.sums, got.total_weight, keep=state.models))
 
-    def admit(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:
-        state = state.grown_to(len(fed.sizes))
-        return replace(state, cluster=state.cluster.index_fill(0, ids, 0))
+    def add_clients(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:
+        state = state.with_num_clients(len(fed.sizes))
+        return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ from fedclade import data, models
 from fedclade.analysis.diagnose import diagnose
 from fedclade.clustering.mode_connectivity import Curves, curve_losses
 from fedclade.core.batching import Batches
-from fedclade.core.federation import Federation, Replies, Rows, Sum
+from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, accuracy, cross_entropy
-from fedclade.core.program import LocalTraining, Program, sgd, then
-from fedclade.core.recipes import travels
+from fedclade.core.program import LocalTraining, Program, chain, sgd
+from fedclade.core.recipes import serializable_program
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import FedcladeError, InvalidInput, NotVectorisable, NotWritten
+from fedclade.errors import FedcladeError, InvalidInputError, VectorizationError, WriteError
 from fedclade.methods import (
     CFL,
     FLIS,
@@ -57,6 +57,7 @@ __all__ = [
     "Batch",
     "Batches",
     "Clade",
+    "ClientResults",
     "Curves",
     "FedAvg",
     "FedGMCC",
@@ -65,23 +66,23 @@ __all__ = [
     "FedSEM",
     "FedcladeError",
     "Federation",
-    "InvalidInput",
+    "InvalidInputError",
     "LGFedAvg",
     "Local",
     "LocalTraining",
     "Method",
-    "NotVectorisable",
-    "NotWritten",
+    "ModelAssignment",
     "Oracle",
     "PerFedAvg",
     "Program",
-    "Replies",
     "Result",
-    "Rows",
+    "SegmentSum",
     "Simulator",
     "State",
-    "Sum",
+    "VectorizationError",
+    "WriteError",
     "accuracy",
+    "chain",
     "cross_entropy",
     "curve_losses",
     "data",
@@ -91,7 +92,6 @@ __all__ = [
     "pretrain",
     "register",
     "run",
+    "serializable_program",
     "sgd",
-    "then",
-    "travels",
 ]

@@ -10,15 +10,15 @@ class FedcladeError(Exception):
     """Base of every error that fedclade raises on purpose. The command line prints it without a traceback."""
 
 
-class InvalidInput(FedcladeError, ValueError):
+class InvalidInputError(FedcladeError, ValueError):
     """A value, file or array that cannot be used as it was given."""
 
 
-class NotVectorisable(FedcladeError, RuntimeError):
+class VectorizationError(FedcladeError, RuntimeError):
     """A model or program that cannot run on many clients at once."""
 
 
-class NotWritten(FedcladeError, OSError):
+class WriteError(FedcladeError, OSError):
     """A file that the disk did not take: it is full, read-only or broken."""
 
 
@@ -31,7 +31,7 @@ def nearest(given: str, known: Iterable[str]) -> str:
     return f" Known: {', '.join(names)}." if names else ""
 
 
-def check(condition: bool, field: str, given: object, allowed: str) -> None:
-    """Raise `InvalidInput` in one shape for all fields: name, value, what is allowed."""
+def require(condition: bool, field: str, given: object, allowed: str) -> None:
+    """Raise `InvalidInputError` in one shape for all fields: name, value, what is allowed."""
     if not condition:
-        raise InvalidInput(f"{field} = {given!r}: {allowed}.")
+        raise InvalidInputError(f"{field} = {given!r}: {allowed}.")

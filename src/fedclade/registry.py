@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from fedclade.data import DATASETS, PARTITIONS
-from fedclade.errors import FedcladeError, InvalidInput, nearest
+from fedclade.errors import FedcladeError, InvalidInputError, nearest
 from fedclade.methods import METHODS, Method
 from fedclade.models import MODELS
 
@@ -29,12 +29,12 @@ _IMPORTED: list[str] = []
 def register(kind: Kind, name: str) -> Callable[[T], T]:
     """Make a class (or, for a data set, a function that returns one) known under a name."""
     if kind not in REGISTRY:
-        raise InvalidInput(f"register: unknown kind '{kind}'.{nearest(kind, REGISTRY)}")
+        raise InvalidInputError(f"register: unknown kind '{kind}'.{nearest(kind, REGISTRY)}")
 
     def enter(thing: T) -> T:
         known = REGISTRY[kind]
         if name in known and known[name].__module__.split(".")[0] == "fedclade":
-            raise InvalidInput(f"register: the {kind} '{name}' is fedclade's own; choose another name.")
+            raise InvalidInputError(f"register: the {kind} '{name}' is fedclade's own; choose another name.")
         _check(kind, name, thing)
         if kind != "dataset":
             thing.name = name  # type: ignore[attr-defined]
@@ -49,23 +49,23 @@ def _check(kind: Kind, name: str, thing: Any) -> None:
     what = f"register: the {kind} '{name}'"
     if kind == "dataset":
         if not callable(thing):
-            raise InvalidInput(f"{what} must be a function that returns fc.data.dataset(…).")
+            raise InvalidInputError(f"{what} must be a function that returns fc.data.dataset(…).")
     elif not isinstance(thing, type):
-        raise InvalidInput(f"{what} must be a class.")
+        raise InvalidInputError(f"{what} must be a class.")
     elif kind == "method":
-        missing = [field for field in ("title", "paper", "leaves", "needs") if not hasattr(thing, field)]
+        missing = [field for field in ("title", "paper", "client_disclosure", "server_visibility") if not hasattr(thing, field)]
         if not issubclass(thing, Method) or missing:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{what} must be a dataclass that extends fc.Method" + (f" and says its {', '.join(missing)}." if missing else ".")
             )
     elif not hasattr(thing, verb := "build" if kind == "model" else "split"):
-        raise InvalidInput(f"{what} must be a class with a method {verb}; see examples/own_things.py.")
+        raise InvalidInputError(f"{what} must be a class with a method {verb}; see examples/own_things.py.")
 
 
 def find(kind: Kind, name: str, where: str) -> Any:
     """What is registered under the name; `where` is how the name was given."""
     if name not in REGISTRY[kind]:
-        raise InvalidInput(f"{where}: no such {kind}.{nearest(name, REGISTRY[kind])}")
+        raise InvalidInputError(f"{where}: no such {kind}.{nearest(name, REGISTRY[kind])}")
     return REGISTRY[kind][name]
 
 
@@ -73,13 +73,13 @@ def import_file(path: str) -> None:
     """Run a user's Python file so that it can register its own things."""
     file = Path(path)
     if not file.is_file():
-        raise InvalidInput(f"--import {path}: there is no such file.")
+        raise InvalidInputError(f"--import {path}: there is no such file.")
     # A name of its own, so that a user's json.py is not taken for Python's.
     name = f"_fedclade_import_{len(_IMPORTED)}_{file.stem}"
     _IMPORTED.append(name)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InvalidInput(f"--import {path}: not a Python file.")
+        raise InvalidInputError(f"--import {path}: not a Python file.")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look their module up here while their class is being made.
     sys.modules[name] = module
@@ -88,4 +88,4 @@ def import_file(path: str) -> None:
     except FedcladeError:
         raise
     except (Exception, SystemExit) as error:
-        raise InvalidInput(f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise InvalidInputError(f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}") from error

@@ -14,17 +14,17 @@ from torch import Tensor
 
 from fedclade import FLT, IFCA, PCAHC, SCAFFOLD, Clade, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
 from fedclade.core.functional_model import Objective
-from fedclade.core.program_serialization import Here
+from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
-from fedclade.core.rng import fold
-from fedclade.data import Clients, Parts
+from fedclade.core.rng import fold_in
+from fedclade.data import Clients, RaggedIndex
 from fedclade.engines.simulator import Faults
 from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import METHODS, UNKNOWN
 from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.models import MLP
 from fedclade.programs.encoder_signature import Encoder
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 ENGINES: dict[str, Callable[..., Any]] = {
     "simulator": lambda clients, here, **options: Simulator(clients, **options),
@@ -33,7 +33,7 @@ ENGINES: dict[str, Callable[..., Any]] = {
 CHUNKS = (1, 2, 5, None)
 CASES: dict[str, Callable[[], Method]] = {
     **METHODS,
-    "ifca, all options": lambda: IFCA(clusters=2, share="trunk", warm_up=1, restarts=2, trial=1),
+    "ifca, all options": lambda: IFCA(clusters=2, shared_layers="trunk", warm_up=1, num_restarts=2, trial_rounds=1),
     "scaffold, option 1": lambda: SCAFFOLD(option=1, weights="clients", server_lr=0.5),
     "per_fedavg, hessian-free": lambda: PerFedAvg(variant="hessian-free"),
     "flis_dc, soft": lambda: FLISDC(labels="soft", beta=0.8),
@@ -41,8 +41,8 @@ CASES: dict[str, Callable[[], Method]] = {
     "fedsem, last layer": lambda: FedSEM(clusters=2, layers="last"),
     "pca_hc, shared": lambda: PCAHC(clusters=2, basis="shared"),
     "fedgmcc, straight": lambda: FedGMCC(curve_steps=0, step=0),
-    "flt, private": lambda: FLT(k=1, epsilon=1.0, secret=1),
-    "clade, private": lambda: Clade(epsilon=1.0, secret=1),
+    "flt, private": lambda: FLT(k=1, signature_epsilon=1.0, secret=1),
+    "clade, private": lambda: Clade(signature_epsilon=1.0, secret=1),
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("fc2",)),
 }
 
@@ -60,28 +60,28 @@ class Federation:
         torch.manual_seed(0)
         self.objective = Objective(MLP(8).build(clients.shape, 10))
         groups = torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups  # some truth, for those who are told it
-        method = equip(CASES[name](), replace(clients, groups=groups), seed=0)
-        self.method: Method = method.bind(LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2))
+        method = inject_context(CASES[name](), replace(clients, groups=groups), seed=0)
+        self.method: Method = method.with_local_config(LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2))
         module = getattr(self.method, "encoder_module", None)
-        here = Here(self.objective, None if module is None else Encoder(module), getattr(self.method, "secret", None))
+        here = NodeContext(self.objective, None if module is None else Encoder(module), getattr(self.method, "secret", None))
         self.fed = ENGINES[engine](clients, here, faults=faults, **options)
         self.params = self.objective.params()
-        self.fed.remember(self.method.memory0(self.params))
+        self.fed.init_client_state(self.method.initial_client_state(self.params))
 
     def init(self) -> State:
-        state = self.method.init(self.fed, self.params, key=fold(0, "init"))
-        self.fed.memory.commit(0)
+        state = self.method.init(self.fed, self.params, key=fold_in(0, "init"))
+        self.fed.client_state.commit(0)
         return state
 
     def round(self, state: State, number: int, cohort: Tensor) -> State:
-        state, cohort = self.method.ready(self.fed, state, cohort, fold(0, "admit", number))
-        state = self.method.round(self.fed, state, cohort, fold(0, "round", number))
-        self.fed.memory.commit(number)
+        state, cohort = self.method.prepare_cohort(self.fed, state, cohort, fold_in(0, "admit", number))
+        state = self.method.round(self.fed, state, cohort, fold_in(0, "round", number))
+        self.fed.client_state.commit(number)
         return state
 
     def admitted(self, state: State, ids: Tensor, number: int) -> State:
-        unknown = ids[state.cluster[ids] == UNKNOWN]
-        return self.method.admit(self.fed, state, unknown, fold(0, "admit", number)) if len(unknown) else state
+        unknown = ids[state.cluster_ids[ids] == UNKNOWN]
+        return self.method.add_clients(self.fed, state, unknown, fold_in(0, "admit", number)) if len(unknown) else state
 
     def rounds(self, state: State, *cohorts: Tensor, first: int = 1) -> State:
         for number, cohort in enumerate(cohorts, start=first):
@@ -92,16 +92,16 @@ class Federation:
         """The weights that each client would use."""
         ids = torch.arange(len(self.fed.sizes))
         state = self.admitted(state, ids, 10**6)
-        known = ids[state.cluster != UNKNOWN]
-        memory = self.fed.read(known) if isinstance(self.fed, Remote) else self.fed.memory.read(known)
-        return self.method.serve(state, known).gather(memory)
+        known = ids[state.cluster_ids != UNKNOWN]
+        memory = self.fed.read(known) if isinstance(self.fed, Remote) else self.fed.client_state.read(known)
+        return self.method.assign_models(state, known).gather(memory)
 
     def goes_on_from(self, other: Federation, number: int) -> None:
         """Clients remember what they did in the other one, as after a checkpoint."""
         if isinstance(self.fed, Remote):
-            for name, site in self.fed.box.here.items():
-                site.keeper = other.fed.box.here[name].keeper
-        self.fed.memory.restore(other.fed.memory.tensors(), number)
+            for name, node in self.fed.box.here.items():
+                node.state_store = other.fed.box.here[name].state_store
+        self.fed.client_state.restore(other.fed.client_state.tensors(), number)
 
 
 def cohorts(clients: int) -> list[Tensor]:
@@ -120,8 +120,8 @@ def test_is_declared(name: str, engine: str) -> None:
     method = type(CASES[name]())
     assert method.name == name.split(",")[0]
     assert METHODS[method.name] is method
-    assert method.needs in ("nothing", "sum", "updates", "signatures", "probe")
-    for text in (method.title, method.paper, method.leaves, inspect.getdoc(method)):
+    assert method.server_visibility in ("nothing", "sum", "updates", "signatures", "probe")
+    for text in (method.title, method.paper, method.client_disclosure, inspect.getdoc(method)):
         assert text
     assert len(inspect.getsource(inspect.getmodule(method)).splitlines()) <= 150  # type: ignore[arg-type]
 
@@ -211,24 +211,24 @@ def test_a_client_that_comes_late_and_alone_is_admitted(name: str, engine: str, 
     state = case.rounds(case.init(), torch.arange(len(ragged)))
     here = True
     state = case.round(state, 2, torch.tensor([2]))
-    assert int(state.cluster[2]) != UNKNOWN
+    assert int(state.cluster_ids[2]) != UNKNOWN
     assert all_finite(case.served(state))
 
 
 def test_late_clients_are_admitted(name: str, engine: str, ragged: Clients) -> None:
     early = replace(
-        ragged, train=Parts(ragged.train.index[: int(ragged.train.offsets[3])], ragged.train.offsets[:4]), test_of=ragged.test_of[:3]
+        ragged, train=RaggedIndex(ragged.train.index[: int(ragged.train.offsets[3])], ragged.train.offsets[:4]), test_part_id=ragged.test_part_id[:3]
     )
     first = Federation(name, engine, early)
     state = first.rounds(first.init(), torch.arange(3))
     later = Federation(name, engine, ragged)
     later.goes_on_from(first, 1)
-    known, unknown = (torch.nonzero(which).flatten() for which in (state.cluster != UNKNOWN, state.cluster == UNKNOWN))
-    before = state.cluster[known]
-    state = later.method.admit(later.fed, state, torch.cat([unknown, torch.arange(3, len(ragged))]), key=fold(0, "admit"))
-    assert len(state.cluster) == len(ragged)
-    assert bool((state.cluster >= 0).all())
-    assert torch.equal(state.cluster[known], before)
+    known, unknown = (torch.nonzero(which).flatten() for which in (state.cluster_ids != UNKNOWN, state.cluster_ids == UNKNOWN))
+    before = state.cluster_ids[known]
+    state = later.method.add_clients(later.fed, state, torch.cat([unknown, torch.arange(3, len(ragged))]), key=fold_in(0, "admit"))
+    assert len(state.cluster_ids) == len(ragged)
+    assert bool((state.cluster_ids >= 0).all())
+    assert torch.equal(state.cluster_ids[known], before)
     state = later.rounds(state, torch.arange(len(ragged)), first=2)
     assert all_finite(later.served(state))
 
@@ -249,8 +249,8 @@ def test_a_round_done_again_is_the_same_round(name: str, engine: str, ragged: Cl
     case, once = (Federation(name, engine, ragged) for _ in range(2))
     everyone = torch.arange(len(ragged))
     state = case.init()
-    case.method.round(case.fed, state, everyone, fold(0, "round", 1))
-    case.fed.memory.rollback()
+    case.method.round(case.fed, state, everyone, fold_in(0, "round", 1))
+    case.fed.client_state.rollback()
     again = case.round(state, 1, everyone)
     assert same(case.served(again), once.served(once.round(once.init(), 1, everyone)))
 
@@ -265,7 +265,7 @@ def test_test_data_decide_nothing(name: str, engine: str, digits: Clients) -> No
 
 
 def test_a_federation_of_one(name: str, engine: str, ragged: Clients) -> None:
-    alone = replace(ragged, train=Parts(ragged.train.index[:5], torch.tensor([0, 5])), test_of=ragged.test_of[:1])
+    alone = replace(ragged, train=RaggedIndex(ragged.train.index[:5], torch.tensor([0, 5])), test_part_id=ragged.test_part_id[:1])
     case = Federation(name, engine, alone)
     assert all_finite(case.served(case.rounds(case.init(), torch.tensor([0]), torch.tensor([0]))))
 
@@ -277,13 +277,13 @@ def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragge
         pytest.skip("a letter has each model once, however many clients of a site get it")
     case = Federation(name, engine, ragged)
     state = case.rounds(case.init(), torch.arange(len(ragged)))
-    state, cohort = case.method.ready(case.fed, state, torch.arange(0, len(ragged), 2), fold(0, "admit", 2))
-    symbols = case.method.symbols(state)
+    state, cohort = case.method.prepare_cohort(case.fed, state, torch.arange(0, len(ragged), 2), fold_in(0, "admit", 2))
+    symbols = case.method.cost_symbols(state)
     before = replace(case.fed.traffic)
-    case.method.round(case.fed, state, cohort, fold(0, "round", 2))
+    case.method.round(case.fed, state, cohort, fold_in(0, "round", 2))
     for declared, counted in (
-        (case.method.up, case.fed.traffic.up - before.up),
-        (case.method.down, case.fed.traffic.down - before.down),
+        (case.method.upload_cost, case.fed.traffic.up - before.up),
+        (case.method.download_cost, case.fed.traffic.down - before.down),
     ):
         assert counted == len(cohort) * eval(declared, {"__builtins__": {}}, symbols)
 
@@ -293,6 +293,6 @@ def test_gives_the_same_models_as_the_simulator(name: str, engine: str, ragged: 
         pytest.skip("it is the simulator")
     one, other = (Federation(name, which, ragged) for which in ("simulator", engine))
     expected, got = (case.rounds(case.init(), *cohorts(len(ragged))) for case in (one, other))
-    assert torch.equal(expected.cluster, got.cluster)
+    assert torch.equal(expected.cluster_ids, got.cluster_ids)
     for key, value in one.served(expected).items():
         torch.testing.assert_close(other.served(got)[key], value, rtol=1e-5, atol=1e-6)

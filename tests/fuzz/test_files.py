@@ -251,7 +251,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     draw = torch.Generator().manual_seed(0)
     clients = [(torch.randn(6, 3, generator=draw), torch.arange(6) % 2, torch.randn(4, 3, generator=draw), torch.arange(4) % 2)] * 4
     out = tmp_path_factory.mktemp("ran") / "run"
-    fc.run(fc.Clade(), fc.data.from_arrays(clients), fc.models.MLP(8), rounds=2, eval_every=1, out=out, workers=1)
+    fc.run(fc.Clade(), fc.data.from_arrays(clients), fc.models.MLP(8), rounds=2, eval_every=1, out=out, threads=1)
     diagnosis = {"headline": "Label skew.", "sentences": ["Label skew.", "Use Clade."], "sure": 0.5, "group": [0, 0, 1, 1]}
     (out / "diagnosis.json").write_text(json.dumps(diagnosis))
     compared = {"folders": {"clade": ["clade-seed0"]}, "differences": {"in_words": ["Clade is better."]}}

@@ -16,11 +16,11 @@ from tests.unit.engines.remote.in_process_transport import Remote, copied
 
 import fedclade as fc
 from fedclade import LocalTraining
-from fedclade.core.federation import Replies, Rows
+from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import sgd
-from fedclade.core.program_serialization import Here
-from fedclade.engines.remote.messages import Letter
+from fedclade.core.program_serialization import NodeContext
+from fedclade.engines.remote.messages import Message
 from fedclade.errors import FedcladeError
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
@@ -31,20 +31,20 @@ STRANGE: list[Any] = [None, True, -1, 0, 7, 2**70, 1e308, "", "map", [], [0], [9
 @pytest.fixture(scope="module")
 def remote() -> Remote:
     clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4, seed=0)
-    return Remote(clients, Here(Objective(fc.models.Logistic().build(clients.shape, 10))))
+    return Remote(clients, NodeContext(Objective(fc.models.Logistic().build(clients.shape, 10))))
 
 
-def train(fed: Remote) -> Replies:
+def train(fed: Remote) -> ClientResults:
     objective = next(iter(fed.box.here.values())).here.objective
     ids = torch.arange(4)
     models = {name: value[None] for name, value in objective.params().items()}
-    return fed.map(sgd(LocalTraining(objective)), ids, each=Rows(models, torch.zeros_like(ids)), key=1)
+    return fed.map(sgd(LocalTraining(objective)), ids, per_client=ModelAssignment(models, torch.zeros_like(ids)), key=1)
 
 
-def mangled(letter: Letter, seed: int) -> Letter:
+def mangled(message: Message, seed: int) -> Message:
     """The letter with something in its head or among its tensors changed, gone or added."""
-    draw, letter = random.Random(seed), copied(letter)
-    head, tensors = letter.head, dict(letter.tensors)
+    draw, message = random.Random(seed), copied(message)
+    head, tensors = message.header, dict(message.tensors)
     for _ in range(draw.choice((1, 1, 2, 4))):
         inside = head
         while inside and draw.random() < 0.5 and (deeper := [value for value in inside.values() if isinstance(value, dict)]):
@@ -74,7 +74,7 @@ def mangled(letter: Letter, seed: int) -> Letter:
             tensors[name] = draw.choice(strange)
         else:
             tensors[draw.choice(("out/more", "each/more", "shared/x", "x"))] = torch.zeros(draw.choice(((), (2,), (0, 3))))
-    return Letter(head, tensors)
+    return Message(head, tensors)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -82,32 +82,32 @@ def mangled(letter: Letter, seed: int) -> Letter:
 def test_a_site_answers_every_letter_and_raises_nothing(remote: Remote, seed: int) -> None:
     remote.box.carried.clear()
     train(remote)
-    site, letter = next(iter(remote.box.carried[0].items()))
-    answer = remote.box.here[site].answer(mangled(letter, seed))
-    assert isinstance(answer, Letter)
-    assert "refused" in answer.head or "clients" in answer.head or "names" in answer.head
+    node, message = next(iter(remote.box.carried[0].items()))
+    answer = remote.box.here[node].answer(mangled(message, seed))
+    assert isinstance(answer, Message)
+    assert "refused" in answer.header or "clients" in answer.header or "names" in answer.header
 
 
 @given(seed=st.integers(0, 2**32))
 @often
 def test_a_server_takes_no_harm_from_any_answer(remote: Remote, seed: int) -> None:
-    honest = remote.box.exchange
+    honest = remote.box.send_and_receive
 
-    def exchange(letters: Any) -> dict[str, Letter | str]:
-        answers = dict(honest(letters))
+    def send_and_receive(messages: Any) -> dict[str, Message | str]:
+        answers = dict(honest(messages))
         bad = answers["site-0"]
-        assert isinstance(bad, Letter)
+        assert isinstance(bad, Message)
         return answers | {"site-0": mangled(bad, seed)}
 
-    remote.box.exchange = exchange  # type: ignore[method-assign]
+    remote.box.send_and_receive = send_and_receive  # type: ignore[method-assign]
     try:
         got = train(remote)
     except FedcladeError as error:
         pytest.fail(f"one bad site ended the round: {error}")
     finally:
-        remote.box.exchange = honest  # type: ignore[method-assign]
-    honest_ones = {number for number, seat in enumerate(remote.seats) if seat.site == "site-1"}
+        remote.box.send_and_receive = honest  # type: ignore[method-assign]
+    honest_ones = {number for number, client_record in enumerate(remote.client_records) if client_record.node == "site-1"}
     answered = set(got.ids.tolist())
     assert honest_ones <= answered
     assert answered | {failure.client for failure in got.failures} == {0, 1, 2, 3}
-    assert all(bool(value.isfinite().all()) for value in got.out.values())
+    assert all(bool(value.isfinite().all()) for value in got.outputs.values())

@@ -33,11 +33,11 @@ class Case:
         for layer in model:
             nn.init.constant_(layer.weight, float(layers - 1))
         objective = Objective(model, squared)
-        self.method = method.bind(LocalTraining(objective, **{"lr": 0.1, "batch_size": 10, **local}))
+        self.method = method.with_local_config(LocalTraining(objective, **{"lr": 0.1, "batch_size": 10, **local}))
         self.fed = Simulator(three_clients(), faults=self._answer)
         self.absent = set(absent)
         params = objective.params()
-        self.fed.remember(self.method.memory0(params))
+        self.fed.init_client_state(self.method.initial_client_state(params))
         self.state = self.method.init(self.fed, params, key=0)
 
     def _answer(self, key: int, client: int, reply: Tree) -> Tree | None:
@@ -45,19 +45,19 @@ class Case:
 
     def round(self, *cohort: int) -> State:
         self.state = self.method.round(self.fed, self.state, torch.tensor(cohort), key=len(cohort))
-        self.fed.memory.commit(1)
+        self.fed.client_state.commit(1)
         return self.state
 
     def served(self) -> list[float]:
         """The number each client would use now."""
         ids = torch.arange(len(self.fed.sizes))
-        rows = self.method.serve(self.state, ids)
-        weights: Tensor = rows.gather(self.fed.memory.read(ids))["0.weight"]
+        rows = self.method.assign_models(self.state, ids)
+        weights: Tensor = rows.gather(self.fed.client_state.read(ids))["0.weight"]
         return weights.flatten().tolist()
 
     def remembered(self) -> list[float]:
         """The number each client keeps for itself."""
-        weights: Tensor = self.fed.memory.read(torch.arange(len(self.fed.sizes)))["0.weight"]
+        weights: Tensor = self.fed.client_state.read(torch.arange(len(self.fed.sizes)))["0.weight"]
         return weights.flatten().tolist()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedclade import IFCA, SCAFFOLD, FedNova, FedProx, InvalidInput, LGFedAvg, PerFedAvg
+from fedclade import IFCA, SCAFFOLD, FedNova, FedProx, InvalidInputError, LGFedAvg, PerFedAvg
 from fedclade.methods.base import UNKNOWN
 
 
@@ -132,7 +132,7 @@ def test_lg_fedavg_with_the_head_local(case: Any) -> None:
     it = case(LGFedAvg(local_layers=("1",)), layers=2)
     it.round(0, 1, 2)
     assert it.state.models["0.weight"].flatten().tolist() == numbers((1.2 + 2 * 1.6 + 3 * 1.4) / 6)
-    assert it.fed.memory.read(torch.arange(3))["1.weight"].flatten().tolist() == numbers(1.2, 1.6, 1.4)
+    assert it.fed.client_state.read(torch.arange(3))["1.weight"].flatten().tolist() == numbers(1.2, 1.6, 1.4)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_lg_fedavg_with_the_head_local(case: Any) -> None:
     [(("2",), r"method.local_layers: layer '2': .*Known: 0, 1"), (("0", "1"), "method.local_layers = .*must leave a layer to be shared")],
 )
 def test_lg_fedavg_refuses_layers_that_cannot_be(case: Any, layers: tuple[str, ...], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         case(LGFedAvg(local_layers=layers), layers=2)
 
 
@@ -150,7 +150,7 @@ def test_per_fedavg_takes_the_gradient_one_step_ahead(case: Any) -> None:
     # A single batch serves for both: ahead = 0 + 0.25 * 4 = 1, gradient there 2 (1 - 2) = -2, w = 0.2
     assert it.served() == numbers(0.2, 0.2, 0.2)
     ids = torch.arange(3)
-    own = it.fed.models_of(it.method.serve(it.state, ids), ids, it.method.personal())["0.weight"]
+    own = it.fed.models_of(it.method.assign_models(it.state, ids), ids, it.method.personalization_program())["0.weight"]
     # Each client's own step from 0.2: 0.2 + 0.25 * 3.6, 0.2 + 0.25 * 7.6, 0.2 + 0.25 * 4 * 2.6
     assert own.flatten().tolist() == numbers(1.1, 2.1, 2.8)
 
@@ -171,7 +171,7 @@ def test_ifca_clients_take_the_model_with_the_least_loss(case: Any) -> None:
     it = with_models(case(IFCA(clusters=2)), 0.0, 3.5)
     it.round(0, 1, 2)
     # Losses under 0 and 3.5: 4 and 2.25; 16 and 0.25; 9 and 16. Trained: 3.2; 3.6; 1.2
-    assert it.state.cluster.tolist() == [1, 1, 0]
+    assert it.state.cluster_ids.tolist() == [1, 1, 0]
     assert it.state.models["0.weight"].flatten().tolist() == numbers(1.2, (3.2 + 2 * 3.6) / 3)
 
 
@@ -179,19 +179,19 @@ def test_ifca_a_model_nobody_took_stays(case: Any) -> None:
     it = with_models(case(IFCA(clusters=2)), 0.0, 3.5)
     it.round(2)
     assert it.state.models["0.weight"].flatten().tolist() == numbers(1.2, 3.5)
-    assert it.state.cluster.tolist() == [UNKNOWN, UNKNOWN, 0]
+    assert it.state.cluster_ids.tolist() == [UNKNOWN, UNKNOWN, 0]
 
 
 def test_ifca_of_equal_models_the_first_is_taken_and_one_that_ran_away_never(case: Any) -> None:
     it = with_models(case(IFCA(clusters=3)), float("inf"), 0.0, 0.0)
     it.round(0, 1, 2)
-    assert it.state.cluster.tolist() == [1, 1, 1]
+    assert it.state.cluster_ids.tolist() == [1, 1, 1]
 
 
 def test_ifca_late_clients_choose(case: Any) -> None:
     it = with_models(case(IFCA(clusters=2)), 0.0, 3.5)
-    state = it.method.admit(it.fed, it.state, torch.tensor([1, 2]), key=0)
-    assert state.cluster.tolist() == [UNKNOWN, 1, 0]
+    state = it.method.add_clients(it.fed, it.state, torch.tensor([1, 2]), key=0)
+    assert state.cluster_ids.tolist() == [UNKNOWN, 1, 0]
 
 
 def test_ifca_warms_up_as_fedavg_and_then_draws_heads(case: Any) -> None:
@@ -201,24 +201,24 @@ def test_ifca_warms_up_as_fedavg_and_then_draws_heads(case: Any) -> None:
     mean = (1.2 + 2 * 1.6 + 3 * 1.4) / 6
     assert it.state.models["0.weight"].flatten().tolist() == numbers(mean, mean)
     assert it.state.models["1.weight"].flatten().tolist() == numbers(mean, mean)
-    assert it.state.cluster.tolist() == [UNKNOWN] * 3
+    assert it.state.cluster_ids.tolist() == [UNKNOWN] * 3
 
 
 def test_ifca_with_a_shared_trunk_averages_it_over_all(case: Any) -> None:
-    it = case(IFCA(clusters=2, share="trunk"), layers=2)
+    it = case(IFCA(clusters=2, shared_layers="trunk"), layers=2)
     heads, trunk = torch.tensor([1.0, 3.0])[:, None, None], torch.ones(2, 1, 1)
     it.state = replace(it.state, models={"0.weight": trunk, "1.weight": heads})
     it.round(0, 1, 2)
     # f = b a x: losses under b = 1 and 3: 1, 1 (a tie: the first); 9, 1; 1, 9. Steps 2 r b x for a, 2 r a x for b:
     # client 0: r = -1: a = 1.2, b = 1.2. Client 1 with b = 3: r = -1: a = 1.6, b = 3.2. Client 2: r = -1: a = 1.4, b = 1.4
-    assert it.state.cluster.tolist() == [0, 1, 0]
+    assert it.state.cluster_ids.tolist() == [0, 1, 0]
     trunk = (1.2 + 2 * 1.6 + 3 * 1.4) / 6
     assert it.state.models["0.weight"].flatten().tolist() == numbers(trunk, trunk)
     assert it.state.models["1.weight"].flatten().tolist() == numbers((1.2 + 3 * 1.4) / 4, 3.2)
 
 
 def test_ifca_of_several_draws_the_one_with_the_least_loss_goes_on(case: Any) -> None:
-    it = with_models(case(IFCA(clusters=1, restarts=2, trial=2)), 0.0, 3.5)
+    it = with_models(case(IFCA(clusters=1, num_restarts=2, trial_rounds=2)), 0.0, 3.5)
     it.round(0, 1, 2)
     first, second = 5.6 / 6, (3.2 + 2 * 3.6 + 3 * (3.5 - 0.4 * 4)) / 6
     assert it.state.models["0.weight"].flatten().tolist() == numbers(first, second)
@@ -228,4 +228,4 @@ def test_ifca_of_several_draws_the_one_with_the_least_loss_goes_on(case: Any) ->
     w = second
     expected = (w - 0.2 * (w - 2) + 2 * (w - 0.2 * (w - 4)) + 3 * (w - 0.4 * (2 * w - 3))) / 6
     assert it.state.models["0.weight"].flatten().tolist() == numbers(expected)
-    assert it.state.cluster.tolist() == [0, 0, 0]
+    assert it.state.cluster_ids.tolist() == [0, 0, 0]

@@ -40,7 +40,7 @@ class Case:
         model = nn.Linear(inputs, 1, bias=False)
         nn.init.zeros_(model.weight)
         objective = Objective(model, squared)
-        self.method = method.bind(LocalTraining(objective, lr=lr, batch_size=10))
+        self.method = method.with_local_config(LocalTraining(objective, lr=lr, batch_size=10))
         self.absent: set[int] = set()
         self.fed = Simulator(clients, faults=self._answer)
         self.state = self._typed(self.method.init(self.fed, objective.params(), key=0))
@@ -57,12 +57,12 @@ class Case:
         self.state = self._typed(self.method.round(self.fed, self.state, ids, key=1))
         return self.state
 
-    def admit(self, *ids: int) -> CFLState:
-        self.state = self._typed(self.method.admit(self.fed, self.state, torch.tensor(ids), key=2))
+    def add_clients(self, *ids: int) -> CFLState:
+        self.state = self._typed(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
         return self.state
 
     def served(self, ids: Sequence[int]) -> list[tuple[float, ...]]:
-        rows = self.method.serve(self.state, torch.tensor(ids)).gather({})["weight"]
+        rows = self.method.assign_models(self.state, torch.tensor(ids)).gather({})["weight"]
         return [tuple(row) for row in rows[:, 0].tolist()]
 
     def model_at(self, node: int) -> list[float]:
@@ -75,7 +75,7 @@ def test_a_split_and_the_children_it_leads_to() -> None:
     clients = from_arrays([(torch.ones(n, 1), torch.full((n,), y)) for n, y in ((1, 2.0), (3, -1.0), (1, 1.0))])
     case = Case(EAGER, clients, lr=0.1, inputs=1)
     state = case.round()
-    assert state.cluster.tolist() == [1, 2, 1]
+    assert state.cluster_ids.tolist() == [1, 2, 1]
     assert state.parent.tolist() == [-1, 0, 0]
     assert case.model_at(0) == [0.0]  # the model at the split stays
     assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx([0.3, -0.2, 0.3])  # (0.4 + 0.2) / 2
@@ -88,7 +88,7 @@ def test_a_split_and_the_children_it_leads_to() -> None:
 def test_no_split_without_all_three_conditions(method: CFL) -> None:
     # ‖mean‖ = 0 is not below 0; the longest update is sqrt(10) = 3.16; sqrt((1 + 0.8) / 2) = 0.949 is not above 0.95
     case = Case(method, with_targets(TARGETS))
-    assert case.round().cluster.tolist() == [0] * 8
+    assert case.round().cluster_ids.tolist() == [0] * 8
 
 
 def test_the_noise_bound_is_the_papers() -> None:
@@ -100,12 +100,12 @@ def test_the_noise_bound_is_the_papers() -> None:
 def test_clients_keep_their_ids_at_every_level() -> None:
     case = Case(EAGER, with_targets(TARGETS))
     state = case.round()
-    assert state.cluster.tolist() == [1, 2, 1, 2, 2, 1, 2, 1]  # by the sign of the first coordinate
+    assert state.cluster_ids.tolist() == [1, 2, 1, 2, 2, 1, 2, 1]  # by the sign of the first coordinate
     assert (case.model_at(1), case.model_at(2)) == ([-3.0, 0.0], [3.0, 0.0])
     # Both children rest at once: their clients' updates are (0, ±1).
     state = case.round()
     assert state.parent.tolist() == [-1, 0, 0, 1, 1, 2, 2]
-    assert state.cluster.tolist() == [3, 5, 4, 6, 5, 3, 6, 4]
+    assert state.cluster_ids.tolist() == [3, 5, 4, 6, 5, 3, 6, 4]
     assert case.served(range(8)) == [tuple(map(float, target)) for target in TARGETS]
     assert (case.model_at(0), case.model_at(1), case.model_at(2)) == ([0.0, 0.0], [-3.0, 0.0], [3.0, 0.0])
     assert [state.members(node).tolist() for node in range(3)] == [list(range(8)), [0, 2, 5, 7], [1, 3, 4, 6]]
@@ -115,10 +115,10 @@ def test_clients_keep_their_ids_at_every_level() -> None:
 
 def test_groups_of_two_may_split_and_single_clients_never() -> None:
     case = Case(EAGER, with_targets([(0, 1), (0, -1)]))
-    assert case.round().cluster.tolist() == [1, 2]
+    assert case.round().cluster_ids.tolist() == [1, 2]
     assert len(case.round()) == 3
     case = Case(CFL(eps1=0.01, eps2=0.1, min_size=3), with_targets([(0, 1), (0, -1)]))
-    assert case.round().cluster.tolist() == [0, 0]
+    assert case.round().cluster_ids.tolist() == [0, 0]
 
 
 def test_an_absent_client_follows_its_latest_update_in_the_node() -> None:
@@ -127,7 +127,7 @@ def test_an_absent_client_follows_its_latest_update_in_the_node() -> None:
     case.round(1, 2, 4)  # from (0, 0): updates (3, 1), (-3, 1), mean (0, 1), whose length is not below eps1
     case.round(0, 3)  # from (0, 1): updates (3, 0), (-3, 0): at rest
     # Client 1's latest update is (3, 1), client 2's (-3, 1), client 4 has none.
-    assert case.state.cluster.tolist() == [1, 1, 2, 2, UNKNOWN]
+    assert case.state.cluster_ids.tolist() == [1, 1, 2, 2, UNKNOWN]
 
 
 def test_new_clients_walk_down_the_tree() -> None:
@@ -136,19 +136,19 @@ def test_new_clients_walk_down_the_tree() -> None:
     case.round()
     case.round()
     case.fed = Simulator(late, faults=case._answer)
-    state = case.admit(9, 8, 10)
+    state = case.add_clients(9, 8, 10)
     # (-1, 5) is nearest to (-3, 1) at the root; from there its update is (2, 5), nearest to (0, 1).
-    assert state.cluster.tolist() == [3, 5, 4, 6, 5, 3, 6, 4, 4, 5, 3]
+    assert state.cluster_ids.tolist() == [3, 5, 4, 6, 5, 3, 6, 4, 4, 5, 3]
     case.absent = {9}
-    case.state = replace(state, cluster=state.cluster.index_fill(0, torch.tensor([8, 9]), UNKNOWN))
-    assert case.admit(8, 9).cluster.tolist()[8:] == [4, UNKNOWN, 3]
+    case.state = replace(state, cluster_ids=state.cluster_ids.index_fill(0, torch.tensor([8, 9]), UNKNOWN))
+    assert case.add_clients(8, 9).cluster_ids.tolist()[8:] == [4, UNKNOWN, 3]
 
 
 def diverging(check_after: int) -> Case:
     """Two clients with one sample each and lr = 0.1. Client 0, (1, 4): w <- 0.8 w + 0.8. Client 1, (4, -1): w <- -2.2 w - 0.8."""
     clients = from_arrays([(torch.full((1, 1), x), torch.full((1,), y)) for x, y in ((1.0, 4.0), (4.0, -1.0))])
     case = Case(CFL(eps1=0.01, eps2=0.1, check_after=check_after), clients, lr=0.1, inputs=1)
-    assert case.round().cluster.tolist() == [1, 2]  # updates 0.8 and -0.8
+    assert case.round().cluster_ids.tolist() == [1, 2]  # updates 0.8 and -0.8
     case.round()
     assert [w for (w,) in case.served([0, 1])] == pytest.approx([1.44, 0.96])
     return case
@@ -158,7 +158,7 @@ def test_a_split_that_raises_the_training_loss_is_undone_for_good() -> None:
     case = diverging(check_after=2)
     # Losses at the split, w = 0: 16 + 1 = 17. Now: (1.44 - 4)² + (3.84 + 1)² = 6.55 + 23.43.
     state = case.round()
-    assert (state.cluster.tolist(), state.parent.tolist(), state.settled.tolist()) == ([0, 0], [-1], [True])
+    assert (state.cluster_ids.tolist(), state.parent.tolist(), state.frozen.tolist()) == ([0, 0], [-1], [True])
     assert (len(state.cached), state.cached_at.tolist()) == (0, [])
     assert [w for (w,) in case.served([0, 1])] == pytest.approx([0.0, 0.0], abs=1e-6)  # the model at the split, which rests
     assert len(case.round()) == 1
@@ -169,4 +169,4 @@ def test_a_split_is_looked_at_once(check_after: int) -> None:
     # After one round: (0.8 - 4)² + (-3.2 + 1)² = 10.24 + 4.84 is less than 17: the split stays, whatever comes later.
     case = diverging(check_after)
     assert len(case.round()) == 3
-    assert case.state.settled.tolist() == [check_after == 1, False, False]
+    assert case.state.frozen.tolist() == [check_after == 1, False, False]

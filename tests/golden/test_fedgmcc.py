@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import InvalidInput, LocalTraining, Simulator
+from fedclade import InvalidInputError, LocalTraining, Simulator
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
@@ -40,7 +40,7 @@ class Case:
         nn.init.zeros_(model.weight)
         self.objective = Objective(model, squared)
         method = FedGMCC(curve_steps=0, input_shape=(1,), **options)  # type: ignore[arg-type]
-        self.method = method.bind(LocalTraining(self.objective, lr=0.1, batch_size=10))
+        self.method = method.with_local_config(LocalTraining(self.objective, lr=0.1, batch_size=10))
         samples = [(1, 1.0, 2.0), (2, 1.0, 3.0), (3, 2.0, 3.0)]
         clients = from_arrays([(torch.full((n, 1), x), torch.full((n,), y)) for n, x, y in samples])
         self.fed = Simulator(clients, faults=self._answer)
@@ -55,7 +55,7 @@ class Case:
 
     def served(self) -> list[float]:
         """The number each client would use now."""
-        weights: Tensor = self.method.serve(self.state, torch.arange(3)).gather({})["weight"]
+        weights: Tensor = self.method.assign_models(self.state, torch.arange(3)).gather({})["weight"]
         return weights.flatten().tolist()
 
 
@@ -74,7 +74,7 @@ def test_the_closest_pair_is_joined_and_the_third_stays_alone() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
     # The 25th percentile of 0.04, 0.36, 0.64 is halfway between the first two, 0.20. Sizes do not count.
-    assert case.state.cluster.tolist() == [0, 0, 1]
+    assert case.state.cluster_ids.tolist() == [0, 0, 1]
     assert case.served() == pytest.approx([0.5, 0.5, 1.2], abs=1e-6)
     assert float(case.state.percentile) == 30
     case.round(0, 1, 2)
@@ -85,7 +85,7 @@ def test_the_closest_pair_is_joined_and_the_third_stays_alone() -> None:
     case.round(0, 1, 2)
     # 0.9 - 0.2 (0.9 - 2) = 1.12, 0.9 - 0.2 (0.9 - 3) = 1.32, 1.44 - 0.4 (2.88 - 3) = 1.488; squares 0.04, 0.1354, 0.0282. Now the others
     # are the closest pair, and the percentile stays all the same.
-    assert case.state.cluster.tolist() == [0, 1, 1]
+    assert case.state.cluster_ids.tolist() == [0, 1, 1]
     assert case.served() == pytest.approx([1.12, 1.404, 1.404], abs=1e-6)
     assert float(case.state.percentile) == 30
 
@@ -95,13 +95,13 @@ def test_one_cluster_then_two() -> None:
     case.round(0, 1, 2)
     # The median is 0.36: clients 0 and 2 hang together by client 1.
     w = (0.4 + 0.6 + 1.2) / 3
-    assert case.state.cluster.tolist() == [0, 0, 0]
+    assert case.state.cluster_ids.tolist() == [0, 0, 0]
     assert case.served() == pytest.approx([w] * 3, abs=1e-6)
     assert float(case.state.percentile) == 45
     case.round(0, 1, 2)
     first, second, third = w - 0.2 * (w - 2), w - 0.2 * (w - 3), w - 0.4 * (2 * w - 3)
     # 0.987, 1.187, 1.347; squares 0.04, 0.1296, 0.0256; the 45th percentile is 0.0256 + 0.9 (0.04 - 0.0256), less than 0.04.
-    assert case.state.cluster.tolist() == [0, 1, 1]
+    assert case.state.cluster_ids.tolist() == [0, 1, 1]
     assert case.served() == pytest.approx([first, (second + third) / 2, (second + third) / 2], abs=1e-6)
     assert (bool(case.state.settled), float(case.state.percentile)) == (False, 50)
 
@@ -110,7 +110,7 @@ def test_one_cluster_then_two() -> None:
 def test_a_fixed_percentile_stays(percentile: float, clusters: list[int]) -> None:
     case = Case(percentile=percentile, step=0)
     case.round(0, 1, 2)
-    assert case.state.cluster.tolist() == clusters
+    assert case.state.cluster_ids.tolist() == clusters
     assert float(case.state.percentile) == percentile
     case.round(0, 1)  # one cluster
     assert float(case.state.percentile) == percentile
@@ -119,7 +119,7 @@ def test_a_fixed_percentile_stays(percentile: float, clusters: list[int]) -> Non
 def test_the_percentile_ends_at_5_and_95() -> None:
     case = Case(percentile=7)
     case.round(0, 1)  # two clients are one pair, whose score is every percentile
-    assert (case.state.cluster[:2].tolist(), float(case.state.percentile)) == ([0, 0], 5)
+    assert (case.state.cluster_ids[:2].tolist(), float(case.state.percentile)) == ([0, 0], 5)
     case = Case(percentile=20, step=90)
     case.round(0, 1, 2)
     assert float(case.state.percentile) == 95
@@ -155,10 +155,10 @@ def test_a_late_client_takes_the_model_with_the_least_loss() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
     lost = torch.tensor([0, 2])
-    case.state = replace(case.state, cluster=case.state.cluster.index_fill(0, lost, UNKNOWN))
-    state, cohort = case.method.ready(case.fed, case.state, torch.arange(3), key=1)
+    case.state = replace(case.state, cluster_ids=case.state.cluster_ids.index_fill(0, lost, UNKNOWN))
+    state, cohort = case.method.prepare_cohort(case.fed, case.state, torch.arange(3), key=1)
     # Models 0.5 and 1.2. Client 0: (0.5 - 2)² = 2.25, (1.2 - 2)² = 0.64. Client 2: (1 - 3)² = 4, (2.4 - 3)² = 0.36.
-    assert state.cluster.tolist() == [1, 0, 1]
+    assert state.cluster_ids.tolist() == [1, 0, 1]
     assert cohort.tolist() == [0, 1, 2]
 
 
@@ -170,5 +170,5 @@ def test_one_model_goes_each_way() -> None:
 
 def test_inputs_that_are_whole_numbers_are_refused() -> None:
     case = Case()
-    with pytest.raises(InvalidInput, match="whole numbers"):
+    with pytest.raises(InvalidInputError, match="whole numbers"):
         replace(case.method, input_shape=None).init(case.fed, case.objective.params(), key=0)

@@ -42,7 +42,7 @@ class Case:
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
         objective = Objective(model, squared)
-        self.method = method.bind(LocalTraining(objective, lr=lr, batch_size=10))
+        self.method = method.with_local_config(LocalTraining(objective, lr=lr, batch_size=10))
         self.absent = set(absent)
         self.fed = Simulator(clients, faults=self._answer)
         self.state = self._typed(self.method.init(self.fed, objective.params(), key=0))
@@ -58,8 +58,8 @@ class Case:
         self.state = self._typed(self.method.round(self.fed, self.state, torch.tensor(cohort), key=1))
         return self.state
 
-    def admit(self, *ids: int) -> FedSEMState:
-        self.state = self._typed(self.method.admit(self.fed, self.state, torch.tensor(ids), key=2))
+    def add_clients(self, *ids: int) -> FedSEMState:
+        self.state = self._typed(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
         return self.state
 
     def centres(self) -> list[float]:
@@ -72,7 +72,7 @@ def four(clusters: int = 2, absent: Sequence[int] = ()) -> Case:
 
 def test_the_one_off_phase_is_k_means_and_the_centres_are_means_by_examples() -> None:
     case = four()
-    assert case.state.cluster.tolist() == [0, 0, 1, 1]
+    assert case.state.cluster_ids.tolist() == [0, 0, 1, 1]
     assert case.centres() == pytest.approx([1.0, 8.8], abs=1e-6)
     assert case.state.first["weight"].flatten().tolist() == case.centres()
     assert case.state.start["weight"].tolist() == [[[0.0]]]
@@ -81,17 +81,17 @@ def test_the_one_off_phase_is_k_means_and_the_centres_are_means_by_examples() ->
 def test_a_client_goes_to_the_centre_that_its_trained_weights_are_nearest_to() -> None:
     case = four()
     # From its own centre each comes to 0.5, 5.5 | 12.4, 16.4. Client 1 is 4.5 away from 1 and 3.3 away from 8.8: it moves.
-    assert case.round(0, 1, 2, 3).cluster.tolist() == [0, 1, 1, 1]
+    assert case.round(0, 1, 2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([0.5, (5.5 + 4 * 12.4 + 16.4) / 6], abs=1e-5)
     # Now it begins at 11.917 and comes to 10.96: it stays.
     case.round(1)
-    assert case.state.cluster.tolist() == [0, 1, 1, 1]
+    assert case.state.cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([0.5, (71.5 / 6 + 10) / 2], abs=1e-5)
 
 
 def test_a_centre_nobody_went_to_stays() -> None:
     case = four()
-    assert case.round(1).cluster.tolist() == [0, 1, 1, 1]
+    assert case.round(1).cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([1.0, 5.5], abs=1e-6)  # 5.5 came from the model that stays, and left it
     case.round(3, 2)
     assert case.centres() == pytest.approx([1.0, (4 * (5.5 + 16) / 2 + (5.5 + 24) / 2) / 5], abs=1e-5)
@@ -99,18 +99,18 @@ def test_a_centre_nobody_went_to_stays() -> None:
 
 def test_a_cluster_without_any_client_stays() -> None:
     case = four()
-    case.state = replace(case.state, cluster=torch.ones(4, dtype=torch.int64))
-    assert case.round(2, 3).cluster.tolist() == [1, 1, 1, 1]
+    case.state = replace(case.state, cluster_ids=torch.ones(4, dtype=torch.int64))
+    assert case.round(2, 3).cluster_ids.tolist() == [1, 1, 1, 1]
     assert case.centres() == pytest.approx([1.0, (4 * 12.4 + 16.4) / 5], abs=1e-5)
     # From there, 13.2, client 0 comes to 6.6, 5.6 away from 1 and 6.6 away from 13.2: it goes to the model that nobody had.
-    assert case.round(0).cluster.tolist() == [0, 1, 1, 1]
+    assert case.round(0).cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([6.6, 13.2], abs=1e-5)
 
 
 def test_who_does_not_answer_keeps_its_centre() -> None:
     case = four()
     case.absent = {1}
-    assert case.round(0, 1).cluster.tolist() == [0, 0, 1, 1]
+    assert case.round(0, 1).cluster_ids.tolist() == [0, 0, 1, 1]
     assert case.centres() == pytest.approx([0.5, 8.8], abs=1e-6)
     case.absent = {0, 1, 2, 3}
     before = case.centres()
@@ -120,11 +120,11 @@ def test_who_does_not_answer_keeps_its_centre() -> None:
 
 def test_who_missed_the_one_off_phase_is_not_known() -> None:
     case = four(absent=[1])
-    assert case.state.cluster.tolist() == [0, UNKNOWN, 1, 1]
+    assert case.state.cluster_ids.tolist() == [0, UNKNOWN, 1, 1]
     assert case.centres() == pytest.approx([0.0, 8.8], abs=1e-6)
     case.absent = set()
     # From w = 0 it comes to 5: 5 away from 0 and 3.8 away from 8.8.
-    assert case.admit(1).cluster.tolist() == [0, 1, 1, 1]
+    assert case.add_clients(1).cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([0.0, 8.8], abs=1e-6)
 
 
@@ -134,24 +134,24 @@ def test_a_late_client_takes_the_look_that_the_others_took() -> None:
     case.fed = Simulator(with_targets([*CLIENTS, (1, 12.0), (1, 9.6)]), faults=case._answer)
     # From the first model they come to 6 and 4.8; the first centres were 1 and 8.8. (Now 0.5 would be nearer to both; and from 0.5 both
     # would come nearer to 8.8.)
-    assert case.admit(5, 4).cluster.tolist() == [0, 1, 1, 1, 1, 0]
+    assert case.add_clients(5, 4).cluster_ids.tolist() == [0, 1, 1, 1, 1, 0]
 
 
 def test_where_nobody_is_known_those_admitted_are_clustered() -> None:
     case = four(absent=[0, 1, 2, 3])
-    assert case.state.cluster.tolist() == [UNKNOWN] * 4
+    assert case.state.cluster_ids.tolist() == [UNKNOWN] * 4
     assert case.centres() == [0.0]
     case.absent = {3}
-    assert case.admit(3, 0, 1).cluster.tolist() == [0, 1, UNKNOWN, UNKNOWN]
+    assert case.add_clients(3, 0, 1).cluster_ids.tolist() == [0, 1, UNKNOWN, UNKNOWN]
     assert case.centres() == pytest.approx([0.0, 5.0], abs=1e-6)
     case.absent = set()
-    assert case.admit(2, 3).cluster.tolist() == [0, 1, 1, 1]
+    assert case.add_clients(2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
 
 
 def test_as_many_centres_as_there_are_different_weights() -> None:
     assert four(clusters=9).centres() == pytest.approx([0.0, 5.0, 8.0, 12.0], abs=1e-6)
     case = Case(FedSEM(3), with_targets([(1, 8.0), (2, 8.0), (1, 2.0)]))
-    assert case.state.cluster.tolist() == [0, 0, 1]
+    assert case.state.cluster_ids.tolist() == [0, 0, 1]
     assert case.centres() == pytest.approx([4.0, 1.0], abs=1e-6)
 
 
@@ -178,7 +178,7 @@ def test_distances_on_all_parameters_or_on_the_last_layer(method: FedSEM, cluste
     targets = [(0.0, 0.0), (10.0, 0.0), (0.0, 3.0)]
     case = Case(method, from_arrays([(torch.eye(2), torch.tensor(target)) for target in targets]), Two(), lr=1.0)
     for _ in range(2):
-        assert case.state.cluster.tolist() == cluster
+        assert case.state.cluster_ids.tolist() == cluster
         models = case.state.models
         assert torch.cat([models["trunk"], models["head.weight"][:, 0]], 1).tolist() == centres
         case.round(2, 0, 1)  # E-step and M-step find the same again

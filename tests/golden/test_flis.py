@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import InvalidInput, LocalTraining, Simulator, State
+from fedclade import InvalidInputError, LocalTraining, Simulator, State
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
@@ -62,19 +62,19 @@ class Case:
         return None if client in self.absent else reply
 
     def train(self, lr: float) -> None:
-        self.method = self.method.bind(LocalTraining(self.objective, lr=lr, batch_size=10))
+        self.method = self.method.with_local_config(LocalTraining(self.objective, lr=lr, batch_size=10))
 
     def round(self, *cohort: int) -> State:
         self.state = self.method.round(self.fed, self.state, torch.tensor(cohort), key=1)
         return self.state
 
-    def admit(self, *ids: int) -> list[int]:
-        self.state = self.method.admit(self.fed, self.state, torch.tensor(ids), key=2)
-        return self.state.cluster.tolist()
+    def add_clients(self, *ids: int) -> list[int]:
+        self.state = self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2)
+        return self.state.cluster_ids.tolist()
 
     def served(self, client: int) -> list[list[float]]:
         """[a, b] of the model that this client uses."""
-        weight: Tensor = self.method.serve(self.state, torch.tensor([client])).gather({})["weight"][0]
+        weight: Tensor = self.method.assign_models(self.state, torch.tensor([client])).gather({})["weight"][0]
         return weight.T.tolist()
 
 
@@ -92,7 +92,7 @@ def test_joint_clusters_overlap_and_are_weighted_by_examples() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
     state = case.round(0, 1, 2)
     # Ã has the rows {0, 1}, {0, 1, 2} and {1, 2}: a similarity of β itself counts. In order: 0 1 1, 1 1 0, 1 1 1.
-    assert state.cluster.tolist() == [1, 2, 0]
+    assert state.cluster_ids.tolist() == [1, 2, 0]
     # (2 W0 + 4 W1) / 6, (2 W0 + 4 W1 + 6 W2) / 12, (4 W1 + 6 W2) / 10
     assert case.served(0) == [pytest.approx([20 / 6, 0, 10 / 6], abs=1e-6), pytest.approx([8 / 6, 4 / 6, 3], abs=1e-6)]
     assert case.served(1) == [pytest.approx([26 / 12, 18 / 12, 10 / 12], abs=1e-6), pytest.approx([14 / 12, 4 / 12, 3], abs=1e-6)]
@@ -112,7 +112,7 @@ def test_beta_says_from_where_on_clients_are_related(beta: float, clusters: int)
 def test_clients_of_one_joint_cluster_share_one_model() -> None:
     case = Case(FLISDC(beta=0.5, probe=TEN))
     state = case.round(2, 1, 0)
-    assert state.cluster.tolist() == [1, 1, 0]
+    assert state.cluster_ids.tolist() == [1, 1, 0]
     assert case.served(0) == case.served(1) == mean((0, 2), (1, 4))
     assert case.served(2) == mean((2, 1))
 
@@ -149,20 +149,20 @@ def test_a_client_begins_with_the_model_of_its_least_training_loss() -> None:
     # Client 1: (2/3)² + (1/3)² + (2/3)² + (2/3)² + 1² = 2.4 to {0, 1}, more to the others. So both begin at the model of {0, 1}.
     halves = [[[(w + t) / 2 for w, t in zip(*pair, strict=True)] for pair in zip(before[0], THREE[k], strict=True)] for k in (0, 1)]
     # 0: a (8/3, 0, 4/3), b (2/3, 4/3, 2) -> 0 1 1 0; 1: a (11/3, 0, 11/6), b (5/3, 1/3, 7/2) -> 0 2 1 1. A01 = 0.5, so they share.
-    shared = [[(2 * one + 4 * two) / 6 for one, two in zip(*pair, strict=True)] for pair in zip(*halves, strict=True)]
-    assert case.served(0) == case.served(1) == [pytest.approx(column, abs=1e-6) for column in shared]
+    broadcast = [[(2 * one + 4 * two) / 6 for one, two in zip(*pair, strict=True)] for pair in zip(*halves, strict=True)]
+    assert case.served(0) == case.served(1) == [pytest.approx(column, abs=1e-6) for column in broadcast]
 
 
 def test_who_was_not_in_the_round_chooses_among_its_models() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
-    assert case.round(0, 2).cluster.tolist() == [1, UNKNOWN, 0]  # A02 = 0: rows {0} and {2}; the first model is gone
+    assert case.round(0, 2).cluster_ids.tolist() == [1, UNKNOWN, 0]  # A02 = 0: rows {0} and {2}; the first model is gone
     # Client 1 to W0: 2² + 1² + 2² + 2² + 3² = 22; to W2: 3² + 3² + 2² + 1² + 1² = 24
-    assert case.admit(1) == [1, 1, 0]
+    assert case.add_clients(1) == [1, 1, 0]
 
 
 def test_who_did_not_answer_is_left_out() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS), absent=[1])
-    assert case.round(0, 1, 2).cluster.tolist() == [1, UNKNOWN, 0]
+    assert case.round(0, 1, 2).cluster_ids.tolist() == [1, UNKNOWN, 0]
     case.absent = {0, 1, 2}
     before = case.state
     assert case.round(0, 1, 2) is before
@@ -172,7 +172,7 @@ def test_who_did_not_answer_is_left_out() -> None:
 
 
 def clusters(method: FLISHC) -> list[int]:
-    return Case(method).state.cluster.tolist()
+    return Case(method).state.cluster_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -213,23 +213,23 @@ def test_late_clients_join_the_cluster_most_similar_in_the_mean() -> None:
     # 5        2 2 0 1       0, 0.4: 0.2                  0.4: not further than client 1, but than the cluster
     late: list[Target] = [((0, 3, 1), (1, 0, 3)), ((5, 0, 1), (1, 0, 3)), ((0, 1, 3), (1, 0, 3))]
     case = Case(FLISHC(beta=0.5, probe=TEN), [*THREE, *late], [*TWICE, 1, 1, 1], absent=[3, 4, 5])
-    assert case.state.cluster.tolist() == [0, 0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
+    assert case.state.cluster_ids.tolist() == [0, 0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
     case.round(0, 1, 2)
     case.train(lr=0.1)  # 0 -> 0.1 [a b], which predicts as [a b] does; one of the models of now would hardly change
     case.absent = {4}
-    assert case.admit(5, 3, 4) == [0, 0, 1, 1, UNKNOWN, 1]
+    assert case.add_clients(5, 3, 4) == [0, 0, 1, 1, UNKNOWN, 1]
     case.absent = set()
-    assert case.admit(4) == [0, 0, 1, 1, 0, 1]
+    assert case.add_clients(4) == [0, 0, 1, 1, 0, 1]
     assert case.served(3) == mean((2, 1))
 
 
 def test_the_first_to_answer_form_the_clusters() -> None:
     case = Case(FLISHC(beta=0.5, probe=TEN), absent=[0, 1, 2])
-    assert case.state.cluster.tolist() == [UNKNOWN] * 3
+    assert case.state.cluster_ids.tolist() == [UNKNOWN] * 3
     case.absent = {1}
-    assert case.admit(2, 1, 0) == [0, UNKNOWN, 1]
+    assert case.add_clients(2, 1, 0) == [0, UNKNOWN, 1]
     case.absent = set()
-    assert case.admit(1) == [0, 0, 1]  # A01 = 0.6, A12 = 0.4
+    assert case.add_clients(1) == [0, 0, 1]  # A01 = 0.6, A12 = 0.4
     assert len(case.state) == 2
 
 
@@ -252,21 +252,21 @@ def test_what_travels_is_what_is_declared() -> None:
         assert (traffic.up, traffic.down) == (once, once)
         case.round(0, 1, 2)
         traffic.up = traffic.down = 0
-        symbols = case.method.symbols(case.state)
+        symbols = case.method.cost_symbols(case.state)
         case.round(0, 2)
-        assert traffic.up == 2 * eval(method.up, symbols)
-        assert traffic.down == 2 * eval(method.down, symbols)
+        assert traffic.up == 2 * eval(method.upload_cost, symbols)
+        assert traffic.down == 2 * eval(method.download_cost, symbols)
 
 
 @pytest.mark.parametrize("mode", ["dc", "hc"])
 def test_no_probe_is_refused_before_any_training(mode: str) -> None:
-    with pytest.raises(InvalidInput, match=r"method\.probe = None: .*partition\(…, probe=n\).*FLIS\(probe=array\)"):
+    with pytest.raises(InvalidInputError, match=r"method\.probe = None: .*partition\(…, probe=n\).*FLIS\(probe=array\)"):
         Case(FLIS(mode))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["dc", "hc"])
 def test_one_output_is_no_prediction_of_a_class(mode: str) -> None:
-    with pytest.raises(InvalidInput, match=r"outputs = \(4, 1\): must be \(samples, classes\) with two classes or more"):
+    with pytest.raises(InvalidInputError, match=r"outputs = \(4, 1\): must be \(samples, classes\) with two classes or more"):
         Case(FLIS(mode, probe=CORNERS), [((1.0,), (2.0,))], [1])  # type: ignore[arg-type]
 
 
@@ -275,7 +275,7 @@ def test_one_output_is_no_prediction_of_a_class(mode: str) -> None:
     [("dc", "beta", -0.1), ("hc", "beta", 1.1), ("dc", "beta", float("nan")), ("dc", "labels", "hard"), ("hc", "linkage", "ward")],
 )
 def test_what_cannot_be_is_refused(mode: str, field: str, value: object) -> None:
-    with pytest.raises(InvalidInput, match=f"method.{field}"):
+    with pytest.raises(InvalidInputError, match=f"method.{field}"):
         FLIS(mode, **{field: value})  # type: ignore[arg-type]
 
 
@@ -283,5 +283,5 @@ def test_the_mode_says_which_variant() -> None:
     assert FLIS() == FLISDC()
     assert FLIS("hc", beta=0.2, linkage="single") == FLISHC(beta=0.2, linkage="single")
     assert FLIS(mode="dc", beta=0.2) == replace(FLISDC(), beta=0.2)
-    with pytest.raises(InvalidInput, match=r"method\.mode = 'tree': must be one of 'dc', 'hc'"):
+    with pytest.raises(InvalidInputError, match=r"method\.mode = 'tree': must be one of 'dc', 'hc'"):
         FLIS("tree")  # type: ignore[arg-type]

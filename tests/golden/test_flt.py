@@ -47,7 +47,7 @@ class Case:
     def __init__(self, silent: Sequence[int] = (), **settings: Any) -> None:
         objective = Objective(FirstColumn(), lambda outputs, y: (outputs - y) ** 2)
         method = FLT(**{"manifold": "none", "k": 2, "encoder_module": SecondColumn(), **settings})
-        self.method = method.bind(LocalTraining(objective, lr=0.1, batch_size=10))
+        self.method = method.with_local_config(LocalTraining(objective, lr=0.1, batch_size=10))
         self.silent = set(silent)
         clients = from_arrays([(torch.tensor([[x, at]] * n), torch.full((n,), y)) for n, x, y, at in CLIENTS])
         self.fed = Simulator(clients, faults=lambda key, client, reply: None if client in self.silent else reply)
@@ -57,12 +57,12 @@ class Case:
         self.state = self._flt(self.method.round(self.fed, self.state, torch.tensor(cohort), key=1))
         return self.served()
 
-    def admit(self, *ids: int) -> None:
-        self.state = self._flt(self.method.admit(self.fed, self.state, torch.tensor(ids), key=2))
+    def add_clients(self, *ids: int) -> None:
+        self.state = self._flt(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
 
     def served(self) -> list[float]:
-        known = torch.arange(3)[self.state.cluster[:3] != UNKNOWN]
-        models: Tree = self.method.serve(self.state, known).gather({})
+        known = torch.arange(3)[self.state.cluster_ids[:3] != UNKNOWN]
+        models: Tree = self.method.assign_models(self.state, known).gather({})
         return models["weight"].flatten().tolist()
 
     @staticmethod
@@ -80,7 +80,7 @@ def test_signature_of_equal_samples_is_one_centre() -> None:
     assert case.state.counts.tolist() == [1, 1, 1]
     assert case.state.centres[:, 0, 0].tolist() == near(0.0, 0.9, 1.8)
     assert case.state.centres[:, 1].abs().sum() == 0
-    assert case.state.cluster.tolist() == [0, 0, 0]
+    assert case.state.cluster_ids.tolist() == [0, 0, 0]
     assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
 
 
@@ -108,16 +108,16 @@ def test_case_1_may_leave_absent_clients_out() -> None:
 def test_case_2_is_fedavg_among_those_of_a_group_who_answered() -> None:
     case = Case(aggregation="clusters", gamma=0.95, silent=[0])
     # 0.9 apart: all three hang together
-    assert case.state.cluster.tolist() == [UNKNOWN, 0, 0]
+    assert case.state.cluster_ids.tolist() == [UNKNOWN, 0, 0]
     case.silent = set()
-    case.admit(0)
-    assert case.state.cluster.tolist() == [0, 0, 0]
+    case.add_clients(0)
+    assert case.state.cluster_ids.tolist() == [0, 0, 0]
     assert case.round(0, 1) == near(*[(0.4 + 1.6) / 3] * 3)
 
 
 def test_the_identity_trains_each_client_for_itself() -> None:
     case = Case(gamma=0.5)
-    assert case.state.cluster.tolist() == [0, 1, 2]
+    assert case.state.cluster_ids.tolist() == [0, 1, 2]
     assert case.round(0, 1, 2) == near(0.4, 0.8, 1.2)
     assert case.round(1) == near(0.4, 0.8 - 0.2 * (0.8 - 4), 1.2)
 
@@ -129,7 +129,7 @@ def test_a_late_client_is_treated_as_the_nearest_known_one() -> None:
     w0, w1 = case.round(0, 1)[:2]
     assert (w0, w1) == near((0.4 + 1.6) / 3, (0.4 + 1.6) / 3)
     case.silent = set()
-    case.admit(2)
+    case.add_clients(2)
     assert case.served() == near(w0, w1, w1)
     # it counts from now on wherever client 1 does: with its last model in the next round, of which it is no part
     v0 = w0 - 0.2 * (w0 - 2)
@@ -138,9 +138,9 @@ def test_a_late_client_is_treated_as_the_nearest_known_one() -> None:
 
 def test_nobody_answers_the_one_off_phase() -> None:
     case = Case(silent=[0, 1, 2])
-    assert case.state.cluster.tolist() == [UNKNOWN] * 3
+    assert case.state.cluster_ids.tolist() == [UNKNOWN] * 3
     case.silent = set()
-    case.admit(2, 0, 1)
+    case.add_clients(2, 0, 1)
     assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
     assert case.round(0, 1, 2) == near((0.4 + 1.6) / 3, (0.4 + 1.6 + 3.6) / 6, (1.6 + 3.6) / 5)
 

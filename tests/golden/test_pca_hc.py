@@ -47,14 +47,14 @@ class Constant(nn.Module):
 
 
 def with_points(points: Sequence[Sequence[tuple[float, float]]]) -> Clients:
-    return from_arrays([(torch.tensor(mine), torch.full((len(mine),), 2.0 * (client + 1))) for client, mine in enumerate(points)])
+    return from_arrays([(torch.tensor(params), torch.full((len(params),), 2.0 * (client + 1))) for client, params in enumerate(points)])
 
 
 class Case:
     def __init__(self, absent: Sequence[int] = (), **settings: Any) -> None:
         objective = Objective(Constant(), lambda outputs, y: (outputs - y) ** 2)
         method = PCAHC(**{"clusters": 2, "k": 2, "components": 3, **settings})
-        self.method = method.bind(LocalTraining(objective, lr=0.25, batch_size=10))
+        self.method = method.with_local_config(LocalTraining(objective, lr=0.25, batch_size=10))
         self.absent = set(absent)
         self.fed = Simulator(with_points(POINTS), faults=self._answer)
         self.state = self._typed(self.method.init(self.fed, objective.params(), key=0))
@@ -70,13 +70,13 @@ class Case:
         self.state = self._typed(self.method.round(self.fed, self.state, torch.tensor(cohort), key=1))
         return self.served()
 
-    def admit(self, *ids: int) -> list[int]:
-        self.state = self._typed(self.method.admit(self.fed, self.state, torch.tensor(ids), key=2))
-        return self.state.cluster.tolist()
+    def add_clients(self, *ids: int) -> list[int]:
+        self.state = self._typed(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
+        return self.state.cluster_ids.tolist()
 
     def served(self) -> list[float]:
-        known = torch.arange(3)[self.state.cluster[:3] != UNKNOWN]
-        models: Tree = self.method.serve(self.state, known).gather({})
+        known = torch.arange(3)[self.state.cluster_ids[:3] != UNKNOWN]
+        models: Tree = self.method.assign_models(self.state, known).gather({})
         return models["weight"].flatten().tolist()
 
     def centres(self, client: int) -> list[list[float]]:
@@ -99,16 +99,16 @@ def test_groups_are_wards() -> None:
     case = Case()
     A = distances(case.state.centres.numpy(), case.state.counts.numpy())
     assert [A[0, 1], A[0, 2], A[1, 2]] == near(sqrt(2) / 2, sqrt(18) / 2, sqrt(8) / 2)
-    assert case.state.cluster.tolist() == [0, 0, 1]
-    assert Case(clusters=1).state.cluster.tolist() == [0, 0, 0]
-    assert Case(clusters=7).state.cluster.tolist() == [0, 1, 2]
+    assert case.state.cluster_ids.tolist() == [0, 0, 1]
+    assert Case(clusters=1).state.cluster_ids.tolist() == [0, 0, 0]
+    assert Case(clusters=7).state.cluster_ids.tolist() == [0, 1, 2]
 
 
 def test_wards_groups_are_not_a_chain() -> None:
     # Centres at -t and t: the distance of two clients is |t - t'| / sqrt(2). In these units 1 and 2 merge at 1, 3.2 and 4.2 too, then
     # {3.2, 4.2} and 5.6 at sqrt(4 / 3) 1.9 = 2.2, before {1, 2} and {3.2, 4.2} at sqrt(2) 2.2 = 3.1. (The widest gap is below 5.6.)
     clients = with_points([[(-t, 0.0), (t, 0.0)] for t in (1.0, 2.0, 3.2, 4.2, 5.6)])
-    assert PCAHC(clusters=2, k=2).init(Simulator(clients), {"w": torch.zeros(1)}, key=0).cluster.tolist() == [0, 0, 1, 1, 1]
+    assert PCAHC(clusters=2, k=2).init(Simulator(clients), {"w": torch.zeros(1)}, key=0).cluster_ids.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_fedavg_inside_each_group() -> None:
@@ -126,45 +126,45 @@ def test_a_shared_basis_leaves_the_points_where_they_are() -> None:
     # A_01 = sqrt(30) / 2, A_02 = sqrt(5 + 37) / 2, A_12 = sqrt(16 + 8) / 2: now 1 and 2 are nearest to each other.
     A = distances(case.state.centres.numpy(), case.state.counts.numpy())
     assert [A[0, 1], A[0, 2], A[1, 2]] == near(sqrt(30) / 2, sqrt(42) / 2, sqrt(24) / 2)
-    assert case.state.cluster.tolist() == [0, 1, 1]
+    assert case.state.cluster_ids.tolist() == [0, 1, 1]
 
 
 def test_a_late_client_joins_the_nearest_known_one() -> None:
     case = Case(absent=[2])
-    assert case.state.cluster.tolist() == [0, 1, UNKNOWN]
+    assert case.state.cluster_ids.tolist() == [0, 1, UNKNOWN]
     assert case.state.counts.tolist() == [2, 2, 0]
     case.round(0, 1)
     case.absent = set()
-    assert case.admit(2) == [0, 1, 1]  # A_12 < A_02
+    assert case.add_clients(2) == [0, 1, 1]  # A_12 < A_02
     assert case.state.counts.tolist() == [2, 2, 2]
     assert case.served() == near(1.0, 2.0, 2.0)
     # A fourth comes when three are known: ±2.4 along its own axis, nearest to client 0. It needs room in the state first.
     case.fed = Simulator(with_points([*POINTS, [(0.0, 9.0), (0.0, 4.2)]]), faults=case._answer)
-    assert case.admit(3) == [0, 1, 1, 0]
+    assert case.add_clients(3) == [0, 1, 1, 0]
 
 
 def test_a_late_client_is_projected_on_the_basis_that_the_others_had() -> None:
     case = Case(absent=[2], basis="shared", probe=PROBE)
     case.absent = set()
-    case.method = PCAHC(clusters=2, k=2, components=3, basis="shared", probe=PROBE + 100).bind(case.method.local)
-    assert case.admit(2) == [0, 1, 1]
+    case.method = PCAHC(clusters=2, k=2, components=3, basis="shared", probe=PROBE + 100).with_local_config(case.method.local)
+    assert case.add_clients(2) == [0, 1, 1]
     assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
 
 
 def test_where_nobody_is_known_those_admitted_are_clustered() -> None:
     case = Case(absent=[0, 1, 2])
-    assert case.state.cluster.tolist() == [UNKNOWN] * 3
+    assert case.state.cluster_ids.tolist() == [UNKNOWN] * 3
     case.absent = set()
-    assert case.admit(2, 1, 0) == [0, 0, 1]
+    assert case.add_clients(2, 1, 0) == [0, 0, 1]
 
 
 def test_a_client_with_one_sample_has_no_axis() -> None:
     case = Case(absent=[2])
     case.fed = Simulator(with_points([*POINTS[:2], [(70.0, 1.0)]]))
-    case.admit(2)
+    case.add_clients(2)
     assert case.state.counts.tolist() == [2, 2, 1]
     assert case.centres(2) == [[0.0, 0.0, 0.0]] * 2
-    assert case.state.cluster.tolist() == [0, 1, 0]  # 2 away from client 0, 3 from client 1
+    assert case.state.cluster_ids.tolist() == [0, 1, 0]  # 2 away from client 0, 3 from client 1
 
 
 def test_the_sign_of_an_axis() -> None:

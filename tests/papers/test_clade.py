@@ -11,7 +11,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
 from fedclade.core.functional_model import Objective
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation, Scheme, load, partition
 
 PLANTED: list[tuple[Scheme, int]] = [
@@ -27,8 +27,8 @@ def groups(clients: Clients, seed: int) -> torch.Tensor:
     torch.manual_seed(seed)
     assert clients.classes is not None
     objective = Objective(fc.models.MLP(200).build(clients.shape, clients.classes))
-    method = fc.Clade().bind(fc.LocalTraining(objective))
-    return method.init(fc.Simulator(clients), objective.params(), fold(seed, "init")).cluster
+    method = fc.Clade().with_local_config(fc.LocalTraining(objective))
+    return method.init(fc.Simulator(clients), objective.params(), fold_in(seed, "init")).cluster_ids
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -13,5 +13,5 @@ from fedclade.training import config
 def test_mnist_iid_ends_at_89_percent(real_data: Callable[[str], Path]) -> None:
     root = real_data("mnist").parent
     chosen = config.experiment(config.apply(config.read("mnist_iid"), ["run.eval_every=0"]))
-    result = chosen.prepared(chosen.clients(str(root)), "cpu").execute()
+    result = chosen.to_run(chosen.clients(str(root)), "cpu").run()
     assert result.summary["accuracy"] == pytest.approx(89.2, abs=1.0)

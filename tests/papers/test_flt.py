@@ -10,16 +10,16 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from fedclade import Simulator
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import LabelClusters, load, partition
 from fedclade.methods.flt import FLT
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3, 4))])
 def test_scenario_1_has_five_groups(real_data: Callable[[str], Path], seed: int) -> None:
     clients = partition(load("mnist", real_data("mnist").parent), LabelClusters(clusters=5, classes=2), clients=100, seed=seed)
-    method = equip(FLT(k=2), clients, seed)
-    state = method.init(Simulator(clients), {"w": torch.zeros(1)}, key=fold(seed, "init"))
-    assert len(state.cluster.unique()) == 5
-    assert adjusted_rand_score(clients.groups, state.cluster) == 1.0
+    method = inject_context(FLT(k=2), clients, seed)
+    state = method.init(Simulator(clients), {"w": torch.zeros(1)}, key=fold_in(seed, "init"))
+    assert len(state.cluster_ids.unique()) == 5
+    assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0

@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 import fedclade as fc
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.registry import REGISTRY, find, import_file
 from fedclade.training.config import apply, experiment, read
 
@@ -96,7 +96,7 @@ SETS = ["data.name=spots", "partition.name=in_rows", "partition.clients=6", "mod
 def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(own: Path, tmp_path: Path) -> None:
     import_file(str(own))
     made = experiment(apply(read("quickstart"), [*SETS, "method.mood=wild", "method.weights=[3.0]", "partition.gap=2"]))
-    result = made.prepared(made.clients(), "cpu").execute(tmp_path / "run")
+    result = made.to_run(made.clients(), "cpu").run(tmp_path / "run")
     named = [result.summary[kind] for kind in ("method", "dataset", "partition", "model")]
     assert named == ["eager", "spots", "in_rows", "thin"]
     assert result.summary["ari"] == 0
@@ -104,7 +104,7 @@ def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(o
     assert isinstance(loaded.model_of(0), nn.Linear)
     again = experiment(read(tmp_path / "run" / "experiment.toml"))
     assert (again.method, again.scheme, again.model) == (made.method, made.scheme, made.model)
-    again.prepared(again.clients(), "cpu").execute(tmp_path / "again")
+    again.to_run(again.clients(), "cpu").run(tmp_path / "again")
     assert (tmp_path / "run/models/models.safetensors").read_bytes() == (tmp_path / "again/models/models.safetensors").read_bytes()
 
 
@@ -122,7 +122,7 @@ def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(o
 )
 def test_the_fields_of_ones_own_things_are_checked_as_ours_are(given: str, says: list[str], own: Path) -> None:
     import_file(str(own))
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         experiment(apply(read("quickstart"), [*SETS, given]))
     for part in says:
         assert part in str(refused.value)
@@ -131,14 +131,14 @@ def test_the_fields_of_ones_own_things_are_checked_as_ours_are(given: str, says:
 @pytest.mark.parametrize(("kind", "name"), [("method", "fedavg"), ("method", "local"), ("dataset", "digits"), ("model", "mlp")])
 def test_our_own_names_are_not_to_be_replaced(kind: Any, name: str) -> None:
     before = REGISTRY[kind][name]
-    with pytest.raises(InvalidInput, match=rf"the {kind} '{name}' is fedclade's own; choose another name"):
+    with pytest.raises(InvalidInputError, match=rf"the {kind} '{name}' is fedclade's own; choose another name"):
         fc.register(kind, name)(type("Mine", (), {"__module__": "mine"}))
     assert REGISTRY[kind][name] is before
 
 
 def test_a_partition_of_ours_is_not_to_be_replaced() -> None:
     for name in list(REGISTRY["partition"]):
-        with pytest.raises(InvalidInput, match="fedclade's own"):
+        with pytest.raises(InvalidInputError, match="fedclade's own"):
             fc.register("partition", name)(type("Mine", (), {}))
 
 
@@ -159,9 +159,9 @@ def test_registering_gives_back_what_was_registered_under_its_name() -> None:
 
 
 def test_an_unknown_kind_and_an_unknown_name_are_refused_with_what_there_is() -> None:
-    with pytest.raises(InvalidInput, match=r"unknown kind 'methods'.*'method'"):
+    with pytest.raises(InvalidInputError, match=r"unknown kind 'methods'.*'method'"):
         fc.register("methods", "x")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"here: no such method.*'fedavg'"):
+    with pytest.raises(InvalidInputError, match=r"here: no such method.*'fedavg'"):
         find("method", "fedav", "here")
 
 
@@ -183,16 +183,16 @@ def test_an_error_in_the_file_is_one_line(text: str, says: str, tmp_path: Path) 
 
 
 def test_a_file_that_is_not_there_or_no_python_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"--import .*nowhere\.py: there is no such file"):
+    with pytest.raises(InvalidInputError, match=r"--import .*nowhere\.py: there is no such file"):
         import_file(str(tmp_path / "nowhere.py"))
     (tmp_path / "mine.txt").write_text("x = 1")
-    with pytest.raises(InvalidInput, match=r"--import .*mine\.txt: not a Python file"):
+    with pytest.raises(InvalidInputError, match=r"--import .*mine\.txt: not a Python file"):
         import_file(str(tmp_path / "mine.txt"))
 
 
 def test_an_error_whose_message_has_two_lines_is_one_line_too(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text('raise ValueError("one\\ntwo")')
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         import_file(str(tmp_path / "bad.py"))
     assert "\n" not in str(refused.value)
 
@@ -237,8 +237,8 @@ def test_a_plain_class_without_fields_will_do(table: str, tmp_path: Path) -> Non
     (tmp_path / "plain.py").write_text(PLAIN)
     import_file(str(tmp_path / "plain.py"))
     made = experiment(apply(read("quickstart"), [f"{table}.name=plain", "run.rounds=1"]))
-    made.prepared(made.clients(), "cpu").execute(tmp_path / "run")
-    with pytest.raises(InvalidInput, match=f"{table}.x: unknown key"):
+    made.to_run(made.clients(), "cpu").run(tmp_path / "run")
+    with pytest.raises(InvalidInputError, match=f"{table}.x: unknown key"):
         experiment(apply(read("quickstart"), [f"{table}.name=plain", f"{table}.x=1"]))
 
 
@@ -250,7 +250,7 @@ def test_a_module_or_function_registered_as_a_model_is_refused_in_words(name: st
     def function(shape: tuple[int, ...], classes: int) -> nn.Module:
         return nn.Linear(shape[0], classes)
 
-    with pytest.raises(InvalidInput, match=f"the model '{name}' must be a class"):
+    with pytest.raises(InvalidInputError, match=f"the model '{name}' must be a class"):
         fc.register("model", name)(Module if name == "module" else function)
 
 
@@ -260,7 +260,7 @@ def test_a_required_field_that_is_not_given_is_named() -> None:
     class Needy(fc.FedAvg):
         amount: int
 
-    with pytest.raises(InvalidInput, match=r"method\.amount: missing"):
+    with pytest.raises(InvalidInputError, match=r"method\.amount: missing"):
         experiment(apply(read("quickstart"), ["method.name=needy"]))
 
 
@@ -268,6 +268,6 @@ def test_a_data_set_without_a_name_of_its_own_goes_by_the_one_it_was_registered_
     data = fc.data.load("digits")
     fc.register("dataset", "mine")(lambda: fc.data.dataset(data.x_train, data.y_train, data.x_test, data.y_test))
     made = experiment(apply(read("quickstart"), ["data.name=mine", "run.rounds=1"]))
-    result = made.prepared(made.clients(), "cpu").execute(tmp_path / "run")
+    result = made.to_run(made.clients(), "cpu").run(tmp_path / "run")
     assert result.summary["dataset"] == "mine"
     experiment(read(tmp_path / "run" / "experiment.toml")).clients()

@@ -68,10 +68,10 @@ def leaves(kinds: list[type[Method]]) -> str:
 
 def _leaves(kind: type[Method], named: bool) -> list[str]:
     who = f"`{kind.name}`: " if named else ""
-    cost = f"{kind.up} up, {kind.down} down{f'; {kind.besides}' if kind.besides else ''}".replace("*", "·")
+    cost = f"{kind.upload_cost} up, {kind.download_cost} down{f'; {kind.extra_traffic}' if kind.extra_traffic else ''}".replace("*", "·")
     return [
-        f"- {who}{kind.leaves if named else kind.leaves[0].upper() + kind.leaves[1:]}.",
-        f"- The server needs {NEEDS[kind.needs]}. Groups: the method {GROUPS[kind.groups]}.",
+        f"- {who}{kind.client_disclosure if named else kind.client_disclosure[0].upper() + kind.client_disclosure[1:]}.",
+        f"- The server needs {NEEDS[kind.server_visibility]}. Groups: the method {GROUPS[kind.groups]}.",
         f"- Bytes of a client in a round: {cost} ([W, K, G](README.md)).",
     ]
 

@@ -17,14 +17,14 @@ import torch
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import LocalTraining
 from fedclade.core.pytree import nbytes
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.methods import METHODS
 from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method
 from fedclade.training import config
 from fedclade.training.client_sampling import cohort_of
-from fedclade.training.setup import equip, module_for
+from fedclade.training.setup import inject_context, module_for
 
 ROUNDS = 3
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,18 +52,18 @@ average over all clients. `fedclade describe METHOD` tells the same, with what t
 def counted(kind: type[Method], chosen: config.Experiment, clients: Clients) -> tuple[int, int, int, int, int]:
     """K, the bytes up and down of a client in the last round, and those of a client before the first, on average."""
     objective = Objective(module_for(chosen.model, clients, seed=0))
-    method = equip(kind(), clients, seed=0).bind(LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1))
+    method = inject_context(kind(), clients, seed=0).with_local_config(LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1))
     fed, params = Simulator(clients), objective.params()
-    fed.remember(method.memory0(params))
-    state = method.init(fed, params, fold(0, "init"))
+    fed.init_client_state(method.initial_client_state(params))
+    state = method.init(fed, params, fold_in(0, "init"))
     once = (fed.traffic.up // len(clients), fed.traffic.down // len(clients))
     for number in range(1, ROUNDS + 1):
-        cohort = cohort_of(fold(0, number), len(clients), len(clients) // 2)
-        state, cohort = method.ready(fed, state, cohort, fold(0, "admit", number))
-        before, symbols = (fed.traffic.up, fed.traffic.down), method.symbols(state)
-        state = method.round(fed, state, cohort, fold(0, "round", number))
+        cohort = cohort_of(fold_in(0, number), len(clients), len(clients) // 2)
+        state, cohort = method.prepare_cohort(fed, state, cohort, fold_in(0, "admit", number))
+        before, symbols = (fed.traffic.up, fed.traffic.down), method.cost_symbols(state)
+        state = method.round(fed, state, cohort, fold_in(0, "round", number))
     up, down = (fed.traffic.up - before[0]) // len(cohort), (fed.traffic.down - before[1]) // len(cohort)
-    for what, formula, real in (("up", kind.up, up), ("down", kind.down, down)):
+    for what, formula, real in (("up", kind.upload_cost, up), ("down", kind.download_cost, down)):
         if eval(formula, {"__builtins__": {}}, symbols) != real:
             raise SystemExit(f"{kind.name} declares {what} = {formula} with {symbols}, but sent {real} bytes")
     return symbols["K"], up, down, *once
@@ -74,11 +74,11 @@ def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list
     pages = (f"{kind.name}.md", f"{kind.name.partition('_')[0]}.md")  # FLIS's two methods share one
     page = next((page for page in pages if (OUT.parent / page).exists()), f"baselines.md#{kind.name}")
     name = f"[{kind.name}]({page})"
-    formula = f"{_pretty(kind.up)} up, {_pretty(kind.down)} down" + (f"; {kind.besides}" if kind.besides else "")
-    cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.down else "")
+    formula = f"{_pretty(kind.upload_cost)} up, {_pretty(kind.download_cost)} down" + (f"; {kind.extra_traffic}" if kind.extra_traffic else "")
+    cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.download_cost else "")
     if once_up or once_down:
         cost += f"; before: {_kb(once_up)} up, {_kb(once_down)} down"
-    return [name, kind.paper, kind.leaves, NEEDS[kind.needs], GROUPS[kind.groups], formula, cost]
+    return [name, kind.paper, kind.client_disclosure, NEEDS[kind.server_visibility], GROUPS[kind.groups], formula, cost]
 
 
 def _pretty(formula: str) -> str:

@@ -28,7 +28,7 @@ WIDTH, HEIGHT, LEFT, TOP, SIDE = 760, 330, 56, 40, 240
 def ran(method: str, folder: Path) -> Result:
     told = config.apply(config.read("quickstart"), [f"method.name={method}"])
     chosen = config.experiment(told)
-    return chosen.prepared(chosen.clients(), "cpu").execute(folder, False, lambda row: None)
+    return chosen.to_run(chosen.clients(), "cpu").run(folder, False, lambda row: None)
 
 
 def picture() -> str:

@@ -17,7 +17,7 @@ from fedclade.core.federation import Aggregator
 from fedclade.core.packed_tree import packed, unpacked
 
 
-def mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
+def weighted_mean(sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]) -> dict[str, Tensor]:
     """sums / weight, row by row, in the dtype of `keep`; a row with no weight (nobody answered) keeps its old model."""
     if not sums:
         return keep
@@ -51,7 +51,7 @@ def mean_by_row(
     models: dict[str, Tensor], row: Tensor, weight: Tensor, keep: dict[str, Tensor], average: Aggregator = "mean"
 ) -> dict[str, Tensor]:
     """The weighted mean of the models that go to each row of `keep`; a row to which none goes keeps its old model."""
-    return mean(*_sums(F.one_hot(row, len(next(iter(keep.values())))).T * weight, models, average), keep)
+    return weighted_mean(*_sums(F.one_hot(row, len(next(iter(keep.values())))).T * weight, models, average), keep)
 
 
 def _sums(matrix: Tensor, models: dict[str, Tensor], average: Aggregator) -> tuple[dict[str, Tensor], Tensor]:
@@ -68,7 +68,7 @@ def mix(matrix: Tensor, models: dict[str, Tensor], average: Aggregator = "mean")
     if bool(wrong.any()):
         raise ValueError(f"mixing matrix: row {int(wrong.nonzero()[0])} has no weight or a negative one")
     sums, weight = _sums(matrix, models, average)
-    return mean(sums, weight, keep={name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()})
+    return weighted_mean(sums, weight, keep={name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()})
 
 
 def distinct_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:

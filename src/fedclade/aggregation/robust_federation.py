@@ -1,4 +1,4 @@
-"""A federation whose sums of models are robust: what a method sees of the engine where `run.average` is not the mean."""
+"""A federation whose sums of models are robust: what a method sees of the engine where `server.aggregator` is not the mean."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.robust import robust_sums
-from fedclade.core.federation import Aggregator, Federation, Replies, Rows, Sum, gives
+from fedclade.core.federation import Aggregator, ClientResults, Federation, ModelAssignment, SegmentSum, contribution_matrix
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.engines.base import Engine
-from fedclade.errors import check
+from fedclade.errors import require
 from fedclade.methods.base import Method
 
 
-def seen_by(method: Method, engine: Engine, average: Aggregator) -> Federation:
+def federation_view(method: Method, engine: Engine, aggregator: Aggregator) -> Federation:
     """The federation that a method works with."""
-    allowed = f"method {method.name} has only {method.own_mean}; leave it at 'mean'"
-    check(average == "mean" or not method.own_mean, "run.average", average, allowed)
-    return engine if average == "mean" else RobustFederation(engine, average)
+    allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
+    require(aggregator == "mean" or not method.custom_aggregation, "server.aggregator", aggregator, allowed)
+    return engine if aggregator == "mean" else RobustFederation(engine, aggregator)
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RobustFederation:
     """The clients' models come one by one, which the mean does not need: no secure aggregation, and all of a cohort's in memory."""
 
     engine: Engine
-    average: Aggregator
+    aggregator: Aggregator
 
     @property
     def sizes(self) -> Tensor:
@@ -39,18 +39,18 @@ class RobustFederation:
         program: AnyProgram,
         ids: Tensor,
         *,
-        shared: Tree | None = None,
-        each: Rows | None = None,
+        broadcast: Tree | None = None,
+        per_client: ModelAssignment | None = None,
         key: int,
-        reduce: Sum | None = None,
-    ) -> Replies:
-        if reduce is None or not reduce.models:
-            return self.engine.map(program, ids, shared=shared, each=each, key=key, reduce=reduce)
-        got = self.engine.map(program, ids, shared=shared, each=each, key=key)
+        reduce: SegmentSum | None = None,
+    ) -> ClientResults:
+        if reduce is None or not reduce.robust_ok:
+            return self.engine.map(program, ids, broadcast=broadcast, per_client=per_client, key=key, reduce=reduce)
+        got = self.engine.map(program, ids, broadcast=broadcast, per_client=per_client, key=key)
         if not len(got.ids):
-            return replace(got, weight=torch.zeros(reduce.rows, dtype=torch.float64))
-        give = gives(reduce, torch.nonzero(torch.isin(ids, got.ids)).flatten(), got.out)  # replies come in the order asked
-        names = reduce.summed(got.out)
-        sums = robust_sums(self.average, give, {name: got.out[name] for name in names})
-        rest = {name: value for name, value in got.out.items() if name not in names}
-        return replace(got, out=rest, sums=sums, weight=give.sum(0))
+            return replace(got, total_weight=torch.zeros(reduce.num_segments, dtype=torch.float64))
+        give = contribution_matrix(reduce, torch.nonzero(torch.isin(ids, got.ids)).flatten(), got.outputs)  # replies come in the order asked
+        names = reduce.summed_keys(got.outputs)
+        sums = robust_sums(self.aggregator, give, {name: got.outputs[name] for name in names})
+        rest = {name: value for name, value in got.outputs.items() if name not in names}
+        return replace(got, outputs=rest, sums=sums, total_weight=give.sum(0))

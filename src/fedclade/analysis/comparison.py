@@ -11,13 +11,13 @@ from typing import Any
 
 from fedclade.analysis import significance
 from fedclade.analysis.sweep import Variant, expand
-from fedclade.errors import InvalidInput
-from fedclade.io.run_dir import RunStore
+from fedclade.errors import InvalidInputError
+from fedclade.io.run_dir import RunDirectory
 from fedclade.registry import REGISTRY, find
 from fedclade.training import config
 from fedclade.training.config import Table
 from fedclade.training.result import Result
-from fedclade.training.runner import Run
+from fedclade.training.runner import TrainingRun
 
 _AVERAGED = ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "clusters", "bytes_up", "bytes_down", "seconds")
 _UNSAFE = re.compile(r"[^\w.=+-]+")
@@ -34,23 +34,23 @@ class Planned:
         """Its folder: the title, in signs that every file system takes, and the seed."""
         return f"{_UNSAFE.sub('-', self.experiment.title)}-seed{self.experiment.run.seed}"
 
-    def prepared(self, device: str, data_root: str | None) -> Run:
-        return self.experiment.prepared(self.experiment.clients(data_root), device)
+    def prepared(self, device: str, data_root: str | None) -> TrainingRun:
+        return self.experiment.to_run(self.experiment.clients(data_root), device)
 
 
 def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Variant]:
     """An experiment for each method and each combination of listed values. `METHOD.KEY=VALUE` among the sets concerns that method alone."""
     if not methods:
-        raise InvalidInput("--methods: name at least one, for example --methods fedavg,local.")
+        raise InvalidInputError("--methods: name at least one, for example --methods fedavg,local.")
     if len(set(methods)) != len(methods):
-        raise InvalidInput(f"--methods {','.join(methods)}: a method is named twice.")
+        raise InvalidInputError(f"--methods {','.join(methods)}: a method is named twice.")
     for name in methods:
         find("method", name, f"--methods '{name}'")
     # `local` is a table and a method: the table is meant, since Local has no settings of its own.
     own_sets = [given for given in sets if (head := given.split(".")[0]) in REGISTRY["method"] and head not in config.TABLES]
     for given in own_sets:
         if given.split(".")[0] not in methods:
-            raise InvalidInput(f"--set {given}: '{given.split('.')[0]}' is not among the methods compared ({', '.join(methods)}).")
+            raise InvalidInputError(f"--set {given}: '{given.split('.')[0]}' is not among the methods compared ({', '.join(methods)}).")
     common = [given for given in sets if given not in own_sets]
     experiments = []
     for name in methods:
@@ -62,22 +62,22 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
 def runs(experiments: Sequence[Variant], seeds: int) -> list[Planned]:
     """Every experiment with every seed."""
     if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
-        raise InvalidInput(f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two.")
+        raise InvalidInputError(f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two.")
     every = [replace(base, run=replace(base.run, seed=base.run.seed + seed)) for seed in range(seeds) for base in experiments]
     planned = [Planned(each) for each in every]
     labels = [run.label for run in planned]
     for label in labels:
         if labels.count(label) > 1:
-            raise InvalidInput(f"--set: two of the runs would be written to one folder, {label}; give values that are told apart.")
+            raise InvalidInputError(f"--set: two of the runs would be written to one folder, {label}; give values that are told apart.")
     return planned
 
 
 def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callable[[Planned], Result]) -> list[dict[str, Any]]:
     """Do the runs, each in its own folder, and write comparison.json: the rows of the table, the runs, which differences are real."""
-    if RunStore(folder).holds_run():
-        raise InvalidInput(f"out = '{folder}': it holds a single run; give another folder for several.")
+    if RunDirectory(folder).holds_run():
+        raise InvalidInputError(f"out = '{folder}': it holds a single run; give another folder for several.")
     for run in planned:  # before any has cost time
-        RunStore.open(folder / run.label, resume)
+        RunDirectory.open(folder / run.label, resume)
     summaries: dict[str, list[dict[str, Any]]] = {}
     measured: list[significance.Measured] = []
     for run in planned:
@@ -88,7 +88,7 @@ def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callabl
     rows = [_row(title, found) for title, found in summaries.items()]
     folders = {title: [run.label for run in planned if run.experiment.title == title] for title in summaries}
     differences = significance.differences(measured)
-    RunStore(folder).write_comparison({"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()})
+    RunDirectory(folder).write_comparison({"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()})
     return rows
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.training import config
 from fedclade.training.config import Experiment, Table
 
@@ -56,17 +56,17 @@ def values_of(given: str) -> list[str]:
     """
     key, equals, text = given.partition("=")
     if not equals or "." not in key:
-        raise InvalidInput(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
+        raise InvalidInputError(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
     try:
         tomllib.loads(f"value = {text}")
         return [text.strip()]
     except (ValueError, RecursionError):
         values = _parted(text)
     if len(values) > 1 and not all(values):
-        raise InvalidInput(f"--set {given}: a value is missing beside a comma. Text that has a comma goes in quotes: '{key}=\"a,b\"'.")
+        raise InvalidInputError(f"--set {given}: a value is missing beside a comma. Text that has a comma goes in quotes: '{key}=\"a,b\"'.")
     for value, count in Counter(values).items():
         if count > 1:
-            raise InvalidInput(f"--set {given}: {value} is given twice.")
+            raise InvalidInputError(f"--set {given}: {value} is given twice.")
     return values
 
 

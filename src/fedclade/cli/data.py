@@ -16,7 +16,7 @@ from fedclade.cli.options import DataRootOption, out_console
 from fedclade.data import download
 from fedclade.data.catalog import CATALOGUE, File, Published
 from fedclade.data.datasets import CACHE, Dataset, load, places
-from fedclade.errors import FedcladeError, InvalidInput, nearest
+from fedclade.errors import FedcladeError, InvalidInputError, nearest
 
 data_app = typer.Typer(help="Published data sets: which are known, getting them, checking what is here.")
 
@@ -75,7 +75,7 @@ def check(
     if not found:
         looked = places(data_root)
         lacking = "".join(published.lacking(looked) for published in wanted)
-        raise InvalidInput(
+        raise InvalidInputError(
             f"data check: {f'{name} is not' if name else 'no known data set is'} in {', '.join(map(str, looked))}.{lacking} "
             f"'fedclade data get {name or 'NAME'}' downloads it, or says what to put where."
         )
@@ -85,12 +85,12 @@ def check(
         wrong += [str(path)] if problems else []
         _say(f"{published.name}: {path}: " + ("; ".join(problems) if problems else f"OK, {remark}"))
     if wrong:
-        raise InvalidInput(f"data check: {len(wrong)} of {len(found)} wrong: {', '.join(wrong)}.")
+        raise InvalidInputError(f"data check: {len(wrong)} of {len(found)} wrong: {', '.join(wrong)}.")
 
 
 def _known(name: str) -> Published:
     if name not in CATALOGUE:
-        raise InvalidInput(f"data set '{name}': there is no published data set of that name.{nearest(name, CATALOGUE)}")
+        raise InvalidInputError(f"data set '{name}': there is no published data set of that name.{nearest(name, CATALOGUE)}")
     return CATALOGUE[name]
 
 

@@ -15,7 +15,7 @@ from fedclade.analysis.diagnose.heterogeneity_tests import DRAWS, Difference
 from fedclade.analysis.diagnose.pilot_runs import Training
 from fedclade.cli.options import DataRootOption, DeviceOption, OutOption, new_folder, out_console
 from fedclade.cli.run import ExperimentArgument, ImportOption, SetOption, import_all
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io.atomic import write_text
 from fedclade.training import config
 
@@ -39,7 +39,7 @@ def diagnose(
     chosen = config.experiment({"method": {"name": "fedavg"}} | tables)  # which method is what the diagnosis is asked for
     folder = out or new_folder(f"{Path(experiment).stem}-diagnosis")
     if (folder / FILE).exists():
-        raise InvalidInput(f"--out {folder}: it holds a diagnosis already; give another folder.")
+        raise InvalidInputError(f"--out {folder}: it holds a diagnosis already; give another folder.")
     training = Training(chosen.model, chosen.local, chosen.engine, None, probe_rounds, chosen.run.seed, device)
     found = examined(chosen.clients(data_root), training)
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,9 @@ import typer
 
 from fedclade.analysis.export import FORMATS
 from fedclade.analysis.export import export as export_models
-from fedclade.cli.options import OutOption, QuietOption, names, tell
+from fedclade.cli.options import OutOption, QuietOption, comma_separated, print_err
 from fedclade.cli.run import ImportOption, import_all
-from fedclade.cli.tables import say
+from fedclade.cli.tables import print_out
 
 
 def export(
@@ -27,10 +27,10 @@ def export(
     def on_group(card: dict[str, Any]) -> None:
         if not quiet:
             said = f", accuracy {accuracy['mean']:.2f} %" if (accuracy := card["test"].get("accuracy")) else ""
-            say(f"{card['name']}: {len(card['clients']):,} clients{said}  ({', '.join(card['files'].values())})")
+            print_out(f"{card['name']}: {len(card['clients']):,} clients{said}  ({', '.join(card['files'].values())})")
 
-    done = export_models(folder, out, names(formats), on_group=on_group)
+    done = export_models(folder, out, comma_separated(formats), on_group=on_group)
     for problem in dict.fromkeys(done.problems):
-        tell(problem)
+        print_err(problem)
     if not quiet:
-        say(f"Models and cards: {done.folder}")
+        print_out(f"Models and cards: {done.folder}")

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedclade.cli.options import out_console, tell
-from fedclade.errors import InvalidInput
+from fedclade.cli.options import out_console, print_err
+from fedclade.errors import InvalidInputError
 from fedclade.training.config import value_of
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def status(folder: DirOption = FOLDER) -> None:
     _show(federation.status())
     _say(f"Logs: {federation.plan.folder}/logs")
     if not federation.supervised:
-        tell("the supervisor is gone, so nothing is restarted that dies: 'fedclade flower down', then 'fedclade flower up'.")
+        print_err("the supervisor is gone, so nothing is restarted that dies: 'fedclade flower down', then 'fedclade flower up'.")
 
 
 @flower_app.command()
@@ -98,7 +98,7 @@ def run(
     try:
         code = federation.run(app_dir, _settings(sets or []), stream)
     except KeyboardInterrupt:
-        tell("the log is no longer shown; the run itself goes on until it ends, or until 'fedclade flower down'.")
+        print_err("the log is no longer shown; the run itself goes on until it ends, or until 'fedclade flower down'.")
         raise typer.Exit(130) from None
     raise typer.Exit(code)
 
@@ -106,7 +106,7 @@ def run(
 def _local() -> type[Federation]:
     """Imported only here: without flwr every other command works."""
     if importlib.util.find_spec("flwr") is None:
-        raise InvalidInput("fedclade flower: flwr is not installed. Install it with: pip install 'fedclade[flower]'")
+        raise InvalidInputError("fedclade flower: flwr is not installed. Install it with: pip install 'fedclade[flower]'")
     from fedclade.integrations.flower.local_deployment.federation import Federation
 
     return Federation
@@ -118,10 +118,10 @@ def _settings(sets: Sequence[str]) -> dict[str, Value]:
     for given in sets:
         key, equals, text = given.partition("=")
         if not equals or not key.strip():
-            raise InvalidInput(f"--set {given}: write it as key=value, for example --set rounds=3.")
+            raise InvalidInputError(f"--set {given}: write it as key=value, for example --set rounds=3.")
         value = value_of(text)
         if not isinstance(value, str | int | float | bool):
-            raise InvalidInput(f"--set {given}: Flower's settings are text, numbers, true and false.")
+            raise InvalidInputError(f"--set {given}: Flower's settings are text, numbers, true and false.")
         settings[key.strip()] = value
     return settings
 

@@ -16,13 +16,13 @@ from fedclade.cli.data import data_app
 from fedclade.cli.diagnose import diagnose
 from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
-from fedclade.cli.options import DataRootOption, DeviceOption, QuietOption, error_console, out_console, show_names, tell
+from fedclade.cli.options import DataRootOption, DeviceOption, QuietOption, error_console, out_console, print_err, print_name_table
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import ImportOption, compare, import_all, run
 from fedclade.data.catalog import CATALOGUE
 from fedclade.engines.oom import is_out_of_memory
-from fedclade.errors import FedcladeError, InvalidInput, nearest
+from fedclade.errors import FedcladeError, InvalidInputError, nearest
 from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method, hyperparameters
 from fedclade.registry import REGISTRY
 from fedclade.reproduce.spec import tables
@@ -48,7 +48,7 @@ def main() -> None:
     except OSError as error:
         _fail(f"{error.filename or 'disk'}: it cannot be read or written ({error.strerror or error}).")
     except (KeyboardInterrupt, typer.Abort):
-        tell("stopped.")
+        print_err("stopped.")
         raise SystemExit(130) from None
     except Exception as error:
         if is_out_of_memory(error):
@@ -67,13 +67,13 @@ def _show_warning(
 ) -> None:
     """What fedclade itself warns of is for the person at the terminal: one line, without the line of code that it comes from."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
-        tell(str(message))
+        print_err(str(message))
     else:
         error_console.print(warnings.formatwarning(message, category, filename, lineno, line), markup=False, soft_wrap=True)
 
 
 def _fail(message: str) -> NoReturn:
-    tell(" ".join(message.split()))
+    print_err(" ".join(message.split()))
     raise SystemExit(2)
 
 
@@ -102,11 +102,11 @@ def list_(
     known["datasets"] |= {name: each.title for name, each in CATALOGUE.items()}
     known["tables"] = {name: table.title for name, table in tables().items()}
     if what not in known:
-        raise InvalidInput(f"list {what}: unknown.{nearest(what, known)}")
+        raise InvalidInputError(f"list {what}: unknown.{nearest(what, known)}")
     if as_json:
         typer.echo(json.dumps([{"name": name, "about": about} for name, about in known[what].items()], indent=2))
         return
-    show_names(known[what])
+    print_name_table(known[what])
 
 
 @app.command()
@@ -122,7 +122,7 @@ def describe(
         return
     if kind is None:
         every = {known for things in REGISTRY.values() for known in things} | CATALOGUE.keys()
-        raise InvalidInput(f"describe '{name}': there is no method, partition, model or data set of that name.{nearest(name, every)}")
+        raise InvalidInputError(f"describe '{name}': there is no method, partition, model or data set of that name.{nearest(name, every)}")
     chosen = REGISTRY[kind][name]
     text = inspect.getdoc(chosen) or ""
     if kind == "method":
@@ -167,10 +167,10 @@ def pretrain(
 
 def _declared(method: type[Method]) -> str:
     """What a method says about itself beside its docstring."""
-    besides = f"; {method.besides}" if method.besides else ""
+    besides = f"; {method.extra_traffic}" if method.extra_traffic else ""
     return (
-        f"\nWhat leaves a client: {method.leaves}.\nThe server needs: {NEEDS[method.needs]}.\nGroups: it {GROUPS[method.groups]}.\n"
-        f"Bytes of a client in a round: up {method.up}, down {method.down}{besides}. {SYMBOLS}\nPaper: {method.paper}."
+        f"\nWhat leaves a client: {method.client_disclosure}.\nThe server needs: {NEEDS[method.server_visibility]}.\nGroups: it {GROUPS[method.groups]}.\n"
+        f"Bytes of a client in a round: up {method.upload_cost}, down {method.download_cost}{besides}. {SYMBOLS}\nPaper: {method.paper}."
     )
 
 

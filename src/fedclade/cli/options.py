@@ -23,12 +23,12 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progre
 DataRootOption = Annotated[str | None, typer.Option("--data-root", help="Folder in which data sets are looked for first.")]
 
 
-def tell(message: str) -> None:
+def print_err(message: str) -> None:
     """One line for a person, on stderr."""
     error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
 
 
-def show_names(known: Mapping[str, str]) -> None:
+def print_name_table(known: Mapping[str, str]) -> None:
     """Names, with a line on each."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, about in known.items():
@@ -45,6 +45,6 @@ def new_folder(name: str) -> Path:
     return folder
 
 
-def names(text: str | None) -> tuple[str, ...]:
+def comma_separated(text: str | None) -> tuple[str, ...]:
     """Names with commas between."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())

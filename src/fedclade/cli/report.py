@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedclade.cli.options import out_console
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 
 def report(
@@ -21,9 +21,9 @@ def report(
 
     page = out or folders[0] / "report.html"
     if page.is_dir():
-        raise InvalidInput(f"--out {page}: it is a folder; give a file, for example {page / 'report.html'}.")
+        raise InvalidInputError(f"--out {page}: it is a folder; give a file, for example {page / 'report.html'}.")
     if figures is not None and figures.exists() and not figures.is_dir():
-        raise InvalidInput(f"--figures {figures}: it is a file; give a folder.")
+        raise InvalidInputError(f"--figures {figures}: it is a file; give a folder.")
     making.write_report(folders, page)
     out_console.print(f"Report: {page}", markup=False, soft_wrap=True)
     if figures is not None:

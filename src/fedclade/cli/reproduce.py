@@ -17,15 +17,15 @@ from fedclade.cli.options import (
     OutOption,
     QuietOption,
     ResumeOption,
-    names,
+    comma_separated,
     new_folder,
     out_console,
-    show_names,
-    tell,
+    print_err,
+    print_name_table,
 )
 from fedclade.cli.progress import display
 from fedclade.engines.simulator import pick_device
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io.atomic import write_text
 from fedclade.reproduce.compare_to_paper import Outcome, in_words, outcome
 from fedclade.reproduce.execute import Job, Options, execute, plan, so_far
@@ -49,23 +49,23 @@ def reproduce(
 ) -> None:
     """Run a paper's table again: the paper's numbers beside those measured."""
     if table is None:
-        show_names({name: each.title for name, each in tables().items()})
+        print_name_table({name: each.title for name, each in tables().items()})
         return
-    options = Options(seeds, quick, names(methods), tuple(columns or ()), device, data_root)
+    options = Options(seeds, quick, comma_separated(methods), tuple(columns or ()), device, data_root)
     chosen = find(table)
     if (resume or done_only) and out is None:
-        raise InvalidInput(f"{'--so-far' if done_only else '--resume'}: say which with --out DIR.")
+        raise InvalidInputError(f"{'--so-far' if done_only else '--resume'}: say which with --out DIR.")
     folder = out or new_folder(f"reproduce-{table}{'-quick' * quick}")
     if folder.exists() and any(folder.iterdir()) and not (resume or done_only):
-        raise InvalidInput(f"--out {folder}: it is not empty; give another folder, or go on with --resume.")
+        raise InvalidInputError(f"--out {folder}: it is not empty; give another folder, or go on with --resume.")
     planned = plan(chosen, options)
     if not planned.jobs:
         missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
-        raise InvalidInput(f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data list`.")
+        raise InvalidInputError(f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data list`.")
     if done_only:
         planned = so_far(planned, folder)
         if not planned.jobs:
-            raise InvalidInput(f"--so-far: {folder} holds no finished run of {table}.")
+            raise InvalidInputError(f"--so-far: {folder} holds no finished run of {table}.")
     try:
         with ExitStack() as shown:
 
@@ -81,7 +81,7 @@ def reproduce(
 
             done = execute(planned, folder, on_job)
     except KeyboardInterrupt:
-        tell(f"interrupted; go on with the same command and --out {folder} --resume")
+        print_err(f"interrupted; go on with the same command and --out {folder} --resume")
         raise SystemExit(130) from None
     result = outcome(planned, done, pick_device(device).type)
     write_text(folder / "table.json", json.dumps(result.as_json(), indent=1) + "\n")
@@ -94,7 +94,7 @@ def _show(result: Outcome) -> None:
     for column, data in result.data.items():
         cells = [cell for cell in result.cells if cell.column == column]
         if data is None:
-            tell(f"{column}: not measured, no data here ({' or '.join(result.wanted[column])}).")
+            print_err(f"{column}: not measured, no data here ({' or '.join(result.wanted[column])}).")
             continue
         if not cells:  # nothing of it was run
             continue

@@ -14,12 +14,22 @@ import typer
 from fedclade.analysis import comparison as comparison
 from fedclade.analysis import sweep
 from fedclade.analysis.report.live_server import Live
-from fedclade.cli.options import DataRootOption, DeviceOption, OutOption, QuietOption, ResumeOption, names, new_folder, out_console, tell
+from fedclade.cli.options import (
+    DataRootOption,
+    DeviceOption,
+    OutOption,
+    QuietOption,
+    ResumeOption,
+    comma_separated,
+    new_folder,
+    out_console,
+    print_err,
+)
 from fedclade.cli.progress import display
-from fedclade.cli.tables import say, show_comparison, show_result
-from fedclade.errors import FedcladeError, InvalidInput, NotWritten
+from fedclade.cli.tables import print_out, show_comparison, show_result
+from fedclade.errors import FedcladeError, InvalidInputError, WriteError
 from fedclade.integrations.tensorboard import Tracker, check_tracker
-from fedclade.io.run_dir import RunStore
+from fedclade.io.run_dir import RunDirectory
 from fedclade.registry import import_file
 from fedclade.training import config
 from fedclade.training.result import Result
@@ -31,7 +41,7 @@ SetOption = Annotated[
 ]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Show where the time went.")]
 EngineOption = Annotated[str, typer.Option("--engine", metavar="simulator|flower", help="Where clients run; flower: Flower's simulation.")]
-SitesOption = Annotated[int | None, typer.Option("--sites", min=1, help="With --engine flower: nodes that share the clients (default 4).")]
+NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="With --engine flower: nodes that share the clients (default 4).")]
 ImportOption = Annotated[list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers your own things.")]
 LiveOption = Annotated[bool, typer.Option("--live", help="Show the report in a browser of this machine while the run goes on.")]
 PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="With --live: on 127.0.0.1 (default: a free one).")]
@@ -51,7 +61,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         if self.port is not None and not self.live:
-            raise InvalidInput(f"--port {self.port}: only --live has one.")
+            raise InvalidInputError(f"--port {self.port}: only --live has one.")
         if self.track is not None:
             check_tracker(self.track)
 
@@ -62,7 +72,7 @@ class Watch:
             yield
             return
         with Live(folder, self.port or 0) as page:
-            tell(f"live report, on this machine only and until the end: {page.address}")
+            print_err(f"live report, on this machine only and until the end: {page.address}")
             yield
 
     @contextmanager
@@ -87,10 +97,10 @@ class Watch:
         try:
             written = report.write_report([folder], folder / "report.html")
         except (FedcladeError, OSError) as error:  # the run itself is done, and on disk
-            tell(f"the report could not be written ({error}).")
+            print_err(f"the report could not be written ({error}).")
             return
         if not self.quiet:
-            say(f"Report: {written}")
+            print_out(f"Report: {written}")
 
 
 def run(
@@ -104,7 +114,7 @@ def run(
     imports: ImportOption = None,
     profile: ProfileOption = False,
     engine: EngineOption = "simulator",
-    sites: SitesOption = None,
+    nodes: NodesOption = None,
     live: LiveOption = False,
     port: PortOption = None,
     track: TrackOption = None,
@@ -114,44 +124,44 @@ def run(
     watch = Watch(quiet, live, port, track, report)
     import_all(imports)
     if engine not in ("simulator", "flower"):
-        raise InvalidInput(f"--engine {engine}: must be simulator or flower.")
-    if sites is not None and engine != "flower":
-        raise InvalidInput("--sites: only --engine flower has any.")
+        raise InvalidInputError(f"--engine {engine}: must be simulator or flower.")
+    if nodes is not None and engine != "flower":
+        raise InvalidInputError("--nodes: only --engine flower has any.")
     tables = config.read(experiment)
     if sweep.is_sweep(sets or []):
         if engine == "flower" or profile:
-            raise InvalidInput(f"{'--profile' if profile else '--engine flower'}: for one run; give each --set one value.")
+            raise InvalidInputError(f"{'--profile' if profile else '--engine flower'}: for one run; give each --set one value.")
         where = _folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
         _several(comparison.runs(sweep.expand(tables, sets or []), 1), where, resume, watch, device, data_root)
         return
     told = config.apply(tables, sets or [])
     chosen = config.experiment(told)
     folder = _folder(out, resume, "run", f"{Path(experiment).stem}-{chosen.method.name}")
-    if resume and not RunStore(folder).holds_run():
-        tell(f"there is no run in {folder} yet; it is started anew.")
-    RunStore.open(folder, resume)
+    if resume and not RunDirectory(folder).holds_run():
+        print_err(f"there is no run in {folder} yet; it is started anew.")
+    RunDirectory.open(folder, resume)
     try:
         with watch.served(folder):
             clients = chosen.clients(data_root)
-            prepared = replace(chosen.prepared(clients, device), profile=profile)
+            prepared = replace(chosen.to_run(clients, device), profile=profile)
             with watch.rows(chosen.method.name, chosen.run.rounds, folder) as on_round:
                 if engine == "flower":
                     given = {"resume": resume, "on_round": on_round, "data_root": data_root, "imports": imports or []}
-                    result = _flower().simulate(told, clients, folder, sites=sites or min(4, len(clients)), **given)
+                    result = _flower().simulate(told, clients, folder, nodes=nodes or min(4, len(clients)), **given)
                 else:
-                    result = prepared.execute(folder, resume, on_round)
+                    result = prepared.run(folder, resume, on_round)
     except KeyboardInterrupt:
         _interrupted(folder)
-    except NotWritten as error:
+    except WriteError as error:
         _not_written(error, folder)
     if not quiet:
         show_result(result)
     if result.already_finished:
-        tell(f"the run in {folder} has ended already; nothing to do.")
+        print_err(f"the run in {folder} has ended already; nothing to do.")
     else:
         watch.write_report(folder)
     if not quiet:
-        say(f"Run directory: {folder}")
+        print_out(f"Run directory: {folder}")
     if result.profile is not None:
         out_console.print(str(result.profile), markup=False, highlight=False, soft_wrap=True)
 
@@ -175,7 +185,7 @@ def compare(
     """Run several methods on the same clients: a table, and which differences are real. A setting of one method: --set METHOD.KEY=VALUE."""
     watch = Watch(quiet, live, port, track, report)
     import_all(imports)
-    chosen = comparison.plan(config.read(experiment), names(methods), sets or [])
+    chosen = comparison.plan(config.read(experiment), comma_separated(methods), sets or [])
     where = _folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
     _several(comparison.runs(chosen, seeds), where, resume, watch, device, data_root)
 
@@ -185,31 +195,31 @@ def _several(planned: Sequence[comparison.Planned], folder: Path, resume: bool, 
 
     def one(run: comparison.Planned) -> Result:
         with watch.rows(run.label, run.experiment.run.rounds, folder / run.label) as on_round:
-            return run.prepared(device, data_root).execute(folder / run.label, resume, on_round)
+            return run.prepared(device, data_root).run(folder / run.label, resume, on_round)
 
     swept = any(run.experiment.chosen for run in planned)
     if swept and not watch.quiet:
         titles = len({run.experiment.title for run in planned})
-        say(f"{len(planned)} runs: {titles} settings{f', {len(planned) // titles} seeds each' * (len(planned) > titles)}")
+        print_out(f"{len(planned)} runs: {titles} settings{f', {len(planned) // titles} seeds each' * (len(planned) > titles)}")
     try:
         with watch.served(folder):
             rows = comparison.execute(planned, folder, resume, one)
     except KeyboardInterrupt:
         _interrupted(folder)
-    except NotWritten as error:
+    except WriteError as error:
         _not_written(error, folder)
     show_comparison(rows)
-    for line in RunStore(folder).comparison()["differences"]["in_words"]:
-        say(line)
+    for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
+        print_out(line)
     if swept:
-        say("These accuracies are on test data: the best of many settings looks better than it is.")
+        print_out("These accuracies are on test data: the best of many settings looks better than it is.")
     watch.write_report(folder)
-    say(f"Run directories and comparison.json: {folder}")
+    print_out(f"Run directories and comparison.json: {folder}")
 
 
 def _folder(out: Path | None, resume: bool, what: str, default: str) -> Path:
     if resume and out is None:
-        raise InvalidInput(f"--resume: say which {what} with --out DIR.")
+        raise InvalidInputError(f"--resume: say which {what} with --out DIR.")
     return out or new_folder(default)
 
 
@@ -222,14 +232,14 @@ def _flower() -> ModuleType:
     try:
         from fedclade.integrations.flower import simulation
     except ImportError as error:
-        raise InvalidInput(f"--engine flower: Flower is not installed ({error}); pip install 'fedclade[flower]'.") from error
+        raise InvalidInputError(f"--engine flower: Flower is not installed ({error}); pip install 'fedclade[flower]'.") from error
     return simulation
 
 
 def _interrupted(folder: Path) -> NoReturn:
-    tell(f"interrupted; go on with the same command and --out {folder} --resume")
+    print_err(f"interrupted; go on with the same command and --out {folder} --resume")
     raise SystemExit(130)
 
 
-def _not_written(error: NotWritten, folder: Path) -> NoReturn:
-    raise NotWritten(f"{error} Go on with the same command and --out {folder} --resume.") from error
+def _not_written(error: WriteError, folder: Path) -> NoReturn:
+    raise WriteError(f"{error} Go on with the same command and --out {folder} --resume.") from error

@@ -58,7 +58,7 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     out_console.print(table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False)
 
 
-def say(message: str) -> None:
+def print_out(message: str) -> None:
     out_console.print(message, markup=False, soft_wrap=True)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedclade.clustering.similarity import bipartition, cosine
 
-NOWHERE = -1
+UNASSIGNED = -1
 WARM_UP = 3  # rounds of a node before its scale means anything
 MARGIN = 1.2  # clients of one kind part by chance at 1.02 to 1.08 times the noise inside the sides; docs/methods/cfl.md
 BLOCK = 1024  # rows at a time, where a matrix would otherwise have all clients on both sides
@@ -71,11 +71,11 @@ class ParameterTree:
     """
 
     models: dict[str, Tensor]  # a row for each node
-    cluster: Tensor  # (clients,) the leaf of each, or -1
+    cluster_ids: Tensor  # (clients,) the leaf of each, or -1
     parent: Tensor  # (nodes,) the parent of each, -1 for the root
     age: Tensor  # (nodes,) rounds that it was trained in
     scale: Tensor  # (nodes,) the longest update of its rounds so far
-    settled: Tensor  # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and is not tried again
+    frozen: Tensor  # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and is not tried again
     cached: Tensor  # (entries, d) the updates that decided splits
     cached_at: Tensor  # (entries,) the child that the client of the update went to
     latest: Tensor  # (who trained, d) the latest update of each client that made one: a row for all would be copied every round
@@ -83,9 +83,9 @@ class ParameterTree:
     latest_at: Tensor  # (clients,) the node that it was made in, or -1
 
     @classmethod
-    def planted(cls, models: dict[str, Tensor], clients: int, size: int) -> Self:
+    def initial(cls, models: dict[str, Tensor], clients: int, size: int) -> Self:
         """A root with this model and all clients in it; updates are projected to `size` numbers."""
-        zero, nowhere = torch.zeros(1, dtype=torch.int64), torch.full((clients,), NOWHERE)
+        zero, nowhere = torch.zeros(1, dtype=torch.int64), torch.full((clients,), UNASSIGNED)
         none = torch.zeros(0, size)
         return cls(models, nowhere + 1, zero - 1, zero, zero.double(), zero.bool(), none, zero[:0], none, nowhere, nowhere)
 
@@ -102,21 +102,21 @@ class ParameterTree:
         inside = torch.arange(len(self.parent)) == node
         for child in range(node + 1, len(self.parent)):
             inside[child] = inside[self.parent[child]]
-        return torch.nonzero((self.cluster >= 0) & inside[self.cluster]).flatten()
+        return torch.nonzero((self.cluster_ids >= 0) & inside[self.cluster_ids]).flatten()
 
     def latest_updates(self) -> tuple[Tensor, Tensor]:
         """(clients, d) the latest update of each, projected; and who has made one."""
         rows = torch.cat([self.latest, self.latest.new_zeros(1, self.latest.shape[1])])  # row -1 is the last
         return rows[self.latest_row], self.latest_row >= 0
 
-    def grown_to(self, clients: int) -> Self:
+    def with_num_clients(self, clients: int) -> Self:
         """With room for clients that joined since, not known yet."""
-        if clients <= len(self.cluster):
+        if clients <= len(self.cluster_ids):
             return self
-        nowhere = torch.full((clients - len(self.cluster),), NOWHERE)
+        nowhere = torch.full((clients - len(self.cluster_ids),), UNASSIGNED)
         return replace(
             self,
-            cluster=torch.cat([self.cluster, nowhere]),
+            cluster_ids=torch.cat([self.cluster_ids, nowhere]),
             latest_row=torch.cat([self.latest_row, nowhere]),
             latest_at=torch.cat([self.latest_at, nowhere]),
         )
@@ -126,11 +126,11 @@ class ParameterTree:
 
         For the children of a split of this round, the updates that decided it are the first.
         """
-        at = self.cluster[ids]
+        at = self.cluster_ids[ids]
         age = self.age + torch.isin(torch.arange(len(self.age)), at)
         longest = self.scale.scatter_reduce(0, at, lengths, "amax")
         row = self.latest_row[ids]
-        new = row == NOWHERE
+        new = row == UNASSIGNED
         row = torch.where(new, len(self.latest) + new.cumsum(0) - 1, row)
         return replace(
             self,
@@ -148,9 +148,9 @@ class ParameterTree:
         known any more.
         """
         child = len(self.parent) + side.long()
-        known = torch.nonzero((self.cluster == node) & (self.latest_at == node)).flatten()
+        known = torch.nonzero((self.cluster_ids == node) & (self.latest_at == node)).flatten()
         place = most_similar(self.latest[self.latest_row[known]], torch.zeros_like(known), projected, torch.zeros_like(ids))
-        cluster = torch.where(self.cluster == node, NOWHERE, self.cluster).index_copy(0, known, child[place])
+        cluster = torch.where(self.cluster_ids == node, UNASSIGNED, self.cluster_ids).index_copy(0, known, child[place])
 
         def two_more(values: Tensor, new: int) -> Tensor:
             return torch.cat([values, values.new_full((2,), new)])
@@ -158,16 +158,16 @@ class ParameterTree:
         return replace(
             self,
             models={name: torch.cat([value, value[[node, node]]]) for name, value in self.models.items()},
-            cluster=cluster.index_copy(0, ids, child),
+            cluster_ids=cluster.index_copy(0, ids, child),
             parent=two_more(self.parent, node),
             age=two_more(self.age, 0),
             scale=two_more(self.scale, 0),
-            settled=two_more(self.settled, 0),
+            frozen=two_more(self.frozen, 0),
             cached=torch.cat([self.cached, projected]),
             cached_at=torch.cat([self.cached_at, child]),
         )
 
-    def undone(self, nodes: Tensor) -> Self:
+    def revert(self, nodes: Tensor) -> Self:
         """The children of these nodes, all leaves, are gone; their clients are back at the node and its model."""
         left = ~torch.isin(self.parent, nodes)
         number = left.cumsum(0) - 1
@@ -180,20 +180,20 @@ class ParameterTree:
         return replace(
             self,
             models={name: value[left] for name, value in self.models.items()},
-            cluster=renumbered(self.cluster),
+            cluster_ids=renumbered(self.cluster_ids),
             parent=renumbered(self.parent[left]),
             age=self.age[left],
             scale=self.scale[left],
-            settled=self.settled[left],
+            frozen=self.frozen[left],
             cached=self.cached[entry],
             cached_at=renumbered(self.cached_at[entry]),
             latest_at=renumbered(self.latest_at),
         )
 
-    def unsettled(self, age: int) -> Tensor:
+    def unfrozen(self, age: int) -> Tensor:
         """(nodes,) whose split has not been looked at again, though both children are leaves of at least this age."""
         old = self.is_leaf() & (self.age >= age) & (self.parent >= 0)
-        return (torch.bincount(self.parent[old], minlength=len(old)) == 2) & ~self.settled
+        return (torch.bincount(self.parent[old], minlength=len(old)) == 2) & ~self.frozen
 
     def next_node(self, at: Tensor, projected: Tensor) -> Tensor:
         """The child of the inner node `at` (M,) that an update made from that node's model (M, d) belongs to: Algorithm 4."""

@@ -22,14 +22,14 @@ _DEGREES_PER_DIMENSION = 8
 _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
 
 
-def whitener(scatter: Array, degrees: float) -> Array:
+def whitening_matrix(scatter: Array, degrees: float) -> Array:
     """The matrix that gives unit covariance to what has this scatter: z = mean @ whitener."""
     covariance = scatter / degrees
     covariance = covariance + max(_RIDGE * np.trace(covariance) / len(covariance), 1e-12) * np.eye(len(covariance))
     return np.linalg.cholesky(np.linalg.inv(covariance))
 
 
-def noise_top(size: Array, dimensions: int, rng: np.random.Generator) -> float:
+def null_top_height(size: Array, dimensions: int, rng: np.random.Generator) -> float:
     """The largest top merge cost among trees of clients of these sizes that all come from one source."""
     runs = _RUNS_FEW if len(size) < _MANY_CLIENTS else _RUNS_MANY
     noise = (rng.normal(size=(len(size), dimensions)) / np.sqrt(size)[:, None] for _ in range(runs))
@@ -48,14 +48,14 @@ def split(mean: Array, size: Array, scatter: Array, rng: np.random.Generator, fa
     dimensions = min(mean.shape[1], int(degrees / _DEGREES_PER_DIMENSION))
     if clients < 3 or dimensions < 2:
         return np.zeros(clients, np.int64)
-    z = mean[:, :dimensions] @ whitener(scatter[:dimensions, :dimensions], degrees)
+    z = mean[:, :dimensions] @ whitening_matrix(scatter[:dimensions, :dimensions], degrees)
     tree = weighted_ward(z, size)
-    if tree[-1, 2] <= factor * noise_top(size, dimensions, rng):
+    if tree[-1, 2] <= factor * null_top_height(size, dimensions, rng):
         return np.zeros(clients, np.int64)
-    return refined(z, size, cut_ratio(tree))
+    return lloyd_refine(z, size, cut_ratio(tree))
 
 
-def refined(z: Array, size: Array, label: NDArray[np.int64]) -> NDArray[np.int64]:
+def lloyd_refine(z: Array, size: Array, label: NDArray[np.int64]) -> NDArray[np.int64]:
     """Lloyd's steps from the tree's groups: what was merged early, before the centres were known, may move to a nearer one.
 
     Every step lowers the sum of n |z - mu|^2, so that it ends; a group is never emptied.
@@ -69,7 +69,7 @@ def refined(z: Array, size: Array, label: NDArray[np.int64]) -> NDArray[np.int64
         label = nearer
 
 
-def groups(mean: Array, size: Array, scatter_of: Callable[[NDArray[np.int64]], Array], seed: int, factor: float = 2.0) -> NDArray[np.int64]:
+def find_groups(mean: Array, size: Array, scatter_of: Callable[[NDArray[np.int64]], Array], seed: int, factor: float = 2.0) -> NDArray[np.int64]:
     """The group of each client, level by level: every group that was just made is asked again, with its own scatter.
 
     `scatter_of(label)` gives the scatter within clients summed over each group, (groups, e, e): with the whole federation's scatter the
@@ -91,7 +91,7 @@ def groups(mean: Array, size: Array, scatter_of: Callable[[NDArray[np.int64]], A
     return numbered(label)
 
 
-def placed(mean: Array, size: Array, known: Array, known_size: Array, label: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def assign_new(mean: Array, size: Array, known: Array, known_size: Array, label: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """The group with which each new client would merge at the least cost, all means whitened.
 
     The cost is Ward's: n_m n_C / (n_m + n_C) |z_m - mu_C|^2, with mu_C and n_C of the known clients of group C.

@@ -15,7 +15,7 @@ from fedclade.aggregation.mean import distinct_rows
 from fedclade.clustering.graph import close_components, components, threshold_graph
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.set_distances import BLOCK, Kind, distances, distances_to
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Manifold: TypeAlias = Literal["umap", "pca", "none"]
 Distance: TypeAlias = Kind
@@ -144,5 +144,5 @@ def _umap() -> Any:
             warnings.simplefilter("ignore")  # it warns that Tensorflow is not there
             import umap  # type: ignore[import-untyped]  # only when it is used: it compiles for many seconds
     except ImportError as error:
-        raise InvalidInput("manifold = 'umap' needs the package umap-learn (pip install umap-learn); or use 'pca' or 'none'.") from error
+        raise InvalidInputError("manifold = 'umap' needs the package umap-learn (pip install umap-learn); or use 'pca' or 'none'.") from error
     return umap

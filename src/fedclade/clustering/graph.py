@@ -16,7 +16,7 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 
-from fedclade.errors import check
+from fedclade.errors import require
 
 AT_ONCE = (
     1_000_000  # coordinates of pairs (two cells, or a point and a cell) looked at in one go: bounds the memory for any number of points
@@ -25,15 +25,15 @@ AT_ONCE = (
 
 def square(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
     """The matrix as it is, once it is known to be square, finite and symmetric (up to rounding)."""
-    check(matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0, f"{name}.shape", matrix.shape, "must be (M, M) with M ≥ 1")
+    require(matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0, f"{name}.shape", matrix.shape, "must be (M, M) with M ≥ 1")
     # Neither here nor below, in strips, is a second matrix formed. NaN is the largest wherever there is one.
     largest = max(float(matrix.max()), -float(matrix.min()))
-    check(largest < np.inf, name, "NaN or infinity", "must be finite")
+    require(largest < np.inf, name, "NaN or infinity", "must be finite")
     slack = 1e-6 * largest
     for start in range(0, len(matrix), 512):
         strip = slice(start, start + 512)
         apart = float(np.abs(matrix[strip] - matrix[:, strip].T).max())
-        check(apart <= slack, name, f"[i, j] and [j, i] differ by {apart:.3g}", "must be symmetric")
+        require(apart <= slack, name, f"[i, j] and [j, i] differ by {apart:.3g}", "must be symmetric")
     return matrix
 
 
@@ -47,7 +47,7 @@ def numbered(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 
 def threshold_graph(distance: NDArray[np.floating[Any]], gamma: float) -> csr_array[np.bool_, tuple[int, int]]:
     """FLT's adjacency Ã = Γ(A): clients i and j are related when A_ij < gamma, strictly; a client always with itself."""
-    check(gamma > 0, "gamma", gamma, "must be above 0")
+    require(gamma > 0, "gamma", gamma, "must be above 0")
     related = square(distance, "distance") < gamma
     np.fill_diagonal(related, True)
     return csr_array(related)
@@ -55,7 +55,7 @@ def threshold_graph(distance: NDArray[np.floating[Any]], gamma: float) -> csr_ar
 
 def components(graph: csr_array[Any, tuple[int, int]]) -> NDArray[np.int64]:
     """The connected component of each client, numbered by first appearance; a link counts in both directions."""
-    check(graph.ndim == 2 and graph.shape[0] == graph.shape[1], "graph.shape", graph.shape, "must be (M, M)")
+    require(graph.ndim == 2 and graph.shape[0] == graph.shape[1], "graph.shape", graph.shape, "must be (M, M)")
     return numbered(connected_components(graph, directed=False)[1])
 
 
@@ -71,14 +71,14 @@ def close_components(points: NDArray[np.floating[Any]], gamma: float, owner: NDA
     a cell holds one point and has all others around it.
     """
     where = np.asarray(points, np.float64)
-    check(where.ndim == 2 and where.size > 0, "points.shape", where.shape, "must be (N, d) with N, d ≥ 1")
-    check(bool(np.isfinite(where).all()), "points", "NaN or infinity", "must be finite")
-    check(0 < gamma < np.inf, "gamma", gamma, "must be above 0 and finite")
+    require(where.ndim == 2 and where.size > 0, "points.shape", where.shape, "must be (N, d) with N, d ≥ 1")
+    require(bool(np.isfinite(where).all()), "points", "NaN or infinity", "must be finite")
+    require(0 < gamma < np.inf, "gamma", gamma, "must be above 0 and finite")
     owner = np.arange(len(where)) if owner is None else np.asarray(owner)
-    check(owner.shape == (len(where),), "owner.shape", owner.shape, f"must be ({len(where)},), an owner for each point")
-    check(int(owner.min()) >= 0, "owner", int(owner.min()), "must be 0 or more")
+    require(owner.shape == (len(where),), "owner.shape", owner.shape, f"must be ({len(where)},), an owner for each point")
+    require(int(owner.min()) >= 0, "owner", int(owner.min()), "must be 0 or more")
     missing = np.flatnonzero(np.bincount(owner) == 0)
-    check(len(missing) == 0, "owner", f"no point of {missing[:5].tolist()}", "each of 0 … K−1 must own a point")
+    require(len(missing) == 0, "owner", f"no point of {missing[:5].tolist()}", "each of 0 … K−1 must own a point")
 
     cells = _Cells(where, gamma)
     owners = int(owner.max()) + 1

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.clustering.graph import numbered
-from fedclade.errors import check
+from fedclade.errors import require
 
 RESTARTS = 20
 SLAB = 8_000_000  # numbers held in float64 at a time: 64 MB
@@ -23,7 +23,7 @@ def kmeans(points: Tensor, clusters: int, seed: int) -> Tensor:
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
 
     _check(points, "points")
-    check(clusters >= 1, "clusters", clusters, "must be at least 1")
+    require(clusters >= 1, "clusters", clusters, "must be at least 1")
     # Adding 0 makes 0.0 of -0.0, which is equal and has other bytes.
     distinct = len({blake2b((row.cpu() + 0.0).numpy().tobytes()).digest() for row in points})
     where = _in_few_dimensions(points).cpu().numpy()
@@ -57,7 +57,7 @@ def nearest_centre(points: Tensor, centres: Tensor) -> Tensor:
     """
     _check(points, "points")
     _check(centres, "centres")
-    check(points.shape[1] == centres.shape[1], "centres.shape", tuple(centres.shape), f"must be (K, {points.shape[1]}), as the points")
+    require(points.shape[1] == centres.shape[1], "centres.shape", tuple(centres.shape), f"must be (K, {points.shape[1]}), as the points")
     there = centres.to(points.device, torch.float64)
     slabs = torch.split(points, max(1, SLAB // points.shape[1]))
     exact = "donot_use_mm_for_euclid_dist"
@@ -65,6 +65,6 @@ def nearest_centre(points: Tensor, centres: Tensor) -> Tensor:
 
 
 def _check(points: Tensor, name: str) -> None:
-    check(points.ndim == 2 and points.numel() > 0, f"{name}.shape", tuple(points.shape), "must be (M, P) with M, P ≥ 1")
+    require(points.ndim == 2 and points.numel() > 0, f"{name}.shape", tuple(points.shape), "must be (M, P) with M, P ≥ 1")
     largest = max(abs(float(end)) for end in points.aminmax())  # unlike isfinite it makes no copies of all points; NaN stays NaN
-    check(largest < float("inf"), name, "NaN or infinity", "must be finite")
+    require(largest < float("inf"), name, "NaN or infinity", "must be finite")

@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist, squareform
 
 from fedclade.clustering.graph import numbered, square
-from fedclade.errors import check
+from fedclade.errors import require
 
 Tree = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ METHODS = ("single", "average", "complete", "ward")
 
 def linkage(distance: NDArray[np.floating[Any]], method: Literal["single", "average", "complete", "ward"]) -> Tree:
     """The tree of a square matrix of distances. Ward takes the distances as if they were Euclidean, as scipy does."""
-    check(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
+    require(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
     square(distance, "distance")
     if len(distance) == 1:
         return np.empty((0, 4))
@@ -47,11 +47,11 @@ def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[A
     heights themselves are computed from the means in float64.
     """
     mean, n = np.array(points, np.float64), np.array(weight, np.float64)  # of the clusters: copies, they change
-    check(mean.ndim == 2 and mean.size > 0, "points.shape", mean.shape, "must be (M, e) with M, e ≥ 1")
-    check(bool(np.isfinite(mean).all()), "points", "NaN or infinity", "must be finite")
+    require(mean.ndim == 2 and mean.size > 0, "points.shape", mean.shape, "must be (M, e) with M, e ≥ 1")
+    require(bool(np.isfinite(mean).all()), "points", "NaN or infinity", "must be finite")
     clients, dim = mean.shape
-    check(n.shape == (clients,), "weight.shape", n.shape, f"must be ({clients},)")
-    check(bool((np.isfinite(n) & (n > 0)).all()), "weight", float(n.min()), "must be above 0 and finite")
+    require(n.shape == (clients,), "weight.shape", n.shape, f"must be ({clients},)")
+    require(bool((np.isfinite(n) & (n > 0)).all()), "weight", float(n.min()), "must be above 0 and finite")
 
     cost = _costs(mean, n)
     node, count, height = np.arange(clients), np.ones(clients, np.int64), np.zeros(clients)
@@ -108,13 +108,13 @@ def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
 def cut_number(tree: Tree, clusters: int) -> NDArray[np.int64]:
     """Exactly so many clusters, also where merge heights are equal (scipy's `maxclust` gives fewer then)."""
     clients = len(_heights(tree)) + 1
-    check(1 <= clusters <= clients, "clusters", clusters, f"must be between 1 and the number of clients, {clients}")
+    require(1 <= clusters <= clients, "clusters", clusters, f"must be between 1 and the number of clients, {clients}")
     return _labels(tree, clients - clusters)
 
 
 def cut_height(tree: Tree, height: float) -> NDArray[np.int64]:
     """All merges lower than `height`, strictly: scipy's `distance` criterion with < for ≤, as in FLT's graph."""
-    check(not np.isnan(height), "height", height, "must be a number")
+    require(not np.isnan(height), "height", height, "must be a number")
     return _labels(tree, int(np.searchsorted(_heights(tree), height, side="left")))
 
 
@@ -142,7 +142,7 @@ def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
     """
     heights = _heights(tree)
     most = max(1, (len(heights) + 1) // 2) if most is None else most
-    check(most >= 1, "most", most, "must be 1 or more")
+    require(most >= 1, "most", most, "must be 1 or more")
     if len(heights) < 2 or heights[-1] <= 0:
         return _labels(tree, len(heights))
     down = np.maximum(heights[::-1], 1e-12 * heights[-1])
@@ -155,9 +155,9 @@ def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
 
 def _heights(tree: Tree) -> NDArray[np.float64]:
     """The merge heights of a tree that is one."""
-    check(tree.ndim == 2 and tree.shape[1] == 4, "tree.shape", tree.shape, "must be (M−1, 4), scipy's linkage matrix")
+    require(tree.ndim == 2 and tree.shape[1] == 4, "tree.shape", tree.shape, "must be (M−1, 4), scipy's linkage matrix")
     heights = np.asarray(tree[:, 2])
-    check(bool((np.diff(heights) >= 0).all()), "tree", "a merge lower than the one before", "merge heights must not fall")
+    require(bool((np.diff(heights) >= 0).all()), "tree", "a merge lower than the one before", "merge heights must not fall")
     return heights
 
 

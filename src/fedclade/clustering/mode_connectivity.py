@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedclade.clustering.graph import components
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 Models: TypeAlias = dict[str, Tensor]
 Outputs: TypeAlias = Callable[[Models, Tensor], Tensor]
@@ -193,12 +193,12 @@ def curve_losses(model_a: nn.Module, model_b: nn.Module, inputs: Tensor, steps: 
 
     The bend takes `steps` steps of Adam from the midpoint, on the same inputs. A module's buffers are not on the way: they are model_a's.
     """
-    check(steps >= 0, "steps", steps, "must be at least 0")
-    check(points >= 2, "points", points, "must be at least 2: both ends")
+    require(steps >= 0, "steps", steps, "must be at least 0")
+    require(points >= 2, "points", points, "must be at least 2: both ends")
     a, b = ({name: value.detach()[None] for name, value in model.named_parameters()} for model in (model_a, model_b))
     form, other = ({name: tuple(value.shape[1:]) for name, value in model.items()} for model in (a, b))
     if form != other:
-        raise InvalidInput(f"model_b: its parameters are {other}, those of model_a {form}: a path needs two modules of the same form.")
+        raise InvalidInputError(f"model_b: its parameters are {other}, those of model_a {form}: a path needs two modules of the same form.")
     module = copy.deepcopy(model_a).eval()
 
     def outputs(params: Models, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def worth(size: Array, scatter: Array, variance: float) -> Array:
+def effective_sizes(size: Array, scatter: Array, variance: float) -> Array:
     """What each mean is worth, in place of the sizes n: in inverse proportion to its mean square error, and as much as `size` in all.
 
     `scatter` (e, e) is that of the samples within clients. With b = tr Σ / e the mean square error of a number is b/n + v/n².
@@ -33,7 +33,7 @@ def with_noise(scatter: Array, size: Array, variance: float, label: NDArray[np.i
         return scatter
     label = np.zeros(len(size), np.int64) if label is None else label
     total = scatter.sum(0)
-    weight, spread = worth(size, total, variance), _spread(size, total)
+    weight, spread = effective_sizes(size, total, variance), _spread(size, total)
     result = np.empty_like(scatter)
     for group, own in enumerate(scatter):
         who = label == group

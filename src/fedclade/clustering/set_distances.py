@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from fedclade.errors import check
+from fedclade.errors import require
 
 Kind: TypeAlias = Literal["matching", "min", "chamfer"]
 
@@ -36,7 +36,7 @@ def distances(
     Pairs are computed in tiles of block × block clients of equal counts; beside the result only a tile is held.
     """
     points, counts = _checked(points, counts, kind)
-    check(block >= 1, "block", block, "must be 1 or more")
+    require(block >= 1, "block", block, "must be 1 or more")
     tiles = _tiles(points, counts, block)
     result = np.zeros((len(points), len(points)))
     for i, (rows, small) in enumerate(tiles):
@@ -72,16 +72,16 @@ def _checked(
     points: NDArray[np.floating[Any]], counts: NDArray[np.integer[Any]] | None, kind: Kind
 ) -> tuple[NDArray[np.float64], NDArray[np.integer[Any]]]:
     where = np.asarray(points, np.float64)
-    check(where.ndim == 3 and where.size > 0, "points.shape", where.shape, "must be (M, k, d) with M, k, d ≥ 1")
+    require(where.ndim == 3 and where.size > 0, "points.shape", where.shape, "must be (M, k, d) with M, k, d ≥ 1")
     clients, k, _ = where.shape
     counts = np.full(clients, k) if counts is None else np.asarray(counts)
-    check(counts.shape == (clients,), "counts.shape", counts.shape, f"must be ({clients},), a count for each client")
+    require(counts.shape == (clients,), "counts.shape", counts.shape, f"must be ({clients},), a count for each client")
     wrong = np.flatnonzero((counts < 1) | (counts > k))
-    check(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
-    check(bool(np.isfinite(where[np.arange(k) < counts[:, None]]).all()), "points", "NaN or infinity", "must be finite where they count")
-    check(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
+    require(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
+    require(bool(np.isfinite(where[np.arange(k) < counts[:, None]]).all()), "points", "NaN or infinity", "must be finite where they count")
+    require(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
     if kind == "matching":
-        check(counts.max() <= MOST, "k", int(counts.max()), f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"')
+        require(counts.max() <= MOST, "k", int(counts.max()), f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"')
     return where, counts
 
 

@@ -21,7 +21,7 @@ from fedclade.aggregation.mean import mix
 from fedclade.clustering.graph import square
 from fedclade.clustering.linkage import ROUNDING, cut_height, cut_number
 from fedclade.clustering.linkage import linkage as merge_tree
-from fedclade.errors import check
+from fedclade.errors import require
 
 MODELS, SAMPLES = 8, 256  # models, and samples of each, that run at once: their activations take no more, however many there are
 SLAB = 8_000_000  # numbers held in float64 at a time beside the result: 64 MB
@@ -33,10 +33,10 @@ def cosine(updates: Tensor) -> Tensor:
     A zero update is similar to none (0) and to itself (1). The products are summed over slabs of parameters, so that the stack is never
     copied to float64 as a whole.
     """
-    check(updates.ndim == 2 and updates.numel() > 0, "updates.shape", tuple(updates.shape), "must be (M, P) with M, P ≥ 1")
+    require(updates.ndim == 2 and updates.numel() > 0, "updates.shape", tuple(updates.shape), "must be (M, P) with M, P ≥ 1")
     # In units of its largest entry no update is too small or too large to be squared.
     scale = torch.linalg.vector_norm(updates, float("inf"), dim=1, keepdim=True).double()
-    check(bool(scale.isfinite().all()), "updates", "NaN or infinity", "must be finite")
+    require(bool(scale.isfinite().all()), "updates", "NaN or infinity", "must be finite")
     zero = scale[:, 0] == 0
     scale = torch.where(scale == 0, 1.0, scale)
     clients, parameters = updates.shape
@@ -66,9 +66,9 @@ def bipartition(
     similarities, one is taken, always the same. "complete" (the authors' code) cuts the complete-linkage tree in two; it favours even
     sides and is not optimal.
     """
-    check(linkage in ("single", "complete"), "linkage", linkage, "must be one of single, complete")
+    require(linkage in ("single", "complete"), "linkage", linkage, "must be one of single, complete")
     square(similarity, "similarity")
-    check(len(similarity) >= 2, "similarity.shape", similarity.shape, "must be of at least two clients: one cannot be split")
+    require(len(similarity) >= 2, "similarity.shape", similarity.shape, "must be of at least two clients: one cannot be split")
     side = _weakest_link(similarity) if linkage == "single" else _complete(similarity)
     return side, float(similarity[np.ix_(side, ~side)].max())
 
@@ -104,7 +104,7 @@ def separation_gap(similarity: NDArray[np.floating[Any]], groups: NDArray[np.int
     """
     square(similarity, "similarity")
     groups = np.asarray(groups)
-    check(groups.shape == (len(similarity),), "groups.shape", groups.shape, f"must be ({len(similarity)},), a group for each client")
+    require(groups.shape == (len(similarity),), "groups.shape", groups.shape, f"must be ({len(similarity)},), a group for each client")
     same = groups[:, None] == groups
     inside = same & ~np.eye(len(groups), dtype=bool)
     return float(np.min(similarity, where=inside, initial=1.0) - np.max(similarity, where=~same, initial=-1.0))
@@ -128,28 +128,28 @@ def predictions(
 
 def _labelled(outputs: Tensor, labels: Literal["onehot", "soft"]) -> Tensor:
     ok = outputs.ndim == 3 and outputs.shape[2] >= 2
-    check(ok, "model: shape of its outputs", tuple(outputs.shape[1:]), "must be (samples, classes) with two classes or more")
+    require(ok, "model: shape of its outputs", tuple(outputs.shape[1:]), "must be (samples, classes) with two classes or more")
     outputs = torch.nan_to_num(outputs)  # a model may overflow although its weights are finite
     return outputs.softmax(2) if labels == "soft" else F.one_hot(outputs.argmax(2), outputs.shape[2]).to(outputs.dtype)
 
 
-def alike(predictions: Tensor, beta: float) -> Tensor:
+def similarity_graph(predictions: Tensor, beta: float) -> Tensor:
     """FLIS-DC's Ã: which clients are alike, A_ij ≥ β; each with itself. For one-hot predictions A_ij is the share of equal ones."""
     return cosine(predictions) >= beta - ROUNDING  # soft predictions that are equal have a cosine of 1 up to rounding only
 
 
-def clusters_alike(predictions: Tensor, beta: float, linkage: Literal["average", "single", "complete"]) -> Tensor:
+def cluster_predictions(predictions: Tensor, beta: float, linkage: Literal["average", "single", "complete"]) -> Tensor:
     """FLIS-HC's clusters: the tree of 1 − A with all merges up to height 1 − β, that one included."""
     merges = merge_tree(1 - cosine(predictions).cpu().numpy(), linkage)
     return torch.from_numpy(cut_height(merges, 1 - beta + ROUNDING))  # heights are means of rounded numbers
 
 
-def profiles(predictions: Tensor, cluster: Tensor) -> Tensor:
+def cluster_centroids(predictions: Tensor, cluster: Tensor) -> Tensor:
     """The mean of B_j / ‖B_j‖ over each cluster: the product with B_i / ‖B_i‖ is the mean of A_ij over its clients j."""
     members = F.one_hot(cluster).T
     return mix(members, {"profile": F.normalize(predictions, dim=1)})["profile"]
 
 
-def most_alike(predictions: Tensor, profiles: Tensor) -> Tensor:
+def nearest_cluster(predictions: Tensor, profiles: Tensor) -> Tensor:
     """For each client the cluster with which its mean similarity is highest."""
     return (F.normalize(predictions, dim=1) @ profiles.to(predictions).T).argmax(1)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedclade.core.rng import counters, with_counter
-from fedclade.errors import check
+from fedclade.core.rng import counter_block, hash_with
+from fedclade.errors import require
 
 WHOLE_BLOCK = 64
 
@@ -29,7 +29,7 @@ class Batches:
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
             value = getattr(self, field)
-            check(isinstance(value, int) and value >= 1, f"batches.{field}", value, "must be a whole number of at least 1")
+            require(isinstance(value, int) and value >= 1, f"batches.{field}", value, "must be a whole number of at least 1")
 
     @staticmethod
     def whole(block: int = WHOLE_BLOCK) -> Batches:
@@ -79,15 +79,15 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
         order = _orders(batches.epochs, sizes, longest, keys)
         flat = (epoch[..., None, None] * longest + place).flatten(1)
         place = order.flatten(1).gather(1, flat).view(place.shape)
-    return Plan(place, valid, with_counter(keys[:, None], counters(len(step), 0, device)))
+    return Plan(place, valid, hash_with(keys[:, None], counter_block(len(step), 0, device)))
 
 
 def _orders(epochs: int, sizes: Tensor, longest: int, keys: Tensor) -> Tensor:
     """(K, epochs, longest): a random order of the client's samples for each epoch, by sorting hashes."""
     device = sizes.device
     # Epoch keys come from a range of counters that no step reaches, so that an order never shares bits with a step's dropout.
-    epoch_key = with_counter(keys[:, None], counters(epochs, 1 << 31, device))
-    rank = with_counter(epoch_key[..., None], counters(longest, 0, device))
+    epoch_key = hash_with(keys[:, None], counter_block(epochs, 1 << 31, device))
+    rank = hash_with(epoch_key[..., None], counter_block(longest, 0, device))
     absent = torch.arange(longest, device=device) >= sizes[:, None]
     rank = torch.where(absent[:, None, :], 1 << 32, rank)
     return rank.argsort(dim=-1, stable=True)

@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 
 from fedclade.core.program import AnyProgram
-from fedclade.core.pytree import Tree, take
+from fedclade.core.pytree import Tree, tree_index
 
 Aggregator: TypeAlias = Literal["mean", "median", "trimmed_mean", "clipped_mean"]
 """How the models of a group become one: the mean weighted by examples, or a mean that is robust to a few bad models."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class ModelAssignment:
     """A row of `models` for each client, by index: the engine gathers inside a chunk, so that no stack of all models is ever held.
 
     The parameters named in `own` are not in `models` but in the client's memory, and never leave it.
     """
 
     models: Tree
-    index: Tensor
-    own: tuple[str, ...] = ()
+    model_ids: Tensor
+    local_params: tuple[str, ...] = ()
 
-    def __getitem__(self, places: Tensor | slice) -> Rows:
-        return Rows(self.models, self.index[places], self.own)
+    def __getitem__(self, places: Tensor | slice) -> ModelAssignment:
+        return ModelAssignment(self.models, self.model_ids[places], self.local_params)
 
     def gather(self, memory: Tree) -> Tree:
         """One tree with a row for each client; `memory` has the clients' memory in the same order."""
-        models = {name: value for name, value in self.models.items() if name not in self.own}
-        rows = take(models, self.index.to(next(iter(models.values())).device)) if models else {}
-        return rows | {name: memory[name] for name in self.own}
+        models = {name: value for name, value in self.models.items() if name not in self.local_params}
+        rows = tree_index(models, self.model_ids.to(next(iter(models.values())).device)) if models else {}
+        return rows | {name: memory[name] for name in self.local_params}
 
 
 @dataclass(frozen=True)
-class Sum:
+class SegmentSum:
     """Add the replies up on the way in: `sums[r] = sum of weight_k * reply_k` over the clients k that go to row r.
 
     row:    (K,) the row each client goes to, or the name of a reply that says it (IFCA's choice)
@@ -48,25 +48,25 @@ class Sum:
     models: whether what is added are models to be averaged, so that a federation may take another `average` than the mean
     """
 
-    weight: Tensor
-    rows: int
-    row: Tensor | str | None = None
+    weights: Tensor
+    num_segments: int
+    segment_ids: Tensor | str | None = None
     keys: tuple[str, ...] | None = None
-    models: bool = False
+    robust_ok: bool = False
 
-    def summed(self, replies: Tree) -> tuple[str, ...]:
+    def summed_keys(self, replies: Tree) -> tuple[str, ...]:
         """The names of those that are added."""
-        row = self.row if isinstance(self.row, str) else None
+        row = self.segment_ids if isinstance(self.segment_ids, str) else None
         return tuple(name for name in (self.keys if self.keys is not None else replies) if name != row)
 
 
-def gives(reduce: Sum, places: Tensor, replies: Tree) -> Tensor:
+def contribution_matrix(reduce: SegmentSum, places: Tensor, replies: Tree) -> Tensor:
     """(K, rows) how much each of the clients that were asked at these places gives to each row."""
-    weight = reduce.weight[places].double().cpu()
-    if reduce.row is None:
+    weight = reduce.weights[places].double().cpu()
+    if reduce.segment_ids is None:
         return weight
-    where = replies[reduce.row].flatten() if isinstance(reduce.row, str) else reduce.row[places]
-    give = np.zeros((len(places), reduce.rows))
+    where = replies[reduce.segment_ids].flatten() if isinstance(reduce.segment_ids, str) else reduce.segment_ids[places]
+    give = np.zeros((len(places), reduce.num_segments))
     give[np.arange(len(places)), where.cpu().numpy()] = weight.numpy()
     return torch.from_numpy(give)
 
@@ -77,17 +77,17 @@ class Failure:
 
     client: int
     reason: str
-    refused: bool = False  # something came, and was not taken
+    rejected: bool = False  # something came, and was not taken
 
 
 @dataclass(frozen=True)
-class Replies:
+class ClientResults:
     """What came back from `map`, in the order in which the clients were asked."""
 
     ids: Tensor  # who answered; may be fewer than asked
-    out: Tree  # leading axis = len(ids); what `reduce` took is not in it
+    outputs: Tree  # leading axis = len(ids); what `reduce` took is not in it
     sums: Tree = field(default_factory=dict)  # float64, leading axis = rows of `reduce`
-    weight: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (rows,) total weight that went into `sums`
+    total_weight: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (rows,) total weight that went into `sums`
     failures: Sequence[Failure] = ()
 
 
@@ -95,7 +95,7 @@ class Federation(Protocol):
     """The clients, reached through an engine. Client ids are 0 … M-1 and stay the same."""
 
     @property
-    def average(self) -> Aggregator:
+    def aggregator(self) -> Aggregator:
         """How models are to be averaged; sums of models (`Sum.models`) come so already."""
 
     @property
@@ -107,11 +107,11 @@ class Federation(Protocol):
         program: AnyProgram,
         ids: Tensor,
         *,
-        shared: Tree | None = None,
-        each: Rows | None = None,
+        broadcast: Tree | None = None,
+        per_client: ModelAssignment | None = None,
         key: int,
-        reduce: Sum | None = None,
-    ) -> Replies:
+        reduce: SegmentSum | None = None,
+    ) -> ClientResults:
         """Run the program on these clients' training data.
 
         shared: sent to all; each: a row for each client; key: this call's randomness (two calls in one round need different keys

@@ -18,9 +18,9 @@ from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.rng import combine, uniform
+from fedclade.core.rng import hash_bits, uniform
 from fedclade.core.threads import PerThread
-from fedclade.errors import InvalidInput, NotVectorisable, nearest
+from fedclade.errors import InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number for each example. Metrics have the same form."""
@@ -41,22 +41,22 @@ class Batch(NamedTuple):
 
     def member(self, number: int) -> Batch:
         """One of the batches of a step that is given several (`Batches.group`), with a key of its own."""
-        return Batch(self.x[number], self.y[number], self.weight[number], combine(self.key, number))
+        return Batch(self.x[number], self.y[number], self.weight[number], hash_bits(self.key, number))
 
 
-class Stack(Batch):
+class ClientStackedBatch(Batch):
     """The batches of many clients in one, a row for each. `share` is what an example counts for in the mean of its batch."""
 
     share: Tensor
 
-    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None) -> Stack:
+    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None) -> ClientStackedBatch:
         stack = super().__new__(cls, x, y, weight, key)
         stack.share = share_of(weight) if share is None else share
         return stack
 
-    def member(self, number: int) -> Stack:
+    def member(self, number: int) -> ClientStackedBatch:
         x, y, weight, share = (value[:, number] for value in (self.x, self.y, self.weight, self.share))
-        return Stack(x, y, weight, combine(self.key, number), share)
+        return ClientStackedBatch(x, y, weight, hash_bits(self.key, number), share)
 
 
 def share_of(weight: Tensor) -> Tensor:
@@ -94,14 +94,14 @@ class _CounterDropout(nn.Module):
             return x
         key, calls = training
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else tuple(x.shape)
-        keep = uniform(combine(key, next(calls)), shape) >= self.p
+        keep = uniform(hash_bits(key, next(calls)), shape) >= self.p
         return x * keep / (1.0 - self.p) if self.p < 1 else torch.zeros_like(x)
 
 
 def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
     """The module with every dropout layer replaced, in every place where it stands."""
     if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        raise NotVectorisable(f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout.")
+        raise VectorizationError(f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout.")
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
     for name, child in module._modules.items():
@@ -119,7 +119,7 @@ class Objective:
         # What the user froze stays in the module: it is neither trained nor sent.
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
-            raise InvalidInput("model: it has no trainable parameter, so there is nothing to train.")
+            raise InvalidInputError("model: it has no trainable parameter, so there is nothing to train.")
         # Tracing would go through our dropout as if it were not there.
         drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
         self._dense = None if drops else dense_form(plain, self.names)
@@ -149,32 +149,32 @@ class Objective:
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """What goes into the last linear layer, and the model's outputs."""
         seen: list[Tensor] = []
-        hook = self.last_linear().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        hook = self.head_layer().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
             outputs = self.outputs(params, x)
         finally:
             hook.remove()
         return seen[-1], outputs
 
-    def last_linear(self) -> nn.Linear:
+    def head_layer(self) -> nn.Linear:
         """The model's head."""
         layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
         if not layers:
-            raise InvalidInput("model: it has no linear layer, so its features and last layer's gradient are not defined.")
+            raise InvalidInputError("model: it has no linear layer, so its features and last layer's gradient are not defined.")
         return layers[-1]
 
-    def head(self) -> tuple[str, ...]:
+    def head_param_names(self) -> tuple[str, ...]:
         """The names of the last linear layer's parameters."""
-        last = self.last_linear()
+        last = self.head_layer()
         layer = next(name for name, module in self.module.named_modules() if module is last)
-        return self.names_under([layer]) if layer else self.names  # the model is that layer
+        return self.param_names_under([layer]) if layer else self.names  # the model is that layer
 
-    def names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
+    def param_names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
         """The names of the parameters of these layers, given by the names of layers or of single parameters."""
         for layer in layers:
             if not any(name == layer or name.startswith(f"{layer}.") for name in self.names):
                 every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
-                raise InvalidInput(f"layer '{layer}': the model has no trainable parameter of that name.{nearest(layer, every)}")
+                raise InvalidInputError(f"layer '{layer}': the model has no trainable parameter of that name.{nearest(layer, every)}")
         return tuple(name for name in self.names if any(name == layer or name.startswith(f"{layer}.") for layer in layers))
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
@@ -188,23 +188,23 @@ class Objective:
         losses: Tensor = vmap(self.example_loss)(outputs, y)
         return losses
 
-    def plus_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False) -> Tree:
+    def add_scaled_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False) -> Tree:
         """base + scale · the gradient of `loss` at `params`: what every step of training is made of.
 
         For one client, or for a `Stack` of them (then scale is a number or one for each). overwrite: base is not needed any more,
         and the result may take its memory.
         """
-        if not isinstance(batch, Stack):
+        if not isinstance(batch, ClientStackedBatch):
             return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
         share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
-            return mlp.plus_gradient(self._dense, loss, base, params, batch.x, batch.y, share, overwrite)
-        return self._tapped.plus_gradient(base, params, batch, share, overwrite)
+            return mlp.add_scaled_gradient(self._dense, loss, base, params, batch.x, batch.y, share, overwrite)
+        return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
     def gradient(self, params: Tree, batch: Batch) -> Tree:
         """The gradient of `loss`, for one client or a `Stack` of them."""
-        return self.plus_gradient(tree_map(torch.zeros_like, params), batch.weight.new_ones(()), params, batch, overwrite=True)
+        return self.add_scaled_gradient(tree_map(torch.zeros_like, params), batch.weight.new_ones(()), params, batch, overwrite=True)
 
     def checked_outputs(self, x: Tensor) -> Tensor:
         """The outputs for a few inputs, refusing before any training a model that cannot take them."""
@@ -213,14 +213,14 @@ class Objective:
             try:
                 return self.outputs(self.params(), x)
             except Exception as error:
-                raise InvalidInput(f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}") from error
+                raise InvalidInputError(f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}") from error
 
     def check(self, x: Tensor, y: Tensor) -> None:
         """Refuse, before any training, a model or loss that cannot run on these data or on several clients at once."""
         outputs = self.checked_outputs(x)
         losses = self.example_loss(outputs, y)
         if losses.shape != y.shape[:1]:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"loss: it must give one value for each example, shape ({len(y)},), got {tuple(losses.shape)}: "
                 "leave the mean out (reduction='none')."
             )
@@ -240,11 +240,11 @@ class Objective:
             try:
                 vmap(grad(total))(two, batch)
             except Exception as error:
-                raise NotVectorisable(_why_not(error, f"model{where()}")) from error
+                raise VectorizationError(_why_not(error, f"model{where()}")) from error
         try:
             vmap(grad(self.loss))(two, batch)
         except Exception as error:
-            raise NotVectorisable(_why_not(error, "loss")) from error
+            raise VectorizationError(_why_not(error, "loss")) from error
 
 
 def _refuse_running_statistics(module: nn.Module) -> None:
@@ -252,7 +252,7 @@ def _refuse_running_statistics(module: nn.Module) -> None:
         if getattr(child, "track_running_stats", False):
             kind = type(child).__name__
             channels = getattr(child, "num_features", "channels")
-            raise NotVectorisable(
+            raise VectorizationError(
                 f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no client and cannot be averaged: "
                 f"use nn.GroupNorm(groups, {channels}), or {kind}(…, track_running_stats=False) for the statistics of each batch."
             )

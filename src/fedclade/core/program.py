@@ -13,20 +13,20 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedclade.core.batching import Batches
-from fedclade.core.functional_model import Batch, ExampleLoss, Objective, Stack
-from fedclade.core.pytree import Tree, prefixed, tree_map, under
-from fedclade.core.recipes import Recipe, travels
+from fedclade.core.functional_model import Batch, ClientStackedBatch, ExampleLoss, Objective
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+from fedclade.core.recipes import ProgramSpec, serializable_program
 
 F = TypeVar("F", bound=Callable[..., Any])
 Start: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
 Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
-StackStep: TypeAlias = Callable[[Tree, Tree, Tree, Stack], Tree]
+StackStep: TypeAlias = Callable[[Tree, Tree, Tree, ClientStackedBatch], Tree]
 
 _takes_stacks: WeakSet[Callable[..., Any]] = WeakSet()
 
 
-def takes_stacks(function: F) -> F:
+def natively_batched(function: F) -> F:
     """Declare that a function of a program is right for a stack of clients as it stands, so that no vmap is needed.
 
     Besides what the objective does (a step gets a `Stack`) it is elementwise. What a client has comes with a leading axis, a number of
@@ -36,16 +36,16 @@ def takes_stacks(function: F) -> F:
     return function
 
 
-def is_for_stacks(function: Callable[..., Any]) -> bool:
+def is_natively_batched(function: Callable[..., Any]) -> bool:
     return function in _takes_stacks
 
 
-def on_stack(step: Step) -> StackStep:
+def batch_step(step: Step) -> StackStep:
     """The step of one client as the step of a stack of them: by vmap, unless it takes stacks itself."""
-    if is_for_stacks(step):
+    if is_natively_batched(step):
         return step
     each = vmap(step, in_dims=(None, 0, 0, 0))
-    return lambda shared, const, carry, stack: each(shared, const, carry, Batch(*stack))
+    return lambda broadcast, const, carry, stack: each(broadcast, const, carry, Batch(*stack))
 
 
 @dataclass(frozen=True)
@@ -66,19 +66,19 @@ class Program:
     finish: Finish
     batches: Batches
     name: str
-    settings: Mapping[str, float] = field(default_factory=dict)
+    hyperparams: Mapping[str, float] = field(default_factory=dict)
     vectorised: bool = True  # False: run client by client on batches without padding, with numpy or scikit-learn
-    draws_as: str = ""
-    recipe: Recipe | None = field(default=None, repr=False, compare=False)  # how it is made elsewhere
+    rng_stream: str = ""
+    spec: ProgramSpec | None = field(default=None, repr=False, compare=False)  # how it is made elsewhere
 
     def __post_init__(self) -> None:
         if not self.vectorised and self.batches.group > 1:
             raise ValueError(f"program '{self.name}': batches without padding come one a step; use group=1 with vectorised=False")
 
     @property
-    def streams(self) -> tuple[str, ...]:
+    def rng_streams(self) -> tuple[str, ...]:
         """The names from which its randomness is made, beside the call's key."""
-        return (self.draws_as or self.name,)
+        return (self.rng_stream or self.name,)
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
@@ -86,50 +86,50 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainedProgram:
     """Two programs on the same client in one message; see `then`."""
 
     first: AnyProgram
     second: AnyProgram
-    link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
-    recipe: Recipe | None = field(default=None, repr=False, compare=False)
+    connect: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+    spec: ProgramSpec | None = field(default=None, repr=False, compare=False)
 
     @property
     def name(self) -> str:
         return f"{self.first.name}>{self.second.name}"
 
     @property
-    def streams(self) -> tuple[str, ...]:
-        return (*self.first.streams, *self.second.streams)
+    def rng_streams(self) -> tuple[str, ...]:
+        return (*self.first.rng_streams, *self.second.rng_streams)
 
     @property
     def functions(self) -> tuple[Callable[..., Any], ...]:
-        return (*self.first.functions, *self.second.functions, self.link)
+        return (*self.first.functions, *self.second.functions, self.connect)
 
 
-AnyProgram: TypeAlias = Program | Chain
+AnyProgram: TypeAlias = Program | ChainedProgram
 
 
-def then(first: AnyProgram, second: AnyProgram, link: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]) -> Chain:
+def chain(first: AnyProgram, second: AnyProgram, connect: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]) -> ChainedProgram:
     """Run `first`, then `second`, without asking the server in between.
 
     `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told. Of what is
     sent to all `second` has only what the link gives it: its steps are the same however many models there were to choose from. Each
     draws the batches that it would draw alone.
     """
-    twice = set(first.streams) & set(second.streams)
+    twice = set(first.rng_streams) & set(second.rng_streams)
     if twice:
         raise ValueError(f"programs '{first.name}' and '{second.name}' would draw the same batches, as {sorted(twice)}: set draws_as")
-    return Chain(first, second, link)
+    return ChainedProgram(first, second, connect)
 
 
-@travels
-def one_after_the_other(first: AnyProgram, second: AnyProgram) -> Chain:
+@serializable_program
+def chain_training(first: AnyProgram, second: AnyProgram) -> ChainedProgram:
     """Two programs that each train a model: the second goes on with what the first has made of it."""
-    return then(first, second, _handed_on)
+    return chain(first, second, _continue_from)
 
 
-def _handed_on(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+def _continue_from(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
     return reply, {}
 
 
@@ -149,34 +149,34 @@ class LocalTraining:
         return Batches(self.batch_size, self.epochs)
 
 
-@travels
+@serializable_program
 def sgd(local: LocalTraining) -> Program:
     """Local SGD from the model the client was given; it replies with the trained weights. Shared by most methods."""
     start, step, finish = _sgd(local.objective, local.momentum, local.weight_decay)
-    return Program(start, step, finish, local.batches, "sgd", settings={"lr": local.lr})
+    return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
 
 
 @lru_cache(maxsize=32)
 def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step, Finish]:
-    @takes_stacks
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        carry = prefixed("w", mine)
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        carry = add_prefix("w", params)
         if momentum:
-            carry |= prefixed("v", tree_map(torch.zeros_like, mine))
+            carry |= add_prefix("v", tree_map(torch.zeros_like, params))
         return {}, carry
 
-    @takes_stacks
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        return descend(objective, carry, batch, shared["lr"], momentum, weight_decay)
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        return sgd_step(objective, carry, batch, broadcast["lr"], momentum, weight_decay)
 
-    @takes_stacks
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return under("w", carry), None
+    @natively_batched
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return strip_prefix("w", carry), None
 
     return start, step, finish
 
 
-def descend(
+def sgd_step(
     objective: Objective,
     carry: Tree,
     batch: Batch,
@@ -191,18 +191,18 @@ def descend(
     g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it. The weights' memory may be used for the
     result: what else needs them comes first.
     """
-    w = under("w", carry)
+    w = strip_prefix("w", carry)
     at = w if at is None else at
     if weight_decay:
         decay = tree_map(lambda w: weight_decay * w, w)
         plus = decay if plus is None else tree_map(torch.add, plus, decay)
     if not momentum:
         base = w if plus is None else tree_map(lambda w, more: w - lr * more, w, plus)
-        return prefixed("w", objective.plus_gradient(base, -lr, at, batch, overwrite=True))
-    base = tree_map(lambda v: momentum * v, under("v", carry))
+        return add_prefix("w", objective.add_scaled_gradient(base, -lr, at, batch, overwrite=True))
+    base = tree_map(lambda v: momentum * v, strip_prefix("v", carry))
     base = base if plus is None else tree_map(torch.add, base, plus)
-    v = objective.plus_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
-    return prefixed("w", tree_map(lambda w, v: w - lr * v, w, v)) | prefixed("v", v)
+    v = objective.add_scaled_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
+    return add_prefix("w", tree_map(lambda w, v: w - lr * v, w, v)) | add_prefix("v", v)
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
@@ -216,42 +216,42 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 
 @lru_cache(maxsize=32)
-def score(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
+def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
     """Sums of the loss and of each metric over all of a client's examples, and how many there were."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        zero = torch.zeros((), dtype=torch.float64, device=next(iter(mine.values())).device)
-        return mine, {name: zero.clone() for name in ("loss", *(name for name, _ in metrics), "examples")}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        return params, {name: zero.clone() for name in ("loss", *(name for name, _ in metrics), "examples")}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         outputs = objective.outputs(const, batch.x)
         values = {"loss": objective.example_loss(outputs, batch.y), **{name: metric(outputs, batch.y) for name, metric in metrics}}
         sums = {name: (value * batch.weight).sum(dtype=torch.float64) for name, value in values.items()}
         sums["examples"] = batch.weight.sum(dtype=torch.float64)
         return tree_map(torch.add, carry, sums)
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None
 
     return Program(start, step, finish, Batches.whole(), "score")
 
 
-@travels
+@serializable_program
 @lru_cache(maxsize=32)
-def losses(objective: Objective) -> Program:
+def evaluate_losses(objective: Objective) -> Program:
     """Sum of the losses of a client's examples under each of several models: a stack in `shared`, or one of its own in `each`."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        first = next(iter((mine or shared).values()))
-        return mine, {"loss": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        first = next(iter((params or broadcast).values()))
+        return params, {"loss": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         def total(params: Tree) -> Tensor:
             return (objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight).sum(dtype=torch.float64)
 
-        return {"loss": carry["loss"] + vmap(total)(const or shared)}
+        return {"loss": carry["loss"] + vmap(total)(const or broadcast)}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None
 
     return Program(start, step, finish, Batches.whole(), "losses")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import AnyProgram, Chain, LocalTraining, Program
-from fedclade.core.recipes import MAKERS
-from fedclade.errors import InvalidInput, nearest
+from fedclade.core.program import AnyProgram, ChainedProgram, LocalTraining, Program
+from fedclade.core.recipes import PROGRAM_FACTORIES
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.programs.encoder_signature import Encoder
 
 Description: TypeAlias = dict[str, Any]
@@ -20,7 +20,7 @@ _TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "o
 
 
 @dataclass(frozen=True)
-class Here:
+class NodeContext:
     """What a place has of its own, and is never sent: the model and its loss, the encoder, the clients' secret."""
 
     objective: Objective
@@ -28,19 +28,19 @@ class Here:
     secret: int | None = None
 
 
-def described(program: AnyProgram) -> Description:
+def to_spec(program: AnyProgram) -> Description:
     """What is sent for a program."""
-    recipe = program.recipe
-    if recipe is None:
-        raise InvalidInput(
-            f"program '{program.name}': it cannot be sent to another machine; declare the function that makes it with @travels."
+    spec = program.spec
+    if spec is None:
+        raise InvalidInputError(
+            f"program '{program.name}': it cannot be sent to another machine; declare the function that makes it with @serializable_program."
         )
-    if recipe.functions != program.functions:
-        raise InvalidInput(
-            f"program '{program.name}': it was changed after '{recipe.maker}' had made it, so another machine would make another one; "
-            "declare the function that changes it with @travels."
+    if spec.functions != program.functions:
+        raise InvalidInputError(
+            f"program '{program.name}': it was changed after '{spec.factory}' had made it, so another machine would make another one; "
+            "declare the function that changes it with @serializable_program."
         )
-    return {"make": recipe.maker, "with": {name: _sent(name, value, program) for name, value in recipe.given.items()}}
+    return {"make": spec.factory, "with": {name: _sent(name, value, program) for name, value in spec.arguments.items()}}
 
 
 def _sent(name: str, value: Any, program: AnyProgram) -> Any:
@@ -54,27 +54,27 @@ def _sent(name: str, value: Any, program: AnyProgram) -> Any:
         return {"here": "objective" if isinstance(value, Objective) else "encoder"}
     if isinstance(value, LocalTraining):
         return {"training": {field: getattr(value, field) for field in _TRAINING}}
-    if isinstance(value, Program | Chain):
-        return {"program": described(value)}
-    raise InvalidInput(f"program '{program.name}': its argument '{name}' is a {type(value).__name__}, which cannot be sent.")
+    if isinstance(value, Program | ChainedProgram):
+        return {"program": to_spec(value)}
+    raise InvalidInputError(f"program '{program.name}': its argument '{name}' is a {type(value).__name__}, which cannot be sent.")
 
 
-def made(description: Mapping[str, Any], here: Here) -> AnyProgram:
+def from_spec(description: Mapping[str, Any], here: NodeContext) -> AnyProgram:
     """The program that a description means in this place. Only functions that were declared to travel are ever called."""
     try:
         name, given = description["make"], dict(description["with"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInput("program: what was sent describes none.") from error
-    if name not in MAKERS:
-        raise InvalidInput(f"program: there is no '{name}' here; the two sides run different versions.{nearest(str(name), MAKERS)}")
-    maker: Callable[..., AnyProgram] = MAKERS[name]
+        raise InvalidInputError("program: what was sent describes none.") from error
+    if name not in PROGRAM_FACTORIES:
+        raise InvalidInputError(f"program: there is no '{name}' here; the two sides run different versions.{nearest(str(name), PROGRAM_FACTORIES)}")
+    maker: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
         return maker(**{str(argument): _received(value, here) for argument, value in given.items()})
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"program '{name}': what was sent does not fit ({error}); the two sides run different versions.") from error
+        raise InvalidInputError(f"program '{name}': what was sent does not fit ({error}); the two sides run different versions.") from error
 
 
-def _received(value: Any, here: Here) -> Any:
+def _received(value: Any, here: NodeContext) -> Any:
     if not isinstance(value, Mapping):
         return value
     match dict(value):
@@ -82,10 +82,10 @@ def _received(value: Any, here: Here) -> Any:
             return tuple(_received(each, here) for each in values)
         case {"here": "objective" | "encoder" | "secret" as name}:
             if getattr(here, name) is None:
-                raise InvalidInput(f"program: it needs the {name} of this place, and there is none.")
+                raise InvalidInputError(f"program: it needs the {name} of this place, and there is none.")
             return getattr(here, name)
         case {"training": dict(settings)} if set(settings) == set(_TRAINING):
             return LocalTraining(here.objective, **settings)
         case {"program": dict(inner)}:
-            return made(inner, here)
+            return from_spec(inner, here)
     raise ValueError(f"not understood: {value}")

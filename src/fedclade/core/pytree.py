@@ -23,7 +23,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
-def take(tree: Tree, rows: Tensor | slice) -> Tree:
+def tree_index(tree: Tree, rows: Tensor | slice) -> Tree:
     """The given rows of every tensor, wherever they and their numbers lie."""
     if not isinstance(rows, Tensor) or not rows.ndim:
         return {name: value[rows] for name, value in tree.items()}
@@ -38,12 +38,12 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     return dict(trees[0]) if len(trees) == 1 else {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
 
 
-def prefixed(prefix: str, tree: Tree) -> Tree:
+def add_prefix(prefix: str, tree: Tree) -> Tree:
     """The tree under names that begin with `prefix/`, so that two trees fit into one."""
     return {f"{prefix}/{name}": value for name, value in tree.items()}
 
 
-def under(prefix: str, tree: Tree) -> Tree:
+def strip_prefix(prefix: str, tree: Tree) -> Tree:
     """What `prefixed` put in, under its own names again."""
     start = f"{prefix}/"
     return {name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)}

@@ -11,20 +11,20 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 Made = TypeVar("Made")
 
-MAKERS: dict[str, Callable[..., Any]] = {}
+PROGRAM_FACTORIES: dict[str, Callable[..., Any]] = {}
 """Functions that make programs, by the name under which they are asked for."""
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ProgramSpec:
     """The function that made a program, by name, and what it was given; and the functions of what it made, to notice later changes."""
 
-    maker: str
-    given: Mapping[str, Any]
+    factory: str
+    arguments: Mapping[str, Any]
     functions: tuple[Callable[..., Any], ...]
 
 
-def travels(maker: Callable[P, Made]) -> Callable[P, Made]:
+def serializable_program(maker: Callable[P, Made]) -> Callable[P, Made]:
     """Declare that what this function makes, a program, can be made elsewhere by calling it there with the same arguments.
 
     Those may be numbers, text, tuples of these, the objective, `LocalTraining`, an `Encoder`, and programs that travel. An argument called
@@ -38,8 +38,8 @@ def travels(maker: Callable[P, Made]) -> Callable[P, Made]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         program: Any = maker(*bound.args, **bound.kwargs)  # always in one form, so that a cache knows the call again
-        made: Made = replace(program, recipe=Recipe(name, bound.arguments, program.functions))
+        made: Made = replace(program, spec=ProgramSpec(name, bound.arguments, program.functions))
         return made
 
-    MAKERS[name] = make
+    PROGRAM_FACTORIES[name] = make
     return make

@@ -20,7 +20,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 
 
-def fold(key: int, *purpose: int | str) -> int:
+def fold_in(key: int, *purpose: int | str) -> int:
     """The key for a purpose: `fold(seed, "cohort", round)`."""
     text = "\0".join([str(key), *(f"str:{part}" if isinstance(part, str) else f"int:{index(part)}" for part in purpose)])
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
@@ -41,22 +41,22 @@ def _scramble(bits: Any) -> Any:
 Bits = TypeVar("Bits", Tensor, NDArray[np.int64])
 
 
-def combine(key: Bits, counter: Tensor | int) -> Bits:
+def hash_bits(key: Bits, counter: Tensor | int) -> Bits:
     """32 random bits for each pair of a key and a counter."""
     # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA graph cannot hold.
-    return with_counter(key, _scrambled(counter))
+    return hash_with(key, _scrambled(counter))
 
 
 def _scrambled(counter: Any) -> Any:
     return _scramble((counter + 0x9E3779B9) & _MASK)
 
 
-def with_counter(key: Bits, scrambled: Tensor | int) -> Bits:
+def hash_with(key: Bits, scrambled: Tensor | int) -> Bits:
     mixed: Bits = _scramble(key ^ scrambled)
     return mixed
 
 
-def counters(count: int, first: int, device: torch.device) -> Tensor:
+def counter_block(count: int, first: int, device: torch.device) -> Tensor:
     """The numbers first … first + count - 1 as `with_counter` wants them: made once, since every plan of a run needs the same."""
     return _counters(max(1, count - 1).bit_length(), first, device)[:count]
 
@@ -70,7 +70,7 @@ def _counters(bits: int, first: int, device: torch.device) -> Tensor:
 def client_keys(key: int, ids: Bits) -> Bits:
     """One key for each client from the server's key; of an array of ids as of a tensor."""
     high, low = key >> 32, key & _MASK
-    return combine(combine(ids, high), low)
+    return hash_bits(hash_bits(ids, high), low)
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -78,5 +78,5 @@ def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
     count = 1
     for side in shape:
         count *= side
-    bits = combine(key, torch.arange(count, device=key.device))
+    bits = hash_bits(key, torch.arange(count, device=key.device))
     return ((bits >> 8).to(torch.float32) * 2.0**-24).reshape(shape)

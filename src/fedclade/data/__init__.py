@@ -2,7 +2,7 @@
 
 from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
 from fedclade.data.emd import EarthMovers, earth_movers_distance
-from fedclade.data.federated_dataset import Clients, Description, Parts
+from fedclade.data.federated_dataset import Clients, Description, RaggedIndex
 from fedclade.data.partitioning.base import Scheme, Split
 from fedclade.data.partitioning.feature_shift import FeatureClusters
 from fedclade.data.partitioning.grouped import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
@@ -25,10 +25,10 @@ __all__ = [
     "LabelPermutation",
     "LabelSwap",
     "NaturalId",
-    "Parts",
     "Pathological",
     "PowerLawClusters",
     "QuantitySkew",
+    "RaggedIndex",
     "Rotation",
     "Scheme",
     "Split",

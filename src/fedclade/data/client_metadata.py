@@ -14,7 +14,7 @@ _FEW = 2  # samples on which a model is tried before a run
 
 
 @dataclass(frozen=True, eq=False)
-class Population:
+class ClientMetadata:
     """How much each client holds, and of what kind it is: all that a run needs to know of them beside their answers."""
 
     sizes: Tensor  # (clients,) training examples
@@ -30,8 +30,8 @@ class Population:
     origin: dict[str, Any] = field(default_factory=dict)  # what an experiment file would say of the partition
 
     @staticmethod
-    def of(clients: Clients) -> Population:
-        return Population(
+    def of(clients: Clients) -> ClientMetadata:
+        return ClientMetadata(
             clients.sizes,
             clients.test_sizes,
             _distinct_test_samples(clients),
@@ -57,6 +57,6 @@ class Population:
 def _distinct_test_samples(clients: Clients) -> int:
     """How many different samples the clients are tested on; a rotated or relabelled copy is the same sample."""
     used = torch.zeros(len(clients.test), dtype=torch.bool)
-    used[clients.test_of[clients.test_of >= 0]] = True
+    used[clients.test_part_id[clients.test_part_id >= 0]] = True
     rows = clients.test.index[used.repeat_interleave(clients.test.sizes)]
-    return len(torch.unique(clients.test_source[rows]))
+    return len(torch.unique(clients.test_sample_id[rows]))

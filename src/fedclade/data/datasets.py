@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.data import validation
-from fedclade.data.federated_dataset import Clients, Parts
-from fedclade.errors import InvalidInput, nearest
+from fedclade.data.federated_dataset import Clients, RaggedIndex
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
@@ -55,7 +55,7 @@ def dataset(
     """
     if (x_test is None) != (y_test is None):
         missing = "x_test" if x_test is None else "y_test"
-        raise InvalidInput(f"{missing} is missing: give both x_test and y_test, or neither.")
+        raise InvalidInputError(f"{missing} is missing: give both x_test and y_test, or neither.")
     given = {"x_train": x_train, "y_train": y_train}
     if x_test is not None:
         given |= {"x_test": x_test, "y_test": y_test}
@@ -81,11 +81,11 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
             return _read(path)
     published = CATALOGUE.get(name)
     if published is None:
-        raise InvalidInput(_missing(name, candidates, {*DATASETS, *CATALOGUE}))
+        raise InvalidInputError(_missing(name, candidates, {*DATASETS, *CATALOGUE}))
     looked = places(root)
     if (files := published.here(looked)) is not None:
         return published.read(files)
-    raise InvalidInput(
+    raise InvalidInputError(
         f"data set '{name}' was not found. Looked for {', '.join(str(path) for path in candidates)}, and for the published files in "
         f"{', '.join(str(place / published.folder) for place in looked)}.{published.lacking(looked)} 'fedclade data get {name}' downloads "
         "them, or says what to put where; --data-root or $FEDCLADE_DATA name another place."
@@ -104,18 +104,18 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
     With (x, y) no test part is cut off: such a client is evaluated on nothing.
     """
     if len(clients) == 0:
-        raise InvalidInput("from_arrays got no clients: give at least one (x, y).")
+        raise InvalidInputError("from_arrays got no clients: give at least one (x, y).")
     for number, given in enumerate(clients):
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
-            raise InvalidInput(f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
+            raise InvalidInputError(f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
     rows = sum(_length(given[1]) for given in clients)
     train = validation.Pool(rows, *validation.samples(clients[0][0], clients[0][1], "x", "y", "client 0: "))
     test = validation.Pool(sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y)
-    test_of: list[int] = []
+    test_part_id: list[int] = []
     for number, given in enumerate(clients):
         where = f"client {number}: "
         train.add(*validation.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0")
-        test_of.append(len(test.offsets) - 1 if len(given) == 4 else -1)
+        test_part_id.append(len(test.offsets) - 1 if len(given) == 4 else -1)
         if len(given) == 4:
             test.add(*validation.samples(given[2], given[3], "x_test", "y_test", where), f"{where}its test part", "client 0")
     return Clients(
@@ -125,8 +125,8 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
         test.x,
         test.y,
         _consecutive(test.offsets),
-        test_of=torch.tensor(test_of),
-        test_source=torch.arange(len(test.y)),
+        test_part_id=torch.tensor(test_part_id),
+        test_sample_id=torch.arange(len(test.y)),
         groups=_groups(groups, len(clients)),
         classes=_classes([train.y, test.y]),
     )
@@ -200,7 +200,7 @@ def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dat
     for part in ("train", "test"):
         x, y = found[f"x_{part}"], found[f"y_{part}"]
         if y.dtype.kind not in "iu" or x.ndim != 1 or x.shape != y.shape:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"{path}: x_{part} has shape {x.shape}, y_{part} shape {y.shape} and type {y.dtype}: give one text and one topic "
                 "(a whole number) a sample."
             )
@@ -215,26 +215,26 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
-                raise InvalidInput(f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…, y_train=…, …).")
+                raise InvalidInputError(f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…, y_train=…, …).")
             with zipfile.ZipFile(file) as archive:
                 members = {member.removesuffix(".npy"): member for member in archive.namelist()}
                 if missing := [needed for needed in NEEDED if needed not in members]:
                     has = ", ".join(members) or "no arrays"
-                    raise InvalidInput(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
+                    raise InvalidInputError(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
                 wanted = {name: member for name, member in members.items() if name.endswith(("_train", "_test"))}
                 safe_read.fit(f"{path}: its arrays", sum(archive.getinfo(member).file_size for member in wanted.values()))
                 for name, member in wanted.items():
                     if (array := _array(path, archive, member)) is not None:
                         found[name] = array
                     elif name in NEEDED:
-                        raise InvalidInput(f"{path}: {name} holds text or something else, no array of numbers: write it with np.savez.")
-    except InvalidInput:
+                        raise InvalidInputError(f"{path}: {name} holds text or something else, no array of numbers: write it with np.savez.")
+    except InvalidInputError:
         raise
     except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
         if "allow_pickle" in str(error):
-            raise InvalidInput(f"{path}: {name} holds Python objects, which are never loaded: store an array of numbers.") from error
+            raise InvalidInputError(f"{path}: {name} holds Python objects, which are never loaded: store an array of numbers.") from error
         reason = str(error).split("\n", 1)[0] or type(error).__name__
-        raise InvalidInput(f"{path}: {name} cannot be read, damaged or cut short ({reason}): copy or make the file again.") from error
+        raise InvalidInputError(f"{path}: {name} cannot be read, damaged or cut short ({reason}): copy or make the file again.") from error
     return found
 
 
@@ -272,8 +272,8 @@ def _length(targets: object) -> int:
         return 0
 
 
-def _consecutive(offsets: Sequence[int]) -> Parts:
-    return Parts(torch.arange(offsets[-1]), torch.tensor(offsets))
+def _consecutive(offsets: Sequence[int]) -> RaggedIndex:
+    return RaggedIndex(torch.arange(offsets[-1]), torch.tensor(offsets))
 
 
 def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | None:
@@ -282,5 +282,5 @@ def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | Non
     checked = validation.targets(groups, "groups")
     if checked.is_floating_point() or len(checked) != clients:
         kind = validation.type_name(checked)
-        raise InvalidInput(f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one whole number a client.")
+        raise InvalidInputError(f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one whole number a client.")
     return checked

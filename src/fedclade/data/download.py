@@ -11,7 +11,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from fedclade.data.catalog import File, Published
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io import safe_read
 
 Progress: TypeAlias = Callable[[File, int], None]
@@ -28,7 +28,7 @@ class NotDownloaded(FedcladeError):
 def get(published: Published, place: Path, progress: Progress) -> Path:
     """Download the files of a data set that are not here yet into its folder, which is returned."""
     if not published.files:
-        raise InvalidInput(f"data set '{published.name}' cannot be downloaded. {published.by_hand(place)}")
+        raise InvalidInputError(f"data set '{published.name}' cannot be downloaded. {published.by_hand(place)}")
     folder = place / published.folder
     folder.mkdir(parents=True, exist_ok=True)
     for number, file in enumerate(published.files):
@@ -45,7 +45,7 @@ def fetch(file: File, folder: Path, progress: Progress) -> None:
     target, part = folder / file.name, folder / f"{file.name}.part"
     if target.exists():
         if problem := wrong(target, file):
-            raise InvalidInput(f"{problem}: move it away and get the data set again.")
+            raise InvalidInputError(f"{problem}: move it away and get the data set again.")
         progress(file, file.size)
         return
     _transfer(file, part, progress)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.data.partitioning.base import Index
 from fedclade.data.validation import type_name
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 Features: TypeAlias = Callable[[Tensor], Tensor]  # inputs as a model reads them -> codes, one row a sample
 Codes: TypeAlias = NDArray[np.float64]
@@ -50,8 +50,8 @@ def earth_movers_distance(clients: Clients, features: Features | None = None, sa
     `features` makes codes of inputs as a model reads them; None takes the first 32 principal components of the inputs. Labels play no
     part. FedGMCC (Lucchetti et al., arXiv 2204.11017) gives its EMDs on a scale that it does not define: the units are ours.
     """
-    check(isinstance(samples, int) and samples >= 2, "earth_movers_distance.samples", samples, "must be a whole number, 2 or more")
-    check(isinstance(seed, int) and seed >= 0, "earth_movers_distance.seed", seed, "must be a whole number, 0 or more")
+    require(isinstance(samples, int) and samples >= 2, "earth_movers_distance.samples", samples, "must be a whole number, 2 or more")
+    require(isinstance(seed, int) and seed >= 0, "earth_movers_distance.seed", seed, "must be a whole number, 0 or more")
     rng = np.random.default_rng([seed, STREAM])
     pool = clients.train.index.numpy()
     encode = features or principal_components(clients.x[some(pool, FITTED, rng)], rng)
@@ -93,7 +93,7 @@ def optimal_transport() -> ModuleType:
     try:
         return import_module("ot")
     except ImportError as error:
-        raise InvalidInput("earth mover's distance: needs the package POT, which is not installed: pip install fedclade[ot].") from error
+        raise InvalidInputError("earth mover's distance: needs the package POT, which is not installed: pip install fedclade[ot].") from error
 
 
 def principal_components(x: Tensor, rng: np.random.Generator) -> Features:
@@ -101,7 +101,7 @@ def principal_components(x: Tensor, rng: np.random.Generator) -> Features:
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]  # slow to import
 
     if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise InvalidInput(
+        raise InvalidInputError(
             f"features: inputs of type {type_name(x)} are numbers of words or the like, which have no distance of their own; give a "
             "function that makes codes of them (features=…, or the encoder of a scheme of your own)."
         )
@@ -118,9 +118,9 @@ def codes_of(x: Tensor, features: Features) -> Codes:
     for block, rows in zip(blocks, torch.split(x, BLOCK), strict=True):
         if not isinstance(block, Tensor) or block.ndim < 2 or len(block) != len(rows):
             given = f"shape {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
-            raise InvalidInput(f"features: gave {given} for {len(rows)} samples; give a tensor with one row a sample.")
+            raise InvalidInputError(f"features: gave {given} for {len(rows)} samples; give a tensor with one row a sample.")
         if not bool(block.isfinite().all()):
-            raise InvalidInput("features: gave codes that are NaN or infinite; all must be finite.")
+            raise InvalidInputError("features: gave codes that are NaN or infinite; all must be finite.")
     codes: Codes = torch.cat(blocks).flatten(1).cpu().double().numpy()
     return codes
 

@@ -19,17 +19,17 @@ def as_inputs(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Parts:
+class RaggedIndex:
     """A ragged list of row numbers: part i is `index[offsets[i]:offsets[i + 1]]`. Parts may share rows."""
 
     index: Tensor
     offsets: Tensor
 
     @staticmethod
-    def of(rows: Iterable[Sequence[int] | Tensor]) -> Parts:
+    def of(rows: Iterable[Sequence[int] | Tensor]) -> RaggedIndex:
         pieces = [torch.as_tensor(r, dtype=torch.int64) for r in rows]
         sizes = torch.tensor([0, *(len(p) for p in pieces)], dtype=torch.int64)
-        return Parts(torch.cat([*pieces, torch.empty(0, dtype=torch.int64)]), sizes.cumsum(0))
+        return RaggedIndex(torch.cat([*pieces, torch.empty(0, dtype=torch.int64)]), sizes.cumsum(0))
 
     @property
     def sizes(self) -> Tensor:
@@ -52,12 +52,12 @@ class Clients:
 
     x: Tensor
     y: Tensor
-    train: Parts
+    train: RaggedIndex
     x_test: Tensor
     y_test: Tensor
-    test: Parts
-    test_of: Tensor  # (clients,) the part of `test` that is the client's own; -1 where it has none
-    test_source: Tensor  # (rows of x_test,) the original sample a row was made from: what "distinct test samples" counts
+    test: RaggedIndex
+    test_part_id: Tensor  # (clients,) the part of `test` that is the client's own; -1 where it has none
+    test_sample_id: Tensor  # (rows of x_test,) the original sample a row was made from: what "distinct test samples" counts
     groups: Tensor | None = None  # (clients,) the true group of each, where it is known
     classes: int | None = None  # None: the targets are not class labels
     probe: Tensor | None = None  # inputs set apart before the partition: in no client's train or test part
@@ -80,7 +80,7 @@ class Clients:
     @property
     def test_sizes(self) -> Tensor:
         """Test examples of each client; 0 where it has no test part."""
-        return torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[self.test_of]  # part -1 is the last
+        return torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[self.test_part_id]  # part -1 is the last
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,7 +89,7 @@ class Clients:
 
     def arrays(self, client: int) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
         """The samples of one client: (x, y), and (x_test, y_test) if it has a test part."""
-        rows, part = self.train[client], int(self.test_of[client])
+        rows, part = self.train[client], int(self.test_part_id[client])
         if part < 0:
             return self.x[rows], self.y[rows]
         held = self.test[part]
@@ -104,8 +104,8 @@ class Clients:
             self,
             x=self.x[rows],
             y=self.y[rows],
-            train=Parts.of(torch.split(place, [len(part) for part in train])),
-            test_of=self.test_of[keep],
+            train=RaggedIndex.of(torch.split(place, [len(part) for part in train])),
+            test_part_id=self.test_part_id[keep],
             groups=self.groups[keep] if self.groups is not None else None,
             probe=None,
         )

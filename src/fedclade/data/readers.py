@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedclade.data import matlab, text
 from fedclade.data.datasets import Dataset, dataset
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 
 Array: TypeAlias = NDArray[np.generic]
@@ -91,7 +91,7 @@ def _from_idx(name: str, classes: int, contents: Sequence[Content], transposed: 
 def _idx_part(images: Content, labels: Content, classes: int, transposed: bool) -> tuple[Bytes, Bytes]:
     x, y = _idx_array(images, 3), _idx_array(labels, 1)
     if len(x) != len(y):
-        raise InvalidInput(f"{images[0]} has {len(x)} images, {labels[0]} {len(y)} labels: they do not belong together.")
+        raise InvalidInputError(f"{images[0]} has {len(x)} images, {labels[0]} {len(y)} labels: they do not belong together.")
     _check_labels(labels[0], y, classes)
     return np.ascontiguousarray(x.transpose(0, 2, 1)) if transposed else x, y
 
@@ -104,7 +104,7 @@ def _idx_array(content: Content, axes: int) -> Bytes:
     with _whole(where):
         head = safe_read.gunzip(data, start) if packed else data[:start]
     if head[:4] != bytes((0, 0, 8, axes)):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{where} begins with the bytes {head[:4].hex(' ') or 'of an empty file'}, an IDX file of this kind with 00 00 08 0{axes}: "
             "this is another file; get it again."
         )
@@ -115,7 +115,7 @@ def _idx_array(content: Content, axes: int) -> Bytes:
         data = safe_read.gunzip(data, promised + 1) if packed else data
     if len(data) != promised:
         found = len(data) if len(data) < promised else f"more than {promised}"
-        raise InvalidInput(f"{where} has {found} bytes, its header promises {promised}: cut short or damaged; {_AGAIN}")
+        raise InvalidInputError(f"{where} has {found} bytes, its header promises {promised}: cut short or damaged; {_AGAIN}")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -123,7 +123,7 @@ def _cifar_records(content: Content, classes: int, label_bytes: int) -> tuple[By
     where, data = content
     length = label_bytes + CIFAR_PIXELS
     if len(data) % length:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{where} has {len(data)} bytes, which is no multiple of a record's {length}: cut short or another file; {_AGAIN}"
         )
     records = np.frombuffer(data, np.uint8).reshape(-1, length)
@@ -137,23 +137,23 @@ def _svhn_part(path: Path) -> tuple[Bytes, Array]:
     try:
         found = matlab.arrays(path, data, ("X", "y"))
     except (ValueError, zlib.error) as error:
-        if isinstance(error, InvalidInput):
+        if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInput(f"{path}: no MATLAB file, damaged or cut short ({_reason(error)}); {_AGAIN}") from error
+        raise InvalidInputError(f"{path}: no MATLAB file, damaged or cut short ({_reason(error)}); {_AGAIN}") from error
     if missing := [name for name in ("X", "y") if name not in found]:
-        raise InvalidInput(f"{path}: there is no array of numbers '{missing[0]}' in it; {_AGAIN}")
+        raise InvalidInputError(f"{path}: there is no array of numbers '{missing[0]}' in it; {_AGAIN}")
     x, y = found["X"], found["y"].ravel()
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, len(y)):
-        raise InvalidInput(f"{path}: X of shape {x.shape} and type {x.dtype} for {len(y)} labels: it must be uint8, 32 × 32 × 3 × labels.")
+        raise InvalidInputError(f"{path}: X of shape {x.shape} and type {x.dtype} for {len(y)} labels: it must be uint8, 32 × 32 × 3 × labels.")
     if not np.isin(y, range(1, 11)).all():
-        raise InvalidInput(f"{path}: y has values other than 1 … 10 (10 is the digit 0); {_AGAIN}")
+        raise InvalidInputError(f"{path}: y has values other than 1 … 10 (10 is the digit 0); {_AGAIN}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), (y % 10).astype(np.uint8)
 
 
 def _leaf_part(folder: Path, classes: int) -> tuple[Bytes, Array, Array]:
     files = sorted(folder.glob("*.json"))
     if not files:
-        raise InvalidInput(f"{folder}: there are no .json files; put those that LEAF's preprocess.sh made there.")
+        raise InvalidInputError(f"{folder}: there are no .json files; put those that LEAF's preprocess.sh made there.")
     images, labels, writers = [], [], []
     for file in files:
         for writer, x, y in _leaf_users(file, classes):
@@ -169,7 +169,7 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path}: no JSON, damaged or cut short ({_reason(error)}): make it again by LEAF's preprocess.sh.") from error
+        raise InvalidInputError(f"{path}: no JSON, damaged or cut short ({_reason(error)}): make it again by LEAF's preprocess.sh.") from error
     try:
         for user, count in zip(content["users"], content["num_samples"], strict=True):
             x, y = np.asarray(content["user_data"][user]["x"], np.float64), np.asarray(content["user_data"][user]["y"])
@@ -180,10 +180,10 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
                 raise ValueError(f"user {user} has pixels that are not k/255 for k = 0 … 255")
             _check_labels(f"{path}: user {user}", y, classes)
             yield str(user), pixels.round().astype(np.uint8).reshape(count, 28, 28), y
-    except InvalidInput:
+    except InvalidInputError:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{path}: not as LEAF writes FEMNIST, with users, num_samples and user_data, {LEAF_PIXELS} pixels a sample: {_reason(error)}."
         ) from error
 
@@ -197,13 +197,13 @@ def _ag_news_part(path: Path) -> text.Texts:
             for row in rows:
                 if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
                     shown = ", ".join(row)[:60]
-                    raise InvalidInput(f"{path}, line {rows.line_num}: '{shown}' is not class 1 … 4, title, description; {_AGAIN}")
+                    raise InvalidInputError(f"{path}, line {rows.line_num}: '{shown}' is not class 1 … 4, title, description; {_AGAIN}")
                 topics.append(int(row[0]) - 1)
                 texts.append(f"{row[1]} {row[2]}")
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: damaged or cut short after {len(texts)} texts ({_reason(error)}); {_AGAIN}") from error
+        raise InvalidInputError(f"{path}: damaged or cut short after {len(texts)} texts ({_reason(error)}); {_AGAIN}") from error
     if not texts:
-        raise InvalidInput(f"{path}: there are no texts in it; {_AGAIN}")
+        raise InvalidInputError(f"{path}: there are no texts in it; {_AGAIN}")
     return texts, topics
 
 
@@ -222,7 +222,7 @@ def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
         while content.read(1 << 20):  # gzip compares its checksum at the very end
             pass
     if missing := [name for name in members if name not in found]:
-        raise InvalidInput(f"{path}: {', '.join(missing)} missing; this is not the binary version (the Python version is never unpickled).")
+        raise InvalidInputError(f"{path}: {', '.join(missing)} missing; this is not the binary version (the Python version is never unpickled).")
     return [(f"{path}: {name}", found[name]) for name in members]
 
 
@@ -230,7 +230,7 @@ def _from_zip(path: Path, members: Sequence[str]) -> list[Content]:
     safe_read.allow(path, safe_read.size(path))
     with _whole(path), zipfile.ZipFile(path) as archive:
         if missing := sorted(set(members) - set(archive.namelist())):
-            raise InvalidInput(f"{path}: {', '.join(missing)} missing; {_AGAIN}")
+            raise InvalidInputError(f"{path}: {', '.join(missing)} missing; {_AGAIN}")
         return [(f"{path}: {name}", _zipped(path, archive, name)) for name in members]
 
 
@@ -246,18 +246,18 @@ def _whole(where: str | Path) -> Iterator[None]:
     """What an unpacker says of a damaged file, said with the file's name."""
     try:
         yield
-    except (InvalidInput, PermissionError):
+    except (InvalidInputError, PermissionError):
         raise
     except Exception as error:  # gzip, tarfile and zipfile raise a dozen kinds for a damaged file, and each means the same to a user
-        raise InvalidInput(f"{where}: damaged or cut short ({_reason(error)}); {_AGAIN}") from error
+        raise InvalidInputError(f"{where}: damaged or cut short ({_reason(error)}); {_AGAIN}") from error
 
 
 def _check_labels(where: str, labels: Array, classes: int) -> None:
     if len(labels) == 0:
-        raise InvalidInput(f"{where}: there are no samples in it; {_AGAIN}")
+        raise InvalidInputError(f"{where}: there are no samples in it; {_AGAIN}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
-        raise InvalidInput(f"{where}: labels from {low} to {high}, where 0 … {classes - 1} are allowed: this is another file; {_AGAIN}")
+        raise InvalidInputError(f"{where}: labels from {low} to {high}, where 0 … {classes - 1} are allowed: this is another file; {_AGAIN}")
 
 
 def _reason(error: BaseException) -> str:

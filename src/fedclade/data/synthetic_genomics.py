@@ -14,7 +14,7 @@ from fedclade.data.datasets import DATASETS, Dataset
 from fedclade.data.partitioning.base import Index, Split
 from fedclade.data.partitioning.skewed import NaturalId
 from fedclade.data.partitioning.transforms import relabel
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 BASES = 4
 KMER = 5
@@ -41,22 +41,22 @@ def genomic(populations: int = 10, reads: int = 1000, divergence: float = 0.3, s
     of each population; a quarter as many, of other individuals, are for testing. The key "population" says whose a read is.
     """
     for field, value in (("populations", populations), ("reads", reads)):
-        check(isinstance(value, int) and value >= 1, f"genomic.{field}", value, "must be a whole number, 1 or more")
+        require(isinstance(value, int) and value >= 1, f"genomic.{field}", value, "must be a whole number, 1 or more")
     between = isinstance(divergence, Real) and 0 <= float(divergence) < 1
-    check(between, "genomic.divergence", divergence, "must be a number from 0 up to, but not including, 1")
-    check(isinstance(seed, int) and seed >= 0, "genomic.seed", seed, "must be a whole number, 0 or more")
+    require(between, "genomic.divergence", divergence, "must be a number from 0 up to, but not including, 1")
+    require(isinstance(seed, int) and seed >= 0, "genomic.seed", seed, "must be a whole number, 0 or more")
     rng = np.random.default_rng(seed)
     bits = torch.from_numpy(rng.integers(0, 2, (BASES**KMER, CODE), np.uint8) * np.uint8(255))  # bytes are read as x / 255
     reference = rng.integers(0, BASES, REFERENCE * KMER)
-    sites = np.sort(rng.choice(len(reference), round(SITES * len(reference)), replace=False))
-    variant = (reference[sites] + rng.integers(1, BASES, len(sites))) % BASES
-    frequency = _frequencies(rng.uniform(0.05, 0.95, len(sites)), populations, divergence, rng)
+    nodes = np.sort(rng.choice(len(reference), round(SITES * len(reference)), replace=False))
+    variant = (reference[nodes] + rng.integers(1, BASES, len(nodes))) % BASES
+    frequency = _frequencies(rng.uniform(0.05, 0.95, len(nodes)), populations, divergence, rng)
 
     parts = []
     for individuals, number in ((INDIVIDUALS, reads), (max(1, INDIVIDUALS // 4), max(1, reads // 4))):
         copies = np.tile(reference, (populations, 2 * individuals, 1))
-        drawn = rng.random((populations, 2 * individuals, len(sites))) < frequency[:, None]
-        copies[:, :, sites] = np.where(drawn, variant, reference[sites])
+        drawn = rng.random((populations, 2 * individuals, len(nodes))) < frequency[:, None]
+        copies[:, :, nodes] = np.where(drawn, variant, reference[nodes])
         kmers, labels = _reads(copies, reference, number, rng)
         parts.append((bits[kmers], labels, torch.arange(populations).repeat_interleave(number)))
     (x, y, whose), (x_test, y_test, whose_test) = parts
@@ -100,11 +100,11 @@ class FlippedId(NaturalId):
     def __post_init__(self) -> None:
         super().__post_init__()
         share = isinstance(self.flipped, Real) and not isinstance(self.flipped, bool) and 0 <= float(self.flipped) <= 1
-        check(share, "partition.flipped", self.flipped, "must be a share from 0 to 1")
+        require(share, "partition.flipped", self.flipped, "must be a share from 0 to 1")
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         if data.classes is None:
-            raise InvalidInput(f"partition.name = {self.name!r}: reverses class labels, and the targets of {data.name!r} are floats.")
+            raise InvalidInputError(f"partition.name = {self.name!r}: reverses class labels, and the targets of {data.name!r} are floats.")
         groups = np.zeros(clients, np.int64)
         groups[rng.choice(clients, round(self.flipped * clients), replace=False)] = 1
         labels = np.arange(data.classes)

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 # A label far beyond any number of classes is an id or a regression target stored as integers; tables by class would not fit in memory.
 MOST_CLASSES = 1_000_000
@@ -28,9 +28,9 @@ def inputs(array: object, what: str) -> Tensor:
     """
     x = _tensor(array, what)
     if x.ndim < 2:
-        raise InvalidInput(f"{what} has shape {tuple(x.shape)}: give one row a sample; a single feature has shape (samples, 1).")
+        raise InvalidInputError(f"{what} has shape {tuple(x.shape)}: give one row a sample; a single feature has shape (samples, 1).")
     if x.numel() == 0:
-        raise InvalidInput(f"{what} is empty (shape {tuple(x.shape)}): give at least one sample with at least one feature.")
+        raise InvalidInputError(f"{what} is empty (shape {tuple(x.shape)}): give at least one sample with at least one feature.")
     if x.dtype == torch.bool:
         x = x.float()
     _finite(x, what)
@@ -48,12 +48,12 @@ def targets(array: object, what: str) -> Tensor:
     """
     y = _tensor(array, what)
     if y.ndim == 0 or y.numel() == 0:
-        raise InvalidInput(f"{what} is empty (shape {tuple(y.shape)}): give one target a sample.")
+        raise InvalidInputError(f"{what} is empty (shape {tuple(y.shape)}): give one target a sample.")
     if y.is_floating_point():
         _finite(y, what)
         return y
     if y.ndim > 2 or (y.ndim == 2 and _is_one_hot(y)):
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{what} has shape {tuple(y.shape)}: give one class number a sample (one-hot labels: use y.argmax(1)), "
             "or one for each position of a sequence."
         )
@@ -61,11 +61,11 @@ def targets(array: object, what: str) -> Tensor:
     each = y if y.ndim == 1 else y.flatten(1).amin(1)
     low = int(each.argmin())
     if each[low] < 0:
-        raise InvalidInput(f"{what} has negative labels, the smallest {int(each[low])} in sample {low}: number the classes from 0.")
+        raise InvalidInputError(f"{what} has negative labels, the smallest {int(each[low])} in sample {low}: number the classes from 0.")
     each = y if y.ndim == 1 else y.flatten(1).amax(1)
     high = int(each.argmax())
     if each[high] >= MOST_CLASSES:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{what} has the label {int(each[high])} in sample {high}: number the classes 0, 1, 2 … (np.unique(y, return_inverse=True)), "
             "or store regression targets as floats."
         )
@@ -81,7 +81,7 @@ def samples(x: object, y: object, x_name: str, y_name: str, where: str = "") -> 
     """Inputs and targets of equal length."""
     checked_x, checked_y = inputs(x, where + x_name), targets(y, where + y_name)
     if len(checked_x) != len(checked_y):
-        raise InvalidInput(f"{where}{x_name} has {len(checked_x)} samples and {y_name} has {len(checked_y)}: they must be equally many.")
+        raise InvalidInputError(f"{where}{x_name} has {len(checked_x)} samples and {y_name} has {len(checked_y)}: they must be equally many.")
     return checked_x, checked_y
 
 
@@ -89,7 +89,7 @@ def alike(x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, what: str, oth
     """Two sets of samples that are to go through one model: same shape of a sample, same kind of input and target."""
     for kind, a, b in (("inputs", x, other_x), ("targets", y, other_y)):
         if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
-            raise InvalidInput(f"{what} has {kind} of {_one_sample(a)}, {other} of {_one_sample(b)}: they must be alike.")
+            raise InvalidInputError(f"{what} has {kind} of {_one_sample(a)}, {other} of {_one_sample(b)}: they must be alike.")
 
 
 class Pool:
@@ -112,7 +112,7 @@ def ids(train: object, test: object | None, train_samples: int, test_samples: in
     if test is not None:
         arrays.append(_ids(test, test_samples, f"{what}_test"))
     if len({a.dtype.kind in "US" for a in arrays}) > 1:
-        raise InvalidInput(f"{what}_train and {what}_test: one holds text, the other numbers; store both in the same way.")
+        raise InvalidInputError(f"{what}_train and {what}_test: one holds text, the other numbers; store both in the same way.")
     numbers = np.concatenate(arrays)
     if numbers.dtype.kind in "US":
         numbers = np.unique(numbers, return_inverse=True)[1]
@@ -123,9 +123,9 @@ def ids(train: object, test: object | None, train_samples: int, test_samples: in
 def _ids(array: object, expected: int, what: str) -> NDArray[np.generic]:
     values = np.asarray(array.detach().cpu() if isinstance(array, Tensor) else array)
     if values.ndim != 1 or values.dtype.kind not in "iuUS":
-        raise InvalidInput(f"{what} has type {values.dtype} and shape {values.shape}: give one whole number or text a sample.")
+        raise InvalidInputError(f"{what} has type {values.dtype} and shape {values.shape}: give one whole number or text a sample.")
     if len(values) != expected:
-        raise InvalidInput(f"{what} has {len(values)} entries for {expected} samples: they must be equally many.")
+        raise InvalidInputError(f"{what} has {len(values)} entries for {expected} samples: they must be equally many.")
     return values
 
 
@@ -133,17 +133,17 @@ def _tensor(array: object, what: str) -> Tensor:
     if isinstance(array, Tensor):
         tensor = array.detach().cpu()
         if tensor.is_complex():
-            raise InvalidInput(f"{what} holds {_NOT_NUMBERS['c']}.")
+            raise InvalidInputError(f"{what} holds {_NOT_NUMBERS['c']}.")
         if tensor.is_floating_point():
             return tensor.float()
         return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(torch.int64)
     try:
         values = np.asarray(array)
     except ValueError as error:
-        raise InvalidInput(f"{what} is not a rectangular array of numbers ({error}).") from error
+        raise InvalidInputError(f"{what} is not a rectangular array of numbers ({error}).") from error
     kind = values.dtype.kind
     if kind not in "biuf":
-        raise InvalidInput(f"{what} holds {_NOT_NUMBERS.get(kind, f'values of type {values.dtype}: store plain numbers')}.")
+        raise InvalidInputError(f"{what} holds {_NOT_NUMBERS.get(kind, f'values of type {values.dtype}: store plain numbers')}.")
     if kind == "f":
         with np.errstate(over="ignore"):  # what does not fit becomes infinite and is then reported with its place
             values = values.astype(np.float32, copy=False)
@@ -159,7 +159,7 @@ def _finite(tensor: Tensor, what: str) -> None:
     kind, bad = ("NaN", nan) if bool(nan.any()) else ("infinite (or too large for float32)", tensor.isinf())
     count, first = int(bad.sum()), int(bad.nonzero()[0, 0])
     values = "value" if count == 1 else "values"
-    raise InvalidInput(f"{what} has {count} {kind} {values}, the first in sample {first}: replace them or drop these samples.")
+    raise InvalidInputError(f"{what} has {count} {kind} {values}, the first in sample {first}: replace them or drop these samples.")
 
 
 def _one_sample(tensor: Tensor) -> str:

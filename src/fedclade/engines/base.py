@@ -9,12 +9,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Failure, Federation, Rows
+from fedclade.core.federation import Failure, Federation, ModelAssignment
 from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
-from fedclade.data.client_metadata import Population
-from fedclade.engines.profiler import Clock
+from fedclade.data.client_metadata import ClientMetadata
+from fedclade.engines.profiler import Profiler
 
 
 @dataclass
@@ -26,17 +26,17 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Look:
+class EvalRequest:
     """What is measured: on which of a client's parts, by which metrics beside the loss; `tune` trains its copy on its own training part
     first."""
 
-    objective: Objective
+    model: Objective
     metrics: Mapping[str, ExampleLoss]
-    part: Literal["train", "test"] = "test"
-    tune: AnyProgram | None = None
+    split: Literal["train", "test"] = "test"
+    finetune: AnyProgram | None = None
 
 
-class Memory(Protocol):
+class ClientStateTransaction(Protocol):
     """What clients remember between rounds, as the run sees it."""
 
     version: int  # the round after which it was committed
@@ -61,31 +61,31 @@ class Engine(Federation, Protocol):
     holds_clients: bool  # whether the clients' memory and data are in this process
     device: torch.device  # where the server's tensors are
     traffic: Traffic
-    clock: Clock
+    clock: Profiler
 
     @property
-    def memory(self) -> Memory: ...
+    def client_state(self) -> ClientStateTransaction: ...
 
-    def population(self) -> Population:
+    def client_metadata(self) -> ClientMetadata:
         """The clients there are now. Their number only grows."""
 
-    def gather(self) -> None:
+    def refresh_membership(self) -> None:
         """Before a round: look who has come."""
 
-    def remember(self, initial: Tree) -> None:
+    def init_client_state(self, initial: Tree) -> None:
         """Give every client this memory to start from (a method's `memory0`)."""
 
-    def evaluate(self, rows: Rows, ids: Tensor, looks: Sequence[Look], key: int = 0) -> list[Tree]:
+    def evaluate(self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0) -> list[Tree]:
         """For each look the mean loss and metrics of each client's model on its own data, (len(ids),), NaN where there is none.
 
         Only the runner asks this: methods never see test data.
         """
 
-    def models_of(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
+    def models_of(self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
         """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `Look`."""
 
-    def deliver(self, rows: Rows, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
+    def push_final_models(self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
         """At the end of a run: every client gets the model that it is served, to keep."""
 
-    def drain_failures(self) -> list[Failure]:
+    def pop_failures(self) -> list[Failure]:
         """Who did not answer or was refused since this was last asked."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedclade.core.pytree import Tree, take
+from fedclade.core.pytree import Tree, tree_index
 
 
 class _Slots:
@@ -38,14 +38,14 @@ class _Slots:
         return torch.nonzero(self.slot >= 0).flatten()
 
     def read(self, ids: Tensor) -> Tree:
-        return take(self.rows, self.slot[ids])
+        return tree_index(self.rows, self.slot[ids])
 
     def clear(self) -> None:
         self.slot.fill_(-1)
         self.used = 0
 
 
-class ClientMemory:
+class ClientStateStore:
     """Client memory of a simulated federation: read, write, then commit or roll back with the round.
 
     Every client starts from `initial`. What is written is seen by later calls of the same round, and lasts once it is committed: a
@@ -106,7 +106,7 @@ class ClientMemory:
     def restore(self, tensors: Tree, version: int) -> None:
         """The memory that `tensors` gave."""
         if tensors:
-            fresh = ClientMemory(self.initial, self._clients)
+            fresh = ClientStateStore(self.initial, self._clients)
             assert fresh._committed is not None
             device = fresh._committed.slot.device
             rows = {name: tensors[f"rows/{name}"].to(device) for name in self.initial}

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fedclade.core.packed_tree import packed, packed_like
-from fedclade.core.program import Step, on_stack
-from fedclade.core.pytree import Tree, nbytes, shapes, take
-from fedclade.engines.compile_cache import Kept
-from fedclade.engines.device_dataset import Reading, Steps, living
+from fedclade.core.program import Step, batch_step
+from fedclade.core.pytree import Tree, nbytes, shapes, tree_index
+from fedclade.engines.compile_cache import LazyLRUCache
+from fedclade.engines.device_dataset import BatchReader, Steps, active_counts
 
 LEAST_STEPS = 4  # fewer are not worth a capture
 NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
@@ -31,12 +31,12 @@ SHARE = 64  # a captured stack may be this part of the device's memory: it takes
 _WARM_UP = 2
 
 
-class Captured:
+class CapturedStep:
     """The step of one program for stacks of up to K clients of one pool, in buffers that stay where they are."""
 
-    def __init__(self, step: Step, reading: Reading, longest: int, shared: Tree, const: Tree, carry: Tree) -> None:
-        self.step, self.pool, self.batches, self.longest = on_stack(step), reading.pool, reading.batches, longest
-        self.shared, self.const, self.carry = (packed_like(tree) for tree in (shared, const, carry))
+    def __init__(self, step: Step, reading: BatchReader, longest: int, broadcast: Tree, const: Tree, carry: Tree) -> None:
+        self.step, self.pool, self.batches, self.longest = batch_step(step), reading.pool, reading.batches, longest
+        self.broadcast, self.const, self.carry = (packed_like(tree) for tree in (broadcast, const, carry))
         self.whole = packed(self.carry)
         device = self.pool.device
         self.now = torch.zeros((), dtype=torch.int64, device=device)
@@ -47,10 +47,10 @@ class Captured:
         self.draw: torch.cuda.CUDAGraph | None = None
         self.blocks: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
-    def run(self, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree:
+    def run(self, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree) -> Tree:
         """Every client's carry after its own number of steps."""
         clock, counts = self.pool.clock, reading.counts
-        copy_into(self.shared, shared)
+        copy_into(self.broadcast, broadcast)
         copy_into(self.const, const)
         with clock.phase("plan"):
             self.asked.copy_(torch.stack([reading.part, reading.keys]))
@@ -104,10 +104,10 @@ class Captured:
         """So many steps of the first `width` clients, in place."""
         number = self.now + self.ahead[:steps]
         reads = [value.index_select(0, number) for value in self.plan]
-        before, const = take(self.carry, slice(width)), take(self.const, slice(width))
+        before, const = tree_index(self.carry, slice(width)), tree_index(self.const, slice(width))
         after = before
         for step in range(steps):
-            after = self.step(self.shared, const, dict(after), self.pool.batch(*(value[step, :width] for value in reads)))
+            after = self.step(self.broadcast, const, dict(after), self.pool.batch(*(value[step, :width] for value in reads)))
         copy_into({name: value for name, value in before.items() if after[name].data_ptr() != value.data_ptr()}, after)
         self.now += steps
 
@@ -124,27 +124,27 @@ def _no_garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
-class Captures:
+class CudaGraphCache:
     """The captured programs of a federation. What is asked for once is not captured.
 
     The kernels are the same with and without a graph, so it makes no difference to a result which call is the first.
     """
 
     def __init__(self) -> None:
-        self._kept: Kept[Captured] = Kept(after=1, most=KEPT)
+        self._kept: LazyLRUCache[CapturedStep] = LazyLRUCache(after=1, most=KEPT)
 
-    def run(self, step: Step, reading: Reading, shared: Tree, const: Tree, carry: Tree) -> Tree | None:
+    def run(self, step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree) -> Tree | None:
         """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
         pool, batches = reading.pool, reading.batches
         if pool.device.type != "cuda" or not carry or batches.most(reading.longest) < LEAST_STEPS or not _fits(carry):
             return None
         longest = _room(reading.longest, pool.longest)
-        what = (step, batches, id(pool), longest, len(reading.client), shapes(shared, const, carry))
-        captured = self._kept.get(what, lambda: Captured(step, reading, longest, shared, const, carry))
+        what = (step, batches, id(pool), longest, len(reading.client), shapes(broadcast, const, carry))
+        captured = self._kept.get(what, lambda: CapturedStep(step, reading, longest, broadcast, const, carry))
         if captured is None:
             return None
         try:
-            return captured.run(reading, shared, const, carry)
+            return captured.run(reading, broadcast, const, carry)
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
@@ -178,7 +178,7 @@ def _blocks(counts: list[int]) -> list[_Block]:
     """All steps of clients whose numbers of steps fall; widths and lengths are of a few kinds, so that a few graphs will do."""
     widths = [len(counts)]
     blocks = []
-    for left, same in groupby(living(counts)):
+    for left, same in groupby(active_counts(counts)):
         while widths[-1] > left:
             widths.append(min(widths[-1] - 1, int(widths[-1] * NARROWER)))
         width = next(width for width in reversed(widths) if width >= left)

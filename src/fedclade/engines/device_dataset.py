@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedclade.core.batching import Batches, make_plan
-from fedclade.core.functional_model import Stack, share_of
+from fedclade.core.functional_model import ClientStackedBatch, share_of
 from fedclade.core.rng import client_keys
-from fedclade.data.federated_dataset import Parts, as_inputs
-from fedclade.engines.profiler import Clock
+from fedclade.data.federated_dataset import RaggedIndex, as_inputs
+from fedclade.engines.profiler import Profiler
 
 
 class Steps(NamedTuple):
@@ -25,10 +25,10 @@ class Steps(NamedTuple):
     share: Tensor  # of the shape of rows: the weight as a part of its batch's
 
 
-class Pool:
+class DeviceDataset:
     """Samples on the device as they came, and which of them each part holds."""
 
-    def __init__(self, x: Tensor, y: Tensor, parts: Parts, device: torch.device, clock: Clock) -> None:
+    def __init__(self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler) -> None:
         self.device, self.clock = device, clock
         self.x, self.y = x.to(device), y.to(device)
         self.sizes = parts.sizes  # here and on the device: what is known here need not be asked for there
@@ -44,18 +44,18 @@ class Pool:
             rows, weight = rows[:, :, 0], weight[:, :, 0]
         return Steps(*(value.transpose(0, 1).contiguous() for value in (rows, weight, plan.key, share_of(weight))))
 
-    def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> Stack:
+    def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
         """One step's batch for each client."""
         flat = rows.flatten()
         inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        return Stack(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key, share)
+        return ClientStackedBatch(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key, share)
 
 
 @dataclass(frozen=True)
-class Reading:
+class BatchReader:
     """What the clients of a chunk read: parts of a pool, by falling size, in batches that are drawn with a key."""
 
-    pool: Pool
+    pool: DeviceDataset
     batches: Batches
     part: Tensor  # these two on the CPU
     client: Tensor
@@ -80,7 +80,7 @@ class Reading:
         return self.pool.steps(self.batches, self.part.to(device), self.keys.to(device), self.longest)
 
 
-def living(counts: list[int]) -> Iterator[int]:
+def active_counts(counts: list[int]) -> Iterator[int]:
     """For each step how many clients have steps left: a prefix of them, since their numbers of steps (`counts`) fall."""
     left = len(counts)
     for number in range(counts[0] if counts else 0):

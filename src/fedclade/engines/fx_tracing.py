@@ -13,60 +13,60 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedclade.core.functional_model import Stack
-from fedclade.core.program import StackStep, Step, on_stack
+from fedclade.core.functional_model import ClientStackedBatch
+from fedclade.core.program import StackStep, Step, batch_step
 from fedclade.core.pytree import Tree, shapes, tree_map
-from fedclade.engines.compile_cache import Kept
+from fedclade.engines.compile_cache import LazyLRUCache
 
-SIGHTS = 30  # a step is traced once it has been made so often: to trace it takes as long as about fifty
-COLD = 10_000  # steps that a process makes before it loads what tracing needs, which takes two seconds: a node's may be over by then
+TRACE_AFTER = 30  # a step is traced once it has been made so often: to trace it takes as long as about fifty
+WARMUP_STEPS = 10_000  # steps that a process makes before it loads what tracing needs, which takes two seconds: a node's may be over by then
 KEPT = 64
 
 # These give what they got, where the shape stays the same.
 _SAME: set[Any] = {torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default}
 
 
-class Traces:
+class TraceCache:
     """The traced steps of a federation."""
 
     def __init__(self) -> None:
-        self._kept: Kept[StackStep] = Kept(after=SIGHTS, most=KEPT)
+        self._kept: LazyLRUCache[StackStep] = LazyLRUCache(after=TRACE_AFTER, most=KEPT)
         self._made = 0
 
-    def step(self, step: Step, steps: int, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep:
+    def step(self, step: Step, steps: int, broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> StackStep:
         """What to run for so many steps on stacks like these."""
         if batch.weight.device.type != "cpu":  # there, steps are captured
-            return on_stack(step)
+            return batch_step(step)
         self._made += steps
-        if self._made < COLD and "torch._inductor" not in sys.modules:
-            return on_stack(step)
-        what = (step, shapes(shared, const, carry, batch._asdict()))
-        return self._kept.get(what, lambda: _trace(step, shared, const, carry, batch), steps) or on_stack(step)
+        if self._made < WARMUP_STEPS and "torch._inductor" not in sys.modules:
+            return batch_step(step)
+        what = (step, shapes(broadcast, const, carry, batch._asdict()))
+        return self._kept.get(what, lambda: _trace(step, broadcast, const, carry, batch), steps) or batch_step(step)
 
 
-def _flat(shared: Tree, const: Tree, carry: Tree, batch: Stack) -> list[Tensor]:
-    return [*shared.values(), *const.values(), *carry.values(), *batch, batch.share]
+def _flat(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> list[Tensor]:
+    return [*broadcast.values(), *const.values(), *carry.values(), *batch, batch.share]
 
 
-def _trace(step: Step, shared: Tree, const: Tree, carry: Tree, batch: Stack) -> StackStep | None:
+def _trace(step: Step, broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> StackStep | None:
     """The step as a list of operations, or None where it cannot be had."""
-    run = on_stack(step)
-    names = list(run(shared, const, tree_map(torch.clone, carry), batch))
+    run = batch_step(step)
+    names = list(run(broadcast, const, tree_map(torch.clone, carry), batch))
 
     def flat(*values: Tensor) -> list[Tensor]:
         left = iter(values)
-        mine, fixed, moving = ({name: next(left) for name in tree} for tree in (shared, const, carry))
-        after = run(mine, fixed, moving, Stack(*left))
+        params, fixed, moving = ({name: next(left) for name in tree} for tree in (broadcast, const, carry))
+        after = run(params, fixed, moving, ClientStackedBatch(*left))
         return [after[name] for name in names]
 
     try:
-        traced = make_fx(flat)(*_flat(shared, const, tree_map(torch.clone, carry), batch))  # tracing runs it, and it writes into the carry
+        traced = make_fx(flat)(*_flat(broadcast, const, tree_map(torch.clone, carry), batch))  # tracing runs it, and it writes into the carry
     except Exception:  # whatever a model does that cannot be traced, it can be run
         return None
     _shorten(traced)
 
-    def again(shared: Tree, const: Tree, carry: Tree, batch: Stack) -> Tree:
-        return dict(zip(names, traced(*_flat(shared, const, carry, batch)), strict=True))
+    def again(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> Tree:
+        return dict(zip(names, traced(*_flat(broadcast, const, carry, batch)), strict=True))
 
     return again
 

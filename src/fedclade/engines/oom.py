@@ -10,14 +10,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 R = TypeVar("R")
 # How torch says it where it has no error for it.
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc", "CUDA error: out of memory", "_STATUS_ALLOC_FAILED")
 
 
-class Room:
+class OomRetry:
     """How many clients a device has room for at a time, as far as that is known: none is known until so many did not fit.
 
     Only the clients whose results were not there yet run again: sums are the same for every size of a chunk (`Simulator`), so the
@@ -26,12 +26,12 @@ class Room:
 
     def __init__(self, device: torch.device, free: Callable[[], None]) -> None:
         self.device, self._free = device, free
-        self.most: int | None = None
+        self.max_chunk: int | None = None
 
-    def each(self, run: Callable[[Sequence[Tensor]], Iterable[R]], order: Tensor, width: int) -> Iterator[tuple[Tensor, R]]:
+    def run_chunks(self, run: Callable[[Sequence[Tensor]], Iterable[R]], order: Tensor, width: int) -> Iterator[tuple[Tensor, R]]:
         """Chunks of `order` of at most `width` places, each with its result; run(chunks) yields these one after another."""
         while len(order):
-            chunks = torch.split(order, min(width, self.most or width))
+            chunks = torch.split(order, min(width, self.max_chunk or width))
             done = 0
             try:
                 results = iter(run(chunks))
@@ -44,15 +44,15 @@ class Room:
                     raise
                 tried = len(chunks[0])
                 if tried == 1:
-                    raise InvalidInput(
+                    raise InvalidInputError(
                         f"memory: not even one client at a time fits into that of {self.device}; take a smaller model or local.batch_size, "
-                        "on the CPU engine.workers=1, or a machine with more."
+                        "on the CPU engine.threads=1, or a machine with more."
                     ) from error
             # Only here has the error gone, and with it what its frames held.
-            order, self.most = order[done:], tried // 2
+            order, self.max_chunk = order[done:], tried // 2
             warnings.warn(
                 f"memory: {tried} clients at a time do not fit into that of {self.device}; those of this step who were not done run again, "
-                f"{self.most} at a time (engine.chunk={self.most} has it so from the start).",
+                f"{self.max_chunk} at a time (engine.chunk={self.max_chunk} has it so from the start).",
                 stacklevel=2,
             )
             self._free()

@@ -10,7 +10,7 @@ from threading import Lock
 import torch
 
 
-class Clock:
+class Profiler:
     """Counts steps of single clients: those that were asked for, and those computed, some for nobody where a stack was too wide.
 
     With `on` it also adds up the seconds of each phase. To time a phase is to wait for a GPU before and after it, so a profiled run is

@@ -9,10 +9,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Failure, Replies, Sum, gives
+from fedclade.core.federation import ClientResults, Failure, SegmentSum, contribution_matrix
 from fedclade.core.packed_tree import packed, unpacked
-from fedclade.core.pytree import Tree, concatenate, take
-from fedclade.errors import InvalidInput
+from fedclade.core.pytree import Tree, concatenate, tree_index
+from fedclade.errors import InvalidInputError
 
 EXAMPLES = "examples"
 """A reply under this name claims how many examples it was computed from."""
@@ -23,7 +23,7 @@ Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor of one client's reply."""
 
 
-def refusal(reply: Tree, expected: Spec, size: int) -> str | None:
+def rejection_reason(reply: Tree, expected: Spec, size: int) -> str | None:
     """Why one client's reply is refused, or None. `size` is what the client holds."""
     if reply.keys() != expected.keys():
         return f"names: expected {sorted(expected)}, got {sorted(reply)}"
@@ -46,7 +46,7 @@ def spec_of(reply: Tree) -> Spec:
     return {name: (tuple(value.shape), value.dtype) for name, value in reply.items()}
 
 
-def out_of_bounds(replies: Tree) -> list[int]:
+def rows_out_of_range(replies: Tree) -> list[int]:
     """Which rows of stacked replies have numbers that are not finite, or absurdly large."""
     whole = packed(replies)
     floats = [whole] if whole is not None else [_as_rows(value) for value in replies.values() if value.is_floating_point()]
@@ -69,13 +69,13 @@ class Accumulator:
     cannot change a bit. On CUDA by a matrix product of each chunk.
     """
 
-    def __init__(self, reduce: Sum) -> None:
+    def __init__(self, reduce: SegmentSum) -> None:
         self.reduce = reduce
         self.sums: Tree = {}
-        self.weight = torch.zeros(reduce.rows, dtype=torch.float64)
+        self.weight = torch.zeros(reduce.num_segments, dtype=torch.float64)
 
     def keys(self, reply: Tree) -> tuple[str, ...]:
-        return self.reduce.summed(reply)
+        return self.reduce.summed_keys(reply)
 
     def copy(self) -> Accumulator:
         """The same sums, of which further ones can be made on CUDA without changing these. On the CPU they share their memory."""
@@ -87,7 +87,7 @@ class Accumulator:
         """Add the replies of the clients that were asked at these places."""
         if not len(places):
             return
-        give = gives(self.reduce, places, reply)
+        give = contribution_matrix(self.reduce, places, reply)
         # One after another, as the sums are: a chunk's own subtotal would round by chunk size.
         self.weight = torch.cat([self.weight[None], give]).cumsum(0)[-1]
         names = self.keys(reply)
@@ -99,13 +99,13 @@ class Accumulator:
         # All memory first: where there is too little of it, nothing has been added yet.
         for name in names:
             if name not in self.sums:
-                self.sums[name] = reply[name].new_zeros((self.reduce.rows, *reply[name].shape[1:]), dtype=torch.float64)
+                self.sums[name] = reply[name].new_zeros((self.reduce.num_segments, *reply[name].shape[1:]), dtype=torch.float64)
         lengths = {name: _as_rows(reply[name]).shape[1] for name in names}
         room = torch.empty(max(lengths.values(), default=0), dtype=torch.float64)
         for name in names:
             exact = room[: lengths[name]].view(reply[name].shape[1:])
-            for mine, where, share in shares:
-                self.sums[name][where].add_(exact.copy_(reply[name][mine]), alpha=share)
+            for params, where, share in shares:
+                self.sums[name][where].add_(exact.copy_(reply[name][params]), alpha=share)
 
     def _add_products(self, give: Tensor, names: tuple[str, ...], reply: Tree) -> None:
         chosen = {name: reply[name] for name in names}
@@ -119,28 +119,28 @@ class Accumulator:
             self.sums[name] = self.sums[name] + total if name in self.sums else total
 
 
-def check_sum(reduce: Sum, clients: int) -> None:
+def check_sum(reduce: SegmentSum, clients: int) -> None:
     """Refuse sums that do not fit the clients asked."""
-    row = reduce.row
-    expected = (clients, reduce.rows) if row is None else (clients,)
-    if tuple(reduce.weight.shape) != expected:
-        raise InvalidInput(f"reduce: weight has shape {tuple(reduce.weight.shape)}, expected {expected} for {clients} clients.")
+    row = reduce.segment_ids
+    expected = (clients, reduce.num_segments) if row is None else (clients,)
+    if tuple(reduce.weights.shape) != expected:
+        raise InvalidInputError(f"reduce: weight has shape {tuple(reduce.weights.shape)}, expected {expected} for {clients} clients.")
     if isinstance(row, Tensor):
         if len(row) != clients:
-            raise InvalidInput(f"reduce: {len(row)} rows for {clients} clients.")
-        if clients and not 0 <= int(row.min()) <= int(row.max()) < reduce.rows:
-            raise InvalidInput(f"reduce: rows {int(row.min())} to {int(row.max())}, but there are {reduce.rows}, numbered from 0.")
+            raise InvalidInputError(f"reduce: {len(row)} rows for {clients} clients.")
+        if clients and not 0 <= int(row.min()) <= int(row.max()) < reduce.num_segments:
+            raise InvalidInputError(f"reduce: rows {int(row.min())} to {int(row.max())}, but there are {reduce.num_segments}, numbered from 0.")
 
 
-def in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> Replies:
+def in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> ClientResults:
     """Replies that came in pieces, those of the clients asked at `places`, put together in the order of `ids`."""
     place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
     order = place.argsort()
     out: Tree = {}
     if kept and kept[0]:
         joined = concatenate(kept)
-        out = take(joined, order.to(next(iter(joined.values())).device))
+        out = tree_index(joined, order.to(next(iter(joined.values())).device))
     failures = sorted(failures, key=lambda failure: failure.client)
     if total is None:
-        return Replies(ids[place[order]], out, failures=failures)
-    return Replies(ids[place[order]], out, total.sums, total.weight, failures)
+        return ClientResults(ids[place[order]], out, failures=failures)
+    return ClientResults(ids[place[order]], out, total.sums, total.weight, failures)

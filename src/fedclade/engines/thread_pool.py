@@ -27,7 +27,7 @@ def keep_freed_memory() -> None:
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-class Workers:
+class ThreadPool:
     """Does work on several items at a time. Torch runs on one thread in each: matrix products of a client's size are not worth more, and
     on several threads they would round by the size of a chunk."""
 

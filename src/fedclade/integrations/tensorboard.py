@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fedclade.errors import InvalidInput
-from fedclade.io.atomic import writing
-from fedclade.io.run_dir import RunStore
+from fedclade.errors import InvalidInputError
+from fedclade.io.atomic import translate_os_errors
+from fedclade.io.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -22,9 +22,9 @@ TRACKERS = ("tensorboard",)
 def check_tracker(name: str) -> None:
     """Refuse what cannot be written, before anything is trained."""
     if name not in TRACKERS:
-        raise InvalidInput(f"--track {name}: must be {' or '.join(TRACKERS)}.")
+        raise InvalidInputError(f"--track {name}: must be {' or '.join(TRACKERS)}.")
     if importlib.util.find_spec("tensorboard") is None:
-        raise InvalidInput("--track tensorboard: TensorBoard is not installed; pip install 'fedclade[track]'.")
+        raise InvalidInputError("--track tensorboard: TensorBoard is not installed; pip install 'fedclade[track]'.")
 
 
 class Tracker:
@@ -40,11 +40,11 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.writer is not None:
             # Where the run has failed already, that is what matters.
-            with suppress(OSError) if error is not None else writing(self.folder / FOLDER):
+            with suppress(OSError) if error is not None else translate_os_errors(self.folder / FOLDER):
                 self.writer.close()
 
     def row(self, row: dict[str, Any]) -> None:
-        with writing(self.folder / FOLDER):
+        with translate_os_errors(self.folder / FOLDER):
             if self.writer is not None:
                 _write(self.writer, row)
             else:
@@ -56,7 +56,7 @@ class Tracker:
         # A resumed run may go back to its last checkpoint, and may not have been tracked before: all rounds are written again, and
         # `purge_step` tells TensorBoard to forget those that it had.
         writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
-        for earlier in RunStore(self.folder).history():
+        for earlier in RunDirectory(self.folder).history():
             _write(writer, earlier)
         return writer
 

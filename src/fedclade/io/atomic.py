@@ -13,19 +13,19 @@ from pathlib import Path
 from rich.filesize import decimal
 from safetensors import SafetensorError
 
-from fedclade.errors import NotWritten
+from fedclade.errors import WriteError
 
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your share of the disk is used up"}
 
 
 @contextmanager
-def whole(path: Path, size: int | None = None) -> Iterator[Path]:
+def atomic_write(path: Path, size: int | None = None) -> Iterator[Path]:
     """Where to write what is to be at `path`: it comes there when it is written and on the disk, or, if the power is cut, not at all.
 
     size: bytes that it takes, where they are known.
     """
     temporary = path.with_name(f"{path.name}.partial")
-    with writing(path, size):
+    with translate_os_errors(path, size):
         try:
             yield temporary
             _sync(temporary)
@@ -40,14 +40,14 @@ def whole(path: Path, size: int | None = None) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """A text file that is there whole or not at all."""
     data = text.encode()
-    with whole(path, len(data)) as temporary:
+    with atomic_write(path, len(data)) as temporary:
         temporary.write_bytes(data)
 
 
 def append(path: Path, line: str) -> None:
     """Add a line to a file. One that does not fit is taken back: no half of it stays."""
     left = f"{line}\n".encode()
-    with writing(path, len(left)), path.open("ab", buffering=0) as file:
+    with translate_os_errors(path, len(left)), path.open("ab", buffering=0) as file:
         end = file.tell()
         try:
             while left:
@@ -59,7 +59,7 @@ def append(path: Path, line: str) -> None:
 
 
 @contextmanager
-def writing(path: Path, size: int | None = None) -> Iterator[None]:
+def translate_os_errors(path: Path, size: int | None = None) -> Iterator[None]:
     """What the disk refuses while `path` is written, in words for a person."""
     try:
         yield
@@ -67,10 +67,10 @@ def writing(path: Path, size: int | None = None) -> Iterator[None]:
         number = _number(error)
         if number is None:
             raise
-        raise NotWritten(f"{path}: it cannot be written, {_why(number, path, size)}.") from error
+        raise WriteError(f"{path}: it cannot be written, {_why(number, path, size)}.") from error
 
 
-def clear(folder: Path) -> None:
+def remove_partials(folder: Path) -> None:
     """Remove what a process that was killed left half written: a file of ours, or the one that safetensors makes first."""
     for pattern in ("*.partial", ".tmp??????"):
         for path in folder.glob(pattern):

@@ -13,13 +13,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedclade.core.pytree import Tree, prefixed, under
-from fedclade.errors import InvalidInput
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix
+from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read, schemas
-from fedclade.io.atomic import whole, writing
+from fedclade.io.atomic import atomic_write, translate_os_errors
 from fedclade.methods.base import State
 
-FORMAT = "fedclade-checkpoint-1"
+FORMAT = "fedclade-checkpoint-2"
 _KEPT = 2
 
 
@@ -39,7 +39,7 @@ def flatten(state: State) -> Tree:
     flat: Tree = {}
     for field in fields(state):
         value = getattr(state, field.name)
-        flat |= prefixed(field.name, value) if isinstance(value, dict) else {field.name: value}
+        flat |= add_prefix(field.name, value) if isinstance(value, dict) else {field.name: value}
     return flat
 
 
@@ -48,15 +48,15 @@ def restore(kind: type[State], flat: Tree) -> State:
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for field in fields(kind):
-        values[field.name] = under(field.name, flat) if hints[field.name] == Tree else flat[field.name]
+        values[field.name] = strip_prefix(field.name, flat) if hints[field.name] == Tree else flat[field.name]
     return kind(**values)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
     """Write `folder/round-N.safetensors` and keep the last two."""
-    with writing(folder):
+    with translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    tensors = prefixed("state", checkpoint.state) | prefixed("memory", checkpoint.memory)
+    tensors = add_prefix("state", checkpoint.state) | add_prefix("memory", checkpoint.memory)
     about = {
         "format": FORMAT,
         "round": checkpoint.round,
@@ -70,18 +70,18 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 def latest(folder: Path) -> Checkpoint | None:
     """The newest checkpoint of a run that is whole, or None where there is none at all. One that is passed over is told in a warning."""
-    damaged: list[InvalidInput] = []
+    damaged: list[InvalidInputError] = []
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
             found = _read(path)
-        except InvalidInput as error:
+        except InvalidInputError as error:
             damaged.append(error)
             continue
         for passed in damaged:
             warnings.warn(f"{passed} The run goes on from round {found.round}.", stacklevel=2)
         return found
     if damaged:
-        raise InvalidInput(f"{damaged[0]} There is no other to go on from: start the run anew in another folder.")
+        raise InvalidInputError(f"{damaged[0]} There is no other to go on from: start the run anew in another folder.")
     return None
 
 
@@ -89,15 +89,15 @@ def _read(path: Path) -> Checkpoint:
     try:
         about, tensors = read_tensors(path)
         if about.get("format") != FORMAT:
-            raise InvalidInput(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
+            raise InvalidInputError(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
         number, history = about["round"], schemas.history(about["history"])
         if (history[-1]["round"] if history else 0) != number:
             raise ValueError("its history does not end with its round")
-        return Checkpoint(number, under("state", tensors), under("memory", tensors), history, about["configuration"])
+        return Checkpoint(number, strip_prefix("state", tensors), strip_prefix("memory", tensors), history, about["configuration"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, InvalidInput):
+        if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInput(f"{path}: damaged checkpoint ({error}).") from error
+        raise InvalidInputError(f"{path}: damaged checkpoint ({error}).") from error
 
 
 def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
@@ -107,7 +107,7 @@ def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     # One entry for everything: safetensors writes several in an order that changes from run to run.
     metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
     size = len(metadata["fedclade"]) + sum(value.nbytes for value in here.values())
-    with whole(path, size) as temporary:
+    with atomic_write(path, size) as temporary:
         temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
         mode = temporary.stat().st_mode
         save_file(here, temporary, metadata)

@@ -17,30 +17,30 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedclade.core.pytree import Tree, prefixed
-from fedclade.errors import InvalidInput, NotWritten
+from fedclade.core.pytree import Tree, add_prefix
+from fedclade.errors import InvalidInputError, WriteError
 from fedclade.io import checkpoint, safe_read, schemas
-from fedclade.io.atomic import append, clear, write_text, writing
+from fedclade.io.atomic import append, remove_partials, translate_os_errors, write_text
 from fedclade.io.checkpoint import Checkpoint, read_about, write_tensors
 
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 
-class RunStore:
+class RunDirectory:
     """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/, checkpoint/."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @staticmethod
-    def open(folder: str | os.PathLike[str], resume: bool) -> RunStore:
+    def open(folder: str | os.PathLike[str], resume: bool) -> RunDirectory:
         """A folder to write a run to. One that holds a run already is refused unless it is resumed."""
         path = Path(folder)
         if path.exists() and not path.is_dir():
-            raise InvalidInput(f"out = '{path}': it is a file; give a folder.")
-        store = RunStore(path)
+            raise InvalidInputError(f"out = '{path}': it is a file; give a folder.")
+        store = RunDirectory(path)
         if store.holds_run() and not resume:
-            raise InvalidInput(f"out = '{path}': it already holds a run; give another folder, or resume it (--resume, resume=True).")
+            raise InvalidInputError(f"out = '{path}': it already holds a run; give another folder, or resume it (--resume, resume=True).")
         return store
 
     def begin(self, tables: dict[str, dict[str, Any]], history: list[dict[str, Any]]) -> None:
@@ -48,10 +48,10 @@ class RunStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"out = '{self.folder}': it cannot be made ({error.strerror}).") from error
-        with writing(self.folder):
+            raise InvalidInputError(f"out = '{self.folder}': it cannot be made ({error.strerror}).") from error
+        with translate_os_errors(self.folder):
             for folder in ("checkpoint", "models"):  # ours alone, unlike the folder that they are in
-                clear(self.folder / folder)
+                remove_partials(self.folder / folder)
             (self.folder / "summary.json").unlink(missing_ok=True)
         self.write_experiment(tables)
         self.write_history(history)
@@ -106,10 +106,10 @@ class RunStore:
     ) -> None:
         """models/models.safetensors: `models/…`, a row for each model; `fixed/…`, what all share and none trains (buffers, frozen
         weights); `assignment`, the row each client uses (-1: none); `clusters`."""
-        with writing(self.folder / "models"):
+        with translate_os_errors(self.folder / "models"):
             (self.folder / "models").mkdir(exist_ok=True)
         about = {"shape": shape, "classes": classes}
-        tensors = {"assignment": assignment, "clusters": clusters, **prefixed("models", models), **prefixed("fixed", fixed)}
+        tensors = {"assignment": assignment, "clusters": clusters, **add_prefix("models", models), **add_prefix("fixed", fixed)}
         write_tensors(self.folder / "models" / "models.safetensors", tensors, about)
 
     def save_checkpoint(self, point: Checkpoint) -> None:
@@ -123,22 +123,22 @@ class RunStore:
 
 
 @contextmanager
-def resumable(store: RunStore | None) -> Iterator[None]:
+def resumable(store: RunDirectory | None) -> Iterator[None]:
     """Within it, of a file that cannot be written it is also told what the run can go on from."""
     try:
         yield
-    except NotWritten as error:
+    except WriteError as error:
         if store is None:
             raise
-        raise NotWritten(f"{error} {_left(store)}") from error
+        raise WriteError(f"{error} {_left(store)}") from error
 
 
-def _left(store: RunStore) -> str:
+def _left(store: RunDirectory) -> str:
     """What a run that has just broken can be resumed from."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of damaged ones the run has told when it began
             found = store.latest_checkpoint()
-    except InvalidInput as error:
+    except InvalidInputError as error:
         return str(error)
     if found is None:
         return "There is no checkpoint yet: resumed, the run begins anew."
@@ -151,7 +151,7 @@ class StoredModels:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "models" / "models.safetensors"
         if not self.path.exists():
-            raise InvalidInput(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
+            raise InvalidInputError(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
         try:
             safe_read.size(self.path)  # no more: rows are read one at a time
             with safe_open(self.path, framework="pt") as file:
@@ -164,10 +164,10 @@ class StoredModels:
             self.shape: tuple[int, ...] = tuple(about["shape"])
             self.classes: int | None = about["classes"]
             self._check(shapes)
-        except InvalidInput:
+        except InvalidInputError:
             raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise InvalidInput(f"{self.path}: damaged ({error}).") from error
+            raise InvalidInputError(f"{self.path}: damaged ({error}).") from error
 
     def _check(self, shapes: list[list[int]]) -> None:
         """A file of another's making may hold anything: what `row` and whoever builds the model rely on."""

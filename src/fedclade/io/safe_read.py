@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 MOST = 1 << 30
 """Bytes of one published file, packed or not, or one text file of a run. The largest published one has 562 MB."""
@@ -36,13 +36,13 @@ def memory() -> int:
 def allow(where: object, size: int, most: int = MOST) -> None:
     """Refuse what has, or unpacks to, more bytes than `most`."""
     if size > most:
-        raise InvalidInput(f"{where}: {size:,} bytes, at most {most:,} are allowed: damaged, or another file than is meant; get it again.")
+        raise InvalidInputError(f"{where}: {size:,} bytes, at most {most:,} are allowed: damaged, or another file than is meant; get it again.")
 
 
 def fit(where: object, size: int) -> None:
     """Refuse what is larger than the machine's memory: the bound where an honest file may have any size."""
     if size > (most := memory()):
-        raise InvalidInput(f"{where}: {size:,} bytes, this machine's memory has {most:,}: take a smaller file or a larger machine.")
+        raise InvalidInputError(f"{where}: {size:,} bytes, this machine's memory has {most:,}: take a smaller file or a larger machine.")
 
 
 def instead(path: Path) -> str:
@@ -57,9 +57,9 @@ def size(path: Path) -> int:
     try:
         has = path.stat().st_size
     except OSError as error:
-        raise InvalidInput(f"{path}: it cannot be read ({error.strerror}).") from error
+        raise InvalidInputError(f"{path}: it cannot be read ({error.strerror}).") from error
     if other := instead(path):
-        raise InvalidInput(f"{path}: {other}; put a file there.")
+        raise InvalidInputError(f"{path}: {other}; put a file there.")
     return has
 
 
@@ -70,7 +70,7 @@ def read(path: Path, most: int = MOST) -> bytes:
         with path.open("rb") as file:
             return file.read(has)  # what is written meanwhile is left out
     except OSError as error:
-        raise InvalidInput(f"{path}: it cannot be read ({error.strerror}).") from error
+        raise InvalidInputError(f"{path}: it cannot be read ({error.strerror}).") from error
 
 
 def gunzip(data: bytes, most: int) -> bytes:
@@ -82,7 +82,7 @@ def gunzip(data: bytes, most: int) -> bytes:
 def member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipExtFile:
     """A member of an archive, of which no read unpacks more than was asked for: zipfile has that for these two ways of packing alone."""
     if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InvalidInput(f"{path}: {name} is packed in another way than deflate: pack the archive again.")
+        raise InvalidInputError(f"{path}: {name} is packed in another way than deflate: pack the archive again.")
     return cast(zipfile.ZipExtFile, archive.open(name))
 
 

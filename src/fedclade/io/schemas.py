@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def read(path: Path, parse: Callable[[str], T], most: int = safe_read.MOST) -> T
     try:
         return parse(data.decode())
     except (ValueError, csv.Error, RecursionError) as error:
-        raise InvalidInput(f"{path}: missing or damaged ({error}).") from error
+        raise InvalidInputError(f"{path}: missing or damaged ({error}).") from error
 
 
 def summary(text: str) -> Table:
@@ -71,6 +71,8 @@ def tables(text: str) -> dict[str, Table]:
 def columns(text: str, number: int) -> dict[str, list[Any]]:
     """clients.csv, which has a line for each of so many clients; an empty place is None."""
     header, *rows = list(csv.reader(text.splitlines()))
+    if "group" in header and "true_group" not in header:
+        raise ValueError("its column 'group' is called 'true_group' since version 0.2: run the experiment again")
     if len(rows) != number:
         raise ValueError(f"it has {len(rows)} clients, the run {number}")
     values = [[json.loads(value) if value else None for value in row] for row in rows]
@@ -180,5 +182,5 @@ class _Tables(_Open):
 class _Clients(_Open):
     client: list[Whole]
     cluster: list[Whole]
-    group: list[Whole | None]
+    true_group: list[Whole | None]
     examples: list[Whole]

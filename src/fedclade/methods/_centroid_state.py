@@ -19,10 +19,10 @@ class CentredState(State):
     centres: Tensor  # (clients, k, e) the signatures
     counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
 
-    def grown_to(self, clients: int) -> Self:
+    def with_num_clients(self, clients: int) -> Self:
         more = max(0, clients - len(self.counts))
         centres, counts = F.pad(self.centres, (0, 0, 0, 0, 0, more)), F.pad(self.counts, (0, more))
-        return replace(super().grown_to(clients), centres=centres, counts=counts)
+        return replace(super().with_num_clients(clients), centres=centres, counts=counts)
 
     def features(self) -> Features:
         real = torch.arange(self.centres.shape[1]) < self.counts[:, None]

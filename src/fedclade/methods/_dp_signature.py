@@ -12,8 +12,8 @@ from functools import lru_cache
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from fedclade.errors import check
-from fedclade.methods.base import BOUND, Method, check_choices
+from fedclade.errors import require
+from fedclade.methods.base import INJECTED, Method, check_choices
 from fedclade.programs.gaussian_mechanism import SUM
 
 
@@ -40,32 +40,33 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 
 @dataclass(frozen=True)
-class Noised(Method):
+class DPSignatureMethod(Method):
     """A method whose clients' one-off signatures can be hidden in noise.
 
-    epsilon, delta: what a signature may tell of one example; without epsilon it is sent as it is. clip: no example adds more than a
+    signature_epsilon, signature_delta: what a signature may tell of one example of a client; without
+    signature_epsilon it is sent as it is. signature_clip: no example adds more than a
     vector of this length. secret: what clients make the noise from. It is each client's own, and no default is one: only where they are
     simulated, and nothing is hidden from anybody, it is this field, or 0.
     """
 
-    epsilon: float | None = field(default=None, kw_only=True)
-    delta: float = field(default=1e-5, kw_only=True)
-    clip: float = field(default=1.0, kw_only=True)
-    secret: int | None = field(default=None, kw_only=True, repr=False, metadata=BOUND)
+    signature_epsilon: float | None = field(default=None, kw_only=True)
+    signature_delta: float = field(default=1e-5, kw_only=True)
+    signature_clip: float = field(default=1.0, kw_only=True)
+    secret: int | None = field(default=None, kw_only=True, repr=False, metadata=INJECTED)
 
     def __post_init__(self) -> None:
         check_choices(self)
-        given = self.epsilon is None or 0 < self.epsilon < math.inf
-        check(given, "method.epsilon", self.epsilon, "must be a number above 0, or be left out for signatures without noise")
-        check(0 < self.delta < 1, "method.delta", self.delta, "must be between 0 and 1, and well below 1 / the examples of a client")
-        check(0 < self.clip < math.inf, "method.clip", self.clip, "must be a length above 0")
+        given = self.signature_epsilon is None or 0 < self.signature_epsilon < math.inf
+        require(given, "method.signature_epsilon", self.signature_epsilon, "must be a number above 0, or be left out for signatures without noise")
+        require(0 < self.signature_delta < 1, "method.signature_delta", self.signature_delta, "must be between 0 and 1, and well below 1 / the examples of a client")
+        require(0 < self.signature_clip < math.inf, "method.signature_clip", self.signature_clip, "must be a length above 0")
 
     @property
     def noise(self) -> float:
         """The standard deviation of the noise, in units of the sensitivity; 0: none."""
-        return 0.0 if self.epsilon is None else gaussian_sigma(self.epsilon, self.delta)
+        return 0.0 if self.signature_epsilon is None else gaussian_sigma(self.signature_epsilon, self.signature_delta)
 
     @property
     def variance(self) -> float:
         """The variance of the noise in each number of a client's sum of vectors."""
-        return (SUM * self.clip * self.noise) ** 2
+        return (SUM * self.signature_clip * self.noise) ** 2

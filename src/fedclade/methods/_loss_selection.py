@@ -12,13 +12,13 @@ from fedclade.programs.model_selection import choose
 
 
 @dataclass(frozen=True)
-class Choosing(Method):
+class LossSelectionMethod(Method):
     """A client takes the model under which its own training examples have the least loss: in the round, if it takes part in one."""
 
-    def ready(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
+    def prepare_cohort(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
         return state, cohort
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        state = state.grown_to(len(fed.sizes))
-        got = fed.map(choose(self.local.objective), ids, shared=state.models, key=key)
-        return replace(state, cluster=state.cluster.index_copy(0, got.ids, got.out["row"].cpu())) if len(got.ids) else state
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        state = state.with_num_clients(len(fed.sizes))
+        got = fed.map(choose(self.local.objective), ids, broadcast=state.models, key=key)
+        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, got.ids, got.outputs["row"].cpu())) if len(got.ids) else state

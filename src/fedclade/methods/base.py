@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Federation, Rows
+from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import AnyProgram, LocalTraining
 from fedclade.core.pytree import Tree, nbytes
-from fedclade.errors import FedcladeError, check
+from fedclade.errors import FedcladeError, require
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
 NEEDS: dict[Needs, str] = {
@@ -49,25 +49,25 @@ class State:
     """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any state fits into a checkpoint."""
 
     models: Tree  # a row for each cluster
-    cluster: Tensor  # (clients,) the row of each client, or UNKNOWN
+    cluster_ids: Tensor  # (clients,) the row of each client, or UNKNOWN
 
     def __len__(self) -> int:
         """The number of models."""
         return len(next(iter(self.models.values())))
 
-    def grown_to(self, clients: int) -> Self:
+    def with_num_clients(self, clients: int) -> Self:
         """The same state with room for clients that joined since, not known yet."""
-        missing = clients - len(self.cluster)
+        missing = clients - len(self.cluster_ids)
         if missing <= 0:
             return self
-        return replace(self, cluster=torch.cat([self.cluster, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
+        return replace(self, cluster_ids=torch.cat([self.cluster_ids, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
 
     def features(self) -> Features | None:
         """What the clients were grouped by, where the state still has it for each of them."""
         return None
 
 
-BOUND = {"bound": True}
+INJECTED = {"bound": True}
 """Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file names it."""
 
 
@@ -82,7 +82,7 @@ def check_choices(method: Method) -> None:
     for each in hyperparameters(method):
         kind, value = hints[each.name], getattr(method, each.name)
         if get_origin(kind) is Literal:
-            check(value in get_args(kind), f"method.{each.name}", value, f"must be one of {', '.join(map(repr, get_args(kind)))}")
+            require(value in get_args(kind), f"method.{each.name}", value, f"must be one of {', '.join(map(repr, get_args(kind)))}")
 
 
 @dataclass(frozen=True)
@@ -95,28 +95,28 @@ class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
-    leaves: ClassVar[str]  # what leaves a client, in words
-    needs: ClassVar[Needs]  # what the server must see of the clients
+    client_disclosure: ClassVar[str]  # what leaves a client, in words
+    server_visibility: ClassVar[Needs]  # what the server must see of the clients
     groups: ClassVar[Groups] = "none"
     # Bytes that one client of a cohort sends and is sent in a round, in terms of `symbols`; and what more there is, in words.
-    up: ClassVar[str] = "W"
-    down: ClassVar[str] = "W"
-    besides: ClassVar[str] = ""
-    own_mean: ClassVar[str] = ""  # where it makes one model of several in a way of its own, which: there is no choice of `run.average`
+    upload_cost: ClassVar[str] = "W"
+    download_cost: ClassVar[str] = "W"
+    extra_traffic: ClassVar[str] = ""
+    custom_aggregation: ClassVar[str] = ""  # where it makes one model of several in a way of its own, which: there is no choice of `run.average`
     state: ClassVar[type[State]] = State
 
-    bound: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+    local_config: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
 
-    def bind(self, local: LocalTraining) -> Self:
-        return replace(self, bound=local)
+    def with_local_config(self, local: LocalTraining) -> Self:
+        return replace(self, local_config=local)
 
     @property
     def local(self) -> LocalTraining:
-        if self.bound is None:
+        if self.local_config is None:
             raise FedcladeError(f"{type(self).__name__} is not bound to a model yet: use fc.run, or method.bind(LocalTraining(…)).")
-        return self.bound
+        return self.local_config
 
-    def memory0(self, params: Tree) -> Tree:
+    def initial_client_state(self, params: Tree) -> Tree:
         """What every client remembers before it has trained. Most methods need nothing."""
         return {}
 
@@ -129,25 +129,25 @@ class Method(ABC):
         """One round with these clients. Who does not answer keeps what it had."""
 
     @abstractmethod
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """Give a cluster to clients that were not there before."""
 
-    def ready(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
+    def prepare_cohort(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
         """Before a round: who is not known is admitted, and who still is not cannot take part."""
-        unknown = cohort[state.cluster[cohort] == UNKNOWN]
+        unknown = cohort[state.cluster_ids[cohort] == UNKNOWN]
         if len(unknown):
-            state = self.admit(fed, state, unknown, key)
-            cohort = cohort[state.cluster[cohort] != UNKNOWN]
+            state = self.add_clients(fed, state, unknown, key)
+            cohort = cohort[state.cluster_ids[cohort] != UNKNOWN]
         return state, cohort
 
-    def serve(self, state: State, ids: Tensor) -> Rows:
+    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
         """The model each client uses now."""
-        return Rows(state.models, state.cluster[ids])
+        return ModelAssignment(state.models, state.cluster_ids[ids])
 
-    def personal(self) -> AnyProgram | None:
+    def personalization_program(self) -> AnyProgram | None:
         """What a client does on its own training data with the model it is served before it uses it; None: nothing."""
         return None
 
-    def symbols(self, state: State) -> dict[str, int]:
+    def cost_symbols(self, state: State) -> dict[str, int]:
         """What the letters in `up` and `down` stand for now; see SYMBOLS."""
         return {"W": nbytes(self.local.objective.params()), "K": len(state)}

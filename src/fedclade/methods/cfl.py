@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import mean_by_row
 from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, length, project
-from fedclade.core.federation import Federation, Replies, Rows, Sum
-from fedclade.core.program import losses, sgd
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.core.rng import client_keys, fold
-from fedclade.errors import check
-from fedclade.methods.base import BOUND, UNKNOWN, Features, Groups, Method, Needs, State
-from fedclade.programs.parameter_permutation import concealed, from_secret_order, in_secret_order, revealed, vectors
+from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+from fedclade.core.program import evaluate_losses, sgd
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.rng import client_keys, fold_in
+from fedclade.errors import require
+from fedclade.methods.base import INJECTED, UNKNOWN, Features, Groups, Method, Needs, State
+from fedclade.programs.parameter_permutation import concealed, flatten_models, from_secret_order, in_secret_order, revealed
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 
@@ -51,10 +51,10 @@ class CFL(Method):
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = "Clustered federated learning: split a cluster where its clients' updates contradict each other"
     paper: ClassVar[str] = "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021 (arXiv:1910.01991)"
-    leaves: ClassVar[str] = "the trained weights, once a round, and so its own update; once after a split two training losses, to be summed"
-    needs: ClassVar[Needs] = "updates"
+    client_disclosure: ClassVar[str] = "the trained weights, once a round, and so its own update; once after a split two training losses, to be summed"
+    server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
-    besides: ClassVar[str] = "once after a split two models more down, and two losses up"
+    extra_traffic: ClassVar[str] = "once after a split two models more down, and two losses up"
     state: ClassVar[type[State]] = CFLState
 
     eps1: float | Literal["auto"] = "auto"
@@ -65,62 +65,62 @@ class CFL(Method):
     check_after: int = 5
     sketch: int = 256
     permute: bool = False
-    secret: int = field(default=0, kw_only=True, repr=False, metadata=BOUND)
+    secret: int = field(default=0, kw_only=True, repr=False, metadata=INJECTED)
 
     def __post_init__(self) -> None:
         for name, value in (("eps1", self.eps1), ("eps2", self.eps2), ("gamma_max", self.gamma_max)):
-            check(value == "auto" or (not isinstance(value, str) and value >= 0), f"method.{name}", value, "must be 'auto' or at least 0")
+            require(value == "auto" or (not isinstance(value, str) and value >= 0), f"method.{name}", value, "must be 'auto' or at least 0")
         for name, least in (("min_size", 2), ("check_after", 0), ("sketch", 1)):
-            check(getattr(self, name) >= least, f"method.{name}", getattr(self, name), f"must be at least {least}")
-        check(self.linkage in ("single", "complete"), "method.linkage", self.linkage, "must be 'single' or 'complete'")
+            require(getattr(self, name) >= least, f"method.{name}", getattr(self, name), f"must be at least {least}")
+        require(self.linkage in ("single", "complete"), "method.linkage", self.linkage, "must be 'single' or 'complete'")
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models = concealed(stack([params]), self.secret) if self.permute else stack([params])
-        return CFLState.planted(models, len(fed.sizes), min(self.sketch, vectors(models).shape[1]))
+        return CFLState.initial(models, len(fed.sizes), min(self.sketch, flatten_models(models).shape[1]))
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)
         cohort = cohort.sort().values  # from here on ids are in rising order, so that the order of the cohort decides nothing
         state = self._second_look(fed, state, cohort, key)
-        got, updates = self._train(fed, state, cohort, state.cluster, key)
+        got, updates = self._train(fed, state, cohort, state.cluster_ids, key)
         if not len(got.ids):
             return state
-        node, size, projected = state.cluster[got.ids], fed.sizes[got.ids], self._projected(updates)
+        node, size, projected = state.cluster_ids[got.ids], fed.sizes[got.ids], self._projected(updates)
         for leaf in sorted(set(node.tolist())):
             here = torch.nonzero(node == leaf).flatten()  # places among the replies: the clients are got.ids[here]
-            if len(here) >= self.min_size and not state.settled[leaf]:
+            if len(here) >= self.min_size and not state.frozen[leaf]:
                 side = bisect(updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage)
                 state = state if side is None else state.split(leaf, got.ids[here], side, projected[here])
         state = state.trained(got.ids, length(updates), projected)
-        return replace(state, models=mean_by_row(got.out, state.cluster[got.ids], size, state.models, fed.average))
+        return replace(state, models=mean_by_row(got.outputs, state.cluster_ids[got.ids], size, state.models, fed.aggregator))
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)
-        state, ids, depth = state.grown_to(len(fed.sizes)), ids.sort().values, 0
-        cluster, leaf = state.cluster.index_fill(0, ids, 0), state.is_leaf()
+        state, ids, depth = state.with_num_clients(len(fed.sizes)), ids.sort().values, 0
+        cluster, leaf = state.cluster_ids.index_fill(0, ids, 0), state.is_leaf()
         while len(ids := ids[~leaf[cluster[ids]]]):
-            got, updates = self._train(fed, state, ids, cluster, fold(key, "walk", depth))
+            got, updates = self._train(fed, state, ids, cluster, fold_in(key, "walk", depth))
             child = state.next_node(cluster[got.ids], self._projected(updates))
             cluster = cluster.index_fill(0, ids, UNKNOWN).index_copy(0, got.ids, child)
             ids, depth = got.ids, depth + 1
-        return replace(state, cluster=cluster)
+        return replace(state, cluster_ids=cluster)
 
-    def serve(self, state: State, ids: Tensor) -> Rows:
-        return Rows(revealed(state.models, self.secret) if self.permute else state.models, state.cluster[ids])
+    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
+        return ModelAssignment(revealed(state.models, self.secret) if self.permute else state.models, state.cluster_ids[ids])
 
     def model_at(self, state: State, node: int) -> Tree:
         """The model of any node of the tree: a leaf's as it is now, an inner node's as it was at its split."""
-        return take(self.serve(state, state.cluster[:0]).models, torch.tensor(node))
+        return tree_index(self.assign_models(state, state.cluster_ids[:0]).models, torch.tensor(node))
 
-    def _train(self, fed: Federation, state: CFLState, ids: Tensor, at: Tensor, key: int) -> tuple[Replies, Tensor]:
+    def _train(self, fed: Federation, state: CFLState, ids: Tensor, at: Tensor, key: int) -> tuple[ClientResults, Tensor]:
         """Local training of each client i from the model of node at[i]: the trained weights, and the updates as vectors."""
         program = in_secret_order(sgd(self.local), self.secret) if self.permute else sgd(self.local)
-        got = fed.map(program, ids, each=Rows(state.models, at[ids]), key=key)
-        before = vectors(take(state.models, at[got.ids]))
-        return got, vectors(got.out) - before if len(got.ids) else before
+        got = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
+        before = flatten_models(tree_index(state.models, at[got.ids]))
+        return got, flatten_models(got.outputs) - before if len(got.ids) else before
 
     def _projected(self, updates: Tensor) -> Tensor:
-        bits = client_keys(fold(0, "cfl", "projection"), torch.arange(updates.shape[1]))
+        bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))
         return project(updates, bits, self.sketch).cpu()
 
     def _eps(self, state: CFLState, leaf: int) -> tuple[float, float]:
@@ -131,20 +131,20 @@ class CFL(Method):
 
     def _second_look(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
         """The fall-back: undo the splits whose children have a higher loss on their clients' training data than the model at the split."""
-        up = state.parent[state.cluster[cohort]]
-        due = (up >= 0) & state.unsettled(self.check_after)[up] & (self.check_after > 0)
+        up = state.parent[state.cluster_ids[cohort]]
+        due = (up >= 0) & state.unfrozen(self.check_after)[up] & (self.check_after > 0)
         if not due.any():
             return state
-        ask = losses(self.local.objective)
+        ask = evaluate_losses(self.local.objective)
         pairs = {name: torch.stack([value[state.parent], value], 1) for name, value in state.models.items()}
         got = fed.map(
             from_secret_order(ask, self.secret) if self.permute else ask,
             cohort[due],
-            each=Rows(pairs, state.cluster[cohort[due]]),
-            key=fold(key, "second look"),
-            reduce=Sum(row=up[due], weight=torch.ones(int(due.sum())), rows=len(state)),
+            per_client=ModelAssignment(pairs, state.cluster_ids[cohort[due]]),
+            key=fold_in(key, "second look"),
+            reduce=SegmentSum(segment_ids=up[due], weights=torch.ones(int(due.sum())), num_segments=len(state)),
         )
         if not got.sums:
             return state
         before, now = got.sums["loss"].cpu().unbind(1)
-        return replace(state, settled=state.settled | (got.weight > 0)).undone(torch.nonzero(now > before).flatten())
+        return replace(state, frozen=state.frozen | (got.total_weight > 0)).revert(torch.nonzero(now > before).flatten())

@@ -8,8 +8,8 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import mean
-from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.aggregation.mean import weighted_mean
+from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.program import AnyProgram, sgd
 from fedclade.core.pytree import Tree, stack
 from fedclade.methods.base import Method, Needs, State
@@ -17,20 +17,20 @@ from fedclade.methods.base import Method, Needs, State
 S = TypeVar("S", bound=State)
 
 
-def averaged(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: int, own: tuple[str, ...] = ()) -> S:
+def fedavg_round(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: int, own: tuple[str, ...] = ()) -> S:
     """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new model is their mean by examples.
 
     The parameters named in `own` are in the clients' memory and not in the models.
     """
-    cluster = state.cluster[cohort]
+    cluster = state.cluster_ids[cohort]
     got = fed.map(
         train,
         cohort,
-        each=Rows(state.models, cluster, own),
+        per_client=ModelAssignment(state.models, cluster, own),
         key=key,
-        reduce=Sum(row=cluster, weight=fed.sizes[cohort], rows=len(state), models=True),
+        reduce=SegmentSum(segment_ids=cluster, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True),
     )
-    return replace(state, models=mean(got.sums, got.weight, keep=state.models))
+    return replace(state, models=weighted_mean(got.sums, got.total_weight, keep=state.models))
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,15 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "Federated averaging: one model for all clients"
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
-    leaves: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
-    needs: ClassVar[Needs] = "sum"
+    client_disclosure: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
+    server_visibility: ClassVar[Needs] = "sum"
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
-        return State(models=stack([params]), cluster=torch.zeros(len(fed.sizes), dtype=torch.int64))
+        return State(models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64))
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, sgd(self.local), state, cohort, key)
+        return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        state = state.grown_to(len(fed.sizes))
-        return replace(state, cluster=state.cluster.index_fill(0, ids, 0))
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        state = state.with_num_clients(len(fed.sizes))
+        return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedclade.clustering.mode_connectivity import LR, Paths
-from fedclade.core.federation import Federation, Rows
+from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_map
-from fedclade.core.rng import client_keys, fold, uniform
-from fedclade.errors import InvalidInput, check
-from fedclade.methods._loss_selection import Choosing
-from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State
+from fedclade.core.rng import client_keys, fold_in, uniform
+from fedclade.errors import InvalidInputError, require
+from fedclade.methods._loss_selection import LossSelectionMethod
+from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State
 
 LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 
@@ -30,13 +30,13 @@ class FedGMCCState(State):
     settled: Tensor  # () whether it stays so
     seen: Tensor  # (clients,) the last partition into several clusters; UNKNOWN: was not there
 
-    def grown_to(self, clients: int) -> Self:
-        grown, more = super().grown_to(clients), max(0, clients - len(self.seen))
+    def with_num_clients(self, clients: int) -> Self:
+        grown, more = super().with_num_clients(clients), max(0, clients - len(self.seen))
         return replace(grown, seen=F.pad(self.seen, (0, more), value=UNKNOWN))
 
 
 @dataclass(frozen=True)
-class FedGMCC(Choosing):
+class FedGMCC(LossSelectionMethod):
     """Every round the server learns, for each pair k < l of clients that answered with weights w_k and w_l, the bend θ of a chain γ_θ
     from one to the other: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) = w_l. Its loss is how far the outputs f(x; γ_θ(u)) are from those of both ends,
     on Monte Carlo inputs x ~ U(0, 1) drawn once, and a pair's score the mean loss over u. Pairs whose score is at most ε, a percentile of
@@ -52,11 +52,11 @@ class FedGMCC(Choosing):
     name: ClassVar[str] = "fedgmcc"
     title: ClassVar[str] = "FedGMCC: clients share a model when a path of little loss joins their weights"
     paper: ClassVar[str] = "Lucchetti et al., Federated Geometric Monte Carlo Clustering to Counter Non-IID Datasets, arXiv 2204.11017"
-    leaves: ClassVar[str] = "the trained weights, once a round, in clear; of a late client the number of the model that it chose"
-    needs: ClassVar[Needs] = "updates"
+    client_disclosure: ClassVar[str] = "the trained weights, once a round, in clear; of a late client the number of the model that it chose"
+    server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
-    own_mean: ClassVar[str] = "the mean along paths between models"
-    besides: ClassVar[str] = "a late client is sent all models once and replies with the number of one"
+    custom_aggregation: ClassVar[str] = "the mean along paths between models"
+    extra_traffic: ClassVar[str] = "a late client is sent all models once and replies with the number of one"
     state: ClassVar[type[State]] = FedGMCCState
 
     percentile: float = 50.0
@@ -64,36 +64,36 @@ class FedGMCC(Choosing):
     mc_samples: int = 128
     curve_steps: int = 10
     curve_lr: float = LR
-    input_shape: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+    input_shape: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
 
-    ready = Method.ready  # who is not known chooses before the round, not in it
+    prepare_cohort = Method.prepare_cohort  # who is not known chooses before the round, not in it
 
     def __post_init__(self) -> None:
-        check(0 <= self.percentile <= 100, "method.percentile", self.percentile, "must be from 0 to 100")
-        check(self.step >= 0, "method.step", self.step, "must be at least 0 (0: the percentile stays as it is)")
+        require(0 <= self.percentile <= 100, "method.percentile", self.percentile, "must be from 0 to 100")
+        require(self.step >= 0, "method.step", self.step, "must be at least 0 (0: the percentile stays as it is)")
         for name, value, least in (("mc_samples", self.mc_samples, 1), ("curve_steps", self.curve_steps, 0)):
-            check(isinstance(value, int) and value >= least, f"method.{name}", value, f"must be a whole number of at least {least}")
-        check(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
+            require(isinstance(value, int) and value >= least, f"method.{name}", value, f"must be a whole number of at least {least}")
+        require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         if self.input_shape is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "method fedgmcc: it draws inputs of its own, uniform in [0, 1), and the clients' inputs are whole numbers, such as tokens. "
                 "Outside of fc.run, give input_shape=… where they are not."
             )
         everyone = torch.zeros(len(fed.sizes), dtype=torch.int64)
         percentile = torch.tensor(self.percentile, dtype=torch.float64)
         settled, nothing = torch.tensor(self.step == 0), torch.full_like(everyone, UNKNOWN)
-        return FedGMCCState(stack([params]), everyone, torch.tensor(fold(key, "inputs")), percentile, settled, nothing)
+        return FedGMCCState(stack([params]), everyone, torch.tensor(fold_in(key, "inputs")), percentile, settled, nothing)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, FedGMCCState)
         cohort = cohort.sort().values  # so that the order of the cohort decides nothing
-        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.cluster[cohort]), key=key)
+        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, state.cluster_ids[cohort]), key=key)
         if not len(got.ids):
             return state
-        inputs = self.inputs(state).to(next(iter(got.out.values())).device)
-        paths = Paths(self.local.objective.outputs, got.out, inputs, self.curve_steps, self.curve_lr)
+        inputs = self.inputs(state).to(next(iter(got.outputs.values())).device)
+        paths = Paths(self.local.objective.outputs, got.outputs, inputs, self.curve_steps, self.curve_lr)
         label = paths.joined(float(state.percentile))
         models = stack([paths.mean(torch.nonzero(label == number).flatten()) for number in range(int(label.max()) + 1)])
         return self._scheduled(self._replaced(state, got.ids, label, models), got.ids, label)
@@ -105,11 +105,11 @@ class FedGMCC(Choosing):
 
     def _replaced(self, state: FedGMCCState, ids: Tensor, label: Tensor, models: Tree) -> FedGMCCState:
         """The new models for those who answered, after them the old ones that somebody absent still uses."""
-        absent = (state.cluster != UNKNOWN).index_fill(0, ids, False)
-        old, row = torch.unique(state.cluster[absent], return_inverse=True)
-        cluster = state.cluster.masked_scatter(absent, row + int(label.max()) + 1).index_copy(0, ids, label)
+        absent = (state.cluster_ids != UNKNOWN).index_fill(0, ids, False)
+        old, row = torch.unique(state.cluster_ids[absent], return_inverse=True)
+        cluster = state.cluster_ids.masked_scatter(absent, row + int(label.max()) + 1).index_copy(0, ids, label)
         models = tree_map(lambda new, before: torch.cat([new, before[old].to(new.device)]), models, state.models)
-        return replace(state, models=models, cluster=cluster)
+        return replace(state, models=models, cluster_ids=cluster)
 
     def _scheduled(self, state: FedGMCCState, ids: Tensor, label: Tensor) -> FedGMCCState:
         """The percentile of the next round."""

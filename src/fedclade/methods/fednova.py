@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.program import effective_steps, sgd
 from fedclade.core.pytree import tree_map
 from fedclade.methods.base import State
@@ -33,12 +33,12 @@ class FedNova(FedAvg):
         n = fed.sizes.double()
         a = effective_steps(self.local.batches.steps(fed.sizes).double(), self.local.momentum)
         everyone = torch.zeros_like(cohort)
-        give = Sum(row=everyone, weight=(n / a)[cohort], rows=1, models=True)
-        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, everyone), key=key, reduce=give)
+        give = SegmentSum(segment_ids=everyone, weights=(n / a)[cohort], num_segments=1, robust_ok=True)
+        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, everyone), key=key, reduce=give)
         if not len(got.ids):
             return state
         total = float(n[got.ids].sum())
         tau_eff = float((n * a)[got.ids].sum()) / total
-        share = float(got.weight) / total  # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
+        share = float(got.total_weight) / total  # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
         models = tree_map(lambda x, sums: (x - tau_eff * (share * x.double() - sums / total)).to(x.dtype), state.models, got.sums)
         return replace(state, models=models)

@@ -10,33 +10,33 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import LocalTraining, Program, Start, Step, descend, sgd, takes_stacks
-from fedclade.core.pytree import Tree, tree_map, under
-from fedclade.core.recipes import travels
-from fedclade.errors import check
+from fedclade.core.program import LocalTraining, Program, Start, Step, natively_batched, sgd, sgd_step
+from fedclade.core.pytree import Tree, strip_prefix, tree_map
+from fedclade.core.recipes import serializable_program
+from fedclade.errors import require
 from fedclade.methods.base import State
-from fedclade.methods.fedavg import FedAvg, averaged
+from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 
-@travels
+@serializable_program
 def proximal(local: LocalTraining, mu: float) -> Program:
     """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it was sent."""
     train = sgd(local)
     start, step = _proximal(train.start, local.objective, local.momentum, local.weight_decay)
-    return replace(train, start=start, step=step, name="proximal", draws_as="sgd", settings={**train.settings, "mu": mu})
+    return replace(train, start=start, step=step, name="proximal", rng_stream="sgd", hyperparams={**train.hyperparams, "mu": mu})
 
 
 @lru_cache(maxsize=32)
 def _proximal(train_start: Start, objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step]:
-    @takes_stacks
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return mine, train_start(shared, mine, memory)[1]
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return params, train_start(broadcast, params, memory)[1]
 
-    @takes_stacks
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        w = under("w", carry)
-        pull = tree_map(lambda w, sent: shared["mu"] * (w - sent), w, const)
-        return descend(objective, carry, batch, shared["lr"], momentum, weight_decay, plus=pull)
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w = strip_prefix("w", carry)
+        pull = tree_map(lambda w, sent: broadcast["mu"] * (w - sent), w, const)
+        return sgd_step(objective, carry, batch, broadcast["lr"], momentum, weight_decay, plus=pull)
 
     return start, step
 
@@ -55,7 +55,7 @@ class FedProx(FedAvg):
     mu: float = 0.01
 
     def __post_init__(self) -> None:
-        check(self.mu >= 0, "method.mu", self.mu, "must be at least 0")
+        require(self.mu >= 0, "method.mu", self.mu, "must be at least 0")
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, proximal(self.local, self.mu), state, cohort, key)
+        return fedavg_round(fed, proximal(self.local, self.mu), state, cohort, key)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import mean_by_row
 from fedclade.clustering.kmeans import kmeans, nearest_centre
-from fedclade.core.federation import Federation, Rows
+from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, take, tree_map
-from fedclade.core.rng import fold
-from fedclade.errors import check
+from fedclade.core.pytree import Tree, stack, tree_index, tree_map
+from fedclade.core.rng import fold_in
+from fedclade.errors import require
 from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.programs.parameter_permutation import vectors
+from fedclade.programs.parameter_permutation import flatten_models
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class FedSEM(Method):
     name: ClassVar[str] = "fedsem"
     title: ClassVar[str] = "FedSEM: several centres, a client belongs to the one nearest to its trained weights"
     paper: ClassVar[str] = "Xie et al., Multi-Center Federated Learning, arXiv 2005.01026"
-    leaves: ClassVar[str] = "the trained weights, once a round and once before the first, each client's in clear"
-    needs: ClassVar[Needs] = "updates"
+    client_disclosure: ClassVar[str] = "the trained weights, once a round and once before the first, each client's in clear"
+    server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "given"
-    besides: ClassVar[str] = "once, before training and for a late client: the first model down and the trained weights up, all clients"
+    extra_traffic: ClassVar[str] = "once, before training and for a late client: the first model down and the trained weights up, all clients"
     state: ClassVar[type[State]] = FedSEMState
 
     clusters: int = 5
@@ -56,43 +56,43 @@ class FedSEM(Method):
     def __post_init__(self) -> None:
         check_choices(self)
         ok = isinstance(self.clusters, int) and self.clusters >= 1
-        check(ok, "method.clusters", self.clusters, "must be a whole number of at least 1")
+        require(ok, "method.clusters", self.clusters, "must be a whole number of at least 1")
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         everyone, models = torch.arange(len(fed.sizes)), stack([params])
         state = FedSEMState(models, torch.full_like(everyone, UNKNOWN), _copy(models), _copy(models))
-        return self.admit(fed, state, everyone, key)
+        return self.add_clients(fed, state, everyone, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         cohort = cohort.sort().values  # so that its order decides nothing
-        got = fed.map(sgd(self.local), cohort, each=Rows(state.models, state.cluster[cohort]), key=key)
+        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, state.cluster_ids[cohort]), key=key)
         if not len(got.ids):
             return state
-        nearest = nearest_centre(self._points(got.out), self._points(state.models))
-        models = mean_by_row(got.out, nearest, fed.sizes[got.ids], state.models, fed.average)
-        return replace(state, models=models, cluster=state.cluster.index_copy(0, got.ids, nearest))
+        nearest = nearest_centre(self._points(got.outputs), self._points(state.models))
+        models = mean_by_row(got.outputs, nearest, fed.sizes[got.ids], state.models, fed.aggregator)
+        return replace(state, models=models, cluster_ids=state.cluster_ids.index_copy(0, got.ids, nearest))
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """Who comes late joins the nearest first centre. Where nobody is known yet, those who answer are clustered."""
         assert isinstance(state, FedSEMState)
-        state, ids = state.grown_to(len(fed.sizes)), ids.sort().values
-        got = fed.map(sgd(self.local), ids, each=Rows(state.start, torch.zeros_like(ids)), key=key)
+        state, ids = state.with_num_clients(len(fed.sizes)), ids.sort().values
+        got = fed.map(sgd(self.local), ids, per_client=ModelAssignment(state.start, torch.zeros_like(ids)), key=key)
         if not len(got.ids):
             return state
-        points = self._points(got.out)
-        if bool((state.cluster != UNKNOWN).any()):
+        points = self._points(got.outputs)
+        if bool((state.cluster_ids != UNKNOWN).any()):
             cluster = nearest_centre(points, self._points(state.first))
         else:
-            cluster = kmeans(points, self.clusters, seed=fold(key, "centres") % 2**32)
-            begin = take(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
-            models = mean_by_row(got.out, cluster, fed.sizes[got.ids], begin, fed.average)
+            cluster = kmeans(points, self.clusters, seed=fold_in(key, "centres") % 2**32)
+            begin = tree_index(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
+            models = mean_by_row(got.outputs, cluster, fed.sizes[got.ids], begin, fed.aggregator)
             state = replace(state, models=models, first=_copy(models))
-        return replace(state, cluster=state.cluster.index_copy(0, got.ids, cluster))
+        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, got.ids, cluster))
 
     def _points(self, models: Tree) -> Tensor:
         """(rows, P): the parameters that distances are taken on, in one order whatever that of the tree."""
         objective = self.local.objective
-        return vectors({name: models[name] for name in (objective.names if self.layers == "all" else objective.head())})
+        return flatten_models({name: models[name] for name in (objective.names if self.layers == "all" else objective.head_param_names())})
 
 
 def _copy(models: Tree) -> Tree:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import distinct_rows, mix
-from fedclade.clustering.similarity import alike, clusters_alike, most_alike, predictions, profiles
-from fedclade.core.federation import Federation, Rows
+from fedclade.clustering.similarity import cluster_centroids, cluster_predictions, nearest_cluster, predictions, similarity_graph
+from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.errors import check
-from fedclade.methods._loss_selection import Choosing
-from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.methods.fedavg import averaged
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.errors import require
+from fedclade.methods._loss_selection import LossSelectionMethod
+from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.fedavg import fedavg_round
 from fedclade.programs.model_selection import choose_then
 
 BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
@@ -27,26 +27,26 @@ class _FLIS(Method):
     """What both variants have: the predictions of models on the probe inputs."""
 
     paper: ClassVar[str] = "Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity, IEEE OJ-CS 2023 (arXiv 2208.09754)"
-    needs: ClassVar[Needs] = "probe"
+    server_visibility: ClassVar[Needs] = "probe"
     groups: ClassVar[Groups] = "found"
 
     beta: float = 0.5
     labels: Literal["onehot", "soft"] = "onehot"
-    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check(0 <= self.beta <= 1, "method.beta", self.beta, "must be between 0 and 1")
+        require(0 <= self.beta <= 1, "method.beta", self.beta, "must be between 0 and 1")
 
     def _predictions(self, models: Tree) -> Tensor:
         how = "models are compared on unlabelled inputs: set some apart with partition(…, probe=n), or give them with FLIS(probe=array)"
-        check(self.probe is not None, "method.probe", self.probe, how)
+        require(self.probe is not None, "method.probe", self.probe, how)
         assert self.probe is not None
         return predictions(self.local.objective.outputs, models, self.probe, self.labels)
 
 
 @dataclass(frozen=True)
-class FLISDC(_FLIS, Choosing):
+class FLISDC(_FLIS, LossSelectionMethod):
     """Every round each client k of the cohort downloads all models, takes the one with the least loss on its own training data, trains
     it to θ_k and uploads it. The server runs θ_k on the probe inputs: B_k has a row for each of them, one-hot or soft (`labels`).
     A_ij = ⟨B_i, B_j⟩ / (‖B_i‖ ‖B_j‖) is, for one-hot rows, the share of inputs on which i and j agree; Ã_ij = 1 when A_ij ≥ β (`beta`).
@@ -59,10 +59,10 @@ class FLISDC(_FLIS, Choosing):
 
     name: ClassVar[str] = "flis_dc"
     title: ClassVar[str] = "FLIS, dynamic clusters: models that predict alike are averaged, and clients choose among the means"
-    leaves: ClassVar[str] = "the trained weights, seen one by one, and the number of the model it chose, once a round"
-    up: ClassVar[str] = "W + 8"
-    down: ClassVar[str] = "K*W"
-    besides: ClassVar[str] = "who wants a model and was not in the last round: K*W down, 8 up"
+    client_disclosure: ClassVar[str] = "the trained weights, seen one by one, and the number of the model it chose, once a round"
+    upload_cost: ClassVar[str] = "W + 8"
+    download_cost: ClassVar[str] = "K*W"
+    extra_traffic: ClassVar[str] = "who wants a model and was not in the last round: K*W down, 8 up"
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models = stack([params])
@@ -71,13 +71,13 @@ class FLISDC(_FLIS, Choosing):
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         program = choose_then(self.local.objective, sgd(self.local))
-        got = fed.map(program, cohort.sort().values, shared=state.models, key=key)  # sorted: the order of the cohort decides nothing
+        got = fed.map(program, cohort.sort().values, broadcast=state.models, key=key)  # sorted: the order of the cohort decides nothing
         if len(got.ids) == 0:
             return state
-        trained = {name: got.out[name] for name in state.models}
-        joint, own = distinct_rows(alike(self._predictions(trained), self.beta).cpu())
+        trained = {name: got.outputs[name] for name in state.models}
+        joint, own = distinct_rows(similarity_graph(self._predictions(trained), self.beta).cpu())
         nobody = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
-        return replace(state, models=mix(joint * fed.sizes[got.ids], trained, fed.average), cluster=nobody.index_copy(0, got.ids, own))
+        return replace(state, models=mix(joint * fed.sizes[got.ids], trained, fed.aggregator), cluster_ids=nobody.index_copy(0, got.ids, own))
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class FLISHC(_FLIS):
 
     name: ClassVar[str] = "flis_hc"
     title: ClassVar[str] = "FLIS, hierarchical clustering: after one round of all clients those whose models predict alike share one"
-    leaves: ClassVar[str] = "the trained weights: once before the first round, seen one by one; then once a round, only their sum is needed"
-    besides: ClassVar[str] = "once, before a client's first round: W down, W up"
+    client_disclosure: ClassVar[str] = "the trained weights: once before the first round, seen one by one; then once a round, only their sum is needed"
+    extra_traffic: ClassVar[str] = "once, before a client's first round: W down, W up"
     state: ClassVar[type[State]] = FLISHCState
 
     beta: float = 0.3  # models of one round only agree less than those of later ones; both defaults are measured, see docs/methods/flis.md
@@ -111,37 +111,37 @@ class FLISHC(_FLIS):
         models, everyone = stack([params]), torch.arange(len(fed.sizes))
         untrained = self._predictions(models)  # what cannot be compared is refused before any training
         nobody = FLISHCState(models, torch.full_like(everyone, UNKNOWN), stack([params]), torch.zeros_like(untrained))
-        return self.admit(fed, nobody, everyone, key)
+        return self.add_clients(fed, nobody, everyone, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, sgd(self.local), state, cohort, key)
+        return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, FLISHCState)
-        state = state.grown_to(len(fed.sizes))
+        state = state.with_num_clients(len(fed.sizes))
         answered, found = self._one_off(fed, state.start, ids.sort().values, key)
         if len(answered) == 0:
             return state
-        if bool((state.cluster != UNKNOWN).any()):
-            cluster = most_alike(found, state.profiles).cpu()
+        if bool((state.cluster_ids != UNKNOWN).any()):
+            cluster = nearest_cluster(found, state.profiles).cpu()
         else:
-            cluster = clusters_alike(found, self.beta, self.linkage)
+            cluster = cluster_predictions(found, self.beta, self.linkage)
             again = torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
-            state = replace(state, models=take(state.start, again), profiles=profiles(found, cluster).cpu())
-        return replace(state, cluster=state.cluster.index_copy(0, answered, cluster))
+            state = replace(state, models=tree_index(state.start, again), profiles=cluster_centroids(found, cluster).cpu())
+        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, answered, cluster))
 
     def _one_off(self, fed: Federation, start: Tree, ids: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """Who answered, and the predictions of what it made of the first model; the stack of all these models never exists."""
         answered, found = [ids[:0]], [torch.zeros(0)]
         for block in torch.split(ids, BLOCK):  # with one key: no client's randomness depends on its block
-            got = fed.map(sgd(self.local), block, each=Rows(start, torch.zeros_like(block)), key=key)
+            got = fed.map(sgd(self.local), block, per_client=ModelAssignment(start, torch.zeros_like(block)), key=key)
             if len(got.ids):
                 answered.append(got.ids)
-                found.append(self._predictions(got.out))
+                found.append(self._predictions(got.outputs))
         return torch.cat(answered), torch.cat(found[1:] or found)
 
 
 def FLIS(mode: Literal["dc", "hc"] = "dc", **settings: Any) -> FLISDC | FLISHC:  # noqa: N802
     """FLIS with dynamic clusters ("dc", `FLISDC`) or hierarchical clustering ("hc", `FLISHC`); settings are the fields of these."""
-    check(mode in ("dc", "hc"), "method.mode", mode, "must be one of 'dc', 'hc'")
+    require(mode in ("dc", "hc"), "method.mode", mode, "must be one of 'dc', 'hc'")
     return FLISDC(**settings) if mode == "dc" else FLISHC(**settings)

@@ -8,25 +8,25 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedclade.core.federation import Federation, Rows
+from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import Finish, LocalTraining, Program, sgd
-from fedclade.core.pytree import Tree, nbytes, under
-from fedclade.core.recipes import travels
-from fedclade.errors import InvalidInput, check
+from fedclade.core.pytree import Tree, nbytes, strip_prefix
+from fedclade.core.recipes import serializable_program
+from fedclade.errors import InvalidInputError, require
 from fedclade.methods.base import State
-from fedclade.methods.fedavg import FedAvg, averaged
+from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 
-@travels
+@serializable_program
 def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
     """`sgd` after which the parameters named in `own` stay in the client's memory and the others are sent."""
-    return replace(sgd(local), finish=_keeping(own), name="sgd_keeping", draws_as="sgd")
+    return replace(sgd(local), finish=_keeping(own), name="sgd_keeping", rng_stream="sgd")
 
 
 @lru_cache(maxsize=32)
 def _keeping(own: tuple[str, ...]) -> Finish:
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        w = under("w", carry)
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        w = strip_prefix("w", carry)
         kept = {name: w[name] for name in own}
         return {name: value for name, value in w.items() if name not in kept}, kept or None
 
@@ -45,9 +45,9 @@ class LGFedAvg(FedAvg):
     name: ClassVar[str] = "lg_fedavg"
     title: ClassVar[str] = "LG-FedAvg: local representations, one shared head"
     paper: ClassVar[str] = "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020"
-    leaves: ClassVar[str] = "the trained weights of the shared layers, once a round; only their weighted sum is needed"
-    up: ClassVar[str] = "G"
-    down: ClassVar[str] = "G"
+    client_disclosure: ClassVar[str] = "the trained weights of the shared layers, once a round; only their weighted sum is needed"
+    upload_cost: ClassVar[str] = "G"
+    download_cost: ClassVar[str] = "G"
 
     local_layers: tuple[str, ...] | None = None
 
@@ -56,16 +56,16 @@ class LGFedAvg(FedAvg):
         """The parameters that stay with the client."""
         objective = self.local.objective
         if self.local_layers is None:
-            head = objective.head()
+            head = objective.head_param_names()
             return tuple(name for name in objective.names if name not in head)
         try:
-            own = objective.names_under(self.local_layers)
-        except InvalidInput as error:
-            raise InvalidInput(f"method.local_layers: {error}") from error
-        check(len(own) < len(objective.names), "method.local_layers", self.local_layers, "must leave a layer to be shared")
+            own = objective.param_names_under(self.local_layers)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"method.local_layers: {error}") from error
+        require(len(own) < len(objective.names), "method.local_layers", self.local_layers, "must leave a layer to be shared")
         return own
 
-    def memory0(self, params: Tree) -> Tree:
+    def initial_client_state(self, params: Tree) -> Tree:
         return {name: params[name] for name in self.own}
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
@@ -73,10 +73,10 @@ class LGFedAvg(FedAvg):
         return super().init(fed, {name: value for name, value in params.items() if name not in own}, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, sgd_keeping(self.local, self.own), state, cohort, key, self.own)
+        return fedavg_round(fed, sgd_keeping(self.local, self.own), state, cohort, key, self.own)
 
-    def serve(self, state: State, ids: Tensor) -> Rows:
-        return Rows(state.models, state.cluster[ids], own=self.own)
+    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
+        return ModelAssignment(state.models, state.cluster_ids[ids], local_params=self.own)
 
-    def symbols(self, state: State) -> dict[str, int]:
-        return super().symbols(state) | {"G": nbytes(state.models)}
+    def cost_symbols(self, state: State) -> dict[str, int]:
+        return super().cost_symbols(state) | {"G": nbytes(state.models)}

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.errors import InvalidInput
-from fedclade.methods.base import BOUND, Groups, Method, Needs, State
-from fedclade.methods.fedavg import averaged
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.errors import InvalidInputError
+from fedclade.methods.base import INJECTED, Groups, Method, Needs, State
+from fedclade.methods.fedavg import fedavg_round
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,25 @@ class Oracle(Method):
     name: ClassVar[str] = "oracle"
     title: ClassVar[str] = "The true groups, given away: a yardstick for methods that have to find them"
     paper: ClassVar[str] = "none: the bound that clustered methods are measured against"
-    leaves: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
-    needs: ClassVar[Needs] = "sum"
+    client_disclosure: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
+    server_visibility: ClassVar[Needs] = "sum"
     groups: ClassVar[Groups] = "told"
 
-    truth: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+    truth: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
 
     def _groups(self, clients: int) -> Tensor:
         if self.truth is None or len(self.truth) != clients:
-            raise InvalidInput("method 'oracle': it needs the true group of every client, and none is known here; use a planted partition.")
+            raise InvalidInputError("method 'oracle': it needs the true group of every client, and none is known here; use a planted partition.")
         numbered: Tensor = torch.unique(self.truth, return_inverse=True)[1]
         return numbered
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         cluster = self._groups(len(fed.sizes))
-        return State(models=take(stack([params]), torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)), cluster=cluster)
+        return State(models=tree_index(stack([params]), torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)), cluster_ids=cluster)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, sgd(self.local), state, cohort, key)
+        return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        state = state.grown_to(len(fed.sizes))
-        return replace(state, cluster=state.cluster.index_copy(0, ids, self._groups(len(fed.sizes))[ids]))
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+        state = state.with_num_clients(len(fed.sizes))
+        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, ids, self._groups(len(fed.sizes))[ids]))

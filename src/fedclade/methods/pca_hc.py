@@ -13,11 +13,11 @@ from fedclade.clustering.linkage import cut_number, linkage
 from fedclade.clustering.set_distances import MOST, distances
 from fedclade.core.federation import Federation
 from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.errors import InvalidInput, check
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.errors import InvalidInputError, require
 from fedclade.methods._centroid_state import CentredState
-from fedclade.methods.base import BOUND, UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.methods.fedavg import averaged
+from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.fedavg import fedavg_round
 from fedclade.programs.pca_signature import flat, pca_signature, principal_axes
 
 
@@ -44,13 +44,13 @@ class PCAHC(Method):
     name: ClassVar[str] = "pca_hc"
     title: ClassVar[str] = "PCA+kM+HC: clients whose data have similar principal components share a model"
     paper: ClassVar[str] = "a baseline in Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
-    leaves: ClassVar[str] = (
+    client_disclosure: ClassVar[str] = (
         "once, in clear, k centres of `components` numbers (5 × 128 by default) and their count; "
         "then the trained weights, once a round, of which only weighted sums are needed"
     )
-    needs: ClassVar[Needs] = "signatures"
+    server_visibility: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "given"
-    besides: ClassVar[str] = (
+    extra_traffic: ClassVar[str] = (
         "once k × components numbers and their count up; with basis='shared' components + 1 vectors of an input's size down"
     )
     state: ClassVar[type[State]] = PCAHCState
@@ -59,50 +59,50 @@ class PCAHC(Method):
     k: int = 5
     components: int = 128
     basis: Literal["own", "shared"] = "own"
-    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=BOUND)
+    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
 
     def __post_init__(self) -> None:
         check_choices(self)
         for name, most in (("clusters", None), ("k", MOST), ("components", None)):
             value = getattr(self, name)
             ok = isinstance(value, int) and value >= 1 and (most is None or value <= most)
-            check(ok, f"method.{name}", value, "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"))
+            require(ok, f"method.{name}", value, "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"))
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         everyone = torch.arange(len(fed.sizes))
         centres = torch.zeros(len(everyone), self.k, self.components)
         nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
         state = PCAHCState(stack([params]), nobody, centres, none, self._basis())
-        return self.admit(fed, state, everyone, key)
+        return self.add_clients(fed, state, everyone, key)
 
     def _basis(self) -> Tree:
         if self.basis == "own":
             return {}
         if self.probe is None:
-            raise InvalidInput(
+            raise InvalidInputError(
                 "method.basis = 'shared': the server needs probe data to fit it; "
                 "set some apart with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
             )
         return principal_axes(flat(self.probe), self.components)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, sgd(self.local), state, cohort, key)
+        return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """A newcomer joins the group of the known client nearest to it. Where nobody is known yet, those who answer are clustered."""
         assert isinstance(state, PCAHCState)
-        state = state.grown_to(len(fed.sizes))
-        got = fed.map(pca_signature(self.k, self.components), ids.sort().values, shared=state.basis, key=key)
+        state = state.with_num_clients(len(fed.sizes))
+        got = fed.map(pca_signature(self.k, self.components), ids.sort().values, broadcast=state.basis, key=key)
         if not len(got.ids):
             return state
-        centres, counts = got.out["centres"].cpu(), got.out["count"].cpu().clamp(1, self.k)
-        known = (state.cluster != UNKNOWN).nonzero().flatten()
+        centres, counts = got.outputs["centres"].cpu(), got.outputs["count"].cpu().clamp(1, self.k)
+        known = (state.cluster_ids != UNKNOWN).nonzero().flatten()
         if len(known):
             there = (state.centres[known].numpy(), state.counts[known].numpy())
-            cluster = state.cluster[known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))]]
+            cluster = state.cluster_ids[known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))]]
         else:
             tree = linkage(distances(centres.numpy(), counts.numpy()), "ward")
             cluster = torch.from_numpy(cut_number(tree, min(self.clusters, len(counts))))
-            state = replace(state, models=take(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)))
-        told = {"cluster": cluster, "centres": centres, "counts": counts}
+            state = replace(state, models=tree_index(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)))
+        told = {"cluster_ids": cluster, "centres": centres, "counts": counts}
         return replace(state, **{name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()})

@@ -12,37 +12,37 @@ from torch import Tensor
 from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import LocalTraining, Program, Step, descend, sgd, takes_stacks
-from fedclade.core.pytree import Tree, tree_map, under
-from fedclade.core.recipes import travels
-from fedclade.errors import check
+from fedclade.core.program import LocalTraining, Program, Step, natively_batched, sgd, sgd_step
+from fedclade.core.pytree import Tree, strip_prefix, tree_map
+from fedclade.core.recipes import serializable_program
+from fedclade.errors import require
 from fedclade.methods.base import State, check_choices
-from fedclade.methods.fedavg import FedAvg, averaged
+from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 Variant: TypeAlias = Literal["first-order", "hessian-free"]
 DELTA = 1e-3  # δ of the hessian-free variant
 
 
-@travels
+@serializable_program
 def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
     """SGD on the loss after one more gradient step: every step takes two batches (three in the hessian-free variant)."""
     train = sgd(local)
     step = _meta(local.objective, local.momentum, local.weight_decay, variant)
     batches = replace(local.batches, group=2 if variant == "first-order" else 3)
-    return replace(train, step=step, batches=batches, name="meta_sgd", draws_as="sgd", settings={**train.settings, "alpha": alpha})
+    return replace(train, step=step, batches=batches, name="meta_sgd", rng_stream="sgd", hyperparams={**train.hyperparams, "alpha": alpha})
 
 
 @lru_cache(maxsize=32)
 def _meta(objective: Objective, momentum: float, weight_decay: float, variant: Variant) -> Step:
-    @takes_stacks
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        w, alpha = under("w", carry), shared["alpha"]
-        ahead, second = objective.plus_gradient(w, -alpha, w, batch.member(0)), None
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w, alpha = strip_prefix("w", carry), broadcast["alpha"]
+        ahead, second = objective.add_scaled_gradient(w, -alpha, w, batch.member(0)), None
         if variant == "hessian-free":
             g = objective.gradient(ahead, batch.member(1))
             up, down = (objective.gradient(tree_map(move, w, g), batch.member(2)) for move in (_forward, _back))
             second = tree_map(lambda up, down: -alpha * (up - down) / (2 * DELTA), up, down)
-        return descend(objective, carry, batch.member(1), shared["lr"], momentum, weight_decay, plus=second, at=ahead)
+        return sgd_step(objective, carry, batch.member(1), broadcast["lr"], momentum, weight_decay, plus=second, at=ahead)
 
     return step
 
@@ -55,24 +55,24 @@ def _back(w: Tensor, g: Tensor) -> Tensor:
     return w - DELTA * g
 
 
-@travels
+@serializable_program
 def adapt(objective: Objective, alpha: float) -> Program:
     """One gradient step on all of the client's training examples: w - α ∇f_i(w)."""
-    return replace(_adapt(objective), settings={"alpha": alpha})
+    return replace(_adapt(objective), hyperparams={"alpha": alpha})
 
 
 @lru_cache(maxsize=32)
 def _adapt(objective: Objective) -> Program:
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return mine, tree_map(torch.zeros_like, mine) | {"examples": torch.zeros((), device=next(iter(mine.values())).device)}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return params, tree_map(torch.zeros_like, params) | {"examples": torch.zeros((), device=next(iter(params.values())).device)}
 
-    @takes_stacks
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         total, count = {name: carry[name] for name in const}, batch.examples
-        return objective.plus_gradient(total, count, const, batch, overwrite=True) | {"examples": carry["examples"] + count}
+        return objective.add_scaled_gradient(total, count, const, batch, overwrite=True) | {"examples": carry["examples"] + count}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return tree_map(lambda w, total: w - shared["alpha"] * total / carry["examples"], const, carry), None
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return tree_map(lambda w, total: w - broadcast["alpha"] * total / carry["examples"], const, carry), None
 
     return Program(start, step, finish, Batches.whole(), "adapt")
 
@@ -97,10 +97,10 @@ class PerFedAvg(FedAvg):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check(self.alpha >= 0, "method.alpha", self.alpha, "must be at least 0")
+        require(self.alpha >= 0, "method.alpha", self.alpha, "must be at least 0")
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return averaged(fed, meta_sgd(self.local, self.alpha, self.variant), state, cohort, key)
+        return fedavg_round(fed, meta_sgd(self.local, self.alpha, self.variant), state, cohort, key)
 
-    def personal(self) -> Program:
+    def personalization_program(self) -> Program:
         return adapt(self.local.objective, self.alpha)

@@ -9,52 +9,52 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import mean
-from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.aggregation.mean import weighted_mean
+from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import Finish, LocalTraining, Program, Start, Step, descend, effective_steps, sgd, takes_stacks
-from fedclade.core.pytree import Tree, prefixed, tree_map, under
-from fedclade.core.recipes import travels
-from fedclade.errors import check
+from fedclade.core.program import Finish, LocalTraining, Program, Start, Step, effective_steps, natively_batched, sgd, sgd_step
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+from fedclade.core.recipes import serializable_program
+from fedclade.errors import require
 from fedclade.methods.base import State, check_choices
 from fedclade.methods.fedavg import FedAvg
 
 
-@travels
+@serializable_program
 def controlled(local: LocalTraining, option: int) -> Program:
     """`sgd` along g - c_i + c. It replies with the weights y and the change of c_i, and keeps the new c_i in the client's memory."""
     train = sgd(local)
     start, step, finish = _controlled(train.start, local.objective, local.momentum, local.weight_decay, option)
-    return replace(train, start=start, step=step, finish=finish, name="controlled", draws_as="sgd")
+    return replace(train, start=start, step=step, finish=finish, name="controlled", rng_stream="sgd")
 
 
 @lru_cache(maxsize=32)
 def _controlled(train_start: Start, objective: Objective, momentum: float, weight_decay: float, option: int) -> tuple[Start, Step, Finish]:
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        nothing = torch.zeros((), device=next(iter(mine.values())).device)
-        carry = train_start(shared, mine, memory)[1] | {"steps": nothing}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        nothing = torch.zeros((), device=next(iter(params.values())).device)
+        carry = train_start(broadcast, params, memory)[1] | {"steps": nothing}
         if option == 1:
-            carry |= prefixed("sum", tree_map(torch.zeros_like, mine)) | {"examples": nothing}
-        return prefixed("x", mine) | prefixed("c_i", memory), carry
+            carry |= add_prefix("sum", tree_map(torch.zeros_like, params)) | {"examples": nothing}
+        return add_prefix("x", params) | add_prefix("c_i", memory), carry
 
-    @takes_stacks
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        control = tree_map(lambda c_i, c: c - c_i, under("c_i", const), under("c", shared))
-        after = descend(objective, carry, batch, shared["lr"], momentum, weight_decay, plus=control) | {"steps": carry["steps"] + 1}
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        control = tree_map(lambda c_i, c: c - c_i, strip_prefix("c_i", const), strip_prefix("c", broadcast))
+        after = sgd_step(objective, carry, batch, broadcast["lr"], momentum, weight_decay, plus=control) | {"steps": carry["steps"] + 1}
         if option == 1:
             count = batch.examples
-            at_x = objective.plus_gradient(under("sum", carry), count, under("x", const), batch, overwrite=True)
-            after |= prefixed("sum", at_x) | {"examples": carry["examples"] + count}
+            at_x = objective.add_scaled_gradient(strip_prefix("sum", carry), count, strip_prefix("x", const), batch, overwrite=True)
+            after |= add_prefix("sum", at_x) | {"examples": carry["examples"] + count}
         return after
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
-        y, c_i = under("w", carry), under("c_i", const)
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        y, c_i = strip_prefix("w", carry), strip_prefix("c_i", const)
         if option == 1:
-            new = tree_map(lambda total: total / carry["examples"], under("sum", carry))
+            new = tree_map(lambda total: total / carry["examples"], strip_prefix("sum", carry))
         else:
-            length = shared["lr"] * effective_steps(carry["steps"], momentum)  # K η_l
-            new = tree_map(lambda c_i, c, x, y: c_i - c + (x - y) / length, c_i, under("c", shared), under("x", const), y)
-        return prefixed("y", y) | prefixed("change", tree_map(torch.sub, new, c_i)), new
+            length = broadcast["lr"] * effective_steps(carry["steps"], momentum)  # K η_l
+            new = tree_map(lambda c_i, c, x, y: c_i - c + (x - y) / length, c_i, strip_prefix("c", broadcast), strip_prefix("x", const), y)
+        return add_prefix("y", y) | add_prefix("change", tree_map(torch.sub, new, c_i)), new
 
     return start, step, finish
 
@@ -83,9 +83,9 @@ class SCAFFOLD(FedAvg):
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD: control variates correct the drift of each client"
     paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
-    leaves: ClassVar[str] = "the trained weights and the change of its control variate, once a round; only their weighted sums are needed"
-    up: ClassVar[str] = "2*W"
-    down: ClassVar[str] = "2*W"
+    client_disclosure: ClassVar[str] = "the trained weights and the change of its control variate, once a round; only their weighted sums are needed"
+    upload_cost: ClassVar[str] = "2*W"
+    download_cost: ClassVar[str] = "2*W"
     state: ClassVar[type[State]] = SCAFFOLDState
 
     server_lr: float = 1.0
@@ -94,14 +94,14 @@ class SCAFFOLD(FedAvg):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        check(self.server_lr > 0, "method.server_lr", self.server_lr, "must be above 0")
+        require(self.server_lr > 0, "method.server_lr", self.server_lr, "must be above 0")
 
-    def memory0(self, params: Tree) -> Tree:
+    def initial_client_state(self, params: Tree) -> Tree:
         return tree_map(torch.zeros_like, params)
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         first = super().init(fed, params, key)
-        return SCAFFOLDState(first.models, first.cluster, c=tree_map(torch.zeros_like, params))
+        return SCAFFOLDState(first.models, first.cluster_ids, c=tree_map(torch.zeros_like, params))
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, SCAFFOLDState)
@@ -109,24 +109,24 @@ class SCAFFOLD(FedAvg):
         got = fed.map(
             controlled(self.local, self.option),
             cohort,
-            shared=prefixed("c", state.c),
-            each=Rows(state.models, everyone),
+            broadcast=add_prefix("c", state.c),
+            per_client=ModelAssignment(state.models, everyone),
             key=key,
-            reduce=Sum(row=everyone, weight=p[cohort], rows=1, models=True),
+            reduce=SegmentSum(segment_ids=everyone, weights=p[cohort], num_segments=1, robust_ok=True),
         )
         if not len(got.ids):
             return state
-        y = mean(under("y", got.sums), got.weight, keep=state.models)
-        c = tree_map(lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype), state.c, under("change", got.sums))
+        y = weighted_mean(strip_prefix("y", got.sums), got.total_weight, keep=state.models)
+        c = tree_map(lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype), state.c, strip_prefix("change", got.sums))
         return replace(state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c)
 
-    def admit(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """Newcomers begin with c_i = 0, so that c, the mean over all, shrinks."""
         assert isinstance(state, SCAFFOLDState)
         p = self._p(fed)
-        share = float(p[: len(state.cluster)].sum() / p.sum())
+        share = float(p[: len(state.cluster_ids)].sum() / p.sum())
         state = replace(state, c=tree_map(lambda c: c * share, state.c))
-        return super().admit(fed, state, ids, key)
+        return super().add_clients(fed, state, ids, key)
 
     def _p(self, fed: Federation) -> Tensor:
         """What each client counts for, up to a factor."""

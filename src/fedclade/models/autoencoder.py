@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedclade.errors import check
+from fedclade.errors import require
 from fedclade.models.base import chain, check_image, check_sample, is_whole
 from fedclade.models.resnet import Residual
 
@@ -53,7 +53,7 @@ class ConvAutoencoder:
     code: int = 128
 
     def __post_init__(self) -> None:
-        check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+        require(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
 
     @staticmethod
     def features(shape: tuple[int, ...]) -> int:
@@ -103,8 +103,8 @@ class ResidualAutoencoder:
     def __post_init__(self) -> None:
         # Half of the maps come out of the first convolution, and a norm cuts them into 8 groups.
         ok = is_whole(self.hidden, 1) and self.hidden % (2 * _GROUPS) == 0
-        check(ok, "model.hidden", self.hidden, f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster")
-        check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+        require(ok, "model.hidden", self.hidden, f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster")
+        require(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for images of `shape`. `classes` is ignored: an autoencoder has no labels."""
@@ -164,8 +164,8 @@ class DenseAutoencoder:
     code: int = 128
 
     def __post_init__(self) -> None:
-        check(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of the hidden layers, a whole number of at least 1")
-        check(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+        require(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of the hidden layers, a whole number of at least 1")
+        require(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for samples of `shape`. `classes` is ignored: an autoencoder has no labels."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 
 class ModelSpec(Protocol):
@@ -62,17 +62,17 @@ def is_whole(value: object, least: int) -> bool:
 
 def check_dropout(share: object) -> None:
     ok = isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < 1
-    check(ok, "model.dropout", share, "the share of units that are dropped, a number from 0 up to but not including 1")
+    require(ok, "model.dropout", share, "the share of units that are dropped, a number from 0 up to but not including 1")
 
 
 def check_classes(classes: object) -> None:
-    check(is_whole(classes, 1), "classes", classes, "the number of outputs, a whole number of at least 1")
+    require(is_whole(classes, 1), "classes", classes, "the number of outputs, a whole number of at least 1")
 
 
 def check_sample(model: str, shape: tuple[int, ...]) -> None:
     """Refuse what cannot be flattened to at least one feature."""
     if not shape or not all(is_whole(side, 1) for side in shape):
-        raise InvalidInput(f"{model} needs samples with at least one axis and no axis of length 0, such as (60,), got {_written(shape)}.")
+        raise InvalidInputError(f"{model} needs samples with at least one axis and no axis of length 0, such as (60,), got {_written(shape)}.")
 
 
 def check_image(model: str, shape: tuple[int, ...], least: int = 1, multiple: int = 1) -> None:
@@ -82,7 +82,7 @@ def check_image(model: str, shape: tuple[int, ...], least: int = 1, multiple: in
         needs += f" with sides divisible by {multiple}"
     fits = len(shape) == 3 and all(is_whole(side, 1) for side in shape)
     if not fits or any(side < least or side % multiple for side in shape[1:]):
-        raise InvalidInput(f"{needs}, got {_written(shape)}{_remedy(shape, multiple)}.")
+        raise InvalidInputError(f"{needs}, got {_written(shape)}{_remedy(shape, multiple)}.")
 
 
 def _remedy(shape: tuple[int, ...], multiple: int) -> str:

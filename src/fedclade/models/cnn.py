@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedclade.errors import check
+from fedclade.errors import require
 from fedclade.models.base import centre, chain, check_classes, check_dropout, check_image, dropout, dropout2d, is_whole
 
 _KERNEL = 5
@@ -28,7 +28,7 @@ class LeafCNN:
     def __post_init__(self) -> None:
         # With more than 4 the outermost outputs of a 5x5 kernel would see nothing but padding.
         ok = is_whole(self.padding, 0) and self.padding < _KERNEL
-        check(ok, "model.padding", self.padding, "zeros around the image, a whole number from 0 to 4; 2 keeps its size")
+        require(ok, "model.padding", self.padding, "zeros around the image, a whole number from 0 to 4; 2 keeps its size")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         pixels = _pixels_left("LeafCNN", shape, self.padding)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedclade.errors import check
+from fedclade.errors import require
 from fedclade.models.base import chain, check_classes, check_dropout, check_sample, dropout, is_whole
 
 
@@ -30,7 +30,7 @@ class MLP:
             object.__setattr__(self, "hidden", tuple(self.hidden))
         widths = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
         ok = len(widths) > 0 and all(is_whole(width, 1) for width in widths)
-        check(ok, "model.hidden", self.hidden, "units of the hidden layer, a whole number of at least 1, or several for several layers")
+        require(ok, "model.hidden", self.hidden, "units of the hidden layer, a whole number of at least 1, or several for several layers")
         check_dropout(self.dropout)
 
     @property

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 from fedclade.models.base import chain, check_classes, check_dropout, dropout, is_whole
 
 
@@ -60,7 +60,7 @@ class _Words(nn.Embedding):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
             kind = str(x.dtype).removeprefix("torch.")
-            raise InvalidInput(f"words are to be whole numbers, such as int64 (uint8 is read as pixels), got {kind}")
+            raise InvalidInputError(f"words are to be whole numbers, such as int64 (uint8 is read as pixels), got {kind}")
         return super().forward(x)
 
 
@@ -80,9 +80,9 @@ class LstmLanguageModel:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        check(is_whole(self.embedding, 1), "model.embedding", self.embedding, "length of a word's vector, a whole number of at least 1")
-        check(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of an LSTM layer, a whole number of at least 1")
-        check(is_whole(self.layers, 1), "model.layers", self.layers, "LSTM layers, a whole number of at least 1")
+        require(is_whole(self.embedding, 1), "model.embedding", self.embedding, "length of a word's vector, a whole number of at least 1")
+        require(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of an LSTM layer, a whole number of at least 1")
+        require(is_whole(self.layers, 1), "model.layers", self.layers, "LSTM layers, a whole number of at least 1")
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -134,4 +134,4 @@ def _check_sequence(model: str, shape: tuple[int, ...], of: str, axes: int) -> N
         remedy = f"; add the axis of features: {(*shape, 1)}"
     elif (len(shape), axes) == (2, 1):
         remedy = "; give the number of each word, not a vector"
-    raise InvalidInput(f"{model} needs sequences of {of}, got {tuple(shape)}{remedy}.")
+    raise InvalidInputError(f"{model} needs sequences of {of}, got {tuple(shape)}{remedy}.")

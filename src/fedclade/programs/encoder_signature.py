@@ -14,11 +14,11 @@ from torch.func import functional_call, grad, vmap
 
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch
-from fedclade.core.program import AnyProgram, Program, one_after_the_other
-from fedclade.core.pytree import Tree, prefixed, tree_map, under
-from fedclade.core.recipes import travels
+from fedclade.core.program import AnyProgram, Program, chain_training
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
+from fedclade.core.recipes import serializable_program
 from fedclade.core.threads import PerThread
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.programs.gaussian_mechanism import SUM, after, clipped, noise_for, trace_of
 
 Centres: TypeAlias = int | Literal["auto"]
@@ -67,7 +67,7 @@ class Encoder:
     def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
         """Mean squared error of the reconstruction of a batch."""
         if not batch.x.is_floating_point():
-            raise InvalidInput("encoder: inputs that are whole numbers cannot be reconstructed; give a trained module, fine_tune='none'.")
+            raise InvalidInputError("encoder: inputs that are whole numbers cannot be reconstructed; give a trained module, fine_tune='none'.")
         errors: Tensor = (functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x) ** 2
         return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
 
@@ -82,36 +82,36 @@ class _Encode(nn.Module):
         return codes.flatten(1)
 
 
-@travels
+@serializable_program
 @lru_cache(maxsize=8)
 def autoencode(encoder: Encoder, epochs: int) -> Program:
     """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by Adam; it replies with the weights."""
     if not encoder.reconstructs or not encoder.trained:
-        raise InvalidInput("encoder: to be fine-tuned, a module needs trainable parameters and a method `encode`; use fine_tune='none'.")
+        raise InvalidInputError("encoder: to be fine-tuned, a module needs trainable parameters and a method `encode`; use fine_tune='none'.")
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        sent = under("encoder", shared)
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        sent = strip_prefix("encoder", broadcast)
         w = {name: sent[name] for name in encoder.trained}
         zeros = tree_map(torch.zeros_like, w)
         steps = torch.zeros((), device=next(iter(w.values())).device)
-        return {}, prefixed("w", w) | prefixed("mean", zeros) | prefixed("square", zeros) | {"steps": steps}
+        return {}, add_prefix("w", w) | add_prefix("mean", zeros) | add_prefix("square", zeros) | {"steps": steps}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        w, steps = under("w", carry), carry["steps"] + 1
-        g = grad(encoder.loss)(w, under("encoder", shared), batch)
-        mean = tree_map(lambda old, new: _BETA1 * old + (1 - _BETA1) * new, under("mean", carry), g)
-        square = tree_map(lambda old, new: _BETA2 * old + (1 - _BETA2) * new**2, under("square", carry), g)
-        rate, scale = shared["lr"] / (1 - _BETA1**steps), (1 - _BETA2**steps).rsqrt()
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w, steps = strip_prefix("w", carry), carry["steps"] + 1
+        g = grad(encoder.loss)(w, strip_prefix("encoder", broadcast), batch)
+        mean = tree_map(lambda old, new: _BETA1 * old + (1 - _BETA1) * new, strip_prefix("mean", carry), g)
+        square = tree_map(lambda old, new: _BETA2 * old + (1 - _BETA2) * new**2, strip_prefix("square", carry), g)
+        rate, scale = broadcast["lr"] / (1 - _BETA1**steps), (1 - _BETA2**steps).rsqrt()
         w = tree_map(lambda p, m, s: p - rate * m / (s.sqrt() * scale + _EPSILON), w, mean, square)
-        return prefixed("w", w) | prefixed("mean", mean) | prefixed("square", square) | {"steps": steps}
+        return add_prefix("w", w) | add_prefix("mean", mean) | add_prefix("square", square) | {"steps": steps}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return under("w", carry), None
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return strip_prefix("w", carry), None
 
-    return Program(start, step, finish, Batches(_BATCH, epochs), "autoencode", settings={"lr": _LR})
+    return Program(start, step, finish, Batches(_BATCH, epochs), "autoencode", hyperparams={"lr": _LR})
 
 
-@travels
+@serializable_program
 def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
     """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the first `count` are real, the rest zeros.
 
@@ -119,14 +119,14 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
     """
     rows = MOST_CENTRES if k == "auto" else k
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return encoder.needed(under("encoder", shared) | mine), {}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return encoder.needed(strip_prefix("encoder", broadcast) | params), {}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         codes = encoder.codes(const, batch.x)
         return {"codes": torch.cat([carry["codes"], codes]), "key": carry["key"]} if carry else {"codes": codes, "key": batch.key}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         codes = carry["codes"]
         found = centres_of(codes.cpu().numpy(), k, seed=int(carry["key"]))
         centres = codes.new_zeros((rows, codes.shape[1]))
@@ -134,28 +134,28 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
         return {"centres": centres, "count": torch.tensor(len(found), device=codes.device)}, None
 
     program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
-    return one_after_the_other(autoencode(encoder, fine_tune), program) if fine_tune else program
+    return chain_training(autoencode(encoder, fine_tune), program) if fine_tune else program
 
 
-@travels
+@serializable_program
 def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) -> Program:
     """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise (noise.py) of `noise` times its sensitivity.
 
     More centres have no sensitivity to speak of: one example may move them as far as all of them.
     """
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        weights = encoder.needed(under("encoder", shared))
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        weights = encoder.needed(strip_prefix("encoder", broadcast))
         return weights, {"trace": trace_of(clip, noise, *weights.values())}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         # Each example by itself: if one could change what is made of another, the sensitivity would be another.
         codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
         told = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
         sums = tree_map(torch.add, told, carry) if "sum" in carry else told
         return sums | {"trace": after(carry["trace"], batch.x)}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         error = SUM * clip * noise * noise_for(carry["trace"], secret, like=carry["sum"])
         mean = (carry["sum"] + error) / carry["size"]
         return {"centres": mean[None].float(), "count": torch.tensor(1, device=mean.device)}, None

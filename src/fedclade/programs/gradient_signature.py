@@ -16,8 +16,8 @@ from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import Program
 from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.recipes import travels
-from fedclade.core.rng import combine
+from fedclade.core.recipes import serializable_program
+from fedclade.core.rng import hash_bits
 from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
 
 SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
@@ -30,7 +30,7 @@ _FEATURES_PER_CLASS = 4
 def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
     """A shared random projection: signs from the key, scaled so that lengths stay the same on average. Nobody has to send it."""
     start = torch.tensor(key & 0xFFFFFFFF, device=device)
-    signs = combine(combine(start, key >> 32), torch.arange(inputs * outputs, device=device)) & 1
+    signs = hash_bits(hash_bits(start, key >> 32), torch.arange(inputs * outputs, device=device)) & 1
     return (signs.to(torch.float32) * 2 - 1).view(inputs, outputs) / math.sqrt(outputs)
 
 
@@ -41,7 +41,7 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     numbers; it sees p(x), p(y) and p(y | x). features: u(x), a projection of h(x), and its squares; it sees p(x) alone and needs no
     labels. joint: for each class whether the sample is of it, and then a few numbers of u(x): class counts and class-conditional means.
     """
-    head = objective.last_linear()
+    head = objective.head_layer()
     inputs, outputs, device = head.in_features, head.out_features, head.weight.device
     if kind == "gradient":
         onto = projection(key, outputs * (inputs + 1), size, device)
@@ -70,24 +70,24 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     return features if kind == "features" else joint
 
 
-@travels
+@serializable_program
 @lru_cache(maxsize=8)
 def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
     """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle), under the model it was given."""
     sketch = sketch_of(objective, kind, size, key)
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        device = next(iter(mine.values())).device
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        device = next(iter(params.values())).device
         width = dimensions(objective, kind, size)
         zero = torch.zeros(width, dtype=torch.float64, device=device)
-        return mine, {"sum": zero, "outer": zero[:, None] * zero, "count": zero.sum()}
+        return params, {"sum": zero, "outer": zero[:, None] * zero, "count": zero.sum()}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         g = sketch(const, batch).double()
         weighted = g * batch.weight[:, None]
         return tree_map(torch.add, carry, {"sum": weighted.sum(0), "outer": weighted.T @ g, "count": batch.weight.sum(dtype=torch.float64)})
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         mean = carry["sum"] / carry["count"]
         scatter = carry["outer"] - carry["count"] * mean[:, None] * mean
         row, column = torch.triu_indices(len(mean), len(mean))
@@ -96,7 +96,7 @@ def signature(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     return Program(start, step, finish, Batches.whole(), "signature")
 
 
-@travels
+@serializable_program
 def private_signature(objective: Objective, kind: SignatureKind, size: int, key: int, clip: float, noise: float, secret: int) -> Program:
     """The same of sketches no longer than `clip`, hidden in Gaussian noise (noise.py) of `noise` times the sensitivity.
 
@@ -104,10 +104,10 @@ def private_signature(objective: Objective, kind: SignatureKind, size: int, key:
     """
     sketch = sketch_of(objective, kind, size, key)
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return mine, {"trace": trace_of(kind, size, key, clip, noise, *mine.values())}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return params, {"trace": trace_of(kind, size, key, clip, noise, *params.values())}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         def alone(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             return sketch(const, Batch(x[None], y[None], weight[None], batch.key))[0]
 
@@ -117,7 +117,7 @@ def private_signature(objective: Objective, kind: SignatureKind, size: int, key:
         sums = tree_map(torch.add, told, carry) if "sum" in carry else told
         return sums | {"trace": after(carry["trace"], batch.x, batch.y)}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         count, e = carry["count"], len(carry["sum"])
         row, column = torch.triu_indices(e, e)
         error = noise * noise_for(carry["trace"], secret, like=torch.cat([carry["sum"], carry["moment"][row, column]]))
@@ -132,7 +132,7 @@ def private_signature(objective: Objective, kind: SignatureKind, size: int, key:
 def dimensions(objective: Objective, kind: SignatureKind, size: int) -> int:
     """How many numbers a sketch has."""
     if kind == "joint":
-        return objective.last_linear().out_features * (1 + _FEATURES_PER_CLASS)
+        return objective.head_layer().out_features * (1 + _FEATURES_PER_CLASS)
     return size // 2 * 2 if kind == "features" else size
 
 

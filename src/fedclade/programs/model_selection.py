@@ -9,36 +9,36 @@ import torch
 from torch import Tensor
 
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import AnyProgram, Chain, Program, losses, then
+from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain, evaluate_losses
 from fedclade.core.pytree import Tree
-from fedclade.core.recipes import travels
+from fedclade.core.recipes import serializable_program
 
 
-@travels
+@serializable_program
 @lru_cache(maxsize=32)
 def choose(objective: Objective) -> Program:
     """Which of the models in `shared` (a stack) has the least loss: replies with its number, `row`, and nothing else."""
-    every = losses(objective)
+    every = evaluate_losses(objective)
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return {"row": _least(carry["loss"])}, None
 
     return replace(every, finish=finish, name="choose")
 
 
-@travels
-def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> Chain:
+@serializable_program
+def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> ChainedProgram:
     """Choose as above, then `train` the chosen model, in one message: the reply has `row` too, and on request `loss`, the least one."""
-    return then(losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)
+    return chain(evaluate_losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)
 
 
-def _chosen(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+def _chosen(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
     row = _least(reply["loss"])
-    return {name: value.index_select(0, row[None])[0] for name, value in shared.items()}, {"row": row}
+    return {name: value.index_select(0, row[None])[0] for name, value in broadcast.items()}, {"row": row}
 
 
-def _chosen_and_its_loss(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
-    model, told = _chosen(shared, mine, reply)
+def _chosen_and_its_loss(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
+    model, told = _chosen(broadcast, params, reply)
     return model, {**told, "loss": reply["loss"].min()}
 
 

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from fedclade.core.program import Finish, Program, Start
 from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.recipes import travels
-from fedclade.core.rng import client_keys, fold
+from fedclade.core.recipes import serializable_program
+from fedclade.core.rng import client_keys, fold_in
 
 
-def vectors(models: Tree) -> Tensor:
+def flatten_models(models: Tree) -> Tensor:
     """(rows, P): every model of a stack as one vector."""
     return torch.cat([value.flatten(1) for value in models.values()], 1)
 
 
-def models_of(rows: Tensor, like: Tree) -> Tree:
+def unflatten_models(rows: Tensor, like: Tree) -> Tree:
     """What `vectors` put together; `like` is a stack of models of the same form."""
     parts = torch.split(rows, [value[0].numel() for value in like.values()], 1)
     return {name: part.reshape(-1, *like[name].shape[1:]).to(like[name].dtype) for name, part in zip(like, parts, strict=True)}
@@ -33,22 +33,22 @@ def models_of(rows: Tensor, like: Tree) -> Tree:
 @lru_cache(maxsize=8)
 def secret_order(secret: int, size: int) -> Tensor:
     """The permutation of `size` coordinates that all clients with this secret share."""
-    return client_keys(fold(secret, "order"), torch.arange(size)).argsort(stable=True)
+    return client_keys(fold_in(secret, "order"), torch.arange(size)).argsort(stable=True)
 
 
 def concealed(models: Tree, secret: int) -> Tree:
     """A stack of models, the coordinates of each in the secret order, under the same names and in the same shapes."""
-    rows = vectors(models)
-    return models_of(rows[:, secret_order(secret, rows.shape[1]).to(rows.device)], models)
+    rows = flatten_models(models)
+    return unflatten_models(rows[:, secret_order(secret, rows.shape[1]).to(rows.device)], models)
 
 
 def revealed(models: Tree, secret: int) -> Tree:
     """What `concealed` hid."""
-    rows = vectors(models)
-    return models_of(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
+    rows = flatten_models(models)
+    return unflatten_models(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
 
 
-@travels
+@serializable_program
 def in_secret_order(program: Program, secret: int) -> Program:
     """A program that is sent a model and replies with one, for a server that does not see coordinates: the client puts the model into
     order first and the reply into the secret order last.
@@ -61,22 +61,22 @@ def in_secret_order(program: Program, secret: int) -> Program:
 
 @lru_cache(maxsize=32)
 def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> tuple[Start, Finish]:
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return plain_start(shared, _row(revealed(_as_stack(mine), secret)), memory)
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return plain_start(broadcast, _row(revealed(_as_stack(params), secret)), memory)
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        reply, memory = plain_finish(shared, const, carry)
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        reply, memory = plain_finish(broadcast, const, carry)
         return _row(concealed(_as_stack(reply), secret)), memory
 
     return start, finish
 
 
-@travels
+@serializable_program
 def from_secret_order(program: Program, secret: int) -> Program:
     """A program that is sent a stack of models in the secret order, and replies with what is no model."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return program.start(shared, revealed(mine, secret), memory)
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return program.start(broadcast, revealed(params, secret), memory)
 
     return replace(program, start=start)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fedclade.core.functional_model import Batch
 from fedclade.core.program import Program
 from fedclade.core.pytree import Tree
-from fedclade.core.recipes import travels
-from fedclade.errors import InvalidInput
+from fedclade.core.recipes import serializable_program
+from fedclade.errors import InvalidInputError
 from fedclade.programs.encoder_signature import Encoder, signature
 
 
@@ -36,11 +36,11 @@ def principal_axes(x: Tensor, components: int) -> Tree:
 def flat(x: Tensor) -> Tensor:
     """Inputs as vectors of numbers: (n, d)."""
     if not x.is_floating_point():
-        raise InvalidInput("pca_hc: inputs that are whole numbers (tokens) have no principal components; use another method.")
+        raise InvalidInputError("pca_hc: inputs that are whole numbers (tokens) have no principal components; use another method.")
     return x.flatten(1)
 
 
-@travels
+@serializable_program
 def pca_signature(k: int, components: int) -> Program:
     """Project all samples and cluster the projections: replies with `centres` (k, components), of which the first `count` are real.
 
@@ -48,13 +48,13 @@ def pca_signature(k: int, components: int) -> Program:
     """
     plain = cast(Program, signature(Encoder(nn.Flatten()), k))  # the centres of the samples themselves
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        return plain.step(shared, const, carry, batch._replace(x=flat(batch.x)))
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        return plain.step(broadcast, const, carry, batch._replace(x=flat(batch.x)))
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
         x = carry["codes"].float()
-        basis = shared if "axes" in shared else principal_axes(x, components)
+        basis = broadcast if "axes" in broadcast else principal_axes(x, components)
         codes = (x - basis["mean"].to(x)) @ basis["axes"].to(x).T
-        return plain.finish(shared, const, {**carry, "codes": codes})
+        return plain.finish(broadcast, const, {**carry, "codes": codes})
 
     return replace(plain, step=step, finish=finish, name="pca_signature")

@@ -16,11 +16,11 @@ from fedclade.core.pytree import nbytes
 from fedclade.data.datasets import Dataset, load
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import pick_device
-from fedclade.errors import InvalidInput, nearest
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import schemas
 from fedclade.io.atomic import write_text
 from fedclade.io.environment_info import about
-from fedclade.io.run_dir import RunStore, StoredModels
+from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
 from fedclade.programs.encoder_signature import Encoder
 from fedclade.reproduce.metrics import History, Summary
@@ -113,7 +113,7 @@ def _job(table: Table, row: Row, column: Column, data: str, seed: int, quick: bo
 def _chosen(option: str, known: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
     for name in wanted:
         if name not in known:
-            raise InvalidInput(f"{option} {name}: this table has none of that name.{nearest(name, known)}")
+            raise InvalidInputError(f"{option} {name}: this table has none of that name.{nearest(name, known)}")
     return wanted or known
 
 
@@ -122,7 +122,7 @@ def _is_here(name: str, root: str | None) -> bool:
         return True
     try:
         load(name, root)
-    except InvalidInput:
+    except InvalidInputError:
         return False
     return True
 
@@ -137,7 +137,7 @@ def so_far(plan: Plan, folder: Path) -> Plan:
 
 
 def _is_done(job: Job, folder: Path) -> bool:
-    return (folder / f"{job.label}.json").exists() if job.study else RunStore(folder / job.label).summary() is not None
+    return (folder / f"{job.label}.json").exists() if job.study else RunDirectory(folder / job.label).summary() is not None
 
 
 def execute(plan: Plan, folder: Path, on_job: Callable[[Job, int, int], OnRound | None]) -> dict[tuple[str, str, int], Done]:
@@ -165,7 +165,7 @@ class _Dealt:
     def __call__(self, experiment: Experiment) -> Clients:
         what = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
         if self._last is None or self._last[0] != what:
-            self._last = (what, experiment.dealt(self._loaded(experiment.data.name)))
+            self._last = (what, experiment.partitioned(self._loaded(experiment.data.name)))
         return self._last[1]
 
     def _loaded(self, name: str) -> Dataset:
@@ -185,13 +185,13 @@ def thinned(data: Dataset, samples: int) -> Dataset:
 
 def _run(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], OnRound | None]) -> Done:
     """Summary and history of a training run, from its folder if it has ended."""
-    store = RunStore(folder / job.label)
+    store = RunDirectory(folder / job.label)
     summary = store.summary()
     if summary is None or job.row.formula:
         experiment = job.experiment(_encoder(job, folder, options, dealt.few))
         if summary is None:
-            run = experiment.prepared(dealt(experiment), options.device)
-            summary = run.execute(store.folder, resume=True, on_round=begins()).summary
+            run = experiment.to_run(dealt(experiment), options.device)
+            summary = run.run(store.folder, resume=True, on_round=begins()).summary
             write_text(store.folder / ABOUT, json.dumps(about(pick_device(options.device).type), indent=1) + "\n")
         if job.row.formula:
             summary = summary | _traffic(experiment, store, summary)
@@ -214,7 +214,7 @@ def _studied(job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Ca
     return {**found["rounds"][-1], **{name: found[name] for name in ("seconds", "about") if name in found}}, found["rounds"]
 
 
-def _traffic(experiment: Experiment, store: RunStore, summary: Summary) -> Summary:
+def _traffic(experiment: Experiment, store: RunDirectory, summary: Summary) -> Summary:
     """What a formula is about (see `table.SYMBOLS`), and all bytes that the simulator counted, both ways."""
     models, method = StoredModels(store.folder), experiment.method
     cohort = experiment.run.cohort_size(summary["clients"])

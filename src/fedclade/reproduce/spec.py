@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from fedclade.errors import InvalidInput, nearest
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.reproduce.studies import STUDIES
 
 _STRICT = ConfigDict(extra="forbid")
@@ -61,7 +61,7 @@ def evaluated(expression: str, symbols: Mapping[str, int]) -> int:
             return node.value
         if isinstance(node, ast.Name) and node.id in SYMBOLS:
             if node.id not in symbols:
-                raise InvalidInput(f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]}).")
+                raise InvalidInputError(f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]}).")
             return symbols[node.id]
         raise ValueError(f"formula '{expression}': must be made of whole numbers, +, -, * and the letters {', '.join(SYMBOLS)}")
 
@@ -202,5 +202,5 @@ def _part(name: str, whole: Table, content: dict[str, Any]) -> Table:
 
 def find(name: str) -> Table:
     if name not in tables():
-        raise InvalidInput(f"reproduce '{name}': there is no such table.{nearest(name, tables())} `fedclade list tables` names them all.")
+        raise InvalidInputError(f"reproduce '{name}': there is no such table.{nearest(name, tables())} `fedclade list tables` names them all.")
     return tables()[name]

@@ -10,17 +10,17 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from fedclade.data.federated_dataset import Clients
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io.checkpoint import read_tensors, write_tensors
 from fedclade.methods.base import State
 
-FILE = "seen.safetensors"
+FILE = "client_features.safetensors"
 MOST_CLIENTS = 3_000  # a picture of more shows no more
 MOST_CLASSES = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class ClientFeatures:
     """A row for each of the clients `ids`: all, or an even sample of them."""
 
     ids: Tensor  # (M,)
@@ -42,38 +42,38 @@ def _shown(number: int) -> Tensor:
     return torch.arange(number) if number <= MOST_CLIENTS else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
 
 
-def seen(state: State, labels: Tensor | None) -> Seen:
+def collect(state: State, labels: Tensor | None) -> ClientFeatures:
     """What `state` grouped by, beside these `label_counts`."""
-    ids = _shown(len(state.cluster))
+    ids = _shown(len(state.cluster_ids))
     told = state.features()
     if told is None:
-        return Seen(ids, labels)
-    return Seen(ids, labels, told.rows[ids].float().cpu(), told.known[ids].cpu(), told.what, told.measure)
+        return ClientFeatures(ids, labels)
+    return ClientFeatures(ids, labels, told.rows[ids].float().cpu(), told.known[ids].cpu(), told.what, told.measure)
 
 
-def write(folder: Path, what: Seen) -> None:
+def write(folder: Path, what: ClientFeatures) -> None:
     optional = {"labels": what.labels, "features": what.features, "known": what.known}
     tensors = {"ids": what.ids, **{name: value for name, value in optional.items() if value is not None}}
     write_tensors(folder / FILE, tensors, {"what": what.what, "measure": what.measure})
 
 
-def read(folder: Path) -> Seen | None:
+def read(folder: Path) -> ClientFeatures | None:
     """What a run directory has of it, or None."""
     path = folder / FILE
     if not path.exists():
         return None
     try:
         about, got = read_tensors(path)
-        found = Seen(got["ids"], got.get("labels"), got.get("features"), got.get("known"), about["what"], about["measure"])
+        found = ClientFeatures(got["ids"], got.get("labels"), got.get("features"), got.get("known"), about["what"], about["measure"])
         _check(found)
         return found
     except (SafetensorError, OSError, KeyError, ValueError) as error:
-        if isinstance(error, InvalidInput):
+        if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInput(f"{path}: damaged ({error}).") from error
+        raise InvalidInputError(f"{path}: damaged ({error}).") from error
 
 
-def _check(found: Seen) -> None:
+def _check(found: ClientFeatures) -> None:
     """A file of another's making may hold anything: what pictures rely on, and what keeps them small."""
     rows = len(found.ids) if found.ids.ndim == 1 else -1
     kinds = ((found.ids, torch.int64, 1), (found.labels, torch.int64, 2), (found.features, torch.float32, 2), (found.known, torch.bool, 1))

@@ -16,20 +16,20 @@ from fedclade.errors import FedcladeError
 _RANKED = 10_000  # clients that are all hashed to draw some of them
 
 
-def set_aside(history: Sequence[Mapping[str, Any]], after: int) -> Tensor:
+def blocked_clients(history: Sequence[Mapping[str, Any]], after: int) -> Tensor:
     """Ids of the clients that were refused so often (0: nobody is); the history tells, so that a resumed run knows them too."""
-    times = Counter(failure["client"] for row in history for failure in row["failures"] if failure.get("refused"))
+    times = Counter(failure["client"] for row in history for failure in row["failures"] if failure.get("rejected"))
     return torch.tensor(sorted(client for client, number in times.items() if 0 < after <= number), dtype=torch.int64)
 
 
-def without_refused(drawn: Tensor, clients: int, history: Sequence[Mapping[str, Any]], after: int) -> Tensor:
+def exclude_blocked(drawn: Tensor, clients: int, history: Sequence[Mapping[str, Any]], after: int) -> Tensor:
     """Those of a cohort that are not set aside. Where all clients are, something else is wrong, and the run ends."""
-    aside = set_aside(history, after)
+    aside = blocked_clients(history, after)
     if len(aside) == clients:
-        why = next(failure["reason"] for row in reversed(history) for failure in reversed(row["failures"]) if failure.get("refused"))
+        why = next(failure["reason"] for row in reversed(history) for failure in reversed(row["failures"]) if failure.get("rejected"))
         raise FedcladeError(
             f"after round {history[-1]['round']}: every client has been refused {after} times, the last because {why}. "
-            "Where training itself runs away, try a smaller local.lr; run.set_aside_after = 0 goes on regardless."
+            "Where training itself runs away, try a smaller local.lr; run.max_rejections = 0 goes on regardless."
         )
     return drawn[~torch.isin(drawn, aside)]
 

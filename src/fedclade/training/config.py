@@ -16,28 +16,44 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import Dataset, load, partition
 from fedclade.data.federated_dataset import Clients
-from fedclade.errors import InvalidInput, nearest
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 from fedclade.registry import REGISTRY, find
-from fedclade.training.runner import Run
-from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 
 Table = dict[str, Any]
-TABLES = ("data", "partition", "model", "local", "method", "run", "engine")
+TABLES = ("data", "partition", "model", "local", "method", "run", "server", "engine")
 T = TypeVar("T")
+
+RENAMED_KEYS = {
+    "run.average": "server.aggregator",
+    "run.set_aside_after": "run.max_rejections",
+    "engine.workers": "engine.threads",
+    "method.size": "method.signature_dim",
+    "method.factor": "method.noise_ratio",
+    "method.confirm": "method.recluster_every",
+    "method.epsilon": "method.signature_epsilon",
+    "method.delta": "method.signature_delta",
+    "method.clip": "method.signature_clip",
+    "method.trial": "method.trial_rounds",
+    "method.restarts": "method.num_restarts",
+    "method.share": "method.shared_layers",
+}
+"""Keys of version 0.1: a file that has one is refused with the new name, never read as something else."""
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class DataConfig:
     """Which data set: a name, or the path of an .npz file."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class PartitionSettings:
+class PartitionConfig:
     """What every partition has beside its own fields. `seed` is the run's unless it is given."""
 
     clients: int = 100
@@ -49,20 +65,21 @@ class PartitionSettings:
 class Experiment:
     """All that an experiment file says, checked. Nothing is loaded yet."""
 
-    data: DataSettings
-    partition: PartitionSettings
+    data: DataConfig
+    partition: PartitionConfig
     scheme: Any
     model: ModelSpec
-    local: LocalSettings
+    local: LocalConfig
     method: Method
-    run: RunSettings
-    engine: EngineSettings
+    run: TrainingConfig
+    server: ServerConfig
+    engine: EngineConfig
 
     def clients(self, root: str | None = None) -> Clients:
         """Load the data set and deal it out."""
-        return self.dealt(load(self.data.name, root))
+        return self.partitioned(load(self.data.name, root))
 
-    def dealt(self, data: Dataset) -> Clients:
+    def partitioned(self, data: Dataset) -> Clients:
         """The clients, from a data set that is loaded already."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
         dealt = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
@@ -70,9 +87,9 @@ class Experiment:
         path = Path(self.data.name)
         return replace(dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name)
 
-    def prepared(self, clients: Clients, device: str) -> Run:
+    def to_run(self, clients: Clients, device: str) -> TrainingRun:
         """The run on these clients."""
-        return Run(self.method, clients, self.model, self.local, self.run, self.engine, device)
+        return TrainingRun(self.method, clients, self.model, self.local, self.run, self.engine, device, server=self.server)
 
 
 def presets() -> dict[str, str]:
@@ -94,13 +111,13 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
         try:
             text = safe_read.read(path, safe_read.MOST_TOML).decode()
         except UnicodeDecodeError as error:
-            raise InvalidInput(f"{path}: it cannot be read as text ({error}).") from error
+            raise InvalidInputError(f"{path}: it cannot be read as text ({error}).") from error
     else:
-        raise InvalidInput(f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}")
+        raise InvalidInputError(f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}")
     try:
         return safe_read.parse_toml(text)
     except ValueError as error:
-        raise InvalidInput(f"{name}: not valid TOML: {error}.") from error
+        raise InvalidInputError(f"{name}: not valid TOML: {error}.") from error
 
 
 def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
@@ -111,10 +128,10 @@ def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
         where, equals, text = given.partition("=")
         table, dot, key = where.strip().partition(".")
         if not equals or not dot or not key:
-            raise InvalidInput(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
+            raise InvalidInputError(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
         value = value_of(text)
         if not isinstance(result.get(table, {}), dict):
-            raise InvalidInput(f"{table} = {result[table]!r}: must be a table, [{table}].")
+            raise InvalidInputError(f"{table} = {result[table]!r}: must be a table, [{table}].")
         if key == "name" and table in ("method", "partition", "model") and result.get(table, {}).get("name") != value:
             result[table] = _common_only(table, result.get(table, {}))  # another method's or partition's fields do not apply
         result.setdefault(table, {})[key] = value
@@ -130,7 +147,7 @@ def value_of(text: str) -> Any:
 
 
 def _common_only(table: str, values: Table) -> Table:
-    common = {field.name for field in fields(PartitionSettings)} if table == "partition" else set()
+    common = {field.name for field in fields(PartitionConfig)} if table == "partition" else set()
     return {key: value for key, value in values.items() if key in common}
 
 
@@ -138,29 +155,30 @@ def experiment(tables: dict[str, Table]) -> Experiment:
     """Check every table and make what it names."""
     for name, table in tables.items():
         if name not in TABLES:
-            raise InvalidInput(f"[{name}]: unknown table.{nearest(name, TABLES)}")
+            raise InvalidInputError(f"[{name}]: unknown table.{nearest(name, TABLES)}")
         if not isinstance(table, dict):
-            raise InvalidInput(f"{name} = {table!r}: must be a table, [{name}].")
+            raise InvalidInputError(f"{name} = {table!r}: must be a table, [{name}].")
     for name in ("data", "partition", "model", "method"):
         if "name" not in tables.get(name, {}):
-            raise InvalidInput(f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".')
-    shares = {field.name for field in fields(PartitionSettings)}
+            raise InvalidInputError(f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".')
+    shares = {field.name for field in fields(PartitionConfig)}
     split = {key: value for key, value in tables["partition"].items() if key in shares}
     own = {key: value for key, value in tables["partition"].items() if key not in shares}
-    common = build(PartitionSettings, split, "partition")
+    common = build(PartitionConfig, split, "partition")
     for key, least in (("clients", 1), ("probe", 0), ("seed", 0)):
         value = getattr(common, key)
         if value is not None and value < least:
-            raise InvalidInput(f"partition.{key} = {value}: must be at least {least}.")
+            raise InvalidInputError(f"partition.{key} = {value}: must be at least {least}.")
     return Experiment(
-        data=build(DataSettings, tables["data"], "data"),
+        data=build(DataConfig, tables["data"], "data"),
         partition=common,
         scheme=_named("partition", own, also=shares),
         model=_named("model", tables["model"]),
-        local=build(LocalSettings, tables.get("local", {}), "local"),
+        local=build(LocalConfig, tables.get("local", {}), "local"),
         method=_named("method", tables["method"]),
-        run=build(RunSettings, tables.get("run", {}), "run"),
-        engine=build(EngineSettings, tables.get("engine", {}), "engine"),
+        run=build(TrainingConfig, tables.get("run", {}), "run"),
+        server=build(ServerConfig, tables.get("server", {}), "server"),
+        engine=build(EngineConfig, tables.get("engine", {}), "engine"),
     )
 
 
@@ -171,7 +189,7 @@ def _example(table: str) -> str:
 def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:
     name = table["name"]
     if not isinstance(name, str):
-        raise InvalidInput(f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}")
+        raise InvalidInputError(f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}")
     rest = {key: value for key, value in table.items() if key != "name"}
     return build(find(kind, name, f"{kind}.name = '{name}'"), rest, kind, also or set())
 
@@ -184,23 +202,27 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
     checked = {}
     for key, value in values.items():
         if key not in known:
-            raise InvalidInput(f"{table}.{key}: unknown key.{nearest(key, known | (also or set())) or f' {cls.__name__} has no settings.'}")
+            renamed = RENAMED_KEYS.get(f"{table}.{key}")
+            if renamed is not None:
+                raise InvalidInputError(f"{table}.{key}: renamed; write {renamed}.")
+            known_names = nearest(key, known | (also or set())) or f" {cls.__name__} has no settings."
+            raise InvalidInputError(f"{table}.{key}: unknown key.{known_names}")
         checked[key] = _typed(hints[key], value, f"{table}.{key}")
     for field in settable:
         if field.name not in checked and field.default is MISSING and field.default_factory is MISSING:
-            raise InvalidInput(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
+            raise InvalidInputError(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
     return cls(**checked)
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInput(f"{where} = {value}: must be a finite number.")
+        raise InvalidInputError(f"{where} = {value}: must be a finite number.")
     try:
         # By way of JSON, so that an array may be a tuple while text never passes for a number.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         wanted = dict.fromkeys(_in_words(problem["msg"]) for problem in error.errors())
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{where} = {value if isinstance(value, date | time) else repr(value)}: must be {' or '.join(wanted)}."
         ) from error
 

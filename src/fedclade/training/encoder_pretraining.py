@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Dataset, load
 from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.simulator import pick_device
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 from fedclade.io.checkpoint import read_tensors, write_tensors
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder, ResidualAutoencoder
 
@@ -60,7 +60,7 @@ def spec_for(shape: tuple[int, ...], code: int = CODE) -> Spec:
 
 def _built(spec: Spec, shape: tuple[int, ...], seed: int) -> Autoencoder:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold(seed, "encoder"))
+        torch.manual_seed(fold_in(seed, "encoder"))
         return spec.build(shape)
 
 
@@ -82,16 +82,16 @@ def pretrain(
     folder in which a data set is looked for first; `on_epoch` is called with each epoch's number and mean loss.
     """
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("code", code)):
-        check(isinstance(value, int) and value >= 1, f"pretrain: {name}", value, "must be a whole number of at least 1")
-    check(lr > 0, "pretrain: lr", lr, "must be a number above 0")
+        require(isinstance(value, int) and value >= 1, f"pretrain: {name}", value, "must be a whole number of at least 1")
+    require(lr > 0, "pretrain: lr", lr, "must be a number above 0")
     target = _writable(out) if out is not None else None
     data = data if isinstance(data, Dataset) else load(data, root)
     if data.x_train.dtype not in (torch.uint8, torch.float32, torch.float64):
-        raise InvalidInput(f"pretrain: the inputs of '{data.name}' are whole numbers, not images or measurements; nothing to reconstruct.")
+        raise InvalidInputError(f"pretrain: the inputs of '{data.name}' are whole numbers, not images or measurements; nothing to reconstruct.")
     shape = tuple(data.x_train.shape[1:])
     spec = spec_for(shape, code)
     module = _built(spec, shape, seed)
-    order = torch.Generator().manual_seed(fold(seed, "pretrain"))
+    order = torch.Generator().manual_seed(fold_in(seed, "pretrain"))
     _train(module.to(pick_device(device)), data.x_train, epochs, lr, batch_size, order, on_epoch)
     module.cpu().pretrained = True
     if target is not None:
@@ -104,7 +104,7 @@ def _writable(out: str | os.PathLike[str]) -> Path:
     """`out`, refused before minutes of training where it cannot be written."""
     path = Path(out)
     if path.is_dir() or not path.parent.is_dir():
-        raise InvalidInput(f"pretrain: out = '{path}': give a file in a folder that is there.")
+        raise InvalidInputError(f"pretrain: out = '{path}': give a file in a folder that is there.")
     return path
 
 
@@ -142,11 +142,11 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
     """The encoder of a file that `write` or `pretrain` wrote; refused where it is for inputs of another shape than `shape`."""
     path = Path(path)
     if not path.is_file():
-        raise InvalidInput(f"encoder = '{path}': there is no such file; 'default', or one that `fedclade pretrain` wrote.")
+        raise InvalidInputError(f"encoder = '{path}': there is no such file; 'default', or one that `fedclade pretrain` wrote.")
     try:
         about, weights = read_tensors(path)
         if about.get("format") != FORMAT:
-            raise InvalidInput(f"encoder = '{path}': not an encoder file; make one with `fedclade pretrain`.")
+            raise InvalidInputError(f"encoder = '{path}': not an encoder file; make one with `fedclade pretrain`.")
         own = tuple(about["shape"])
         spec = _SPECS[about["spec"].pop("name")](**about["spec"])
         with torch.device("meta"):  # a module of the size that the file tells, without its memory
@@ -156,10 +156,10 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
         module = _built(spec, own, seed=0)
         module.load_state_dict(weights)
     except (SafetensorError, OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, InvalidInput) or is_out_of_memory(error):
+        if isinstance(error, InvalidInputError) or is_out_of_memory(error):
             raise
-        raise InvalidInput(f"encoder = '{path}': a damaged encoder file ({error}).") from error
+        raise InvalidInputError(f"encoder = '{path}': a damaged encoder file ({error}).") from error
     if shape is not None and own != tuple(shape):
-        raise InvalidInput(f"encoder = '{path}': it takes inputs of shape {own}, the clients have {tuple(shape)}; pretrain one for them.")
+        raise InvalidInputError(f"encoder = '{path}': it takes inputs of shape {own}, the clients have {tuple(shape)}; pretrain one for them.")
     module.pretrained = True
     return module

@@ -14,7 +14,7 @@ from fedclade.data.federated_dataset import Clients
 
 Tables = dict[str, dict[str, Any]]
 # What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
-_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "workers"))
+_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "threads"))
 
 
 def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
@@ -26,7 +26,7 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
     digest = hashlib.blake2b(json.dumps(fixed, sort_keys=True, default=str).encode(), digest_size=16)
     held: tuple[Tensor, ...] = ()
     if (data := clients) is not None:
-        held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_of)
+        held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_part_id)
     for tensor in (*held, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
     return digest.hexdigest()

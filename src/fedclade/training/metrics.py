@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.data.client_metadata import Population
+from fedclade.data.client_metadata import ClientMetadata
 
 # Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
 # fmt: off
 RESERVED = frozenset({
     "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "perplexity", "client",
-    "cluster", "group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset",
+    "cluster", "true_group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset",
     "partition", "model", "engine", "device", "seed", "rounds", "clients_without_test", "clients_without_model", "by_cluster",
-    "by_cluster_of", "set_aside", "test_examples",
+    "by_cluster_of", "blocked_clients", "test_examples",
 })
 # fmt: on
 
@@ -74,13 +74,13 @@ def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
     }
 
 
-def columns(population: Population, cluster: Tensor, values: dict[str, Tensor]) -> dict[str, list[Any]]:
+def columns(population: ClientMetadata, cluster: Tensor, values: dict[str, Tensor]) -> dict[str, list[Any]]:
     """The table of clients, column by column."""
     groups, clients = population.groups, len(population)
     found: dict[str, list[Any]] = {
         "client": list(range(clients)),
         "cluster": cluster.tolist(),
-        "group": groups.tolist() if groups is not None else [None] * clients,
+        "true_group": groups.tolist() if groups is not None else [None] * clients,
         "examples": population.sizes.tolist(),
         "test_examples": population.test_sizes.tolist(),
     }

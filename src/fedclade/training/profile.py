@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedclade.engines.profiler import Clock
+from fedclade.engines.profiler import Profiler
 
 # What the clock calls it, and what a reader should know.
 _ROUND = {"clients": "the clients' work", "replies": "looking at replies", "sums": "adding replies up"}
@@ -55,7 +55,7 @@ class Profile:
         return "\n".join(text)
 
 
-def profile_of(clock: Clock, rounds: int, workers: int) -> Profile:
+def profile_of(clock: Profiler, rounds: int, workers: int) -> Profile:
     """What a run's clock says. The server's own part of a round is what is left of it."""
     seconds = clock.seconds
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from fedclade.core.pytree import Tree
 from fedclade.engines.oom import is_out_of_memory
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
-from fedclade.io.run_dir import RunStore, StoredModels
+from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.registry import REGISTRY
 from fedclade.training.profile import Profile
 
@@ -32,7 +32,7 @@ class Result:
     clusters: Tensor
     clients: dict[str, list[Any]] = field(repr=False)
     module: nn.Module = field(repr=False)
-    row_of: Callable[[int], Tree | None] = field(repr=False)
+    weights_of: Callable[[int], Tree | None] = field(repr=False)
     folder: Path | None = None
     already_finished: bool = False  # a resumed run that had nothing left to do
     profile: Profile | None = None  # where the time went, if it was asked for; printed, a table
@@ -47,10 +47,10 @@ class Result:
         """The model this client uses: a plain module in evaluation mode, ready to predict."""
         client = int(client)
         if not 0 <= client < len(self.clusters):
-            raise InvalidInput(f"client {client}: there are {len(self.clusters)}, numbered 0 to {len(self.clusters) - 1}.")
-        weights = self.row_of(client)
+            raise InvalidInputError(f"client {client}: there are {len(self.clusters)}, numbered 0 to {len(self.clusters) - 1}.")
+        weights = self.weights_of(client)
         if weights is None:
-            raise InvalidInput(f"client {client} has no model: it has not answered yet, so its cluster is not known.")
+            raise InvalidInputError(f"client {client} has no model: it has not answered yet, so its cluster is not known.")
         return with_weights(self.module, weights)
 
     def report(self, out: str | os.PathLike[str]) -> Path:
@@ -79,7 +79,7 @@ def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
     for name, value in weights.items():
         if name not in state or state[name].shape != value.shape:
             found = tuple(state[name].shape) if name in state else "none of that name"
-            raise InvalidInput(f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has {found}.")
+            raise InvalidInputError(f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has {found}.")
     result.load_state_dict({name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()})
     return result
 
@@ -94,11 +94,11 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     """Read a finished run. `model`: a module of the same form, where the run was made with a module of your own."""
     path = Path(folder)
     if not path.is_dir():
-        raise InvalidInput(f"load: there is no folder '{path}'.")
-    store, models = RunStore(path), StoredModels(path)
+        raise InvalidInputError(f"load: there is no folder '{path}'.")
+    store, models = RunDirectory(path), StoredModels(path)
     summary = store.summary()
     if summary is None:
-        raise InvalidInput(f"{path}: the run has not ended (there is no summary.json); resume it with --resume.")
+        raise InvalidInputError(f"{path}: the run has not ended (there is no summary.json); resume it with --resume.")
     history, clients = store.history(), store.read_clients(summary["clients"])
     weights = models.fixed | models.row(0)
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
@@ -114,7 +114,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
     name = table.pop("name")
     if name not in REGISTRY["model"]:
-        raise InvalidInput(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")
+        raise InvalidInputError(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")
     try:
         spec = REGISTRY["model"][name](**table)
         _check_size(spec, models, weights)
@@ -122,7 +122,7 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
     except (TypeError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        raise InvalidInput(f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module, load(…, model=…).") from error
+        raise InvalidInputError(f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module, load(…, model=…).") from error
     return module
 
 

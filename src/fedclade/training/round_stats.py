@@ -26,7 +26,7 @@ class Counters:
 
     def failures(self, fed: Engine) -> list[dict[str, Any]]:
         """Who failed since this was last asked."""
-        return [asdict(failure) for failure in fed.drain_failures()]
+        return [asdict(failure) for failure in fed.pop_failures()]
 
     def seconds(self) -> float:
         return round(time.perf_counter() - self.begin, 4)

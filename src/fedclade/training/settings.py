@@ -13,7 +13,7 @@ from fedclade.core.federation import Aggregator
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import LocalTraining
 from fedclade.engines.simulator import Precision
-from fedclade.errors import check
+from fedclade.errors import require
 
 _MOST = 10**9  # no count that means anything is larger
 
@@ -27,7 +27,7 @@ def _whole(value: object, least: int) -> bool:
 
 
 @dataclass(frozen=True)
-class LocalSettings:
+class LocalConfig:
     """How a client trains. `lr_decay` multiplies the learning rate after every round."""
 
     lr: float = 0.01
@@ -38,12 +38,12 @@ class LocalSettings:
     lr_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        check(_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
-        check(_whole(self.batch_size, 1), "local.batch_size", self.batch_size, "must be a whole number of at least 1")
-        check(_whole(self.epochs, 1), "local.epochs", self.epochs, "must be a whole number of at least 1")
-        check(_number(self.momentum) and 0 <= self.momentum < 1, "local.momentum", self.momentum, "must be at least 0 and below 1")
-        check(_number(self.weight_decay) and self.weight_decay >= 0, "local.weight_decay", self.weight_decay, "must be at least 0")
-        check(_number(self.lr_decay) and 0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "must be above 0 and at most 1")
+        require(_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
+        require(_whole(self.batch_size, 1), "local.batch_size", self.batch_size, "must be a whole number of at least 1")
+        require(_whole(self.epochs, 1), "local.epochs", self.epochs, "must be a whole number of at least 1")
+        require(_number(self.momentum) and 0 <= self.momentum < 1, "local.momentum", self.momentum, "must be at least 0 and below 1")
+        require(_number(self.weight_decay) and self.weight_decay >= 0, "local.weight_decay", self.weight_decay, "must be at least 0")
+        require(_number(self.lr_decay) and 0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "must be above 0 and at most 1")
 
     def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
         """How a client trains on this objective in this round."""
@@ -52,7 +52,7 @@ class LocalSettings:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class TrainingConfig:
     """How long, with how many clients, from which seed. `clients_per_round`: a float is a share, an int a number."""
 
     rounds: int = 100
@@ -61,39 +61,49 @@ class RunSettings:
     eval_every: int = 10  # 0: at the end only
     checkpoint_every: int = 10  # 0: at the end only
     fine_tune_epochs: int = 0  # above 0: accuracy after so many local epochs too, as accuracy_tuned
-    set_aside_after: int = 3  # a client whose replies were refused so often is not asked again; 0: it always is
-    average: Aggregator = "mean"  # of models: by examples, or "median", "trimmed_mean", "clipped_mean", which a few bad ones cannot spoil
+    max_rejections: int = 3  # a client whose replies were refused so often is not asked again; 0: it always is
 
     def __post_init__(self) -> None:
-        check(_whole(self.rounds, 1), "run.rounds", self.rounds, "must be a whole number of at least 1")
+        require(_whole(self.rounds, 1), "run.rounds", self.rounds, "must be a whole number of at least 1")
         share = isinstance(self.clients_per_round, float | np.floating) and 0 < self.clients_per_round <= 1
-        check(
+        require(
             share or _whole(self.clients_per_round, 1),
             "run.clients_per_round",
             self.clients_per_round,
             "must be a share above 0.0 and at most 1.0, or a whole number of clients of at least 1",
         )
-        check(_whole(self.seed, 0), "run.seed", self.seed, "must be a whole number of at least 0")
-        check(_whole(self.eval_every, 0), "run.eval_every", self.eval_every, "must be a whole number; 0 evaluates at the end only")
-        check(_whole(self.checkpoint_every, 0), "run.checkpoint_every", self.checkpoint_every, "must be a whole number; 0 for the end only")
-        check(_whole(self.fine_tune_epochs, 0), "run.fine_tune_epochs", self.fine_tune_epochs, "must be a whole number; 0 for none")
-        check(_whole(self.set_aside_after, 0), "run.set_aside_after", self.set_aside_after, "must be a whole number; 0 for never")
-        check(self.average in get_args(Aggregator), "run.average", self.average, f"must be one of {', '.join(get_args(Aggregator))}")
+        require(_whole(self.seed, 0), "run.seed", self.seed, "must be a whole number of at least 0")
+        require(_whole(self.eval_every, 0), "run.eval_every", self.eval_every, "must be a whole number; 0 evaluates at the end only")
+        require(_whole(self.checkpoint_every, 0), "run.checkpoint_every", self.checkpoint_every, "must be a whole number; 0 for the end only")
+        require(_whole(self.fine_tune_epochs, 0), "run.fine_tune_epochs", self.fine_tune_epochs, "must be a whole number; 0 for none")
+        require(_whole(self.max_rejections, 0), "run.max_rejections", self.max_rejections, "must be a whole number; 0 for never")
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""
         if isinstance(self.clients_per_round, float | np.floating):
             return max(1, round(self.clients_per_round * clients))
         allowed = f"there are {clients} clients; ask for at most so many, or for a share such as 0.2"
-        check(self.clients_per_round <= clients, "run.clients_per_round", self.clients_per_round, allowed)
+        require(self.clients_per_round <= clients, "run.clients_per_round", self.clients_per_round, allowed)
         return int(self.clients_per_round)
 
 
 @dataclass(frozen=True)
-class EngineSettings:
+class ServerConfig:
+    """What the server does with the clients' models. `aggregator`: the mean weighted by examples, or a mean that is robust to a few
+    bad models ("median", "trimmed_mean", "clipped_mean")."""
+
+    aggregator: Aggregator = "mean"
+
+    def __post_init__(self) -> None:
+        allowed = f"must be one of {', '.join(get_args(Aggregator))}"
+        require(self.aggregator in get_args(Aggregator), "server.aggregator", self.aggregator, allowed)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
     """How the simulator runs: clients in one step (default: chosen by device and model), matrix precision on CUDA, threads on the CPU
     (default: one for each core)."""
 
     chunk: int | None = None
     precision: Precision = "tf32"
-    workers: int | None = None
+    threads: int | None = None

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.core.functional_model import ExampleLoss, Objective, accuracy
-from fedclade.core.rng import fold
-from fedclade.data.client_metadata import Population
+from fedclade.core.rng import fold_in
+from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients, as_inputs
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 from fedclade.training import encoder_pretraining
 from fedclade.training.metrics import RESERVED
 
 
-def equip(method: Method, clients: Clients | Population, seed: int) -> Method:
+def inject_context(method: Method, clients: Clients | ClientMetadata, seed: int) -> Method:
     """The method with what it wants of the federation beside the clients' answers, where it was given none: its fields marked BOUND."""
     wanted = {each.name: getattr(method, each.name) for each in fields(method) if "bound" in each.metadata}
     found: dict[str, Any] = {}
@@ -42,32 +42,32 @@ def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
     try:
         x = as_inputs(torch.as_tensor(probe))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"probe: not an array of inputs ({error}).") from error
+        raise InvalidInputError(f"probe: not an array of inputs ({error}).") from error
     if tuple(x.shape[1:]) != shape or len(x) == 0:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"probe: its shape is {tuple(x.shape)}, it must be (samples, {', '.join(map(str, shape))}), as the clients' inputs."
         )
     return x
 
 
-def module_for(model: ModelSpec | nn.Module, clients: Clients | Population, seed: int) -> nn.Module:
+def module_for(model: ModelSpec | nn.Module, clients: Clients | ClientMetadata, seed: int) -> nn.Module:
     """The user's module, or the spec's with weights that depend on the seed alone."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if isinstance(model, type) or not hasattr(model, "build"):
-        raise InvalidInput(f"model = {model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
+        raise InvalidInputError(f"model = {model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
     if clients.classes is None:
-        raise InvalidInput("model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss.")
+        raise InvalidInputError("model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss.")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold(seed, "model"))
+        torch.manual_seed(fold_in(seed, "model"))
         try:
             return model.build(clients.shape, clients.classes)
         except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-            raise InvalidInput(f"model: {model!r} cannot be built ({error}).") from error
+            raise InvalidInputError(f"model: {model!r} cannot be built ({error}).") from error
 
 
 def metrics_for(
-    objective: Objective, clients: Population, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
+    objective: Objective, clients: ClientMetadata, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
 ) -> dict[str, ExampleLoss]:
     """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where there is one, and those metrics."""
     found = measured(objective, clients, own_loss, metrics, device)
@@ -76,7 +76,7 @@ def metrics_for(
 
 
 def measured(
-    objective: Objective, clients: Population, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
+    objective: Objective, clients: ClientMetadata, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
 ) -> dict[str, ExampleLoss]:
     """The same without a try of the gradient, which takes seconds the first time: every letter to a node starts a process."""
     x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
@@ -85,18 +85,18 @@ def measured(
     if not own_loss and not classifies:
         shape, labels = tuple(outputs.shape[1:]), "one label a sample" if y.ndim == 1 else f"{y.shape[1]} labels a sample"
         what = labels if clients.classes is not None else "none"
-        raise InvalidInput(
+        raise InvalidInputError(
             f"loss: cross-entropy needs class labels ({what} here) and an output for each class, the model gives {shape}; give a loss."
         )
     if not own_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"model: it has {outputs.shape[-1]} outputs, but labels go up to {clients.classes - 1}: "
             f"give it at least {clients.classes} outputs, or number the labels from 0."
         )
     for name, metric in (metrics or {}).items():
         if name in RESERVED or name.startswith("train_") or name.endswith("_tuned"):
-            raise InvalidInput(f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.")
+            raise InvalidInputError(f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.")
         shape = tuple(metric(outputs, y).shape)
         if shape != (len(y),):
-            raise InvalidInput(f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got {shape}.")
+            raise InvalidInputError(f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got {shape}.")
     return {**({"accuracy": accuracy} if classifies else {}), **(metrics or {})}

@@ -42,7 +42,7 @@ def test_a_third_away_and_a_tenth_of_rubbish_costs_less_than_two_points(name: st
 def test_every_kind_of_rubbish_is_told_with_its_reason() -> None:
     bad = list(range(len(bad_clients.KINDS)))
     result = bad_clients.run(fc.FedAvg(), digits(1), 0, 8, bad_clients.Mischief(bad))
-    told = {(each["client"], each["reason"].split(":")[0]) for row in result.history for each in row["failures"] if each["refused"]}
+    told = {(each["client"], each["reason"].split(":")[0]) for row in result.history for each in row["failures"] if each["rejected"]}
     assert told == {
         (0, "'fc1.weight' is not finite"),
         (1, "'fc1.weight' is not finite"),

@@ -81,7 +81,7 @@ def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Pat
 
 def _clients(folder: Path) -> list[tuple[str, str]]:
     with (folder / "clients.csv").open(newline="") as file:
-        return [(line["group"], line["examples"]) for line in csv.DictReader(file)]
+        return [(line["true_group"], line["examples"]) for line in csv.DictReader(file)]
 
 
 def test_with_one_seed_there_is_no_spread_over_seeds(call: Call) -> None:

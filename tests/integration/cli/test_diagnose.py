@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from fedclade.analysis.diagnose import Diagnosis
 from fedclade.cli.diagnose import diagnose
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 app = typer.Typer()
 app.command()(diagnose)
@@ -39,7 +39,7 @@ def test_json(tmp_path: Path) -> None:
     result = call("quickstart", *FAST, "--probe-rounds", "0", "--json", "--out", str(tmp_path / "told"))
     assert json.loads(result.stdout) == json.loads((tmp_path / "told" / "diagnosis.json").read_text())
     again = call("quickstart", *FAST, "--out", str(tmp_path / "told"))
-    assert isinstance(again.exception, InvalidInput)
+    assert isinstance(again.exception, InvalidInputError)
     assert "it holds a diagnosis already" in str(again.exception)
 
 

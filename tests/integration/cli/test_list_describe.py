@@ -28,7 +28,7 @@ class Mine(fc.FedAvg):
     """
     title: ClassVar[str] = "A method of mine"
     paper: ClassVar[str] = "my thesis"
-    leaves: ClassVar[str] = "next to nothing"
+    client_disclosure: ClassVar[str] = "next to nothing"
     k: int = 3
 
 @fc.register("dataset", "spots")
@@ -100,7 +100,7 @@ def test_describe_says_what_it_does_what_leaves_a_client_and_where_it_is_from(na
     assert (code, err) == (0, "")
     method = REGISTRY["method"][name]
     assert out.startswith(method.title)
-    assert f"What leaves a client: {method.leaves}." in out
+    assert f"What leaves a client: {method.client_disclosure}." in out
     assert f"Paper: {method.paper}." in out
     assert "Parameters" in out
     assert "The server needs: " in out

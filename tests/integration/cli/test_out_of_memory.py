@@ -9,7 +9,7 @@ import torch
 from tests.integration.cli.conftest import Call
 
 from fedclade.engines import simulator
-from fedclade.engines.client_loop import Lanes
+from fedclade.engines.client_loop import ClientBatch
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
 SHORT = ["run", "quickstart", "--set", "run.rounds=2", "-q", "--no-report", "--out", "x"]
@@ -17,14 +17,14 @@ SHORT = ["run", "quickstart", "--set", "run.rounds=2", "-q", "--no-report", "--o
 
 @pytest.mark.filterwarnings("always:memory")
 def test_one_line_says_that_fewer_run_at_a_time(command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    fold = simulator.fold
+    fold = simulator.run_program
 
-    def cramped(program: Any, lanes: Lanes, *others: Any) -> Any:
+    def cramped(program: Any, lanes: ClientBatch, *others: Any) -> Any:
         if len(lanes.client) > 3:
             raise FULL
         return fold(program, lanes, *others)
 
-    monkeypatch.setattr(simulator, "fold", cramped)
+    monkeypatch.setattr(simulator, "run_program", cramped)
     code, out, complaint = command(*SHORT, "--set", "engine.chunk=4")
     assert (code, out) == (0, "")
     assert complaint.splitlines() == [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedclade.analysis import report
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Call = Callable[..., tuple[int, str, str]]
 RUN = ["run", "quickstart", "--set", "run.rounds=2"]
@@ -41,7 +41,7 @@ def test_it_can_be_left_out(words: list[str], command: Call) -> None:
     assert not list(Path("out").rglob("report.html"))
 
 
-@pytest.mark.parametrize("error", [InvalidInput("this and that"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("error", [InvalidInputError("this and that"), OSError(28, "No space left on device")])
 def test_a_report_that_cannot_be_written_costs_no_run(error: Exception, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise error

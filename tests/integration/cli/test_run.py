@@ -90,7 +90,7 @@ def test_a_line_a_round_and_a_line_a_client(processes: Processes) -> None:
     with (folder / "clients.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [int(line["client"]) for line in lines] == list(range(40))
-    assert {"client", "cluster", "group", "examples", "accuracy", "train_accuracy"} <= lines[0].keys()
+    assert {"client", "cluster", "true_group", "examples", "accuracy", "train_accuracy"} <= lines[0].keys()
 
 
 def test_two_processes_write_the_same_models_whatever_the_chunk_and_another_seed_others(processes: Processes, call: Call) -> None:

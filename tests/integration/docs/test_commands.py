@@ -80,7 +80,7 @@ def test_the_commands_of_a_page_run(page: str, reader: dict[str, str], tmp_path:
 
 @pytest.mark.slow
 def test_the_demo_runs(reader: dict[str, str], tmp_path: Path) -> None:
-    recipe = re.search(r"^demo:.*\n\t@\$\(BIN\)/python -m fedclade\.cli (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    recipe = re.search(r"^demo:.*\n\t@\$\(BIN\)/python -m fedclade (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     assert "clade" in ran(f"fedclade {recipe[1]}", reader, tmp_path)
 

@@ -20,4 +20,4 @@ def test_the_tables_are_up_to_date(tmp_path: Path) -> None:
 
 
 def test_every_method_is_there() -> None:
-    assert all(f"\n| {name} | {method.leaves} |" in PAGE.read_text() for name, method in METHODS.items())
+    assert all(f"\n| {name} | {method.client_disclosure} |" in PAGE.read_text() for name, method in METHODS.items())

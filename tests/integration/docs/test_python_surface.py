@@ -83,10 +83,10 @@ def test_run_has_the_parameters_of_the_design_in_that_order_with_those_defaults(
 
 
 def test_an_experiment_file_knows_every_setting_that_run_has() -> None:
-    from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+    from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
     known = set(inspect.signature(fc.run).parameters)
-    for settings in (LocalSettings, RunSettings, EngineSettings):
+    for settings in (LocalConfig, TrainingConfig, EngineConfig):
         assert set(inspect.signature(settings).parameters) <= known
         for name, one in inspect.signature(settings).parameters.items():
             assert one.default == inspect.signature(fc.run).parameters[name].default, name
@@ -106,7 +106,7 @@ def test_everything_that_is_exported_is_there_and_documented() -> None:
     assert fc.__version__
 
 
-@pytest.mark.parametrize("error", [fc.InvalidInput("x"), fc.NotVectorisable("x"), fc.NotWritten("x")])
+@pytest.mark.parametrize("error", [fc.InvalidInputError("x"), fc.VectorizationError("x"), fc.WriteError("x")])
 def test_every_error_of_ours_can_be_caught_under_one_name_and_as_pythons_own(error: Exception) -> None:
     assert isinstance(error, fc.FedcladeError)
     assert isinstance(error, ValueError | RuntimeError | OSError)

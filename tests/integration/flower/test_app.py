@@ -48,7 +48,7 @@ def test_runs_in_simulation_as_it_is(simulating: dict[str, str], tmp_path: Path)
     )
     assert made.returncode == 0, made.stderr
     assert "task.py" in made.stdout
-    config = f'federation.sites=3 federation.out="{tmp_path / "out"}" run.rounds=2 method.name="fedavg"'
+    config = f'federation.nodes=3 federation.out="{tmp_path / "out"}" run.rounds=2 method.name="fedavg"'
     command = ["flwr", "run", str(tmp_path / "clinics"), "sim", "--stream", "--run-config", config]
     done = subprocess.run(
         [*command, "--federation-config", "num-supernodes=3"], env=simulating, capture_output=True, text=True, timeout=400

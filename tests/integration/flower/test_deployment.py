@@ -45,7 +45,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(out: Path, method: str, rounds: int, **more: Any) -> dict[str, Any]:
-    given = {"method.name": method, "run.rounds": rounds, "federation.sites": NODES, "federation.out": str(out), "federation.bound": True}
+    given = {"method.name": method, "run.rounds": rounds, "federation.nodes": NODES, "federation.out": str(out), "federation.bound": True}
     return given | {name.replace("__", "."): value for name, value in more.items()}
 
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner, Result
 
 from fedclade.cli import flower
 from fedclade.cli.flower import flower_app
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower.local_deployment import certificates, federation, supervisor
 from fedclade.integrations.flower.local_deployment.federation import Federation
 from fedclade.integrations.flower.local_deployment.supervisor import (
@@ -233,7 +233,7 @@ def test_what_a_dead_service_leaves_behind_is_ended_before_it_is_started_again(
     ],
 )
 def test_what_cannot_be_started_is_refused_and_leaves_no_folder(tmp_path: Path, given: dict[str, int], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         Federation.up(tmp_path / "fed", secure=False, **given)
     assert not (tmp_path / "fed").exists()
 
@@ -243,13 +243,13 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InvalidInput, match=rf"port = {port}: it cannot be used on 127.0.0.1 \(Address already in use\)\. Leave it out"):
+        with pytest.raises(InvalidInputError, match=rf"port = {port}: it cannot be used on 127.0.0.1 \(Address already in use\)\. Leave it out"):
             Federation.up(tmp_path / "fed", 1, False, port)
 
 
 def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InvalidInput, match=r"it is there already and no federation's\. Choose another --dir"):
+    with pytest.raises(InvalidInputError, match=r"it is there already and no federation's\. Choose another --dir"):
         Federation.up(tmp_path, 1, False)
     result = CliRunner().invoke(flower_app, ["down", "--purge", "--dir", str(tmp_path)])
     assert (result.exit_code, "nothing to do" in result.stdout) == (0, True)
@@ -259,7 +259,7 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_federation_of_another_shape_is_not_overwritten(tmp_path: Path) -> None:
     Plan(tmp_path, True, 1, ("", "")).save()
     State(services=[Service("superlink")]).save(tmp_path)
-    with pytest.raises(InvalidInput, match=r"it holds a federation of 2 nodes, secure\. Remove it with 'fedclade flower down --purge'"):
+    with pytest.raises(InvalidInputError, match=r"it holds a federation of 2 nodes, secure\. Remove it with 'fedclade flower down --purge'"):
         Federation.up(tmp_path, 3, True)
 
 
@@ -272,14 +272,14 @@ def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
 @pytest.mark.parametrize("command", [["status"], ["run", "app"]])
 def test_without_a_federation_the_commands_say_so(tmp_path: Path, command: list[str]) -> None:
     result = CliRunner().invoke(flower_app, [*command, "--dir", str(tmp_path / "none")])
-    assert isinstance(result.exception, InvalidInput)
+    assert isinstance(result.exception, InvalidInputError)
     assert "there is no federation here. Start one with 'fedclade flower up'" in str(result.exception)
 
 
 def test_without_flower_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower.importlib.util, "find_spec", lambda name: None)
     result = CliRunner().invoke(flower_app, ["up"])
-    assert isinstance(result.exception, InvalidInput)
+    assert isinstance(result.exception, InvalidInputError)
     assert "flwr is not installed. Install it with: pip install 'fedclade[flower]'" in str(result.exception)
 
 
@@ -287,15 +287,15 @@ def test_settings_are_read_as_toml_and_else_as_text() -> None:
     assert flower._settings(["a=1", "b=0.5", "c=true", "d=clade", 'e="7"', "f=x=y"]) == {
         **{"a": 1, "b": 0.5, "c": True, "d": "clade", "e": "7", "f": "x=y"}
     }
-    with pytest.raises(InvalidInput, match="write it as key=value"):
+    with pytest.raises(InvalidInputError, match="write it as key=value"):
         flower._settings(["rounds"])
-    with pytest.raises(InvalidInput, match="text, numbers, true and false"):
+    with pytest.raises(InvalidInputError, match="text, numbers, true and false"):
         flower._settings(["a=[1, 2]"])
 
 
 def test_a_setting_that_the_app_does_not_have_is_named(app_dir: Path) -> None:
     federation._check_settings(app_dir / "pyproject.toml", {"text": "x", "deep.number": 2})
-    with pytest.raises(InvalidInput, match=r"txt: .* has no such setting in \[tool.flwr.app.config\]\. Did you mean 'text'\?"):
+    with pytest.raises(InvalidInputError, match=r"txt: .* has no such setting in \[tool.flwr.app.config\]\. Did you mean 'text'\?"):
         federation._check_settings(app_dir / "pyproject.toml", {"txt": "x"})
 
 
@@ -341,7 +341,7 @@ def test_every_service_is_alive_and_every_node_online(secure: Federation, told: 
 
 @pytest.mark.slow
 def test_a_second_federation_in_the_same_folder_is_refused(secure: Federation) -> None:
-    with pytest.raises(InvalidInput, match=r"a federation is up here already\. End it with 'fedclade flower down'"):
+    with pytest.raises(InvalidInputError, match=r"a federation is up here already\. End it with 'fedclade flower down'"):
         Federation.up(secure.plan.folder, 2, True, secure.plan.port)
     assert secure.supervised
 

@@ -46,7 +46,7 @@ def test_gives_what_the_simulator_gives(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    settings = ("--engine", "flower", "--sites", "2", "--set", "method.name=scaffold", "--set", "run.checkpoint_every=1")
+    settings = ("--engine", "flower", "--nodes", "2", "--set", "method.name=scaffold", "--set", "run.checkpoint_every=1")
     assert run(tmp_path / "whole", *settings, "--set", "run.rounds=4").returncode == 0
     assert run(tmp_path / "parts", *settings, "--set", "run.rounds=2").returncode == 0
     assert run(tmp_path / "parts", *settings, "--set", "run.rounds=4", "--resume").returncode == 0
@@ -60,7 +60,7 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
     done = run(tmp_path / "a", "--engine", "flour")
     assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --engine flour: must be simulator or flower.")
-    done = run(tmp_path / "b", "--sites", "3")
-    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --sites: only --engine flower has any.")
-    done = run(tmp_path / "c", "--engine", "flower", "--sites", "1000")
-    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --sites = 1000: must be from 1 to the number of clients, 40.")
+    done = run(tmp_path / "b", "--nodes", "3")
+    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --nodes: only --engine flower has any.")
+    done = run(tmp_path / "c", "--engine", "flower", "--nodes", "1000")
+    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --nodes = 1000: must be from 1 to the number of clients, 40.")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from fedclade.aggregation.mean import add, distinct_rows, mean, mix
+from fedclade.aggregation.mean import add, distinct_rows, mix, weighted_mean
 
 numbers = st.floats(-1e3, 1e3, width=32)
 weights = st.floats(0, 100, width=32).map(lambda weight: 0.0 if weight < 1e-3 else weight)
@@ -46,7 +46,7 @@ def mixings(draw: st.DrawFn) -> tuple[Tensor, dict[str, Tensor]]:
 
 def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_old() -> None:
     sums = {"w": torch.tensor([[2.0, 4.0], [9.0, 3.0]], dtype=torch.float64)}
-    got = mean(sums, torch.tensor([2.0, 3.0], dtype=torch.float64), keep={"w": torch.zeros(2, 2)})
+    got = weighted_mean(sums, torch.tensor([2.0, 3.0], dtype=torch.float64), keep={"w": torch.zeros(2, 2)})
     assert got["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
     assert got["w"].dtype == torch.float32
 
@@ -54,19 +54,19 @@ def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_old() -> None:
 def test_a_row_without_weight_keeps_its_old_model() -> None:
     keep = {"w": torch.tensor([[1.0, 2.0], [3.1, 4.1]]), "b": torch.tensor([5.1, 6.1])}
     sums = {"w": torch.tensor([[8.0, 8.0], [0.0, 0.0]], dtype=torch.float64), "b": torch.tensor([4.0, 0.0], dtype=torch.float64)}
-    got = mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), keep)
+    got = weighted_mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), keep)
     assert torch.equal(got["w"], torch.tensor([[2.0, 2.0], [3.1, 4.1]]))
     assert torch.equal(got["b"], torch.tensor([1.0, 6.1]))
 
 
 def test_where_nobody_answered_all_is_kept() -> None:
     keep = {"w": torch.tensor([[1.5]])}
-    assert torch.equal(mean({}, torch.zeros(1), keep)["w"], keep["w"])
+    assert torch.equal(weighted_mean({}, torch.zeros(1), keep)["w"], keep["w"])
 
 
 def test_mean_changes_neither_the_sums_nor_the_old() -> None:
     sums, keep = {"w": torch.tensor([[8.0], [0.0]], dtype=torch.float64)}, {"w": torch.tensor([[1.0], [2.0]])}
-    mean(sums, torch.tensor([4.0, 0.0]), keep)
+    weighted_mean(sums, torch.tensor([4.0, 0.0]), keep)
     assert sums["w"].tolist() == [[8.0], [0.0]]
     assert keep["w"].tolist() == [[1.0], [2.0]]
 
@@ -187,7 +187,7 @@ def test_an_absent_client_enters_by_its_old_row() -> None:
     assert sums["w"].flatten().tolist() == [16.0, 12.0, 8.0]
     sums, weight = add(sums, weight, matrix[:, absent], {"w": old["w"][absent]})
     assert weight.tolist() == [4.0, 2.0, 4.0]
-    assert mean(sums, weight, keep=old)["w"].flatten().tolist() == [7.0, 6.0, 11.0]
+    assert weighted_mean(sums, weight, keep=old)["w"].flatten().tolist() == [7.0, 6.0, 11.0]
 
 
 @given(mixings(), st.data())
@@ -200,7 +200,7 @@ def test_sums_of_some_and_old_rows_of_the_rest_are_the_mix_of_all(
     nothing = {name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in given_models.items()}
     sums, weight = add({}, torch.zeros(len(matrix), dtype=torch.float64), matrix[:, here], {n: v[here] for n, v in given_models.items()})
     sums, weight = add(sums, weight, matrix[:, ~here], {n: v[~here] for n, v in given_models.items()})
-    for name, value in mean(sums, weight, keep=nothing).items():
+    for name, value in weighted_mean(sums, weight, keep=nothing).items():
         torch.testing.assert_close(value, mix(matrix, given_models)[name], rtol=1e-6, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""`run.average`: every method that averages models, with some of them bad."""
+"""`server.aggregator`: every method that averages models, with some of them bad."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 
 import fedclade as fc
 from fedclade.aggregation.robust_federation import RobustFederation
-from fedclade.core.federation import Aggregator, Sum
+from fedclade.core.federation import Aggregator, SegmentSum
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
-from fedclade.training.runner import Run
-from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 
 AVERAGES = pytest.mark.parametrize("average", [name for name in get_args(Aggregator) if name != "mean"])
 METHODS = pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def run(clients: Clients, method: fc.Method, average: str, bad: set[int], rounds
             else reply
         )
 
-    settings = RunSettings(rounds, 1.0, eval_every=0, checkpoint_every=0, average=average)  # type: ignore[arg-type]
+    settings = TrainingConfig(rounds, 1.0, eval_every=0, checkpoint_every=0)
     engine = fc.Simulator(clients, faults=fault if bad else None)
-    learn = LocalSettings(**{"lr": 0.1, "epochs": 2, **local})
-    return Run(method, clients, fc.models.MLP(16), learn, settings, EngineSettings(), federation=engine).execute()
+    learn = LocalConfig(**{"lr": 0.1, "epochs": 2, **local})
+    return TrainingRun(method, clients, fc.models.MLP(16), learn, settings, EngineConfig(), federation=engine, server=ServerConfig(average)).run()  # type: ignore[arg-type]
 
 
 @METHODS
@@ -78,24 +78,24 @@ def test_sums_that_are_no_models_stay_sums(digits: Clients) -> None:
     engine = fc.Simulator(digits)
     fed = RobustFederation(engine, "median")
     objective = fc.core.functional_model.Objective(fc.models.Logistic().build(digits.shape, 10))
-    ask, ids = fc.core.program.losses(objective), torch.arange(4)
+    ask, ids = fc.core.program.evaluate_losses(objective), torch.arange(4)
     models = fc.core.pytree.stack([objective.params()])
-    add = Sum(row=torch.zeros_like(ids), weight=torch.ones(4), rows=1)
-    plain, robust = (one.map(ask, ids, shared=models, key=1, reduce=add).sums for one in (engine, fed))
+    add = SegmentSum(segment_ids=torch.zeros_like(ids), weights=torch.ones(4), num_segments=1)
+    plain, robust = (one.map(ask, ids, broadcast=models, key=1, reduce=add).sums for one in (engine, fed))
     assert torch.equal(plain["loss"], robust["loss"])
-    assert fed.average == "median"
+    assert fed.aggregator == "median"
     assert torch.equal(fed.sizes, engine.sizes)
 
 
 def test_where_nobody_answers_the_models_stay(digits: Clients) -> None:
-    settings = RunSettings(2, 1.0, eval_every=0, checkpoint_every=0, average="median")
+    settings = TrainingConfig(2, 1.0, eval_every=0, checkpoint_every=0)
     engine = fc.Simulator(digits, faults=lambda key, client, reply: None)
-    result = Run(fc.FedAvg(), digits, fc.models.MLP(4), LocalSettings(), settings, EngineSettings(), federation=engine).execute()
+    result = TrainingRun(fc.FedAvg(), digits, fc.models.MLP(4), LocalConfig(), settings, EngineConfig(), federation=engine, server=ServerConfig("median")).run()
     assert result.summary["failures"] == 2 * len(digits)
 
 
 def test_what_is_no_average_is_refused_and_so_is_a_method_with_a_mean_of_its_own(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match=r"run\.average = 'mode': must be one of mean, median, trimmed_mean, clipped_mean"):
-        RunSettings(average="mode")  # type: ignore[arg-type]
-    with pytest.raises(fc.InvalidInput, match=r"run\.average = 'median': method fedgmcc has only the mean along paths between models"):
+    with pytest.raises(fc.InvalidInputError, match=r"server\.aggregator = 'mode': must be one of mean, median, trimmed_mean, clipped_mean"):
+        ServerConfig(aggregator="mode")  # type: ignore[arg-type]
+    with pytest.raises(fc.InvalidInputError, match=r"server\.aggregator = 'median': method fedgmcc has only the mean along paths between models"):
         run(digits, fc.FedGMCC(), "median", set())

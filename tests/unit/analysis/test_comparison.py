@@ -14,7 +14,7 @@ import torch
 
 import fedclade as fc
 from fedclade.analysis.comparison import Planned, execute, plan, runs
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.registry import REGISTRY
 from fedclade.training.config import read
 
@@ -85,7 +85,7 @@ def test_local_settings_can_be_set_for_all_methods(methods: list[str]) -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_anything_runs(methods: list[str], sets: list[str], says: list[str]) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         plan(TABLES, methods, sets)
     for part in says:
         assert part in str(refused.value)
@@ -93,7 +93,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(methods: list[s
 
 def run_in(folder: Path) -> Any:
     def one(planned: Planned) -> fc.Result:
-        return planned.prepared("cpu", None).execute(folder / planned.label)
+        return planned.prepared("cpu", None).run(folder / planned.label)
 
     return one
 
@@ -104,7 +104,7 @@ def test_every_method_gets_the_same_clients_and_every_seed_others(tmp_path: Path
     def one(planned: Planned) -> fc.Result:
         run = planned.prepared("cpu", None)
         seen[planned.label] = run.clients
-        return run.execute(tmp_path / planned.label)
+        return run.run(tmp_path / planned.label)
 
     execute(runs(plan(TABLES, ["fedavg", "local"], ["run.seed=3"]), 2), tmp_path, False, one)
     assert sorted(seen) == ["fedavg-seed3", "fedavg-seed4", "local-seed3", "local-seed4"]
@@ -114,7 +114,7 @@ def test_every_method_gets_the_same_clients_and_every_seed_others(tmp_path: Path
             assert torch.equal(getattr(first, of).index, getattr(second, of).index)
             assert torch.equal(getattr(first, of).offsets, getattr(second, of).offsets)
         assert torch.equal(first.x, second.x)
-        assert torch.equal(first.test_of, second.test_of)
+        assert torch.equal(first.test_part_id, second.test_part_id)
     assert not torch.equal(seen["fedavg-seed3"].train.index, seen["fedavg-seed4"].train.index)
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedclade.analysis.comparison import plan, runs
 from fedclade.analysis.sweep import Variant, expand, is_sweep, values_of
 from fedclade.cli import main
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.training.config import read, value_of
 
 TABLES = {**read("quickstart"), "run": {"rounds": 1, "clients_per_round": 0.2}}
@@ -67,7 +67,7 @@ def test_text_in_quotes_keeps_its_commas(texts: list[str]) -> None:
     ],
 )
 def test_what_is_no_list_of_values_is_refused(given: str, says: list[str]) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         values_of(given)
     for part in says:
         assert part in str(refused.value)
@@ -99,7 +99,7 @@ def test_methods_and_seeds_are_no_settings() -> None:
     found = expand(TABLES, ["method.name=fedavg,local", "run.seed=4,7"])
     assert titles(found) == ["fedavg", "fedavg", "local", "local"]
     assert [run.label for run in runs(found, 1)] == ["fedavg-seed4", "fedavg-seed7", "local-seed4", "local-seed7"]
-    with pytest.raises(InvalidInput, match=r"--seeds 2: the seeds are listed already, in run\.seed"):
+    with pytest.raises(InvalidInputError, match=r"--seeds 2: the seeds are listed already, in run\.seed"):
         runs(found, 2)
 
 
@@ -117,14 +117,14 @@ def test_a_comparison_takes_lists_for_all_methods_or_for_one() -> None:
 
 
 def test_a_wrong_value_is_refused_before_anything_runs() -> None:
-    with pytest.raises(InvalidInput, match=r"local\.lr = -1"):
+    with pytest.raises(InvalidInputError, match=r"local\.lr = -1"):
         expand(TABLES, ["local.lr=0.1,-1"])
 
 
 def test_folders_have_safe_names_and_none_twice() -> None:
     (one, two) = runs(expand(TABLES, ["data.name=a b/c.npz,digits"]), 1)
     assert (one.label, two.label) == ("fedavg-name=a-b-c.npz-seed0", "fedavg-name=digits-seed0")
-    with pytest.raises(InvalidInput, match="two of the runs would be written to one folder"):
+    with pytest.raises(InvalidInputError, match="two of the runs would be written to one folder"):
         runs(expand(TABLES, ["data.name=a/b,a b"]), 1)
 
 
@@ -175,12 +175,12 @@ def test_a_sweep_runs_all_compares_them_and_goes_on(here: Path) -> None:
     ],
 )
 def test_what_a_sweep_cannot_do(here: Path, arguments: list[str], says: str) -> None:
-    with pytest.raises(InvalidInput, match=says):
+    with pytest.raises(InvalidInputError, match=says):
         call(*SWEEP, *arguments)
     assert list(here.iterdir()) == []
 
 
 def test_a_folder_that_holds_a_single_run_is_refused(here: Path) -> None:
     call("run", "quickstart", "--set", "run.rounds=1", "--out", "out", "--no-report", "-q")
-    with pytest.raises(InvalidInput, match="it holds a single run; give another folder"):
+    with pytest.raises(InvalidInputError, match="it holds a single run; give another folder"):
         call(*SWEEP, "--out", "out")

@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade.clustering.noisy import with_noise, worth
+from fedclade.clustering.noisy import effective_sizes, with_noise
 
 
 def test_without_noise_nothing_changes() -> None:
     size, scatter = np.array([3.0, 5.0]), np.array([[[2.0, 0.1], [0.1, 1.0]]])
-    assert worth(size, scatter[0], 0.0) is size
+    assert effective_sizes(size, scatter[0], 0.0) is size
     assert with_noise(scatter, size, 0.0) is scatter
 
 
 def test_worth_by_hand() -> None:
     """b = 76 / 2 / (10 + 30 - 2) = 1 and v = 10: errors 1/10 + 10/100 = 1/5 and 1/30 + 10/900 = 2/45, so 2 to 9 of 40 in all."""
     size, scatter = np.array([10.0, 30.0]), 38 * np.eye(2)
-    np.testing.assert_allclose(worth(size, scatter, 10.0), [40 * 2 / 11, 40 * 9 / 11])
+    np.testing.assert_allclose(effective_sizes(size, scatter, 10.0), [40 * 2 / 11, 40 * 9 / 11])
 
 
 def test_with_much_noise_a_mean_is_worth_its_size_squared() -> None:
-    weight = worth(np.array([1.0, 2.0, 4.0]), 4 * np.eye(3), 1e9)
+    weight = effective_sizes(np.array([1.0, 2.0, 4.0]), 4 * np.eye(3), 1e9)
     np.testing.assert_allclose(weight / weight[0], [1, 4, 16], rtol=1e-6)
 
 
@@ -33,7 +33,7 @@ def test_it_is_the_mean_of_worth_times_covariance(sizes: list[int], variance: fl
     root = np.random.default_rng(seed).normal(size=(4, 4))
     covariance, size = root @ root.T, np.array(sizes, float)
     scatter = covariance * (size.sum() - len(size))
-    weight = worth(size, scatter, variance)
+    weight = effective_sizes(size, scatter, variance)
     assert weight.sum() == pytest.approx(size.sum())
     told = with_noise(scatter[None], size, variance)[0] / (weight.sum() - len(size))
     expected = np.mean([w * (covariance / n + variance / n**2 * np.eye(4)) for w, n in zip(weight, size, strict=True)], 0)
@@ -44,7 +44,7 @@ def test_each_group_has_its_own_scatter_and_noise_below_zero_is_cut_off() -> Non
     size, label = np.array([10.0, 10.0, 20.0]), np.array([0, 0, 1])
     scatter = np.stack([np.diag([18.0, -9.0]), np.diag([19.0, 38.0])])
     v = 5.0
-    weight = worth(size, scatter.sum(0), v)
+    weight = effective_sizes(size, scatter.sum(0), v)
     told = with_noise(scatter, size, v, label)
     for group, own in enumerate((np.diag([1.0, 0.0]), np.diag([1.0, 2.0]))):
         n, w = size[label == group], weight[label == group]

@@ -14,7 +14,7 @@ import torch
 from fedclade.clustering import flt
 from fedclade.clustering.flt import mixing_rows, nearest, on_manifold, pca, place, relate
 from fedclade.clustering.set_distances import distances
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 
 def blobs(groups: int, each: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
@@ -99,7 +99,7 @@ def test_coordinates_that_are_not_finite_fall_back_to_pca(monkeypatch: pytest.Mo
 
 def test_missing_umap_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(InvalidInput, match="pip install umap-learn"):
+    with pytest.raises(InvalidInputError, match="pip install umap-learn"):
         place(blobs(2, 20))
 
 

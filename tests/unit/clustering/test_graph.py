@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 
 from fedclade.clustering import graph as room
 from fedclade.clustering.graph import close_components, components, numbered, square, threshold_graph
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
 
@@ -160,7 +160,7 @@ def test_far_more_cells_than_a_number_can_count() -> None:
     ],
 )
 def test_close_components_refuses(given_: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         close_components(**given_)
 
 
@@ -174,14 +174,14 @@ def test_close_components_refuses(given_: dict[str, Any], message: str) -> None:
     ],
 )
 def test_a_matrix_must_be_square_finite_symmetric(distance: Floats, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         square(distance, "distance")
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         threshold_graph(distance, 1.0)
 
 
 def test_threshold_and_components_refuse() -> None:
-    with pytest.raises(InvalidInput, match="gamma = 0"):
+    with pytest.raises(InvalidInputError, match="gamma = 0"):
         threshold_graph(np.zeros((2, 2)), 0)
-    with pytest.raises(InvalidInput, match=r"graph\.shape"):
+    with pytest.raises(InvalidInputError, match=r"graph\.shape"):
         components(csr_array(np.zeros((2, 3), bool)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedclade.clustering import kmeans as kmeans_module
 from fedclade.clustering.kmeans import kmeans, nearest_centre
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 # Whole numbers, so that sums are exact and equal points are not rare.
 points_of = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(lambda shape: arrays(np.float32, shape, elements=st.integers(-4, 4)))
@@ -113,5 +113,5 @@ def test_nearest_centre_tells_apart_what_is_far_away_and_close_together() -> Non
     ],
 )
 def test_what_cannot_be_clustered_is_refused(call: object, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         call()  # type: ignore[operator]

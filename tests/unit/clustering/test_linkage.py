@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 
 from fedclade.clustering import linkage as room
 from fedclade.clustering.linkage import cut_gap, cut_height, cut_number, cut_ratio, linkage, weighted_ward
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
 Clusters = list[list[int]]
@@ -69,9 +69,9 @@ def test_linkage_is_greedy(clients: int, seed: int, method: Any) -> None:
 
 
 def test_linkage_refuses() -> None:
-    with pytest.raises(InvalidInput, match="method = 'centroid'"):
+    with pytest.raises(InvalidInputError, match="method = 'centroid'"):
         linkage(np.zeros((2, 2)), "centroid")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="symmetric"):
+    with pytest.raises(InvalidInputError, match="symmetric"):
         linkage(np.array([[0.0, 1], [2, 0]]), "single")
 
 
@@ -183,7 +183,7 @@ def test_equidistant_points_do_not_run_in_a_circle() -> None:
     ],
 )
 def test_weighted_ward_refuses(points: Floats, weight: Floats, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         weighted_ward(points, weight)
 
 
@@ -306,13 +306,13 @@ def test_planted_groups_are_found_by_every_cut(spread: int) -> None:
 def test_cuts_refuse() -> None:
     tree = with_heights([1, 2, 3])
     for wrong in (0, 5):
-        with pytest.raises(InvalidInput, match=f"clusters = {wrong}"):
+        with pytest.raises(InvalidInputError, match=f"clusters = {wrong}"):
             cut_number(tree, wrong)
-    with pytest.raises(InvalidInput, match="height = nan"):
+    with pytest.raises(InvalidInputError, match="height = nan"):
         cut_height(tree, float("nan"))
-    with pytest.raises(InvalidInput, match="most = 0"):
+    with pytest.raises(InvalidInputError, match="most = 0"):
         cut_ratio(tree, 0)
-    with pytest.raises(InvalidInput, match=r"tree\.shape"):
+    with pytest.raises(InvalidInputError, match=r"tree\.shape"):
         cut_gap(np.zeros((3, 3)))
-    with pytest.raises(InvalidInput, match="must not fall"):
+    with pytest.raises(InvalidInputError, match="must not fall"):
         cut_gap(tree[::-1])

@@ -23,7 +23,7 @@ from fedclade.clustering.mode_connectivity import (
     midpoint,
 )
 from fedclade.core.functional_model import Objective
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
 
 many = settings(max_examples=50, deadline=None)
@@ -268,8 +268,8 @@ def test_curves_leave_the_modules_alone() -> None:
 
 def test_curves_want_modules_of_one_form() -> None:
     a, _ = modules()
-    with pytest.raises(InvalidInput, match="model_b"):
+    with pytest.raises(InvalidInputError, match="model_b"):
         curve_losses(a, nn.Linear(6, 3), torch.rand(3, 6))
     for name, value in (("steps", -1), ("points", 1)):
-        with pytest.raises(InvalidInput, match=name):
+        with pytest.raises(InvalidInputError, match=name):
             curve_losses(a, a, torch.rand(3, 6), **{name: value})

@@ -14,7 +14,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedclade.clustering import set_distances
 from fedclade.clustering.set_distances import distances, distances_to
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
 KINDS = ("matching", "min", "chamfer")
@@ -135,7 +135,7 @@ def test_the_printed_formula_chains_what_the_matching_keeps_apart() -> None:
     ],
 )
 def test_wrong_input_is_named(given_: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         distances(**given_)
 
 

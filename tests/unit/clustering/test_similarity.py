@@ -18,8 +18,17 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from fedclade.clustering import similarity as room
-from fedclade.clustering.similarity import alike, bipartition, clusters_alike, cosine, most_alike, predictions, profiles, separation_gap
-from fedclade.errors import InvalidInput
+from fedclade.clustering.similarity import (
+    bipartition,
+    cluster_centroids,
+    cluster_predictions,
+    cosine,
+    nearest_cluster,
+    predictions,
+    separation_gap,
+    similarity_graph,
+)
+from fedclade.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +86,7 @@ def test_cosine_of_updates_too_small_to_square() -> None:
     "updates", [torch.zeros(3), torch.zeros(0, 3), torch.tensor([[1.0, float("nan")]]), torch.tensor([[float("inf")]])]
 )
 def test_cosine_refuses(updates: Tensor) -> None:
-    with pytest.raises(InvalidInput, match="updates"):
+    with pytest.raises(InvalidInputError, match="updates"):
         cosine(updates)
 
 
@@ -166,7 +175,7 @@ def test_equal_similarities_are_split_all_the_same(linkage_: Any) -> None:
     ],
 )
 def test_bipartition_refuses(similarity: Floats, linkage_: Any, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         bipartition(similarity, linkage_)
 
 
@@ -205,7 +214,7 @@ def test_a_gap_above_zero_keeps_the_bipartition_inside_groups() -> None:
 
 
 def test_gap_refuses() -> None:
-    with pytest.raises(InvalidInput, match=r"groups\.shape"):
+    with pytest.raises(InvalidInputError, match=r"groups\.shape"):
         separation_gap(np.ones((3, 3)), np.array([0, 1]))
 
 
@@ -258,7 +267,7 @@ def test_a_model_that_overflows_predicts_something_all_the_same() -> None:
 
 @pytest.mark.parametrize("outputs", [lambda m, x: x[:, :1], lambda m, x: x[:, 0], lambda m, x: x[:, :, None].expand(-1, -1, 2)])
 def test_predictions_are_of_classes(outputs: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"shape of its outputs = \(5.*two classes or more"):
+    with pytest.raises(InvalidInputError, match=r"shape of its outputs = \(5.*two classes or more"):
         predictions(lambda m, x: outputs(m, x) + 0 * m["bias"][0], some_models(3), torch.ones(5, 2), "onehot")
 
 
@@ -279,15 +288,15 @@ def test_alike_is_the_share_of_equal_predictions(clients: int, samples: int, see
     equal = (told[:, None] == told).sum(2)
     assert torch.equal(cosine(rows), equal.double() / samples)  # to the last digit
     counted = data.draw(st.integers(0, samples))
-    assert torch.equal(alike(rows, counted / samples), equal >= counted)  # a share of β itself counts
+    assert torch.equal(similarity_graph(rows, counted / samples), equal >= counted)  # a share of β itself counts
     beta = data.draw(st.floats(0, 1))
     if bool(((share - beta).abs() > 1e-8).all()):
-        assert torch.equal(alike(rows, beta), share >= beta)
+        assert torch.equal(similarity_graph(rows, beta), share >= beta)
 
 
 def test_equal_soft_predictions_are_alike_at_one() -> None:
     soft = torch.rand(3, 997, generator=torch.Generator().manual_seed(0)).repeat(4, 1)
-    assert torch.equal(alike(soft, 1.0), (torch.arange(12) % 3)[:, None] == torch.arange(12) % 3)
+    assert torch.equal(similarity_graph(soft, 1.0), (torch.arange(12) % 3)[:, None] == torch.arange(12) % 3)
 
 
 MEASURE: dict[str, Callable[[list[float]], Any]] = {"average": np.mean, "single": np.max, "complete": np.min}
@@ -306,7 +315,7 @@ def test_clusters_are_joined_while_they_are_alike(clients: int, seed: int, linka
         if score[a, b] < beta:
             break
         groups[b] += groups.pop(a)
-    got = clusters_alike(rows, beta, linkage_)
+    got = cluster_predictions(rows, beta, linkage_)
     assert sorted(map(sorted, groups)) == [torch.nonzero(got == c).flatten().tolist() for c in range(len(groups))]
 
 
@@ -319,6 +328,6 @@ def test_most_alike_is_the_cluster_of_the_highest_mean_similarity(clients: int, 
     cluster = torch.arange(clients) % 2
     similarity = cosine(rows)[clients:, :clients]
     scores = torch.stack([similarity[:, cluster == c].mean(1) for c in range(2)], 1)
-    got = most_alike(rows[clients:], profiles(rows[:clients], cluster))
+    got = nearest_cluster(rows[clients:], cluster_centroids(rows[:clients], cluster))
     for place in range(late):
         assert float(scores[place, got[place]]) == pytest.approx(float(scores[place].max()), abs=1e-6)

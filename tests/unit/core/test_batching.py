@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedclade.core.batching import Batches, Plan, make_plan
 from fedclade.core.rng import client_keys
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 batches = st.builds(Batches, size=st.integers(1, 9), epochs=st.integers(1, 4), shuffle=st.booleans(), group=st.integers(1, 4))
 shuffled = st.builds(Batches, size=st.integers(1, 9), epochs=st.integers(1, 4), group=st.integers(1, 4))
@@ -176,5 +176,5 @@ def test_every_step_of_every_client_has_its_own_key() -> None:
 @pytest.mark.parametrize("field", ["size", "epochs", "group"])
 @pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, "3", None])
 def test_batches_refuse_what_is_no_positive_whole_number(field: str, value: object) -> None:
-    with pytest.raises(InvalidInput, match=rf"batches\.{field} = .*whole number of at least 1"):
+    with pytest.raises(InvalidInputError, match=rf"batches\.{field} = .*whole number of at least 1"):
         Batches(**{"size": 4, field: value})  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 
 from fedclade.core.functional_model import Batch, Objective, accuracy, cross_entropy
 from fedclade.core.pytree import Tree, stack
-from fedclade.errors import InvalidInput, NotVectorisable
+from fedclade.errors import InvalidInputError, VectorizationError
 
 X, Y = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1])
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -189,7 +189,7 @@ def test_the_users_module_stays_as_it_was() -> None:
 
 @pytest.mark.parametrize("layer", [nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)], ids=lambda layer: type(layer).__name__)
 def test_other_dropouts_are_refused_by_name(layer: nn.Module) -> None:
-    with pytest.raises(NotVectorisable, match=rf"layer 'body\.layer' \({type(layer).__name__}\).*use nn\.Dropout"):
+    with pytest.raises(VectorizationError, match=rf"layer 'body\.layer' \({type(layer).__name__}\).*use nn\.Dropout"):
         Objective(Named(layer))
 
 
@@ -243,7 +243,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent_and_still_used() -> None
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no trainable parameter"):
+    with pytest.raises(InvalidInputError, match="no trainable parameter"):
         Objective(nn.Linear(6, 3).requires_grad_(False))
 
 
@@ -296,7 +296,7 @@ class Features(nn.Module):
 
 
 def test_running_statistics_are_refused_with_the_layer_and_two_remedies() -> None:
-    with pytest.raises(NotVectorisable) as refused:
+    with pytest.raises(VectorizationError) as refused:
         Objective(Features(nn.BatchNorm2d(5))).check(IMAGES, Y)
     message = str(refused.value)
     assert "layer 'features.1' (BatchNorm2d)" in message
@@ -305,7 +305,7 @@ def test_running_statistics_are_refused_with_the_layer_and_two_remedies() -> Non
 
 
 def test_running_statistics_of_instance_norm_are_refused_too() -> None:
-    with pytest.raises(NotVectorisable, match=r"features\.1.*InstanceNorm2d"):
+    with pytest.raises(VectorizationError, match=r"features\.1.*InstanceNorm2d"):
         Objective(Features(nn.InstanceNorm2d(5, track_running_stats=True))).check(IMAGES, Y)
 
 
@@ -317,7 +317,7 @@ def test_norms_without_running_statistics_are_taken(norm: nn.Module) -> None:
 
 
 def test_functional_dropout_is_refused_with_the_remedy() -> None:
-    with pytest.raises(NotVectorisable, match=r"layer 'body\.layer' \(Does\).*random numbers.*use the module nn\.Dropout"):
+    with pytest.raises(VectorizationError, match=r"layer 'body\.layer' \(Does\).*random numbers.*use the module nn\.Dropout"):
         Objective(Named(Does(lambda x: F.dropout(x, 0.5)))).check(X, Y)
 
 
@@ -327,7 +327,7 @@ def test_functional_dropout_is_refused_with_the_remedy() -> None:
     ids=["if", "item", "slice"],
 )
 def test_a_branch_on_data_in_a_layer_is_refused_with_its_name_and_the_remedy(branch: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(NotVectorisable, match=r"layer 'body\.layer' \(Does\).*branches on the values of a tensor.*torch\.where"):
+    with pytest.raises(VectorizationError, match=r"layer 'body\.layer' \(Does\).*branches on the values of a tensor.*torch\.where"):
         Objective(Named(Does(branch))).check(X, Y)
 
 
@@ -338,7 +338,7 @@ class Branches(nn.Linear):
 
 
 def test_a_branch_in_the_models_own_forward_is_refused() -> None:
-    with pytest.raises(NotVectorisable, match=r"^model: it branches on the values of a tensor"):
+    with pytest.raises(VectorizationError, match=r"^model: it branches on the values of a tensor"):
         Objective(Branches(6, 3)).check(X, Y)
 
 
@@ -346,32 +346,32 @@ def test_a_branch_in_the_loss_is_not_blamed_on_the_model() -> None:
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(outputs, y) if outputs.sum() > 0 else 2 * cross_entropy(outputs, y)
 
-    with pytest.raises(NotVectorisable, match=r"^loss: it branches on the values of a tensor"):
+    with pytest.raises(VectorizationError, match=r"^loss: it branches on the values of a tensor"):
         Objective(nn.Linear(6, 3), loss).check(X, Y)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_loss_that_is_reduced_is_refused_with_the_remedy(reduction: str) -> None:
     objective = Objective(nn.Linear(6, 3), lambda outputs, y: F.cross_entropy(outputs, y, reduction=reduction))
-    with pytest.raises(InvalidInput, match=r"loss: .*one value for each example, shape \(4,\), got \(\).*reduction='none'"):
+    with pytest.raises(InvalidInputError, match=r"loss: .*one value for each example, shape \(4,\), got \(\).*reduction='none'"):
         objective.check(X, Y)
 
 
 def test_a_loss_of_a_number_for_each_output_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"shape \(4,\), got \(4, 3\)"):
+    with pytest.raises(InvalidInputError, match=r"shape \(4,\), got \(4, 3\)"):
         Objective(nn.Linear(6, 3), lambda outputs, y: outputs - y[:, None]).check(X, Y)
 
 
 def test_inputs_of_a_wrong_shape_are_refused_with_the_layer_and_the_shape() -> None:
-    with pytest.raises(InvalidInput, match=r"layer 'first' \(Linear\): it cannot take inputs of shape \(7,\)"):
+    with pytest.raises(InvalidInputError, match=r"layer 'first' \(Linear\): it cannot take inputs of shape \(7,\)"):
         Objective(Named(nn.ReLU())).check(torch.randn(4, 7), Y)
-    with pytest.raises(InvalidInput, match=r"layer 'body\.layer' \(Linear\)"):
+    with pytest.raises(InvalidInputError, match=r"layer 'body\.layer' \(Linear\)"):
         Objective(Named(nn.Linear(9, 8))).check(X, Y)
 
 
 def test_a_refusal_leaves_no_hook_behind() -> None:
     objective = Objective(Named(Does(lambda x: F.dropout(x, 0.5))))
-    with pytest.raises(NotVectorisable):
+    with pytest.raises(VectorizationError):
         objective.check(X, Y)
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in objective.module.modules())
 
@@ -409,7 +409,7 @@ def test_a_recurrent_layer_gives_the_right_gradients_or_is_refused_by_name(kind:
 def refusal_of(objective: Objective, x: Tensor) -> str | None:
     try:
         objective.check(x, Y)
-    except NotVectorisable as refused:
+    except VectorizationError as refused:
         return str(refused)
     return None
 

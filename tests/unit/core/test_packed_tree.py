@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.packed_tree import packed, packed_like, unpacked
-from fedclade.core.pytree import take
+from fedclade.core.pytree import tree_index
 
 TREE = {"a": torch.arange(30.0).view(2, 3, 5), "b": torch.arange(6.0).view(2, 3), "c": torch.arange(8.0).view(2, 2, 2)}
 
@@ -44,7 +44,7 @@ def test_only_what_lies_side_by_side_in_order_is_packed() -> None:
 
 def test_rows_of_a_packed_tree_are_packed() -> None:
     for rows in (torch.tensor([1, 0, 1]), slice(1, 2)):
-        got = take(filled(), rows)
+        got = tree_index(filled(), rows)
         assert packed(got) is not None
         for name, value in TREE.items():
             assert torch.equal(got[name], value[rows])

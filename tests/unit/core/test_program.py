@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedclade.core.batching import Batches, make_plan
-from fedclade.core.federation import Rows, Sum
+from fedclade.core.federation import ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective, accuracy
-from fedclade.core.program import LocalTraining, Program, descend, score, sgd, then
+from fedclade.core.program import LocalTraining, Program, chain, evaluate_metrics, sgd, sgd_step
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
-from fedclade.engines.base import Look
+from fedclade.engines.base import EvalRequest
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 FIRST = torch.Generator().manual_seed(0)
 X, Y = torch.randn(23, 6, generator=FIRST), torch.randint(0, 3, (23,), generator=FIRST)
@@ -39,13 +39,13 @@ def batches_of(how: Batches, key: int = 4) -> Iterator[Batch]:
         yield Batch(X[rows], Y[rows], weight, plan.key[0, step])
 
 
-def fold_over(program: Program, mine: Tree) -> tuple[Tree, Tree | None]:
+def fold_over(program: Program, params: Tree) -> tuple[Tree, Tree | None]:
     """What an engine does for a single client."""
-    shared = {name: torch.tensor(value) for name, value in program.settings.items()}
-    const, carry = program.start(shared, mine, {})
+    broadcast = {name: torch.tensor(value) for name, value in program.hyperparams.items()}
+    const, carry = program.start(broadcast, params, {})
     for batch in batches_of(program.batches):
-        carry = program.step(shared, const, carry, batch)
-    return program.finish(shared, const, carry)
+        carry = program.step(broadcast, const, carry, batch)
+    return program.finish(broadcast, const, carry)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.05])
@@ -74,11 +74,11 @@ def test_descend_by_hand() -> None:
     objective = Objective(nn.Linear(1, 1, bias=False), lambda outputs, y: outputs[:, 0])  # its gradient is x
     batch = Batch(torch.tensor([[4.0]]), torch.zeros(1), torch.ones(1), torch.tensor(0))
     carry = {"w/weight": torch.tensor([[2.0]]), "v/weight": torch.tensor([[1.0]])}
-    after = descend(objective, carry, batch, torch.tensor(0.5), momentum=0.5, weight_decay=0.25)
+    after = sgd_step(objective, carry, batch, torch.tensor(0.5), momentum=0.5, weight_decay=0.25)
     assert {name: float(value) for name, value in after.items()} == {"w/weight": -0.5, "v/weight": 5.0}
     # With 1 more on the gradient and no momentum: 2 - 0.5 (4 + 1 + 0.25 * 2)
     more = {"weight": torch.tensor([[1.0]])}
-    after = descend(objective, {"w/weight": torch.tensor([[2.0]])}, batch, torch.tensor(0.5), 0.0, 0.25, plus=more)
+    after = sgd_step(objective, {"w/weight": torch.tensor([[2.0]])}, batch, torch.tensor(0.5), 0.0, 0.25, plus=more)
     assert {name: float(value) for name, value in after.items()} == {"w/weight": -0.75}
 
 
@@ -90,10 +90,10 @@ def test_without_momentum_no_velocity_is_carried() -> None:
 
 def test_sgd_changes_neither_the_model_it_got_nor_the_objective() -> None:
     objective = Objective(mlp())
-    mine, before = objective.params(), objective.params()
-    fold_over(sgd(LocalTraining(objective, momentum=0.9)), mine)
+    params, before = objective.params(), objective.params()
+    fold_over(sgd(LocalTraining(objective, momentum=0.9)), params)
     for name, value in before.items():
-        assert torch.equal(mine[name], value)
+        assert torch.equal(params[name], value)
         assert torch.equal(objective.params()[name], value)
 
 
@@ -102,7 +102,7 @@ def test_another_learning_rate_is_another_setting_and_the_same_functions() -> No
     objective = Objective(mlp())
     one, other = sgd(LocalTraining(objective, lr=0.1)), sgd(LocalTraining(objective, lr=0.05))
     assert (one.start, one.step, one.finish) == (other.start, other.step, other.finish)
-    assert (one.settings["lr"], other.settings["lr"]) == (0.1, 0.05)
+    assert (one.hyperparams["lr"], other.hyperparams["lr"]) == (0.1, 0.05)
     assert sgd(LocalTraining(objective, lr=0.1, momentum=0.5)).step is not one.step
 
 
@@ -113,7 +113,7 @@ def test_score_adds_up_what_a_plain_evaluation_finds() -> None:
     def margin(outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.gather(1, y[:, None])[:, 0]
 
-    got, memory = fold_over(score(objective, (("accuracy", accuracy), ("margin", margin))), objective.params())
+    got, memory = fold_over(evaluate_metrics(objective, (("accuracy", accuracy), ("margin", margin))), objective.params())
     assert memory is None
     outputs = module(X).detach()
     expected = {
@@ -129,8 +129,8 @@ def test_score_adds_up_what_a_plain_evaluation_finds() -> None:
 def test_score_reads_more_than_one_block() -> None:
     objective = Objective(mlp())
     x, y = torch.randn(150, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(150, dtype=torch.int64)
-    each = Rows({name: value[None] for name, value in objective.params().items()}, torch.tensor([0]))
-    got = Simulator(from_arrays([(x, y)])).measure(each, torch.tensor([0]), Look(objective, {"accuracy": accuracy}, part="train"))
+    each = ModelAssignment({name: value[None] for name, value in objective.params().items()}, torch.tensor([0]))
+    got = Simulator(from_arrays([(x, y)])).measure(each, torch.tensor([0]), EvalRequest(objective, {"accuracy": accuracy}, split="train"))
     outputs = objective.outputs(objective.params(), x)
     assert float(got["loss"]) == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-6)
     assert float(got["accuracy"]) == float((outputs.argmax(1) == y).sum()) / 150
@@ -138,7 +138,7 @@ def test_score_reads_more_than_one_block() -> None:
 
 def test_score_has_dropout_off() -> None:
     objective = Objective(nn.Sequential(mlp(), nn.Dropout(0.9)))
-    got, _ = fold_over(score(objective, ()), objective.params())
+    got, _ = fold_over(evaluate_metrics(objective, ()), objective.params())
     assert float(got["loss"]) == pytest.approx(float(F.cross_entropy(mlp()(X).detach(), Y, reduction="sum")), rel=1e-6)
 
 
@@ -146,14 +146,14 @@ def test_score_has_dropout_off() -> None:
 
 
 def distances() -> Program:
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return {}, {"losses": torch.zeros_like(shared["models"][:, 0])}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return {}, {"losses": torch.zeros_like(broadcast["models"][:, 0])}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        squared = (batch.x - shared["models"][:, 0]) ** 2  # (batch, models)
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        squared = (batch.x - broadcast["models"][:, 0]) ** 2  # (batch, models)
         return {"losses": carry["losses"] + (squared * batch.weight[:, None]).sum(0)}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None
 
     return Program(start, step, finish, Batches.whole(2), "distances")
@@ -162,22 +162,22 @@ def distances() -> Program:
 def halfway() -> Program:
     """One step over all samples: half of the way to their mean."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return mine, {"w": mine["w"]}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return params, {"w": params["w"]}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         mean = (batch.x * batch.weight[:, None]).sum(0) / batch.weight.sum()
-        return {"w": carry["w"] + shared["rate"] * (mean - carry["w"])}
+        return {"w": carry["w"] + broadcast["rate"] * (mean - carry["w"])}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return {"w": carry["w"], "moved": carry["w"] - const["w"]}, None
 
-    return Program(start, step, finish, Batches(8), "halfway", settings={"rate": 0.5})
+    return Program(start, step, finish, Batches(8), "halfway", hyperparams={"rate": 0.5})
 
 
-def nearest(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+def nearest(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
     choice = reply["losses"].argmin()
-    return {"w": shared["models"][choice]}, {"choice": choice, "losses": reply["losses"]}
+    return {"w": broadcast["models"][choice]}, {"choice": choice, "losses": reply["losses"]}
 
 
 def four_clients() -> Clients:
@@ -192,29 +192,29 @@ SHARED = {"models": torch.tensor([[0.0], [10.0]])}
 @pytest.mark.parametrize("chunk", [1, 2, None])
 def test_link_picks_a_row_of_shared_by_the_first_reply(chunk: int | None) -> None:
     fed = Simulator(four_clients(), chunk=chunk)
-    got = fed.map(then(distances(), halfway(), nearest), torch.arange(4), shared=SHARED, key=0)
-    assert got.out["choice"].tolist() == [0, 1, 1, 0]
-    assert got.out["losses"].tolist() == [[5.0, 245.0], [144.0, 4.0], [322.0, 22.0], [8.0, 128.0]]
-    assert got.out["w"].flatten().tolist() == [0.5, 11.0, 9.0, 1.0]
-    assert got.out["moved"].flatten().tolist() == [0.5, 1.0, -1.0, 1.0]
-    assert got.out.keys() == {"choice", "losses", "w", "moved"}
+    got = fed.map(chain(distances(), halfway(), nearest), torch.arange(4), broadcast=SHARED, key=0)
+    assert got.outputs["choice"].tolist() == [0, 1, 1, 0]
+    assert got.outputs["losses"].tolist() == [[5.0, 245.0], [144.0, 4.0], [322.0, 22.0], [8.0, 128.0]]
+    assert got.outputs["w"].flatten().tolist() == [0.5, 11.0, 9.0, 1.0]
+    assert got.outputs["moved"].flatten().tolist() == [0.5, 1.0, -1.0, 1.0]
+    assert got.outputs.keys() == {"choice", "losses", "w", "moved"}
 
 
 @pytest.mark.parametrize("chunk", [1, 2, None])
 def test_a_reply_can_say_which_row_of_the_sum_it_goes_to(chunk: int | None) -> None:
     """Row 0: clients 0 and 3, 3 · 0.5 + 2 · 1 = 3.5 of weight 5; row 1: clients 1 and 2, 1 · 11 + 5 · 9 = 56 of weight 6; row 2: nobody."""
     fed = Simulator(four_clients(), chunk=chunk)
-    reduce = Sum(row="choice", weight=fed.sizes, rows=3, keys=("w",))
-    got = fed.map(then(distances(), halfway(), nearest), torch.arange(4), shared=SHARED, key=0, reduce=reduce)
+    reduce = SegmentSum(segment_ids="choice", weights=fed.sizes, num_segments=3, keys=("w",))
+    got = fed.map(chain(distances(), halfway(), nearest), torch.arange(4), broadcast=SHARED, key=0, reduce=reduce)
     assert got.sums["w"].flatten().tolist() == [3.5, 56.0, 0.0]
-    assert got.weight.tolist() == [5.0, 6.0, 0.0]
-    assert got.out.keys() == {"choice", "losses", "moved"}
-    assert got.out["choice"].tolist() == [0, 1, 1, 0]
+    assert got.total_weight.tolist() == [5.0, 6.0, 0.0]
+    assert got.outputs.keys() == {"choice", "losses", "moved"}
+    assert got.outputs["choice"].tolist() == [0, 1, 1, 0]
 
 
 def test_a_chain_is_one_message_each_way() -> None:
     fed = Simulator(four_clients())
-    fed.map(then(distances(), halfway(), nearest), torch.arange(4), shared=SHARED, key=0)
+    fed.map(chain(distances(), halfway(), nearest), torch.arange(4), broadcast=SHARED, key=0)
     assert fed.traffic.down == 4 * 2 * 4
     assert fed.traffic.up == 4 * (8 + 2 * 4 + 4 + 4)  # choice, losses, w, moved
 
@@ -222,12 +222,12 @@ def test_a_chain_is_one_message_each_way() -> None:
 def test_of_what_all_are_sent_the_second_program_has_what_the_link_gives() -> None:
     seen = []
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        seen.append(sorted(shared))
-        return mine, {"w": mine["w"]}
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        seen.append(sorted(broadcast))
+        return params, {"w": params["w"]}
 
-    chain = then(distances(), replace(halfway(), start=start), nearest)
-    Simulator(four_clients()).map(chain, torch.arange(4), shared=SHARED, key=0)
+    chained = chain(distances(), replace(halfway(), start=start), nearest)
+    Simulator(four_clients()).map(chained, torch.arange(4), broadcast=SHARED, key=0)
     assert seen
     assert all(names == ["rate"] for names in seen)
 
@@ -235,13 +235,13 @@ def test_of_what_all_are_sent_the_second_program_has_what_the_link_gives() -> No
 def remembers(name: str, by: float) -> Program:
     """Adds to the client's memory, and replies what it found there."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {}, {"found": memory["count"]}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         return carry
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         return {name: carry["found"]}, {"count": carry["found"] + by}
 
     return Program(start, step, finish, Batches(8), name)
@@ -249,33 +249,33 @@ def remembers(name: str, by: float) -> Program:
 
 def test_the_second_program_finds_the_memory_of_the_first() -> None:
     fed = Simulator(four_clients())
-    fed.remember({"count": torch.tensor([1.0])})
-    chain = then(remembers("a", 10.0), remembers("b", 100.0), lambda shared, mine, reply: ({}, reply))
-    got = fed.map(chain, torch.arange(4), key=0)
-    assert got.out["a"].flatten().tolist() == [1.0] * 4
-    assert got.out["b"].flatten().tolist() == [11.0] * 4
-    assert fed.memory.read(torch.arange(4))["count"].flatten().tolist() == [111.0] * 4
+    fed.init_client_state({"count": torch.tensor([1.0])})
+    chained = chain(remembers("a", 10.0), remembers("b", 100.0), lambda broadcast, params, reply: ({}, reply))
+    got = fed.map(chained, torch.arange(4), key=0)
+    assert got.outputs["a"].flatten().tolist() == [1.0] * 4
+    assert got.outputs["b"].flatten().tolist() == [11.0] * 4
+    assert fed.client_state.read(torch.arange(4))["count"].flatten().tolist() == [111.0] * 4
 
 
 def test_memory_of_the_first_lasts_where_the_second_leaves_it() -> None:
     fed = Simulator(four_clients())
-    fed.remember({"count": torch.tensor([1.0])})
-    chain = then(remembers("a", 10.0), halfway(), lambda shared, mine, reply: ({"w": shared["models"][0]}, reply))
-    fed.map(chain, torch.arange(2), shared=SHARED, key=0)
-    assert fed.memory.read(torch.arange(4))["count"].flatten().tolist() == [11.0, 11.0, 1.0, 1.0]
+    fed.init_client_state({"count": torch.tensor([1.0])})
+    chained = chain(remembers("a", 10.0), halfway(), lambda broadcast, params, reply: ({"w": broadcast["models"][0]}, reply))
+    fed.map(chained, torch.arange(2), broadcast=SHARED, key=0)
+    assert fed.client_state.read(torch.arange(4))["count"].flatten().tolist() == [11.0, 11.0, 1.0, 1.0]
 
 
 def first_sample(name: str) -> Program:
     """Replies which sample came first: the one thing that the order decides."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {}, {"seen": torch.zeros(1), "first": torch.zeros(1)}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         new = torch.where(carry["seen"] == 0, batch.x[0], carry["first"])
         return {"seen": carry["seen"] + 1, "first": new}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return {name: carry["first"]}, None
 
     return Program(start, step, finish, Batches(1), "same")
@@ -284,26 +284,26 @@ def first_sample(name: str) -> Program:
 def test_each_program_of_a_chain_draws_what_it_would_draw_alone() -> None:
     x = torch.arange(50.0)[:, None]
     fed = Simulator(from_arrays([(x, torch.zeros(50))] * 40))
-    one, other = first_sample("a"), replace(first_sample("b"), draws_as="other")
-    together = fed.map(then(one, other, lambda shared, mine, reply: ({}, reply)), torch.arange(40), key=0)
+    one, other = first_sample("a"), replace(first_sample("b"), rng_stream="other")
+    together = fed.map(chain(one, other, lambda broadcast, params, reply: ({}, reply)), torch.arange(40), key=0)
     for name, program in (("a", one), ("b", other)):
-        assert torch.equal(together.out[name], fed.map(program, torch.arange(40), key=0).out[name])
-    assert int((together.out["a"] == together.out["b"]).sum()) < 10
+        assert torch.equal(together.outputs[name], fed.map(program, torch.arange(40), key=0).outputs[name])
+    assert int((together.outputs["a"] == together.outputs["b"]).sum()) < 10
 
 
 def test_a_program_draws_as_another_says() -> None:
     x = torch.arange(50.0)[:, None]
     fed = Simulator(from_arrays([(x, torch.zeros(50))] * 40))
-    alias = replace(first_sample("b"), name="alias", draws_as="same")
-    assert torch.equal(fed.map(first_sample("a"), torch.arange(40), key=0).out["a"], fed.map(alias, torch.arange(40), key=0).out["b"])
+    alias = replace(first_sample("b"), name="alias", rng_stream="same")
+    assert torch.equal(fed.map(first_sample("a"), torch.arange(40), key=0).outputs["a"], fed.map(alias, torch.arange(40), key=0).outputs["b"])
 
 
 def test_a_chain_of_programs_that_would_draw_alike_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'same' and 'same' would draw the same batches.*draws_as"):
-        then(first_sample("a"), first_sample("b"), lambda shared, mine, reply: ({}, reply))
+        chain(first_sample("a"), first_sample("b"), lambda broadcast, params, reply: ({}, reply))
 
 
 def test_a_parameter_named_like_a_setting_is_refused() -> None:
-    program = replace(first_sample("a"), settings={"lr": 0.1})
-    with pytest.raises(InvalidInput, match="its parameter 'lr' has the name of a setting"):
-        Simulator(from_arrays([(torch.zeros(2, 1), torch.zeros(2))])).map(program, torch.arange(1), shared={"lr": torch.ones(1)}, key=0)
+    program = replace(first_sample("a"), hyperparams={"lr": 0.1})
+    with pytest.raises(InvalidInputError, match="its parameter 'lr' has the name of a setting"):
+        Simulator(from_arrays([(torch.zeros(2, 1), torch.zeros(2))])).map(program, torch.arange(1), broadcast={"lr": torch.ones(1)}, key=0)

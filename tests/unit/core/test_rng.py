@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
-from fedclade.core.rng import client_keys, combine, fold, uniform
+from fedclade.core.rng import client_keys, fold_in, hash_bits, uniform
 
 WORD = 1 << 32
 keys32 = st.integers(0, WORD - 1)
@@ -23,13 +23,13 @@ def bits_of(words: Tensor) -> Tensor:
 
 
 def test_fold_is_pinned_so_that_old_runs_can_be_repeated() -> None:
-    assert fold(0, "cohort", 1) == 2748855690499765363
-    assert fold(7, "round", 3) == 3096474094904707234
+    assert fold_in(0, "cohort", 1) == 2748855690499765363
+    assert fold_in(7, "round", 3) == 3096474094904707234
 
 
 def test_device_hash_is_pinned_so_that_old_runs_can_be_repeated() -> None:
-    assert combine(torch.tensor([0, 1, 2]), 0).tolist() == [340428713, 598639744, 2882849328]
-    assert client_keys(fold(0, "sgd"), torch.arange(3)).tolist() == [3989038731, 1159951616, 2171754363]
+    assert hash_bits(torch.tensor([0, 1, 2]), 0).tolist() == [340428713, 598639744, 2882849328]
+    assert client_keys(fold_in(0, "sgd"), torch.arange(3)).tolist() == [3989038731, 1159951616, 2171754363]
 
 
 def test_fold_differs_by_key_purpose_type_and_round() -> None:
@@ -46,12 +46,12 @@ def test_fold_differs_by_key_purpose_type_and_round() -> None:
         ("ab",),
         ("b", "a"),
     ]
-    keys = [fold(key, *purpose) for key in (0, 1, 10) for purpose in purposes]
+    keys = [fold_in(key, *purpose) for key in (0, 1, 10) for purpose in purposes]
     assert len(set(keys)) == len(keys)
 
 
 def test_fold_fits_into_int64_and_both_halves_are_used() -> None:
-    keys = [fold(0, "round", number) for number in range(1000)]
+    keys = [fold_in(0, "round", number) for number in range(1000)]
     assert len(set(keys)) == 1000
     assert all(0 <= key < 1 << 62 for key in keys)
     assert len({key >> 32 for key in keys}) == 1000
@@ -62,7 +62,7 @@ def test_fold_fits_into_int64_and_both_halves_are_used() -> None:
 @settings(max_examples=20, deadline=None)
 def test_counters_of_one_key_are_permuted(key: int, first: int) -> None:
     """2^17 words drawn at random would repeat about twice; a permutation never does. Counters wrap at 2^32."""
-    words = combine(torch.tensor(key), torch.arange(first, first + (1 << 17)))
+    words = hash_bits(torch.tensor(key), torch.arange(first, first + (1 << 17)))
     assert len(torch.unique(words)) == 1 << 17
     assert int(words.min()) >= 0
     assert int(words.max()) < WORD
@@ -72,7 +72,7 @@ def test_counters_of_one_key_are_permuted(key: int, first: int) -> None:
 @given(counter=keys32, first=st.integers(0, WORD - (1 << 17)))
 @settings(max_examples=20, deadline=None)
 def test_keys_of_one_counter_are_permuted(counter: int, first: int) -> None:
-    words = combine(torch.arange(first, first + (1 << 17)), counter)
+    words = hash_bits(torch.arange(first, first + (1 << 17)), counter)
     assert len(torch.unique(words)) == 1 << 17
 
 
@@ -80,10 +80,10 @@ def test_keys_of_one_counter_are_permuted(counter: int, first: int) -> None:
 def test_each_input_bit_moves_about_half_of_the_output_bits(which: str) -> None:
     generator = torch.Generator().manual_seed(0)
     key, counter = torch.randint(0, WORD, (2, 4000), generator=generator)
-    before = bits_of(combine(key, counter))
+    before = bits_of(hash_bits(key, counter))
     for bit in range(32):
         flip = 1 << bit
-        after = bits_of(combine(key ^ flip, counter) if which == "key" else combine(key, counter ^ flip))
+        after = bits_of(hash_bits(key ^ flip, counter) if which == "key" else hash_bits(key, counter ^ flip))
         moved = (before != after).double().mean(0)
         assert float(moved.min()) > 0.4
         assert float(moved.max()) < 0.6
@@ -91,7 +91,7 @@ def test_each_input_bit_moves_about_half_of_the_output_bits(which: str) -> None:
 
 def test_every_output_bit_of_small_keys_and_counters_is_fair() -> None:
     """Clients and steps are numbered from 0, so the first few hundred must be as random as any."""
-    words = combine(torch.arange(300)[:, None], torch.arange(300)).flatten()
+    words = hash_bits(torch.arange(300)[:, None], torch.arange(300)).flatten()
     share = bits_of(words).mean(0)
     assert float((share - 0.5).abs().max()) < 5 * 0.5 / len(words) ** 0.5
 
@@ -145,15 +145,15 @@ def test_pairs_of_neighbours_fill_the_square_evenly() -> None:
 @settings(max_examples=30, deadline=None)
 def test_vmap_gives_what_each_key_gives_alone(keys: list[int]) -> None:
     stacked = torch.tensor(keys)
-    together = vmap(lambda key: uniform(combine(key, 3), (5, 2)))(stacked)
+    together = vmap(lambda key: uniform(hash_bits(key, 3), (5, 2)))(stacked)
     for lane, key in enumerate(stacked):
-        assert torch.equal(together[lane], uniform(combine(key, 3), (5, 2)))
+        assert torch.equal(together[lane], uniform(hash_bits(key, 3), (5, 2)))
 
 
 def test_counter_may_be_a_lane_of_its_own() -> None:
     keys, counters = torch.arange(5), torch.arange(5) * 7
-    together = vmap(combine)(keys, counters)
-    assert together.tolist() == [int(combine(key, counter)) for key, counter in zip(keys, counters, strict=True)]
+    together = vmap(hash_bits)(keys, counters)
+    assert together.tolist() == [int(hash_bits(key, counter)) for key, counter in zip(keys, counters, strict=True)]
 
 
 @given(key=st.integers(0, (1 << 62) - 1), ids=st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True))
@@ -164,10 +164,10 @@ def test_a_clients_key_depends_on_nobody_else(key: int, ids: list[int]) -> None:
 
 
 def test_no_two_clients_share_a_key() -> None:
-    assert len(torch.unique(client_keys(fold(0, "sgd"), torch.arange(300_000)))) == 300_000
+    assert len(torch.unique(client_keys(fold_in(0, "sgd"), torch.arange(300_000)))) == 300_000
 
 
 def test_client_keys_use_both_halves_of_the_servers_key() -> None:
-    ids, key = torch.arange(1000), fold(0, "sgd")
+    ids, key = torch.arange(1000), fold_in(0, "sgd")
     for other in (key ^ 1, key ^ (1 << 32), key ^ (1 << 61)):
         assert int((client_keys(key, ids) == client_keys(other, ids)).sum()) == 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade.core.functional_model import Objective, Stack, accuracy, cross_entropy
+from fedclade.core.functional_model import ClientStackedBatch, Objective, accuracy, cross_entropy
 
 
 class Tagger(nn.Module):
@@ -39,7 +39,7 @@ def test_a_stack_of_clients_has_the_gradients_of_each() -> None:
     objective = Objective(Tagger())
     params = {name: torch.randn(2, *value.shape) for name, value in objective.params().items()}
     x, y = torch.randn(2, 5, 3), torch.randint(2, (2, 5, 3))
-    got = objective.gradient(params, Stack(x, y, torch.ones(2, 5), torch.zeros(2, dtype=torch.int64)))
+    got = objective.gradient(params, ClientStackedBatch(x, y, torch.ones(2, 5), torch.zeros(2, dtype=torch.int64)))
     for client in range(2):
         own = {name: value[client].clone().requires_grad_() for name, value in params.items()}
         loss = cross_entropy(torch.func.functional_call(objective.module, own, (x[client],)), y[client]).mean()
@@ -58,7 +58,7 @@ def test_a_run_reports_perplexity_and_accuracy_over_positions() -> None:
 
 
 def test_a_model_with_one_label_a_sample_is_refused() -> None:
-    with pytest.raises(fc.InvalidInput, match=r"3 labels a sample here.*the model gives \(2,\)"):
+    with pytest.raises(fc.InvalidInputError, match=r"3 labels a sample here.*the model gives \(2,\)"):
         fc.run(fc.FedAvg(), fc.data.from_arrays(data()), nn.Linear(3, 2), rounds=1)
 
 
@@ -82,7 +82,7 @@ def test_clusters_can_be_made_of_a_key() -> None:
 
 def test_an_unknown_key_and_labels_that_are_sequences_are_refused() -> None:
     dataset = TwoTopics().dataset()
-    with pytest.raises(fc.InvalidInput, match=r"partition.key = 'writer'.*has topic"):
+    with pytest.raises(fc.InvalidInputError, match=r"partition.key = 'writer'.*has topic"):
         fc.data.partition(dataset, fc.data.LabelClusters(clusters=2, classes=1, key="writer"), clients=4)
-    with pytest.raises(fc.InvalidInput, match=r"needs one class label a sample.*label_clusters with a key"):
+    with pytest.raises(fc.InvalidInputError, match=r"needs one class label a sample.*label_clusters with a key"):
         fc.data.partition(dataset, fc.data.Dirichlet(0.5), clients=4)

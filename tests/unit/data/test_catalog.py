@@ -17,10 +17,10 @@ import pytest
 
 from fedclade.data import dataset, download, load
 from fedclade.data.catalog import CATALOGUE, MNIST_FILES, File, Published
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 
-def refused(message: str, kind: type[Exception] = InvalidInput) -> pytest.RaisesExc:
+def refused(message: str, kind: type[Exception] = InvalidInputError) -> pytest.RaisesExc:
     return pytest.raises(kind, match=re.escape(message))
 
 
@@ -83,7 +83,7 @@ def test_published_files_are_looked_for_in_every_place_after_npz(places: list[Pa
 def test_what_is_said_of_a_known_data_set_that_is_not_here(places: list[Path]) -> None:
     put_mnist(places[0], 0)
     (places[0] / "mnist" / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load("mnist", root=places[0])
     message = str(caught.value)
     for place in (*places[:2], Path("data"), places[3]):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedclade.data import DATASETS, Dataset, dataset, from_arrays, load
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Arrays = dict[str, np.ndarray]
 
@@ -34,7 +34,7 @@ def saved(folder: Path, values: Arrays, name: str = "toy") -> Path:
 
 
 def refused(message: str) -> pytest.RaisesExc:
-    return pytest.raises(InvalidInput, match=re.escape(message))
+    return pytest.raises(InvalidInputError, match=re.escape(message))
 
 
 # what comes out
@@ -60,8 +60,8 @@ def test_digits_test_part_is_the_last_fifth_of_a_class() -> None:
     raw = load_digits()
     zeros = raw.images[raw.target == 0] / 16
     digits = load("digits")
-    mine = torch.cat([digits.x_train[digits.y_train == 0], digits.x_test[digits.y_test == 0]])
-    np.testing.assert_array_equal(mine[:, 0].numpy(), zeros.astype(np.float32))
+    params = torch.cat([digits.x_train[digits.y_train == 0], digits.x_test[digits.y_test == 0]])
+    np.testing.assert_array_equal(params[:, 0].numpy(), zeros.astype(np.float32))
 
 
 def test_uint8_images_get_a_channel_and_stay_bytes(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     for number, place in enumerate(places):
         assert load("toy", root=root).y_train[0] == number
         (place / "toy.npz").unlink()
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         load("toy", root=root)
     message = str(caught.value)
     for place in (root / "toy.npz", by_variable / "toy.npz", Path("data/toy.npz"), home / ".cache/fedclade/toy.npz"):
@@ -223,7 +223,7 @@ def test_every_damaged_byte_range_is_an_invalid_input_or_reads(tmp_path: Path) -
         message = str(path)
         try:
             assert isinstance(load(path), Dataset)
-        except InvalidInput as error:
+        except InvalidInputError as error:
             message = str(error)
         assert str(path) in message
 
@@ -362,11 +362,11 @@ def test_own_data_per_client() -> None:
     assert torch.equal(clients.x, x)
     assert clients.y.tolist() == [0, 1, 2, 0, 1]
     assert clients.train[1].tolist() == [2, 3]
-    assert clients.test_of.tolist() == [-1, 0, 1]
+    assert clients.test_part_id.tolist() == [-1, 0, 1]
     assert clients.test.sizes.tolist() == [1, 2]
     assert clients.test[1].tolist() == [1, 2]
     assert torch.equal(clients.x_test, torch.cat([x[:1], x[1:3]]))
-    assert clients.test_source.tolist() == [0, 1, 2]
+    assert clients.test_sample_id.tolist() == [0, 1, 2]
     assert clients.classes == 4
     assert clients.probe is None
     assert clients.groups is not None
@@ -390,7 +390,7 @@ def test_own_data_without_test_parts_or_classes() -> None:
     clients = from_arrays([(np.zeros((3, 2)), [0.5, 1.5, 2.5]), [np.ones((1, 2)), [0.5]]])
     assert clients.classes is None
     assert clients.groups is None
-    assert clients.test_of.tolist() == [-1, -1]
+    assert clients.test_part_id.tolist() == [-1, -1]
     assert len(clients.test) == 0
     assert clients.x_test.shape == (0, 2)
 

@@ -25,7 +25,7 @@ from fedclade.data import (
     partition,
 )
 from fedclade.data.emd import transport_cost
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=8)
 
@@ -144,18 +144,18 @@ def test_own_features_see_inputs_as_a_model_does() -> None:
     ],
 )
 def test_what_cannot_be_measured(given_: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         earth_movers_distance(at([0, 1], [2, 3]), **given_)  # type: ignore[arg-type]
 
 
 def test_words_have_no_distance() -> None:
     words = dataset(np.arange(40).reshape(10, 4), np.arange(10) % 2)
-    with pytest.raises(InvalidInput, match=r"features: inputs of type int64 are numbers of words .* give a function that makes codes"):
+    with pytest.raises(InvalidInputError, match=r"features: inputs of type int64 are numbers of words .* give a function that makes codes"):
         earth_movers_distance(partition(words, Iid(), 2))
     assert earth_movers_distance(partition(words, Iid(), 2), lambda x: x.double()).floor > 0
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ot", None)
-    with pytest.raises(InvalidInput, match=r"needs the package POT, which is not installed: pip install fedclade\[ot\]."):
+    with pytest.raises(InvalidInputError, match=r"needs the package POT, which is not installed: pip install fedclade\[ot\]."):
         earth_movers_distance(at([0, 1], [2, 3]))

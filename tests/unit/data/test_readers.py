@@ -19,7 +19,7 @@ from scipy.io import savemat
 
 from fedclade.data import Dataset, readers
 from fedclade.data.catalog import CATALOGUE, CIFAR10_FILES, CIFAR100_FILES, MNIST_FILES
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Write = Callable[[Path], Dataset]
 DRAW = np.random.default_rng(0)
@@ -29,7 +29,7 @@ COLOURS = DRAW.integers(0, 256, (12, 3, 32, 32), dtype=np.uint8)
 
 
 def refused(message: str) -> pytest.RaisesExc:
-    return pytest.raises(InvalidInput, match=re.escape(message))
+    return pytest.raises(InvalidInputError, match=re.escape(message))
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -245,7 +245,7 @@ def test_every_damaged_byte_range_is_refused_or_reads_the_same(tmp_path: Path, k
         files[0].write_bytes(content[:start] + bytes(b ^ 0xFF for b in content[start : start + 3]) + content[start + 3 :])
         try:
             data = read(files)
-        except InvalidInput as error:
+        except InvalidInputError as error:
             refusals.append(str(error))
         else:
             assert torch.equal(data.x_train, good.x_train)

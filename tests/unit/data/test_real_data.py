@@ -10,7 +10,7 @@ import torch
 
 from fedclade.data import Dataset, Iid, LabelClusters, LabelPermutation, NaturalId, PowerLawClusters, Rotation, load, partition
 from fedclade.data.partitioning.grouped import power_law
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Real = Callable[[str], Dataset]
 
@@ -38,9 +38,9 @@ def test_mnist_writers(real: Real) -> None:
     clients = partition(mnist, NaturalId("writer"), 539, probe=0)
     described = clients.describe()
     assert clients.sizes.sum() + described.test_sizes.sum() == 60000  # train and test writers differ, so all test parts are cut off
-    assert clients.test_source.min() >= 10000
-    assert len(clients.test_source) == described.test_sizes.sum()
-    with pytest.raises(InvalidInput, match="there are 539 different ids in 'writer'; ask for at most 539"):
+    assert clients.test_sample_id.min() >= 10000
+    assert len(clients.test_sample_id) == described.test_sizes.sum()
+    with pytest.raises(InvalidInputError, match="there are 539 different ids in 'writer'; ask for at most 539"):
         partition(mnist, NaturalId("writer"), 540, probe=0)
 
 
@@ -57,7 +57,7 @@ def test_mnist_scenarios_one_and_two(real: Real) -> None:
     counts = two.describe().counts
     assert counts is not None
     assert ((counts > 0).sum(1) == 3).all()
-    with pytest.raises(InvalidInput, match=r"partition.samples = 600: .* ask for at most \d+ samples or fewer clients"):
+    with pytest.raises(InvalidInputError, match=r"partition.samples = 600: .* ask for at most \d+ samples or fewer clients"):
         partition(mnist, LabelClusters(5, 2, samples=600), 100)
     assert partition(mnist, LabelClusters(5, 3, overlap=1, samples=30), 500).sizes.tolist() == [30] * 500
 
@@ -69,10 +69,10 @@ def test_emnist_scenario_four(real: Real) -> None:
     assert counts is not None
     assert clients.groups is not None
     for group in range(10):
-        mine = clients.groups == group
-        classes = counts[mine].sum(0).nonzero().flatten().tolist()
+        params = clients.groups == group
+        classes = counts[params].sum(0).nonzero().flatten().tolist()
         assert classes == ([45, 46] if group == 9 else list(range(5 * group, 5 * group + 5)))
-        assert clients.sizes[mine].tolist() == power_law(int(clients.sizes[mine].sum()), 240).tolist()
+        assert clients.sizes[params].tolist() == power_law(int(clients.sizes[params].sum()), 240).tolist()
     assert len(clients.test) == 10
     assert clients.sizes.sum() == 93785
 
@@ -92,4 +92,4 @@ def test_fashion_permuted_keeps_only_what_clients_have(real: Real) -> None:
     clients = partition(fashion, LabelPermutation(4, samples=50), 20)
     assert len(clients.x) == 1000
     assert len(clients.x_test) == 40000
-    assert clients.test_source.bincount().tolist() == [4] * 10000
+    assert clients.test_sample_id.bincount().tolist() == [4] * 10000

@@ -10,7 +10,7 @@ from torch import nn
 import fedclade as fc
 from fedclade.data import Dataset, FlippedId, NaturalId, dataset, genomic, load, partition
 from fedclade.data.synthetic_genomics import _frequencies, _reads
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 
 def kmers_of(*parts: torch.Tensor) -> list[np.ndarray]:
@@ -122,7 +122,7 @@ def test_the_seed_decides() -> None:
     ],
 )
 def test_what_cannot_be_made(given: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         genomic(**given)  # type: ignore[arg-type]
 
 
@@ -153,18 +153,18 @@ def test_populations_with_reversed_labels() -> None:
     clients = partition(genomic(populations=6, reads=50), FlippedId(), 6)
     assert clients.groups is not None
     for client, group in enumerate(clients.groups.tolist()):
-        for y, rows in ((clients.y, clients.train[client]), (clients.y_test, clients.test[int(clients.test_of[client])])):
+        for y, rows in ((clients.y, clients.train[client]), (clients.y_test, clients.test[int(clients.test_part_id[client])])):
             assert (float(y[rows].float().mean()) > 0.5) == bool(group)
     assert clients.origin["flipped"] == 0.5
 
 
 def test_what_cannot_be_reversed() -> None:
     for flipped in (-0.1, 1.5, "half", True):
-        with pytest.raises(InvalidInput, match=r"partition.flipped = .*: must be a share from 0 to 1\."):
+        with pytest.raises(InvalidInputError, match=r"partition.flipped = .*: must be a share from 0 to 1\."):
             FlippedId(flipped=flipped)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match=r"partition.key = 'population': data set 'arrays' has no"):
+    with pytest.raises(InvalidInputError, match=r"partition.key = 'population': data set 'arrays' has no"):
         partition(numbered(2), FlippedId(), 4)
-    with pytest.raises(InvalidInput, match="reverses class labels, and the targets of 'arrays' are floats"):
+    with pytest.raises(InvalidInputError, match="reverses class labels, and the targets of 'arrays' are floats"):
         partition(dataset(np.eye(4), np.ones(4), population=[0, 0, 1, 1]), FlippedId(), 2)
 
 

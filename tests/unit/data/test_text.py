@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from fedclade.data import load
 from fedclade.data.text import END, UNKNOWN, language_model, vocabulary, words
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 
 def refused(message: str) -> pytest.RaisesExc:
-    return pytest.raises(InvalidInput, match=re.escape(message))
+    return pytest.raises(InvalidInputError, match=re.escape(message))
 
 
 def test_words_are_lower_case_letters_and_digits() -> None:
@@ -64,8 +64,8 @@ def test_a_word_beyond_the_largest_target_is_unknown() -> None:
     size=st.integers(3, 12),
 )
 def test_windows_are_the_joined_texts_cut(texts: list[tuple[list[str], int]], length: int, size: int) -> None:
-    part = ([" ".join(letters) for letters, _ in texts], [topic for _, topic in texts])
-    tokens = {topic: sum(len(letters) + 1 for letters, mine in texts if mine == topic) for topic in set(part[1])}
+    part = ([" ".join(messages) for messages, _ in texts], [topic for _, topic in texts])
+    tokens = {topic: sum(len(messages) + 1 for messages, params in texts if params == topic) for topic in set(part[1])}
     windows = {topic: count // (length + 1) for topic, count in tokens.items()}
     if not sum(windows.values()):
         with refused(f"the training part has at most {max(tokens.values())} tokens a topic, fewer than the {length + 1} of a window."):
@@ -80,7 +80,7 @@ def test_windows_are_the_joined_texts_cut(texts: list[tuple[list[str], int]], le
     assert int(data.x_train.max()) < data.classes <= size
     number = {word: token for token, word in enumerate(vocabulary(part[0], size), start=2)}
     for topic in windows:
-        joined = [token for letters, mine in texts if mine == topic for token in [*(number.get(w, UNKNOWN) for w in letters), END]]
+        joined = [token for messages, params in texts if params == topic for token in [*(number.get(w, UNKNOWN) for w in messages), END]]
         expected = [joined[at + 1 : at + length + 1] for at in range(0, windows[topic] * (length + 1), length + 1)]
         assert data.y_train[data.keys["topic"][0] == topic].tolist() == expected
 

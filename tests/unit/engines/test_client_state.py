@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from torch import Tensor
 
 from fedclade.core.pytree import Tree
-from fedclade.engines.client_state import ClientMemory
+from fedclade.engines.client_state import ClientStateStore
 
 CLIENTS = 9
 EVERYONE = torch.arange(CLIENTS)
@@ -28,7 +28,7 @@ def rows(numbers: list[int]) -> Tree:
     return {"w": torch.stack([n.float(), -n.float()], 1), "count": n}
 
 
-def counts(memory: ClientMemory, ids: Tensor = EVERYONE) -> list[int]:
+def counts(memory: ClientStateStore, ids: Tensor = EVERYONE) -> list[int]:
     """What the clients remember, as the number that `rows` was given; 7 is the initial row."""
     read = memory.read(ids)
     for w, count in zip(read["w"].tolist(), read["count"].tolist(), strict=True):
@@ -44,7 +44,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = ClientMemory(initial(), CLIENTS)
+        self.memory = ClientStateStore(initial(), CLIENTS)
         self.committed: dict[int, int] = {}
         self.pending: dict[int, int] = {}
         self.version = 0
@@ -72,7 +72,7 @@ class MemoryMachine(RuleBasedStateMachine):
     @rule()
     def through_a_checkpoint(self) -> None:
         saved = copy.deepcopy(self.memory.tensors())
-        self.memory = ClientMemory(initial(), CLIENTS)
+        self.memory = ClientStateStore(initial(), CLIENTS)
         self.memory.restore(saved, self.version)
         self.pending = {}
 
@@ -99,14 +99,14 @@ TestAnySequence.settings = settings(max_examples=40, stateful_step_count=20, dea
 
 
 def test_who_never_wrote_has_the_initial_memory() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     memory.write(torch.tensor([4]), rows([50]))
     memory.commit(1)
     assert counts(memory) == [7, 7, 7, 7, 50, 7, 7, 7, 7]
 
 
 def test_a_round_done_again_does_not_advance_memory_twice() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     for _ in range(3):  # the server is killed after the write, three times
         read = memory.read(torch.tensor([2]))
         memory.write(torch.tensor([2]), {"w": read["w"], "count": read["count"] + 1})
@@ -120,14 +120,14 @@ def test_a_round_done_again_does_not_advance_memory_twice() -> None:
 
 
 def test_writes_of_one_round_are_seen_by_its_later_calls_and_not_by_a_checkpoint() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     memory.write(torch.tensor([1, 3]), rows([10, 30]))
     assert counts(memory, torch.tensor([3, 0, 1])) == [30, 7, 10]
     assert len(memory.tensors()["ids"]) == 0
 
 
 def test_what_was_read_can_be_changed_without_changing_memory() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     memory.write(torch.tensor([0]), rows([10]))
     memory.commit(1)
     memory.write(torch.tensor([1]), rows([20]))
@@ -137,7 +137,7 @@ def test_what_was_read_can_be_changed_without_changing_memory() -> None:
 
 
 def test_what_was_written_can_be_changed_without_changing_memory() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     given = rows([10])
     memory.write(torch.tensor([0]), given)
     given["count"].zero_()
@@ -145,7 +145,7 @@ def test_what_was_written_can_be_changed_without_changing_memory() -> None:
 
 
 def test_a_checkpoint_is_not_changed_by_later_rounds() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     memory.write(EVERYONE, rows(list(range(10, 19))))
     memory.commit(1)
     saved = memory.tensors()
@@ -155,10 +155,10 @@ def test_a_checkpoint_is_not_changed_by_later_rounds() -> None:
 
 
 def test_restore_forgets_what_was_there_before() -> None:
-    early = ClientMemory(initial(), CLIENTS)
+    early = ClientStateStore(initial(), CLIENTS)
     early.write(torch.tensor([8, 2]), rows([80, 20]))
     early.commit(3)
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     memory.write(torch.tensor([5]), rows([50]))
     memory.commit(9)
     memory.write(torch.tensor([6]), rows([60]))
@@ -167,13 +167,13 @@ def test_restore_forgets_what_was_there_before() -> None:
     assert memory.version == 3
 
 
-def stored(memory: ClientMemory) -> int:
+def stored(memory: ClientStateStore) -> int:
     """Rows of memory that are held."""
     return sum(len(slots.rows["w"]) for slots in (memory._committed, memory._pending) if slots is not None)
 
 
 def test_room_grows_with_the_clients_that_wrote_not_with_all() -> None:
-    memory = ClientMemory(initial(), 100_000)
+    memory = ClientStateStore(initial(), 100_000)
     assert stored(memory) == 0
     for number in range(20):
         memory.write(torch.tensor([5 * number]), rows([number]))
@@ -186,7 +186,7 @@ def test_room_grows_with_the_clients_that_wrote_not_with_all() -> None:
 
 
 def test_room_never_exceeds_all_clients() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     for client in range(CLIENTS):
         memory.write(torch.tensor([client]), rows([client]))
     assert stored(memory) == CLIENTS
@@ -196,20 +196,20 @@ def test_room_never_exceeds_all_clients() -> None:
     "wrong", [{"w": torch.zeros(1, 2)}, {"w": torch.zeros(1, 2), "other": torch.zeros(1)}, {}], ids=["less", "other", "none"]
 )
 def test_memory_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     with pytest.raises(ValueError, match=r"declared \['count', 'w'\] in memory0"):
         memory.write(torch.tensor([0]), wrong)
     assert counts(memory) == [7] * CLIENTS
 
 
 def test_memory_of_another_shape_is_refused() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     with pytest.raises(ValueError, match="w"):
         memory.write(torch.tensor([0]), {"w": torch.zeros(1, 1), "count": torch.zeros(1, dtype=torch.int64)})
 
 
 def test_a_method_without_memory_has_none() -> None:
-    memory = ClientMemory({}, CLIENTS)
+    memory = ClientStateStore({}, CLIENTS)
     assert memory.read(EVERYONE) == {}
     memory.commit(4)
     assert memory.tensors() == {}
@@ -221,7 +221,7 @@ def test_a_method_without_memory_has_none() -> None:
 
 
 def test_dtypes_survive() -> None:
-    memory = ClientMemory(initial(), CLIENTS)
+    memory = ClientStateStore(initial(), CLIENTS)
     memory.write(torch.tensor([0]), rows([1]))
     read = memory.read(EVERYONE)
     assert (read["w"].dtype, read["count"].dtype) == (torch.float32, torch.int64)

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from fedclade import FLT, IFCA, Clade, FedAvg, LocalTraining, Method, Rows, Simulator, run, sgd
+from fedclade import FLT, IFCA, Clade, FedAvg, LocalTraining, Method, ModelAssignment, Simulator, run, sgd
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
@@ -16,7 +16,7 @@ from fedclade.models import MLP, CflCNN, GmccCNN, LeafCNN, LeNet5, ModelSpec, Sm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODELS = [MLP(50, dropout=0.5), SmallCNN(), LeNet5(), LeafCNN(), CflCNN(), GmccCNN()]
-OPTIONS = {"clade": Clade(confirm=2), "flt": FLT(manifold="pca"), "ifca": IFCA(clusters=2, share="trunk", warm_up=1, restarts=2, trial=2)}
+OPTIONS = {"clade": Clade(recluster_every=2), "flt": FLT(manifold="pca"), "ifca": IFCA(clusters=2, shared_layers="trunk", warm_up=1, num_restarts=2, trial_rounds=2)}
 EVERY = [OPTIONS.get(name) or method() for name, method in METHODS.items()]
 
 
@@ -33,8 +33,8 @@ def replies(model: ModelSpec, clients: Clients, device: str, chunk: int | None =
     objective = Objective(model.build(clients.shape, 10).to(device))
     fed = Simulator(clients, device=device, chunk=chunk, precision="float32")
     everyone = torch.arange(len(clients))
-    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
-    out = fed.map(sgd(LocalTraining(objective, momentum=0.5)), everyone, each=each, key=7).out
+    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
+    out = fed.map(sgd(LocalTraining(objective, momentum=0.5)), everyone, per_client=each, key=7).outputs
     return {name: value.cpu() for name, value in out.items()}
 
 
@@ -79,9 +79,9 @@ def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
     objective = Objective(MLP(9, dropout=0.3).build(clients.shape, 4).to("cuda"))
     program = sgd(LocalTraining(objective, lr=0.1, batch_size=4, epochs=2, momentum=momentum))
     everyone = torch.arange(len(clients))
-    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(clients, device="cuda")
-    plain, captured, again, other = (fed.map(program, everyone, each=each, key=key).out for key in (1, 1, 1, 2))
+    plain, captured, again, other = (fed.map(program, everyone, per_client=each, key=key).outputs for key in (1, 1, 1, 2))
     assert any(value is not None for value in fed._runs.captures._kept._made.values())
     for name, value in plain.items():
         assert torch.equal(captured[name], value)
@@ -94,9 +94,9 @@ def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> 
     objective = Objective(SmallCNN().build(images.shape, 10).to("cuda"))
     program = sgd(LocalTraining(objective, lr=0.1, batch_size=4))
     everyone = torch.arange(len(images))
-    each = Rows(stack([objective.params()]), torch.zeros_like(everyone))
+    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(images, device="cuda")
-    plain, captured, again = (fed.map(program, everyone, each=each, key=1).out for _ in range(3))
+    plain, captured, again = (fed.map(program, everyone, per_client=each, key=1).outputs for _ in range(3))
     assert any(value is not None for value in fed._runs.captures._kept._made.values())
     for name, value in plain.items():
         assert torch.equal(captured[name], value)

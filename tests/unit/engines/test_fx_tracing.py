@@ -18,7 +18,7 @@ EVERY = [*(method() for method in METHODS.values()), *OPTIONS]
 
 
 def trained(monkeypatch: pytest.MonkeyPatch, sights: int, method: Method, clients: Clients, model: object, **settings: object) -> Result:
-    monkeypatch.setattr(fx_tracing, "SIGHTS", sights)
+    monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
     return run(method, clients, model, rounds=3, clients_per_round=0.5, seed=3, device="cpu", batch_size=4, **settings)  # type: ignore[arg-type]
 
 
@@ -47,8 +47,8 @@ def test_a_step_is_traced_when_it_has_been_made_often(digits: Clients, monkeypat
     monkeypatch.setattr(fx_tracing, "_trace", lambda *args: made.append(args[0]) or real(*args))
     steps = 0
     for sights, expected in ((10**6, 0), (20, 1)):
-        monkeypatch.setattr(fx_tracing, "SIGHTS", sights)
-        result = run(FedAvg(), digits, MLP(8), rounds=2, clients_per_round=1, device="cpu", batch_size=1, workers=1, profile=True)
+        monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
+        result = run(FedAvg(), digits, MLP(8), rounds=2, clients_per_round=1, device="cpu", batch_size=1, threads=1, profile=True)
         assert result.profile is not None
         steps += result.profile.asked
         assert len(made) >= expected

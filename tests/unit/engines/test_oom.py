@@ -14,18 +14,18 @@ from torch import Tensor
 
 import fedclade as fc
 from fedclade import SCAFFOLD, FedAvg, Method, PerFedAvg
-from fedclade.core.federation import Sum
+from fedclade.core.federation import SegmentSum
 from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
 from fedclade.engines import reply_validation, simulator
-from fedclade.engines.client_loop import Lanes
-from fedclade.engines.client_state import ClientMemory
-from fedclade.engines.oom import Room
+from fedclade.engines.client_loop import ClientBatch
+from fedclade.engines.client_state import ClientStateStore
+from fedclade.engines.oom import OomRetry
 from fedclade.engines.reply_validation import Accumulator
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
-from fedclade.training.runner import Run
-from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 CPU = torch.device("cpu")
 NO_MEMORY = [
@@ -52,9 +52,9 @@ def with_room_for(most: int, error: BaseException, asked: list[list[int]]) -> Ca
 def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseException) -> None:
     asked: list[list[int]] = []
     freed: list[int] = []
-    room = Room(CPU, lambda: freed.append(1))
+    room = OomRetry(CPU, lambda: freed.append(1))
     with pytest.warns(UserWarning, match="memory") as told:
-        got = list(room.each(with_room_for(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6))
+        got = list(room.run_chunks(with_room_for(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6))
     # 6 do not fit, 3 do.
     assert asked == [[4, 2, 0, 6, 1, 5], [4, 2, 0], [6, 1, 5], [3]]
     assert [(chunk.tolist(), result) for chunk, result in got] == [([4, 2, 0], [40, 20, 0]), ([6, 1, 5], [60, 10, 50]), ([3], [30])]
@@ -67,7 +67,7 @@ def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseExce
 
 def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_the_one_that_does_not() -> None:
     asked: list[list[int]] = []
-    room = Room(CPU, lambda: None)
+    room = OomRetry(CPU, lambda: None)
 
     def run(chunks: Sequence[Tensor]) -> Iterator[int]:
         for chunk in chunks:
@@ -76,27 +76,27 @@ def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_t
                 raise MemoryError
             yield len(chunk)
 
-    assert [result for _, result in room.each(run, torch.arange(4), 4)] == [4]  # these fit
+    assert [result for _, result in room.run_chunks(run, torch.arange(4), 4)] == [4]  # these fit
     with pytest.warns(UserWarning, match="memory") as told:
-        got = list(room.each(run, torch.arange(7), 4))
+        got = list(room.run_chunks(run, torch.arange(7), 4))
     assert [chunk.tolist() for chunk, _ in got] == [[0, 1, 2, 3], [4], [5], [6]]
     # 0 … 3 were done; 4 and 5 did not fit by fours, nor by twos.
     assert asked == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6], [4, 5], [4], [5], [6]]
     assert [str(warning.message).split(" clients")[0] for warning in told] == ["memory: 4", "memory: 2"]
-    assert room.most == 1
+    assert room.max_chunk == 1
 
 
 def test_one_client_that_does_not_fit_is_refused_in_words() -> None:
     with (
         pytest.warns(UserWarning, match="2 clients at a time"),
-        pytest.raises(InvalidInput, match=r"not even one client at a time fits into that of cpu.*local\.batch_size"),
+        pytest.raises(InvalidInputError, match=r"not even one client at a time fits into that of cpu.*local\.batch_size"),
     ):
-        list(Room(CPU, lambda: None).each(with_room_for(0, MemoryError(), []), torch.arange(2), 2))
+        list(OomRetry(CPU, lambda: None).run_chunks(with_room_for(0, MemoryError(), []), torch.arange(2), 2))
 
 
 def test_other_errors_are_passed_on() -> None:
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        list(Room(CPU, lambda: None).each(with_room_for(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4))
+        list(OomRetry(CPU, lambda: None).run_chunks(with_room_for(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4))
 
 
 def clients() -> fc.data.Clients:
@@ -117,14 +117,14 @@ def trained(method: Method, **options: Any) -> fc.Result:
 def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if where == "memory" and method is not SCAFFOLD:
         pytest.skip("its clients remember nothing")
-    undisturbed = trained(method(), workers=workers)
-    fold, add, make_room = simulator.fold, Accumulator.add, ClientMemory.make_room
+    undisturbed = trained(method(), threads=workers)
+    fold, add, make_room = simulator.run_program, Accumulator.add, ClientStateStore.make_room
 
     def for_two(many: Sequence[Any] | Tensor) -> None:
         if len(many) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    def cramped_fold(program: Any, lanes: Lanes, *others: Any) -> tuple[Tree, Tree | None]:
+    def cramped_fold(program: Any, lanes: ClientBatch, *others: Any) -> tuple[Tree, Tree | None]:
         for_two(lanes.client)
         return fold(program, lanes, *others)
 
@@ -132,19 +132,19 @@ def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method]
         for_two(places)
         add(self, places, reply)
 
-    def cramped_room(self: ClientMemory, ids: Tensor) -> None:
+    def cramped_room(self: ClientStateStore, ids: Tensor) -> None:
         for_two(ids)
         make_room(self, ids)
 
     if where == "steps":
-        monkeypatch.setattr(simulator, "fold", cramped_fold)
+        monkeypatch.setattr(simulator, "run_program", cramped_fold)
     elif where == "sums":
         monkeypatch.setattr(Accumulator, "add", cramped_add)
     else:
-        monkeypatch.setattr(ClientMemory, "make_room", cramped_room)
+        monkeypatch.setattr(ClientStateStore, "make_room", cramped_room)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found = trained(method(), workers=workers, chunk=9)
+        found = trained(method(), threads=workers, chunk=9)
     lines = [str(warning.message) for warning in told]
     assert [line.split(" do not fit")[0] for line in lines] == ["memory: 8 clients at a time", "memory: 4 clients at a time"]
 
@@ -167,13 +167,13 @@ def test_memory_that_runs_out_once_counts_nobody_twice(where: str, times: int, m
 
     def models() -> list[dict[str, Tensor]]:
         dealt = clients()
-        fed = fc.Simulator(dealt, device="cpu", workers=1, chunk=4, faults=poison)
-        settings = RunSettings(2, 8, eval_every=0, checkpoint_every=0)
-        result = Run(SCAFFOLD(), dealt, MLP(8), LocalSettings(lr=0.1), settings, EngineSettings(), federation=fed).execute()
+        fed = fc.Simulator(dealt, device="cpu", threads=1, chunk=4, faults=poison)
+        settings = TrainingConfig(2, 8, eval_every=0, checkpoint_every=0)
+        result = TrainingRun(SCAFFOLD(), dealt, MLP(8), LocalConfig(lr=0.1), settings, EngineConfig(), federation=fed).run()
         return [result.model_of(client).state_dict() for client in range(10)]
 
     expected, left = models(), times
-    owner, name = {"rows": (simulator, "take"), "sums": (Accumulator, "add"), "memory": (ClientMemory, "make_room")}[where]
+    owner, name = {"rows": (simulator, "tree_index"), "sums": (Accumulator, "add"), "memory": (ClientStateStore, "make_room")}[where]
     then = getattr(owner, name)
 
     def fails_once(*given: Any) -> Any:
@@ -196,7 +196,7 @@ def test_memory_that_runs_out_once_counts_nobody_twice(where: str, times: int, m
 
 def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(monkeypatch: pytest.MonkeyPatch) -> None:
     places, reply = torch.arange(2), {"a": torch.ones(2, 3), "b": torch.ones(2, 4)}
-    total = Accumulator(Sum(torch.ones(4), 1, torch.zeros(4, dtype=torch.int64)))
+    total = Accumulator(SegmentSum(torch.ones(4), 1, torch.zeros(4, dtype=torch.int64)))
     total.add(places, reply)
 
     def full(*given: Any, **more: Any) -> Tensor:
@@ -218,7 +218,7 @@ xs = [torch.randn(20, 64, generator=torch.Generator().manual_seed(client)) for c
 clients = fc.data.from_arrays([(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long()) for x in xs])
 
 def run(chunk):
-    return fc.run(fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu", workers=1, chunk=chunk)
+    return fc.run(fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu", threads=1, chunk=chunk)
 
 free = run(2)
 pages = int(open("/proc/self/statm").read().split()[0])

@@ -16,7 +16,7 @@ from fedclade.models import MLP
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_phases_of_a_run(digits: Clients, workers: int, tmp_path: Path) -> None:
-    result = run(FedAvg(), digits, MLP(8), rounds=4, eval_every=2, device="cpu", workers=workers, profile=True, out=tmp_path / "run")
+    result = run(FedAvg(), digits, MLP(8), rounds=4, eval_every=2, device="cpu", threads=workers, profile=True, out=tmp_path / "run")
     profile = result.profile
     assert profile is not None
     seconds = {line.phase: line.seconds for line in profile.lines}

@@ -14,15 +14,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedclade.core.batching import Batches, make_plan
-from fedclade.core.federation import Replies, Rows, Sum
+from fedclade.core.federation import ClientResults, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective, accuracy
-from fedclade.core.program import LocalTraining, Program, score, sgd, then
-from fedclade.core.pytree import Tree, nbytes, prefixed, stack, under
-from fedclade.core.rng import client_keys, fold
+from fedclade.core.program import LocalTraining, Program, chain, evaluate_metrics, sgd
+from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
+from fedclade.core.rng import client_keys, fold_in
 from fedclade.data import Clients, from_arrays
-from fedclade.engines.base import Look
+from fedclade.engines.base import EvalRequest
 from fedclade.engines.simulator import Faults, Simulator
-from fedclade.errors import InvalidInput, NotVectorisable
+from fedclade.errors import InvalidInputError, VectorizationError
 from fedclade.models import MLP, LeNet5, Logistic, ModelSpec, SmallCNN
 
 SIZES = (5, 1, 40, 2, 23, 11)  # of `ragged`; the engine runs them as 2, 4, 5, 0, 3, 1
@@ -41,27 +41,27 @@ def local_of(objective: Objective, **settings: float) -> LocalTraining:
     return LocalTraining(objective, **chosen)  # type: ignore[arg-type]
 
 
-def one_for_all(objective: Objective, count: int = 6) -> Rows:
-    return Rows(stack([objective.params()]), torch.zeros(count, dtype=torch.int64))
+def one_for_all(objective: Objective, count: int = 6) -> ModelAssignment:
+    return ModelAssignment(stack([objective.params()]), torch.zeros(count, dtype=torch.int64))
 
 
-def apart(objective: Objective, count: int = 6) -> Rows:
+def apart(objective: Objective, count: int = 6) -> ModelAssignment:
     """A model of its own for each client."""
     rows = {name: torch.stack([value * (1 + 0.1 * row) for row in range(count)]) for name, value in objective.params().items()}
-    return Rows(rows, torch.arange(count))
+    return ModelAssignment(rows, torch.arange(count))
 
 
 def remembering(local: LocalTraining) -> Program:
     """SGD from the client's own model, which it keeps; it replies with the weights and with what it began from."""
     train = sgd(local)
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        _, carry = train.start(shared, memory, {})
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        _, carry = train.start(broadcast, memory, {})
         return memory, carry
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
-        weights, _ = train.finish(shared, const, carry)
-        return prefixed("after", weights) | prefixed("before", const), weights
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        weights, _ = train.finish(broadcast, const, carry)
+        return add_prefix("after", weights) | add_prefix("before", const), weights
 
     return replace(train, start=start, finish=finish, name="remembering")
 
@@ -86,14 +86,14 @@ def test_chunks_change_no_bit_of_replies_and_memory(ragged: Clients, spec: Model
 
     def two_rounds(chunk: int | None) -> Tree:
         fed = Simulator(ragged, chunk=chunk)
-        fed.remember(objective.params())
+        fed.init_client_state(objective.params())
         replies: Tree = {}
         for number, cohort in enumerate(([0, 1, 2, 3, 4, 5], [3, 2, 0, 4]), start=1):
             got = fed.map(remembering(local_of(objective)), torch.tensor(cohort), key=number)
             assert got.ids.tolist() == cohort
-            fed.memory.commit(number)
-            replies |= prefixed(f"replies {number}", got.out)
-        return replies | prefixed("memory", fed.memory.tensors())
+            fed.client_state.commit(number)
+            replies |= add_prefix(f"replies {number}", got.outputs)
+        return replies | add_prefix("memory", fed.client_state.tensors())
 
     expected = two_rounds(1)
     assert expected["memory/ids"].tolist() == EVERYONE.tolist()
@@ -103,12 +103,12 @@ def test_chunks_change_no_bit_of_replies_and_memory(ragged: Clients, spec: Model
 @exact
 def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    reduce = Sum(row=torch.tensor([0, 1, 0, 1, 1, 0]), weight=torch.tensor(SIZES), rows=2)
+    reduce = SegmentSum(segment_ids=torch.tensor([0, 1, 0, 1, 1, 0]), weights=torch.tensor(SIZES), num_segments=2)
 
     def sums(chunk: int | None) -> Tree:
-        got = Simulator(ragged, chunk=chunk).map(sgd(local_of(objective)), EVERYONE, each=apart(objective), key=5, reduce=reduce)
-        assert got.out == {}
-        return {"weight": got.weight, **got.sums}
+        got = Simulator(ragged, chunk=chunk).map(sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5, reduce=reduce)
+        assert got.outputs == {}
+        return {"weight": got.total_weight, **got.sums}
 
     expected = sums(1)
     assert all(equal(sums(chunk), expected) for chunk in CHUNKS[1:])
@@ -117,9 +117,9 @@ def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> N
 @exact
 def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    expected = Simulator(ragged, chunk=1).measure(apart(objective), EVERYONE, Look(objective, {"accuracy": accuracy}, part="train"))
+    expected = Simulator(ragged, chunk=1).measure(apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train"))
     for chunk in CHUNKS[1:]:
-        got = Simulator(ragged, chunk=chunk).measure(apart(objective), EVERYONE, Look(objective, {"accuracy": accuracy}, part="train"))
+        got = Simulator(ragged, chunk=chunk).measure(apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train"))
         assert equal(got, expected)
 
 
@@ -130,7 +130,7 @@ def test_chunks_change_no_bit_of_a_large_mlp() -> None:
 
     def replies(chunk: int) -> Tree:
         fed = Simulator(clients, chunk=chunk)
-        return fed.map(sgd(local_of(objective, epochs=1)), torch.arange(3), each=one_for_all(objective, 3), key=5).out
+        return fed.map(sgd(local_of(objective, epochs=1)), torch.arange(3), per_client=one_for_all(objective, 3), key=5).outputs
 
     expected = replies(1)
     for chunk in (2, 3):
@@ -144,12 +144,12 @@ def test_the_order_of_ids_changes_no_clients_bytes(ragged: Clients, spec: ModelS
     order = torch.tensor([3, 0, 5, 2, 1, 4])
     each, weight = apart(objective), torch.tensor(SIZES)
     fed = Simulator(ragged, chunk=chunk)
-    expected = fed.map(sgd(local_of(objective)), EVERYONE, each=each, key=5)
-    got = fed.map(sgd(local_of(objective)), order, each=each[order], key=5)
+    expected = fed.map(sgd(local_of(objective)), EVERYONE, per_client=each, key=5)
+    got = fed.map(sgd(local_of(objective)), order, per_client=each[order], key=5)
     assert got.ids.tolist() == order.tolist()
-    assert equal(got.out, rows_of(expected.out, order))
+    assert equal(got.outputs, rows_of(expected.outputs, order))
     sums, again = (
-        fed.map(sgd(local_of(objective)), ids, each=each[ids], key=5, reduce=Sum(weight=weight[ids], row=torch.zeros_like(ids), rows=1))
+        fed.map(sgd(local_of(objective)), ids, per_client=each[ids], key=5, reduce=SegmentSum(weights=weight[ids], segment_ids=torch.zeros_like(ids), num_segments=1))
         for ids in (EVERYONE, order)
     )
     assert equal(sums.sums, again.sums)
@@ -160,30 +160,30 @@ def test_the_order_of_ids_changes_no_clients_bytes(ragged: Clients, spec: ModelS
 def test_a_client_computes_the_same_whoever_else_is_asked(ragged: Clients, spec: ModelSpec, some: list[int]) -> None:
     objective, ids = objective_of(spec), torch.tensor(some)
     fed = Simulator(ragged)
-    expected = fed.map(sgd(local_of(objective)), EVERYONE, each=apart(objective), key=5)
-    got = fed.map(sgd(local_of(objective)), ids, each=apart(objective)[ids], key=5)
-    assert equal(got.out, rows_of(expected.out, ids))
+    expected = fed.map(sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5)
+    got = fed.map(sgd(local_of(objective)), ids, per_client=apart(objective)[ids], key=5)
+    assert equal(got.outputs, rows_of(expected.outputs, ids))
 
 
 def test_the_same_call_gives_the_same_bytes_and_another_key_or_name_others(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     program, each = sgd(local_of(objective)), one_for_all(objective)
-    first = Simulator(ragged).map(program, EVERYONE, each=each, key=5).out
+    first = Simulator(ragged).map(program, EVERYONE, per_client=each, key=5).outputs
     torch.manual_seed(99)
-    assert equal(Simulator(ragged).map(program, EVERYONE, each=each, key=5).out, first)
+    assert equal(Simulator(ragged).map(program, EVERYONE, per_client=each, key=5).outputs, first)
     for other in (
-        Simulator(ragged).map(program, EVERYONE, each=each, key=6),
-        Simulator(ragged).map(replace(program, name="b"), EVERYONE, each=each, key=5),
+        Simulator(ragged).map(program, EVERYONE, per_client=each, key=6),
+        Simulator(ragged).map(replace(program, name="b"), EVERYONE, per_client=each, key=5),
     ):
-        assert not torch.equal(other.out["fc1.weight"][2], first["fc1.weight"][2])
+        assert not torch.equal(other.outputs["fc1.weight"][2], first["fc1.weight"][2])
 
 
 def test_the_callers_threads_change_no_byte(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=5).out
+    expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5).outputs
     torch.set_num_threads(2)
     try:
-        assert equal(Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=5).out, expected)
+        assert equal(Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5).outputs, expected)
     finally:
         torch.set_num_threads(1)
 
@@ -193,7 +193,7 @@ def plainly_trained(module: nn.Module, clients: Clients, client: int, program: P
     module = copy.deepcopy(module)
     local = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     x, y = clients.x[clients.train[client]], clients.y[clients.train[client]]
-    plan = make_plan(program.batches, torch.tensor([len(y)]), client_keys(fold(key, program.name), torch.tensor([client])), len(y))
+    plan = make_plan(program.batches, torch.tensor([len(y)]), client_keys(fold_in(key, program.name), torch.tensor([client])), len(y))
     for places, valid in zip(plan.position[0, :, 0], plan.valid[0, :, 0], strict=True):
         local.zero_grad()
         F.cross_entropy(module(x[places[:valid]]), y[places[:valid]]).backward()
@@ -209,10 +209,10 @@ def test_replies_are_those_of_a_plain_loop_client_by_client(ragged: Clients, spe
         module = spec.build((6,), 3)
     objective = Objective(module)
     program = sgd(local_of(objective))
-    got = Simulator(ragged, chunk=chunk).map(program, EVERYONE, each=one_for_all(objective), key=5)
+    got = Simulator(ragged, chunk=chunk).map(program, EVERYONE, per_client=one_for_all(objective), key=5)
     for client in range(6):
         for name, value in plainly_trained(module, ragged, client, program, key=5).named_parameters():
-            torch.testing.assert_close(got.out[name][client], value.detach(), rtol=0, atol=1e-5)
+            torch.testing.assert_close(got.outputs[name][client], value.detach(), rtol=0, atol=1e-5)
 
 
 def images(sizes: tuple[int, ...] = (9, 3, 14, 1, 6)) -> Clients:
@@ -224,22 +224,22 @@ def images(sizes: tuple[int, ...] = (9, 3, 14, 1, 6)) -> Clients:
 def test_chunks_of_a_cnn_agree_within_1e_5(spec: ModelSpec) -> None:
     objective = objective_of(spec, (1, 28, 28), 10)
     program = sgd(local_of(objective, lr=0.05, epochs=1))
-    one, four = (Simulator(images(), chunk=c).map(program, torch.arange(5), each=one_for_all(objective, 5), key=5) for c in (1, 4))
-    for name, value in one.out.items():
-        torch.testing.assert_close(four.out[name], value, rtol=0, atol=1e-5)
+    one, four = (Simulator(images(), chunk=c).map(program, torch.arange(5), per_client=one_for_all(objective, 5), key=5) for c in (1, 4))
+    for name, value in one.outputs.items():
+        torch.testing.assert_close(four.outputs[name], value, rtol=0, atol=1e-5)
         assert float((value - objective.params()[name]).abs().max()) > 1e-3
 
 
 def weights_seen() -> Program:
     """Counts what the steps see: examples that count, steps, and the sum of a number that names the sample."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {}, {"count": torch.zeros(3)}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         return {"count": carry["count"] + torch.stack([batch.weight.sum(), torch.ones(()), (batch.x[..., 0] * batch.weight).sum()])}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None
 
     return Program(start, step, finish, Batches(4, epochs=2), "weights_seen")
@@ -252,20 +252,20 @@ def numbered(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32)
 
 @pytest.mark.parametrize("chunk", [1, 3, None])
 def test_every_sample_counts_once_an_epoch_and_padding_never(chunk: int | None) -> None:
-    got = Simulator(numbered(), chunk=chunk).map(weights_seen(), EVERYONE, key=0).out["count"]
+    got = Simulator(numbered(), chunk=chunk).map(weights_seen(), EVERYONE, key=0).outputs["count"]
     assert got.tolist() == [[2.0 * n, 2.0 * -(-n // 4), n * (n - 1.0)] for n in SIZES]
 
 
 def test_batches_in_groups_have_an_axis_for_the_group() -> None:
     """Sizes 1, 4 and 9 in batches of 4, groups of 2: one, one and two steps an epoch; the last group begins the epoch anew."""
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         assert batch.x.shape == (2, 4, 1)
         assert batch.weight.shape == batch.y.shape == (2, 4)
         return {"count": carry["count"] + torch.stack([batch.weight[0].sum(), batch.weight[1].sum(), torch.ones(())])}
 
     program = replace(weights_seen(), step=step, batches=Batches(4, group=2))
-    got = Simulator(numbered((1, 4, 9))).map(program, torch.arange(3), key=0).out["count"]
+    got = Simulator(numbered((1, 4, 9))).map(program, torch.arange(3), key=0).outputs["count"]
     assert got.tolist() == [[1.0, 1.0, 1.0], [4.0, 4.0, 1.0], [5.0, 8.0, 2.0]]
 
 
@@ -277,10 +277,10 @@ def test_bytes_are_read_as_shares_of_255() -> None:
     objective = objective_of(MLP(5), (1, 4, 4), 3)
     program = sgd(local_of(objective))
     one, other = (
-        Simulator(from_arrays([(x, y)])).map(program, torch.tensor([0]), each=one_for_all(objective, 1), key=5)
+        Simulator(from_arrays([(x, y)])).map(program, torch.tensor([0]), per_client=one_for_all(objective, 1), key=5)
         for x in (raw, raw.float() / 255)
     )
-    assert equal(one.out, other.out)
+    assert equal(one.outputs, other.outputs)
 
 
 def test_nobody_asked_gives_nobody() -> None:
@@ -288,16 +288,16 @@ def test_nobody_asked_gives_nobody() -> None:
     nobody = torch.empty(0, dtype=torch.int64)
     fed = Simulator(numbered())
     got = fed.map(
-        sgd(local_of(objective)), nobody, each=one_for_all(objective, 0), key=0, reduce=Sum(weight=torch.ones(0), row=nobody, rows=2)
+        sgd(local_of(objective)), nobody, per_client=one_for_all(objective, 0), key=0, reduce=SegmentSum(weights=torch.ones(0), segment_ids=nobody, num_segments=2)
     )
-    assert (len(got.ids), got.out, got.sums, got.weight.tolist(), list(got.failures)) == (0, {}, {}, [0.0, 0.0], [])
+    assert (len(got.ids), got.outputs, got.sums, got.total_weight.tolist(), list(got.failures)) == (0, {}, {}, [0.0, 0.0], [])
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
 def test_score_can_be_mapped(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).map(score(objective, (("accuracy", accuracy),)), EVERYONE, each=one_for_all(objective), key=0)
-    assert got.out["examples"].tolist() == list(SIZES)
+    got = Simulator(ragged).map(evaluate_metrics(objective, (("accuracy", accuracy),)), EVERYONE, per_client=one_for_all(objective), key=0)
+    assert got.outputs["examples"].tolist() == list(SIZES)
 
 
 # Absence and poison
@@ -344,20 +344,20 @@ def test_a_refused_reply_is_in_failures_with_the_reason_and_nowhere_else(
     others = EVERYONE[client != EVERYONE]
     program, each, sizes = sgd(local_of(objective)), apart(objective), torch.tensor(SIZES)
 
-    got, expected = fed.map(program, EVERYONE, each=each, key=5), honest.map(program, others, each=each[others], key=5)
+    got, expected = fed.map(program, EVERYONE, per_client=each, key=5), honest.map(program, others, per_client=each[others], key=5)
     assert got.ids.tolist() == others.tolist()
-    assert equal(got.out, expected.out)
+    assert equal(got.outputs, expected.outputs)
     (failure,) = got.failures
     assert failure.client == client
     assert reason in failure.reason
 
-    got = fed.map(program, EVERYONE, each=each, key=5, reduce=Sum(weight=sizes, row=EVERYONE % 2, rows=2))
-    expected = honest.map(program, others, each=each[others], key=5, reduce=Sum(weight=sizes[others], row=others % 2, rows=2))
+    got = fed.map(program, EVERYONE, per_client=each, key=5, reduce=SegmentSum(weights=sizes, segment_ids=EVERYONE % 2, num_segments=2))
+    expected = honest.map(program, others, per_client=each[others], key=5, reduce=SegmentSum(weights=sizes[others], segment_ids=others % 2, num_segments=2))
     assert equal(got.sums, expected.sums)
-    assert torch.equal(got.weight, expected.weight)
-    assert got.weight.sum() == sum(SIZES) - SIZES[client]
-    assert [failure.client for failure in fed.drain_failures()] == [client, client]
-    assert fed.drain_failures() == []
+    assert torch.equal(got.total_weight, expected.total_weight)
+    assert got.total_weight.sum() == sum(SIZES) - SIZES[client]
+    assert [failure.client for failure in fed.pop_failures()] == [client, client]
+    assert fed.pop_failures() == []
 
 
 @pytest.mark.parametrize("fault", ["absent", "nan"])
@@ -366,13 +366,13 @@ def test_a_refused_reply_does_not_advance_memory(ragged: Clients, fault: str) ->
     poison = {"absent": lambda reply: None, "nan": lambda reply: reply | {"after/fc1.bias": torch.full((8,), math.nan)}}[fault]
     fed, honest = Simulator(ragged, faults=only(4, poison)), Simulator(ragged)
     for each in (fed, honest):
-        each.remember(objective.params())
+        each.init_client_state(objective.params())
         each.map(remembering(local_of(objective)), EVERYONE, key=5)
-        each.memory.commit(1)
+        each.client_state.commit(1)
     others = EVERYONE[EVERYONE != 4]
-    assert equal(rows_of(fed.memory.read(EVERYONE), torch.tensor(4)), objective.params())
-    assert equal(fed.memory.read(others), honest.memory.read(others))
-    assert fed.memory.tensors()["ids"].tolist() == others.tolist()
+    assert equal(rows_of(fed.client_state.read(EVERYONE), torch.tensor(4)), objective.params())
+    assert equal(fed.client_state.read(others), honest.client_state.read(others))
+    assert fed.client_state.tensors()["ids"].tolist() == others.tolist()
 
 
 def test_a_client_that_diverges_by_itself_is_refused(ragged: Clients) -> None:
@@ -380,10 +380,10 @@ def test_a_client_that_diverges_by_itself_is_refused(ragged: Clients) -> None:
     each = apart(objective)
     each.models["fc2.bias"][3] = math.nan
     fed = Simulator(ragged)
-    got = fed.map(sgd(local_of(objective)), EVERYONE, each=each, key=5, reduce=Sum(weight=torch.ones(6), row=torch.zeros(6).long(), rows=1))
+    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=each, key=5, reduce=SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1))
     assert [(failure.client, failure.reason) for failure in got.failures] == [(3, "'fc1.weight' is not finite")]
     assert got.ids.tolist() == [0, 1, 2, 4, 5]
-    assert got.weight.tolist() == [5.0]
+    assert got.total_weight.tolist() == [5.0]
     assert all(bool(value.isfinite().all()) for value in got.sums.values())
 
 
@@ -392,23 +392,23 @@ def test_memory_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> N
     objective = objective_of(MLP(8))
     train = remembering(local_of(objective))
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        return {}, train.finish(shared, const, carry)[1]
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        return {}, train.finish(broadcast, const, carry)[1]
 
     fed = Simulator(ragged)
-    fed.remember(objective.params())
+    fed.init_client_state(objective.params())
     poisoned = rows_of(stack([objective.params()]), torch.tensor([0]))
     poisoned["fc1.bias"][0, 0] = math.inf
-    fed.memory.write(torch.tensor([4]), poisoned)
+    fed.client_state.write(torch.tensor([4]), poisoned)
     got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
     assert [(failure.client, failure.reason) for failure in got.failures] == [(4, "its memory is not finite, or absurdly large")]
-    assert equal(rows_of(fed.memory.read(torch.tensor([4])), torch.tensor([0])), poisoned)
+    assert equal(rows_of(fed.client_state.read(torch.tensor([4])), torch.tensor([0])), poisoned)
 
 
 def test_several_failures_come_by_client(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, faults=lambda key, client, reply: None if client in (5, 0, 3) else reply)
-    got = fed.map(sgd(local_of(objective)), torch.tensor([5, 4, 3, 2, 1, 0]), each=one_for_all(objective), key=5)
+    got = fed.map(sgd(local_of(objective)), torch.tensor([5, 4, 3, 2, 1, 0]), per_client=one_for_all(objective), key=5)
     assert [failure.client for failure in got.failures] == [0, 3, 5]
     assert got.ids.tolist() == [4, 2, 1]
 
@@ -417,9 +417,9 @@ def test_a_fault_may_change_a_reply_and_still_be_taken(ragged: Clients) -> None:
     """Poison that looks like a reply cannot be told from one."""
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, faults=only(4, lambda reply: {name: torch.zeros_like(value) for name, value in reply.items()}))
-    got = fed.map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=5)
-    assert float(got.out["fc1.weight"][4].abs().sum()) == 0
-    assert float(got.out["fc1.weight"][3].abs().sum()) > 0
+    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5)
+    assert float(got.outputs["fc1.weight"][4].abs().sum()) == 0
+    assert float(got.outputs["fc1.weight"][3].abs().sum()) > 0
 
 
 def test_faults_see_the_key_the_client_and_its_honest_reply(ragged: Clients) -> None:
@@ -431,51 +431,51 @@ def test_faults_see_the_key_the_client_and_its_honest_reply(ragged: Clients) -> 
         seen[client] = {name: value.clone() for name, value in reply.items()}
         return reply
 
-    got = Simulator(ragged, faults=look).map(sgd(local_of(objective)), torch.tensor([4, 1]), each=one_for_all(objective, 2), key=5)
+    got = Simulator(ragged, faults=look).map(sgd(local_of(objective)), torch.tensor([4, 1]), per_client=one_for_all(objective, 2), key=5)
     assert seen.keys() == {1, 4}
-    assert equal(rows_of(got.out, torch.tensor(0)), seen[4])
+    assert equal(rows_of(got.outputs, torch.tensor(0)), seen[4])
 
 
 def test_an_impossible_number_of_examples_is_refused() -> None:
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return {"examples": carry["count"][0]}, None
 
     program = replace(weights_seen(), finish=finish, batches=Batches(4))
     fed = Simulator(numbered(), faults=only(3, lambda reply: {"examples": reply["examples"] * 10}))
     got = fed.map(program, EVERYONE, key=0)
     assert [(failure.client, failure.reason) for failure in got.failures] == [(3, "claims 20 examples, holds 2")]
-    assert got.out["examples"].tolist() == [5.0, 1.0, 40.0, 23.0, 11.0]
+    assert got.outputs["examples"].tolist() == [5.0, 1.0, 40.0, 23.0, 11.0]
 
 
 def test_a_chunk_in_which_nobody_answered_does_no_harm(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, chunk=1, faults=only(2, lambda reply: None))
-    reduce = Sum(weight=torch.ones(6), row=torch.zeros(6).long(), rows=1)
-    got = fed.map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=5, reduce=reduce)
-    assert got.out == {}
-    assert got.weight.tolist() == [5.0]
+    reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
+    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5, reduce=reduce)
+    assert got.outputs == {}
+    assert got.total_weight.tolist() == [5.0]
 
 
 def test_where_nobody_answered_out_has_not_what_reduce_takes(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    reduce = Sum(weight=torch.ones(6), row=torch.zeros(6).long(), rows=1)
+    reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
     got = Simulator(ragged, faults=lambda *_: None).map(
-        sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=5, reduce=reduce
+        sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5, reduce=reduce
     )
     assert len(got.failures) == 6
-    assert got.weight.tolist() == [0.0]
-    assert got.out == {}
+    assert got.total_weight.tolist() == [0.0]
+    assert got.outputs == {}
 
 
 def test_a_client_with_nothing_to_say_can_be_absent_too(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     train = remembering(local_of(objective))
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        return {}, train.finish(shared, const, carry)[1]
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        return {}, train.finish(broadcast, const, carry)[1]
 
     fed = Simulator(ragged, faults=only(4, lambda reply: None))
-    fed.remember(objective.params())
+    fed.init_client_state(objective.params())
     got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
     assert got.ids.tolist() == [0, 1, 2, 3, 5]
 
@@ -483,7 +483,7 @@ def test_a_client_with_nothing_to_say_can_be_absent_too(ragged: Clients) -> None
 def chooses() -> Program:
     """Replies the row of the sum that it wants to go to: row 0."""
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return {"row": torch.zeros((), dtype=torch.int64), "count": carry["count"]}, None
 
     return replace(weights_seen(), finish=finish, name="chooses")
@@ -491,9 +491,9 @@ def chooses() -> Program:
 
 def test_a_reply_that_claims_a_row_that_does_not_exist_is_refused() -> None:
     fed = Simulator(numbered(), faults=only(3, lambda reply: reply | {"row": torch.tensor(7)}))
-    got = fed.map(chooses(), EVERYONE, key=0, reduce=Sum(row="row", weight=torch.ones(6), rows=2))
+    got = fed.map(chooses(), EVERYONE, key=0, reduce=SegmentSum(segment_ids="row", weights=torch.ones(6), num_segments=2))
     assert [failure.client for failure in got.failures] == [3]
-    assert got.weight.tolist() == [5.0, 0.0]
+    assert got.total_weight.tolist() == [5.0, 0.0]
 
 
 # What is refused before it runs
@@ -503,10 +503,10 @@ def test_a_reply_that_claims_a_row_that_does_not_exist_is_refused() -> None:
 def test_ids_that_are_not_those_of_distinct_clients_are_refused(ragged: Clients, ids: list[int], message: str) -> None:
     objective = objective_of(MLP(8))
     fed, who = Simulator(ragged), torch.tensor(ids)
-    with pytest.raises(InvalidInput, match=message):
-        fed.map(sgd(local_of(objective)), who, each=one_for_all(objective, len(ids)), key=0)
-    with pytest.raises(InvalidInput, match=message):
-        fed.measure(one_for_all(objective, len(ids)), who, Look(objective, {}, part="train"))
+    with pytest.raises(InvalidInputError, match=message):
+        fed.map(sgd(local_of(objective)), who, per_client=one_for_all(objective, len(ids)), key=0)
+    with pytest.raises(InvalidInputError, match=message):
+        fed.measure(one_for_all(objective, len(ids)), who, EvalRequest(objective, {}, split="train"))
     assert fed.traffic.down == 0
 
 
@@ -516,48 +516,48 @@ def test_ids_that_are_not_those_of_distinct_clients_are_refused(ragged: Clients,
 )
 def test_rows_that_do_not_exist_are_refused(ragged: Clients, index: list[int], message: str) -> None:
     objective = objective_of(MLP(8))
-    rows = Rows(stack([objective.params()]), torch.tensor(index))
-    with pytest.raises(InvalidInput, match=message):
-        Simulator(ragged).map(sgd(local_of(objective)), torch.arange(2), each=rows, key=0)
+    rows = ModelAssignment(stack([objective.params()]), torch.tensor(index))
+    with pytest.raises(InvalidInputError, match=message):
+        Simulator(ragged).map(sgd(local_of(objective)), torch.arange(2), per_client=rows, key=0)
 
 
 @pytest.mark.parametrize(
     "reduce",
     [
-        Sum(weight=torch.ones(2), row=torch.tensor([0, -1]), rows=1),
-        Sum(weight=torch.ones(2), row=torch.tensor([0, 1]), rows=1),
-        Sum(weight=torch.ones(6), row=torch.tensor([0, 0]), rows=1),
-        Sum(weight=torch.ones(2), row=torch.zeros(6).long(), rows=1),
+        SegmentSum(weights=torch.ones(2), segment_ids=torch.tensor([0, -1]), num_segments=1),
+        SegmentSum(weights=torch.ones(2), segment_ids=torch.tensor([0, 1]), num_segments=1),
+        SegmentSum(weights=torch.ones(6), segment_ids=torch.tensor([0, 0]), num_segments=1),
+        SegmentSum(weights=torch.ones(2), segment_ids=torch.zeros(6).long(), num_segments=1),
     ],
     ids=["row -1", "row 1 of 1", "six weights for two", "six rows for two"],
 )
-def test_sums_that_do_not_fit_the_clients_asked_are_refused(ragged: Clients, reduce: Sum) -> None:
+def test_sums_that_do_not_fit_the_clients_asked_are_refused(ragged: Clients, reduce: SegmentSum) -> None:
     objective = objective_of(MLP(8))
-    with pytest.raises(InvalidInput, match="reduce"):
-        Simulator(ragged).map(sgd(local_of(objective)), torch.arange(2), each=one_for_all(objective, 2), key=0, reduce=reduce)
+    with pytest.raises(InvalidInputError, match="reduce"):
+        Simulator(ragged).map(sgd(local_of(objective)), torch.arange(2), per_client=one_for_all(objective, 2), key=0, reduce=reduce)
 
 
 @pytest.mark.parametrize("chunk", [0, -3, 1.5, "2"])
 def test_a_chunk_that_is_no_positive_whole_number_is_refused(ragged: Clients, chunk: object) -> None:
-    with pytest.raises(InvalidInput, match=r"engine\.chunk"):
+    with pytest.raises(InvalidInputError, match=r"engine\.chunk"):
         Simulator(ragged, chunk=chunk)  # type: ignore[arg-type]
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones(ragged: Clients) -> None:
-    with pytest.raises(InvalidInput, match=r"engine\.precision = 'half': must be 'tf32' or 'float32'"):
+    with pytest.raises(InvalidInputError, match=r"engine\.precision = 'half': must be 'tf32' or 'float32'"):
         Simulator(ragged, precision="half")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("device", ["tpu", "cudas", ""])
 def test_an_unknown_device_is_refused_with_the_known_ones(ragged: Clients, device: str) -> None:
-    with pytest.raises(InvalidInput, match="must be 'auto', 'cpu' or 'cuda'"):
+    with pytest.raises(InvalidInputError, match="must be 'auto', 'cpu' or 'cuda'"):
         Simulator(ragged, device=device)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_cuda_without_cuda_is_refused_with_the_remedy(ragged: Clients, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidInput, match="no CUDA device; use device = 'cpu' or 'auto'"):
+    with pytest.raises(InvalidInputError, match="no CUDA device; use device = 'cpu' or 'auto'"):
         Simulator(ragged, device=device)
     assert Simulator(ragged, device="auto").device == torch.device("cpu")
 
@@ -566,7 +566,7 @@ def test_cuda_without_cuda_is_refused_with_the_remedy(ragged: Clients, device: s
 
 
 def branching(step: Callable[[Tree, Batch], Tree]) -> Program:
-    return replace(weights_seen(), step=lambda shared, const, carry, batch: step(carry, batch), name="branching")
+    return replace(weights_seen(), step=lambda broadcast, const, carry, batch: step(carry, batch), name="branching")
 
 
 @pytest.mark.parametrize("chunk", [1, None])
@@ -580,21 +580,21 @@ def branching(step: Callable[[Tree, Batch], Tree]) -> Program:
     ids=["if", "item", "int"],
 )
 def test_a_program_that_branches_on_a_tensor_is_named_with_the_remedy(step: Callable[[Tree, Batch], Tree], chunk: int | None) -> None:
-    with pytest.raises(NotVectorisable, match=r"program 'branching' branches on the values of a tensor.*torch\.where.*vectorised=False"):
+    with pytest.raises(VectorizationError, match=r"program 'branching' branches on the values of a tensor.*torch\.where.*vectorised=False"):
         Simulator(numbered(), chunk=chunk).map(branching(step), EVERYONE, key=0)
 
 
 def test_a_link_that_branches_on_a_tensor_is_refused_in_plain_words() -> None:
-    def link(shared: Tree, mine: Tree, reply: Tree) -> tuple[Tree, Tree]:
+    def link(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
         return {}, reply if reply["count"].sum() > 0 else {"count": -reply["count"]}
 
-    with pytest.raises(NotVectorisable, match="branches on the values of a tensor"):
-        Simulator(numbered()).map(then(weights_seen(), replace(weights_seen(), name="again"), link), EVERYONE, key=0)
+    with pytest.raises(VectorizationError, match="branches on the values of a tensor"):
+        Simulator(numbered()).map(chain(weights_seen(), replace(weights_seen(), name="again"), link), EVERYONE, key=0)
 
 
 def test_a_program_that_draws_from_torchs_generator_is_refused_in_plain_words() -> None:
     program = branching(lambda carry, batch: {"count": carry["count"] + torch.rand(3)})
-    with pytest.raises(NotVectorisable, match=r"program 'branching'.*batch\.key"):
+    with pytest.raises(VectorizationError, match=r"program 'branching'.*batch\.key"):
         Simulator(numbered()).map(program, EVERYONE, key=0)
 
 
@@ -602,22 +602,22 @@ def test_other_errors_of_a_program_come_as_they_are() -> None:
     program = branching(lambda carry, batch: {"count": carry["count"] + torch.zeros(5)})
     with pytest.raises(RuntimeError, match="size of tensor") as raised:
         Simulator(numbered()).map(program, EVERYONE, key=0)
-    assert not isinstance(raised.value, NotVectorisable)
+    assert not isinstance(raised.value, VectorizationError)
 
 
 def medians() -> Program:
     """With numpy: the median of all samples, and the sizes of the batches. Counts in memory how often it ran."""
 
-    def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {}, {"x": torch.zeros(0), "sizes": torch.zeros(0), "runs": memory["runs"]}
 
-    def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         assert batch.weight.tolist() == [1.0] * len(batch.x)
         assert batch.y.shape == batch.weight.shape
         x = np.concatenate([carry["x"].numpy(), batch.x.numpy()[:, 0]])
         return {"x": torch.from_numpy(x), "sizes": torch.cat([carry["sizes"], torch.tensor([len(batch.x)])]), "runs": carry["runs"]}
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         if carry["x"].max() > 30:  # as a program may that runs alone
             assert carry["sizes"].tolist() == [4.0] * 10
         extremes = torch.tensor([carry["sizes"].min(), carry["sizes"].max()])
@@ -629,34 +629,34 @@ def medians() -> Program:
 @pytest.mark.parametrize("chunk", [1, 4, None])
 def test_a_program_of_numpy_gets_batches_without_padding_and_keeps_memory(chunk: int | None) -> None:
     fed = Simulator(numbered(), chunk=chunk)
-    fed.remember({"runs": torch.tensor([0])})
+    fed.init_client_state({"runs": torch.tensor([0])})
     fed.map(medians(), torch.tensor([2, 3]), key=0)
     got = fed.map(medians(), EVERYONE, key=1)
-    assert got.out["median"].flatten().tolist() == [(n - 1) / 2 for n in SIZES]
-    assert got.out["extremes"].tolist() == [[1, 4], [1, 1], [4, 4], [2, 2], [3, 4], [3, 4]]
-    assert fed.memory.read(EVERYONE)["runs"].flatten().tolist() == [1, 1, 2, 2, 1, 1]
+    assert got.outputs["median"].flatten().tolist() == [(n - 1) / 2 for n in SIZES]
+    assert got.outputs["extremes"].tolist() == [[1, 4], [1, 1], [4, 4], [2, 2], [3, 4], [3, 4]]
+    assert fed.client_state.read(EVERYONE)["runs"].flatten().tolist() == [1, 1, 2, 2, 1, 1]
 
 
 def test_a_fold_gives_the_same_client_by_client(ragged: Clients) -> None:
     objective = objective_of(MLP((8, 5), dropout=0.5))
     program = sgd(local_of(objective))
-    together = Simulator(ragged).map(program, EVERYONE, each=apart(objective), key=5)
-    alone = Simulator(ragged).map(replace(program, vectorised=False), EVERYONE, each=apart(objective), key=5)
-    for name, value in together.out.items():
-        torch.testing.assert_close(alone.out[name], value, rtol=0, atol=1e-5)
+    together = Simulator(ragged).map(program, EVERYONE, per_client=apart(objective), key=5)
+    alone = Simulator(ragged).map(replace(program, vectorised=False), EVERYONE, per_client=apart(objective), key=5)
+    for name, value in together.outputs.items():
+        torch.testing.assert_close(alone.outputs[name], value, rtol=0, atol=1e-5)
 
 
 def test_a_program_of_numpy_may_leave_some_clients_memory_unchanged() -> None:
     program = medians()
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        reply, memory = program.finish(shared, const, carry)
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+        reply, memory = program.finish(broadcast, const, carry)
         return reply, memory if len(carry["x"]) > 4 else None
 
     fed = Simulator(numbered((3, 9, 2)))
-    fed.remember({"runs": torch.tensor([0])})
+    fed.init_client_state({"runs": torch.tensor([0])})
     fed.map(replace(program, finish=finish), torch.arange(3), key=0)
-    assert fed.memory.read(torch.arange(3))["runs"].flatten().tolist() == [0, 1, 0]
+    assert fed.client_state.read(torch.arange(3))["runs"].flatten().tolist() == [0, 1, 0]
 
 
 # Memory, traffic, threads
@@ -666,14 +666,14 @@ def test_a_client_goes_on_from_its_memory_and_a_round_rolled_back_never_was(ragg
     objective = objective_of(MLP(8))
     program = remembering(local_of(objective))
     fed = Simulator(ragged)
-    fed.remember(objective.params())
+    fed.init_client_state(objective.params())
     first = fed.map(program, EVERYONE, key=1)
-    fed.memory.rollback()
+    fed.client_state.rollback()
     again = fed.map(program, EVERYONE, key=1)
-    assert equal(first.out, again.out)
-    fed.memory.commit(1)
+    assert equal(first.outputs, again.outputs)
+    fed.client_state.commit(1)
     second = fed.map(program, EVERYONE, key=2)
-    assert equal(under("before", second.out), under("after", first.out))
+    assert equal(strip_prefix("before", second.outputs), strip_prefix("after", first.outputs))
 
 
 def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> None:
@@ -681,28 +681,28 @@ def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> 
     own = ("fc2.weight", "fc2.bias")
     fed = Simulator(ragged)
     head = {name: value for name, value in objective.params().items() if name in own}
-    fed.remember(head)
+    fed.init_client_state(head)
     heads = {name: torch.stack([value + client for client in range(6)]) for name, value in head.items()}
-    fed.memory.write(EVERYONE, heads)
+    fed.client_state.write(EVERYONE, heads)
     body = {name: value for name, value in stack([objective.params()]).items() if name not in own}
-    got = fed.map(sgd(local_of(objective)), EVERYONE, each=Rows(body, torch.zeros(6).long(), own), key=5)
+    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(body, torch.zeros(6).long(), own), key=5)
 
     whole = {name: value.expand(6, *value.shape[1:]) for name, value in body.items()} | heads
-    expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, each=Rows(whole, EVERYONE), key=5)
-    assert equal(got.out, expected.out)
+    expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(whole, EVERYONE), key=5)
+    assert equal(got.outputs, expected.outputs)
     assert fed.traffic.down == 6 * (8 * 6 + 8) * 4
     # Where the rows have these parameters too, they are neither used nor sent.
-    again = fed.map(sgd(local_of(objective)), EVERYONE, each=Rows(one_for_all(objective).models, torch.zeros(6).long(), own), key=5)
-    assert equal(again.out, expected.out)
+    again = fed.map(sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(one_for_all(objective).models, torch.zeros(6).long(), own), key=5)
+    assert equal(again.outputs, expected.outputs)
     assert fed.traffic.down == 2 * 6 * (8 * 6 + 8) * 4
 
 
 def test_all_parameters_may_be_the_clients_own(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged)
-    fed.remember(objective.params())
-    each = Rows({}, torch.zeros(6).long(), own=tuple(objective.params()))
-    assert len(fed.map(sgd(local_of(objective)), EVERYONE, each=each, key=5).ids) == 6
+    fed.init_client_state(objective.params())
+    each = ModelAssignment({}, torch.zeros(6).long(), local_params=tuple(objective.params()))
+    assert len(fed.map(sgd(local_of(objective)), EVERYONE, per_client=each, key=5).ids) == 6
 
 
 def test_bytes_are_counted_exactly(ragged: Clients) -> None:
@@ -710,26 +710,26 @@ def test_bytes_are_counted_exactly(ragged: Clients) -> None:
     model = (6 * 8 + 8 + 8 * 3 + 3) * 4
     assert nbytes(objective.params()) == model
     fed = Simulator(ragged, chunk=2)
-    fed.map(sgd(local_of(objective)), torch.tensor([4, 1, 2]), each=one_for_all(objective, 3), key=0)
+    fed.map(sgd(local_of(objective)), torch.tensor([4, 1, 2]), per_client=one_for_all(objective, 3), key=0)
     assert (fed.traffic.down, fed.traffic.up) == (3 * model, 3 * model)
-    shared = {"c": torch.zeros(10, dtype=torch.float64), "n": torch.zeros(3, dtype=torch.int32)}
-    fed.map(weights_seen(), torch.tensor([0, 5]), shared=shared, key=0)
+    broadcast = {"c": torch.zeros(10, dtype=torch.float64), "n": torch.zeros(3, dtype=torch.int32)}
+    fed.map(weights_seen(), torch.tensor([0, 5]), broadcast=broadcast, key=0)
     assert fed.traffic.down == 3 * model + 2 * (80 + 12)
     assert fed.traffic.up == 3 * model + 2 * 3 * 4
 
 
 def test_what_reduce_takes_is_counted_as_sent(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    reduce = Sum(weight=torch.ones(6), row=torch.zeros(6).long(), rows=1)
+    reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
     fed = Simulator(ragged)
-    fed.map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=0, reduce=reduce)
+    fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0, reduce=reduce)
     assert fed.traffic.up == 6 * nbytes(objective.params())
 
 
 def test_who_does_not_answer_sends_nothing(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, faults=only(2, lambda reply: None))
-    fed.map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=0)
+    fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0)
     assert fed.traffic.up == 5 * nbytes(objective.params())
     assert fed.traffic.down == 6 * nbytes(objective.params())
 
@@ -737,7 +737,7 @@ def test_who_does_not_answer_sends_nothing(ragged: Clients) -> None:
 def test_an_evaluation_sends_nothing(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged)
-    fed.measure(one_for_all(objective), EVERYONE, Look(objective, {}, part="train"))
+    fed.measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {}, split="train"))
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
@@ -758,16 +758,16 @@ def test_small_models_run_on_one_thread_and_the_callers_number_is_put_back(ragge
         return accuracy(outputs, y)
 
     fed = Simulator(ragged)
-    fed.measure(one_for_all(objective), EVERYONE, Look(objective, {"m": metric}, part="train"))
+    fed.measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {"m": metric}, split="train"))
     assert set(inside) == {1}
     assert torch.get_num_threads() == 3
-    fed.map(sgd(local_of(objective)), EVERYONE, each=one_for_all(objective), key=0)
+    fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0)
     assert torch.get_num_threads() == 3
 
 
 @pytest.mark.usefixtures("three_threads")
 def test_the_callers_threads_are_put_back_after_an_error() -> None:
-    with pytest.raises(NotVectorisable):
+    with pytest.raises(VectorizationError):
         Simulator(numbered()).map(branching(lambda carry, batch: carry if batch.x.sum() > 3 else {}), EVERYONE, key=0)
     assert torch.get_num_threads() == 3
 
@@ -786,7 +786,7 @@ def with_tests(sizes: tuple[tuple[int, int], ...] = ((3, 20), (30, 2), (10, 70),
 
 
 def by_hand(objective: Objective, params: Tree, clients: Clients, client: int) -> tuple[float, float]:
-    rows = clients.test[int(clients.test_of[client])]
+    rows = clients.test[int(clients.test_part_id[client])]
     outputs = objective.outputs(params, clients.x_test[rows])
     y = clients.y_test[rows]
     return float(F.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).double().mean())
@@ -804,7 +804,7 @@ def test_evaluation_is_what_a_plain_evaluation_of_each_client_finds(chunk: int |
     objective, clients = objective_of(MLP(8)), with_tests()
     models, ids, index = apart(objective, 3).models, [2, 0, 3, 1], [2, 0, 1, 2]
     got = Simulator(clients, chunk=chunk).measure(
-        Rows(models, torch.tensor(index)), torch.tensor(ids), Look(objective, {"accuracy": accuracy})
+        ModelAssignment(models, torch.tensor(index)), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy})
     )
     assert_by_hand(got, objective, models, index, clients, ids)
     assert got.keys() == {"loss", "accuracy"}
@@ -813,7 +813,7 @@ def test_evaluation_is_what_a_plain_evaluation_of_each_client_finds(chunk: int |
 def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_the_number() -> None:
     """Six clients, three test parts, two models: five pairs. With chunk 1 each pair is one call of a metric."""
     objective = objective_of(MLP(8))
-    clients = replace(with_tests(((4, 20), (5, 12), (6, 9), (7, 5), (8, 5), (9, 5))), test_of=torch.tensor([0, 1, 0, 1, 2, 0]))
+    clients = replace(with_tests(((4, 20), (5, 12), (6, 9), (7, 5), (8, 5), (9, 5))), test_part_id=torch.tensor([0, 1, 0, 1, 2, 0]))
     models, index = apart(objective, 2).models, [0, 1, 0, 0, 1, 1]
     calls: list[int] = []
 
@@ -822,7 +822,7 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
         return accuracy(outputs, y)
 
     fed = Simulator(clients, chunk=1)
-    got = fed.measure(Rows(models, torch.tensor(index)), EVERYONE, Look(objective, {"accuracy": metric}))
+    got = fed.measure(ModelAssignment(models, torch.tensor(index)), EVERYONE, EvalRequest(objective, {"accuracy": metric}))
     assert len(calls) == 5
     assert_by_hand(got, objective, models, index, clients, list(range(6)))
     assert got["loss"][0] == got["loss"][2]
@@ -832,21 +832,21 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
 def test_a_client_without_a_test_part_has_no_number() -> None:
     objective, clients = objective_of(MLP(8)), with_tests(((3, 20), (30, 0), (10, 7), (1, 0)))
     ids = [3, 2, 1, 0]
-    got = Simulator(clients).measure(apart(objective, 4), torch.tensor(ids), Look(objective, {"accuracy": accuracy}))
+    got = Simulator(clients).measure(apart(objective, 4), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
     assert got["loss"].isnan().tolist() == got["accuracy"].isnan().tolist() == [True, False, True, False]
     assert_by_hand({name: value[[1, 3]] for name, value in got.items()}, objective, apart(objective, 4).models, [1, 3], clients, [2, 0])
 
 
 def test_where_nobody_has_a_test_part_all_are_without_number(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, Look(objective, {"accuracy": accuracy}))
+    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}))
     assert bool(got["loss"].isnan().all())
     assert bool(got["accuracy"].isnan().all())
 
 
 def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, Look(objective, {"accuracy": accuracy}, part="train"))
+    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train"))
     for client in range(6):
         rows = ragged.train[client]
         outputs = objective.outputs(objective.params(), ragged.x[rows])
@@ -856,7 +856,7 @@ def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
 
 def test_own_metrics_are_averaged_over_examples() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
-    got = Simulator(clients).measure(one_for_all(objective, 4), torch.arange(4), Look(objective, {"label": lambda outputs, y: y.float()}))
+    got = Simulator(clients).measure(one_for_all(objective, 4), torch.arange(4), EvalRequest(objective, {"label": lambda outputs, y: y.float()}))
     for client in range(4):
         y = clients.y_test[clients.test[client]]
         assert float(got["label"][client]) == pytest.approx(float(y.double().mean()))
@@ -864,16 +864,16 @@ def test_own_metrics_are_averaged_over_examples() -> None:
 
 def tuned_by_hand(clients: Clients, objective: Objective, program: Program, key: int) -> Tree:
     """Each client's model after the fine-tune, trained by `map` one client at a time, then evaluated."""
-    tuned = Simulator(clients, chunk=1).map(program, torch.arange(4), each=apart(objective, 4), key=key)
-    return Simulator(clients, chunk=1).measure(Rows(tuned.out, torch.arange(4)), torch.arange(4), Look(objective, {"accuracy": accuracy}))
+    tuned = Simulator(clients, chunk=1).map(program, torch.arange(4), per_client=apart(objective, 4), key=key)
+    return Simulator(clients, chunk=1).measure(ModelAssignment(tuned.outputs, torch.arange(4)), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}))
 
 
 def test_a_fine_tune_trains_each_clients_copy_on_its_own_training_part_first() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
-    plain = Simulator(clients).measure(apart(objective, 4), torch.arange(4), Look(objective, {"accuracy": accuracy}))
+    plain = Simulator(clients).measure(apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}))
     got = Simulator(clients, chunk=1).measure(
-        apart(objective, 4), torch.arange(4), Look(objective, {"accuracy": accuracy}, tune=program), key=3
+        apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}, finetune=program), key=3
     )
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
     assert bool((got["loss"] != plain["loss"]).all())
@@ -884,40 +884,40 @@ def test_a_fine_tune_does_not_depend_on_the_chunk(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
     fed = Simulator(clients, chunk=chunk)
-    got = fed.measure(apart(objective, 4), torch.arange(4), Look(objective, {"accuracy": accuracy}, tune=program), key=3)
+    got = fed.measure(apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}, finetune=program), key=3)
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
 
 
 def test_clients_that_share_a_model_and_a_test_part_are_tuned_each_on_its_own() -> None:
     objective = objective_of(MLP(8))
-    clients = replace(with_tests(((9, 20), (9, 5))), test_of=torch.tensor([0, 0]))
-    got = Simulator(clients).measure(one_for_all(objective, 2), torch.arange(2), Look(objective, {}, tune=sgd(local_of(objective))))
+    clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
+    got = Simulator(clients).measure(one_for_all(objective, 2), torch.arange(2), EvalRequest(objective, {}, finetune=sgd(local_of(objective))))
     assert got["loss"][0] != got["loss"][1]
 
 
 def test_an_evaluation_changes_neither_memory_nor_models() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     fed = Simulator(clients, chunk=1)
-    fed.remember(objective.params())
+    fed.init_client_state(objective.params())
     fed.map(remembering(local_of(objective)), torch.tensor([1, 2]), key=0)
-    fed.memory.commit(1)
+    fed.client_state.commit(1)
     each = apart(objective, 4)
-    memory, models = copy.deepcopy(fed.memory.tensors()), copy.deepcopy(each.models)
-    fed.measure(each, torch.arange(4), Look(objective, {}, tune=sgd(local_of(objective))))
-    own = Rows(each.models, each.index, own=tuple(each.models))
-    fed.measure(own, torch.arange(4), Look(objective, {}, tune=remembering_like_sgd(local_of(objective))))
-    assert equal(fed.memory.tensors(), memory)
+    memory, models = copy.deepcopy(fed.client_state.tensors()), copy.deepcopy(each.models)
+    fed.measure(each, torch.arange(4), EvalRequest(objective, {}, finetune=sgd(local_of(objective))))
+    own = ModelAssignment(each.models, each.model_ids, local_params=tuple(each.models))
+    fed.measure(own, torch.arange(4), EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective))))
+    assert equal(fed.client_state.tensors(), memory)
     assert equal(each.models, models)
-    fed.memory.commit(2)
-    assert equal(fed.memory.tensors(), memory)  # and nothing was waiting to be committed
+    fed.client_state.commit(2)
+    assert equal(fed.client_state.tensors(), memory)  # and nothing was waiting to be committed
 
 
 def remembering_like_sgd(local: LocalTraining) -> Program:
     """A fine-tune that would write memory if it were let."""
     train = sgd(local)
 
-    def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
-        weights, _ = train.finish(shared, const, carry)
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
+        weights, _ = train.finish(broadcast, const, carry)
         return weights, weights
 
     return replace(train, finish=finish)
@@ -926,32 +926,32 @@ def remembering_like_sgd(local: LocalTraining) -> Program:
 def test_rows_of_the_clients_own_are_read_from_memory() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     fed = Simulator(clients)
-    fed.remember(objective.params())
+    fed.init_client_state(objective.params())
     memory = apart(objective, 4).models
-    fed.memory.write(torch.tensor([0, 2, 3]), rows_of(memory, torch.tensor([0, 2, 3])))  # client 1 never wrote
+    fed.client_state.write(torch.tensor([0, 2, 3]), rows_of(memory, torch.tensor([0, 2, 3])))  # client 1 never wrote
     memory = {name: value.index_copy(0, torch.tensor([1]), objective.params()[name][None]) for name, value in memory.items()}
     other = stack([{name: torch.full_like(value, 0.1) for name, value in objective.params().items()}])
     ids = [3, 1, 0, 2]
 
-    whole = Rows(other, torch.zeros(4).long(), own=tuple(other))
-    got = fed.measure(whole, torch.tensor(ids), Look(objective, {"accuracy": accuracy}))
+    whole = ModelAssignment(other, torch.zeros(4).long(), local_params=tuple(other))
+    got = fed.measure(whole, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
     assert_by_hand(got, objective, memory, ids, clients, ids)
 
-    head = Rows(other, torch.zeros(4).long(), own=("fc2.weight", "fc2.bias"))
-    got = fed.measure(head, torch.tensor(ids), Look(objective, {"accuracy": accuracy}))
-    mixed = {name: value if name in head.own else other[name].expand_as(value) for name, value in memory.items()}
+    head = ModelAssignment(other, torch.zeros(4).long(), local_params=("fc2.weight", "fc2.bias"))
+    got = fed.measure(head, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
+    mixed = {name: value if name in head.local_params else other[name].expand_as(value) for name, value in memory.items()}
     assert_by_hand(got, objective, mixed, ids, clients, ids)
 
 
 def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_evaluated_each() -> None:
     objective = objective_of(MLP(8))
-    clients = replace(with_tests(((9, 20), (9, 5))), test_of=torch.tensor([0, 0]))
+    clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
     fed = Simulator(clients)
-    fed.remember(objective.params())
+    fed.init_client_state(objective.params())
     memory = apart(objective, 2).models
-    fed.memory.write(torch.arange(2), memory)
+    fed.client_state.write(torch.arange(2), memory)
     rows = one_for_all(objective, 2)
-    got = fed.measure(Rows(rows.models, rows.index, own=tuple(rows.models)), torch.arange(2), Look(objective, {"accuracy": accuracy}))
+    got = fed.measure(ModelAssignment(rows.models, rows.model_ids, local_params=tuple(rows.models)), torch.arange(2), EvalRequest(objective, {"accuracy": accuracy}))
     assert_by_hand(got, objective, memory, [0, 1], clients, [0, 1])
     assert got["loss"][0] != got["loss"][1]
 
@@ -960,13 +960,13 @@ def test_map_never_touches_test_data() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     blind = replace(clients, x_test=torch.full_like(clients.x_test, math.nan), y_test=torch.full_like(clients.y_test, -1))
 
-    def all_that_comes_back(given_clients: Clients) -> tuple[Replies, Tree]:
+    def all_that_comes_back(given_clients: Clients) -> tuple[ClientResults, Tree]:
         fed = Simulator(given_clients)
-        fed.remember(objective.params())
+        fed.init_client_state(objective.params())
         got = fed.map(remembering(local_of(objective)), torch.arange(4), key=0)
-        return got, fed.memory.read(torch.arange(4))
+        return got, fed.client_state.read(torch.arange(4))
 
     (one, memory), (other, blind_memory) = all_that_comes_back(clients), all_that_comes_back(blind)
-    assert equal(one.out, other.out)
+    assert equal(one.outputs, other.outputs)
     assert equal(memory, blind_memory)
     assert list(one.failures) == list(other.failures) == []

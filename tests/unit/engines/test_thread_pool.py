@@ -11,8 +11,8 @@ import torch
 
 from fedclade import FedAvg, run
 from fedclade.data import Clients
-from fedclade.engines.thread_pool import Workers, cores
-from fedclade.errors import InvalidInput
+from fedclade.engines.thread_pool import ThreadPool, cores
+from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
 
 
@@ -22,7 +22,7 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
         time.sleep(0.01 if number % 2 else 0)
         return 10 * number
 
-    assert list(Workers(count).in_order(work, range(9))) == [10 * number for number in range(9)]
+    assert list(ThreadPool(count).in_order(work, range(9))) == [10 * number for number in range(9)]
 
 
 def test_several_work_at_a_time_on_one_thread_of_torch_each() -> None:
@@ -32,7 +32,7 @@ def test_several_work_at_a_time_on_one_thread_of_torch_each() -> None:
         together.wait()  # nobody gets on alone
         return torch.get_num_threads()
 
-    assert list(Workers(2).in_order(work, range(4))) == [1] * 4
+    assert list(ThreadPool(2).in_order(work, range(4))) == [1] * 4
 
 
 def test_items_are_asked_for_a_few_ahead_and_here() -> None:
@@ -44,7 +44,7 @@ def test_items_are_asked_for_a_few_ahead_and_here() -> None:
             asked.append(number)
             yield number
 
-    results = Workers(2).in_order(lambda number: number, items())
+    results = ThreadPool(2).in_order(lambda number: number, items())
     next(results)
     assert len(asked) <= 4
     results.close()  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_an_error_comes_where_its_result_would_have(count: int) -> None:
             raise ValueError("client 2")
         return number
 
-    results = Workers(count).in_order(work, range(5))
+    results = ThreadPool(count).in_order(work, range(5))
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ValueError, match="client 2"):
         next(results)
@@ -76,13 +76,13 @@ def test_after_an_error_nobody_works_on() -> None:
         return number
 
     with pytest.raises(MemoryError):
-        list(Workers(2).in_order(work, range(2)))
+        list(ThreadPool(2).in_order(work, range(2)))
     assert ended.is_set()  # it has given back its memory before fewer are tried
 
 
 @pytest.mark.parametrize("model", [MLP(8), MLP(8, dropout=0.5)], ids=["dense", "dropout"])
 def test_their_number_changes_no_byte(model: MLP, digits: Clients) -> None:
-    results = [run(FedAvg(), digits, model, rounds=3, device="cpu", workers=workers) for workers in (1, 2, 5)]
+    results = [run(FedAvg(), digits, model, rounds=3, device="cpu", threads=workers) for workers in (1, 2, 5)]
     first = results[0].model_of(0).state_dict()
     for other in results[1:]:
         for name, value in other.model_of(0).state_dict().items():
@@ -97,5 +97,5 @@ def test_there_is_one_for_each_core_that_may_be_used() -> None:
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True])
 def test_a_wrong_number_is_refused(workers: int, digits: Clients) -> None:
-    with pytest.raises(InvalidInput, match=r"engine\.workers.*whole number"):
-        run(FedAvg(), digits, MLP(8), rounds=1, workers=workers)
+    with pytest.raises(InvalidInputError, match=r"engine\.threads.*whole number"):
+        run(FedAvg(), digits, MLP(8), rounds=1, threads=workers)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedclade.cli import main
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.integrations.tensorboard import check_tracker
 
 installed = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed (extra: track)")
@@ -83,9 +83,9 @@ def test_tracking_changes_no_model_and_a_sweep_tracks_each_run(tmp_path: Path) -
 
 
 def test_what_cannot_be_tracked_is_refused_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match="--track mlflow: must be tensorboard"):
+    with pytest.raises(InvalidInputError, match="--track mlflow: must be tensorboard"):
         call("--track", "mlflow", "--out", str(tmp_path / "run"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match=r"TensorBoard is not installed; pip install 'fedclade\[track\]'"):
+    with pytest.raises(InvalidInputError, match=r"TensorBoard is not installed; pip install 'fedclade\[track\]'"):
         check_tracker("tensorboard")
     assert not (tmp_path / "run").exists()

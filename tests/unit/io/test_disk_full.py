@@ -24,9 +24,9 @@ from fedclade.analysis import report
 from fedclade.analysis.report.live_server import View
 from fedclade.cli import main
 from fedclade.data import Clients
-from fedclade.errors import NotWritten
+from fedclade.errors import WriteError
 from fedclade.io import atomic, checkpoint
-from fedclade.io.run_dir import RunStore
+from fedclade.io.run_dir import RunDirectory
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -57,7 +57,7 @@ BALLAST = f"""
 import json
 import os
 from pathlib import Path
-from fedclade.io.run_dir import RunStore
+from fedclade.io.run_dir import RunDirectory
 
 CASE, DISK = os.environ["CASE"], Path(os.environ["DISK"])
 
@@ -66,12 +66,12 @@ def fill(leave):
     (DISK / "ballast").write_bytes(bytes(free - leave))
 
 def before(name, fills):
-    then = getattr(RunStore, name)
+    then = getattr(RunDirectory, name)
     def call(self, *given):
         if not (DISK / "ballast").exists():
             fills(self, *given)
         return then(self, *given)
-    setattr(RunStore, name, call)
+    setattr(RunDirectory, name, call)
 
 def line_ends_on_another_page(store, row):
     if (store.folder / "rounds.jsonl").stat().st_size % {PAGE} + len(json.dumps(row)) > {PAGE}:
@@ -158,7 +158,7 @@ def test_the_process_ends_with_one_line_and_with_room_again_goes_on_to_the_same_
     assert re.fullmatch(told, process.stderr), process.stderr
     assert half_written(disk) == []
     assert numbers == (rounds or [newest - 3, newest])
-    rows = RunStore(folder).history()  # no half of a line
+    rows = RunDirectory(folder).history()  # no half of a line
     assert newest <= len(rows) == rows[-1]["round"] < (newest + 3 if case == "rounds.jsonl" else newest + 4)
     assert report.collect([folder])
     assert View(folder).data() is not None
@@ -205,7 +205,7 @@ def test_a_file_that_is_not_taken_is_not_half_there_and_the_one_before_stays(
     path = tmp_path / "file"
     path.write_text("before")
     refuse(monkeypatch, "file", OSError(number, os.strerror(number)))
-    with pytest.raises(NotWritten) as caught, atomic.whole(path, 5) as temporary:
+    with pytest.raises(WriteError) as caught, atomic.atomic_write(path, 5) as temporary:
         temporary.write_text("after")
     assert str(caught.value) == f"{path}: it cannot be written, {SAYS[number]}."  # there is room for five bytes: no numbers
     assert isinstance(caught.value, fc.FedcladeError)
@@ -217,15 +217,15 @@ def test_a_file_that_is_not_taken_is_not_half_there_and_the_one_before_stays(
 def test_it_says_how_much_is_needed_and_how_much_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=200_000))
     message = r"a: it cannot be written, the disk is full \(4\.2 MB needed, 200\.0 kB free\): make room\.$"
-    with pytest.raises(NotWritten, match=message), atomic.writing(tmp_path / "not there" / "a", 4_200_000):
+    with pytest.raises(WriteError, match=message), atomic.translate_os_errors(tmp_path / "not there" / "a", 4_200_000):
         raise FULL
 
 
 def test_safetensors_own_errors_are_told_apart(tmp_path: Path) -> None:
     said = "Error while serializing: I/O error: No space left on device (os error 28)"  # version 0.8.0
-    with pytest.raises(NotWritten, match="the disk is full: make room"), atomic.writing(tmp_path / "a"):
+    with pytest.raises(WriteError, match="the disk is full: make room"), atomic.translate_os_errors(tmp_path / "a"):
         raise SafetensorError(said)
-    with pytest.raises(SafetensorError, match="InvalidHeader"), atomic.writing(tmp_path / "a"):
+    with pytest.raises(SafetensorError, match="InvalidHeader"), atomic.translate_os_errors(tmp_path / "a"):
         raise SafetensorError("InvalidHeader")
 
 
@@ -247,7 +247,7 @@ def test_half_a_line_is_taken_back(error: BaseException, tmp_path: Path, monkeyp
     atomic.append(path, '{"round": 1}')
     with monkeypatch.context() as full:
         full.setattr(Path, "open", lambda path, mode, buffering: Small(path, mode))
-        with pytest.raises(NotWritten if error is FULL else KeyboardInterrupt):
+        with pytest.raises(WriteError if error is FULL else KeyboardInterrupt):
             atomic.append(path, '{"round": 2}')
     assert path.read_text() == '{"round": 1}\n'
     atomic.append(path, '{"round": 2}')
@@ -282,7 +282,7 @@ def test_from_python_it_is_an_error_that_says_where_to_go_on(
     left = f"The last checkpoint, round {newest}, is whole: resumed, the run goes on from there."
     with monkeypatch.context() as full:
         refuse(full, name, after=after)
-        with pytest.raises(NotWritten) as caught:
+        with pytest.raises(WriteError) as caught:
             do(digits, tmp_path / "parts")
     said = str(caught.value)
     assert re.match(rf"{re.escape(str(tmp_path / 'parts'))}/(\w+/)?{re.escape(name)}: it cannot be written, the disk is full", said)
@@ -297,11 +297,11 @@ def test_a_damaged_checkpoint_is_not_called_whole(digits: Clients, tmp_path: Pat
         do(digits, tmp_path, on_round=lambda row: 1 / (4 - row["round"]))
     (tmp_path / "checkpoint" / "round-000004.safetensors").write_bytes(b"damaged")
     refuse(monkeypatch, "rounds.jsonl")
-    with pytest.warns(UserWarning, match="damaged checkpoint") as told, pytest.raises(NotWritten, match="checkpoint, round 2, is whole"):
+    with pytest.warns(UserWarning, match="damaged checkpoint") as told, pytest.raises(WriteError, match="checkpoint, round 2, is whole"):
         do(digits, tmp_path, resume=True)
     assert len(told) == 1  # when it began, and not again at its end
     (tmp_path / "checkpoint" / "round-000002.safetensors").write_bytes(b"damaged")
-    with pytest.raises(fc.InvalidInput, match="no other to go on from"):
+    with pytest.raises(fc.InvalidInputError, match="no other to go on from"):
         do(digits, tmp_path, resume=True)
 
 
@@ -311,7 +311,7 @@ def test_an_interrupt_that_cannot_be_saved_says_so(digits: Clients, tmp_path: Pa
             raise KeyboardInterrupt
 
     refuse(monkeypatch, "round-000003.safetensors")
-    with pytest.raises(NotWritten, match=r"round-000003\.safetensors: it cannot .* The last checkpoint, round 2, is whole"):
+    with pytest.raises(WriteError, match=r"round-000003\.safetensors: it cannot .* The last checkpoint, round 2, is whole"):
         do(digits, tmp_path, on_round=interrupt)
 
 
@@ -338,7 +338,7 @@ def test_safetensors_names_its_half_written_file_as_expected(tmp_path: Path) -> 
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    atomic.clear(tmp_path)
+    atomic.remove_partials(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

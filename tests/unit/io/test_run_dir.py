@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.io.run_dir import RunStore
+from fedclade.io.run_dir import RunDirectory
 from fedclade.registry import REGISTRY
 from fedclade.training import config
 
@@ -74,7 +74,7 @@ def test_a_run_directory_holds_what_the_design_names(method: fc.Method, digits: 
         lines = list(csv.DictReader(file))
     assert len(lines) == 20
     assert digits.groups is not None
-    assert [int(line["group"]) for line in lines] == digits.groups.tolist()
+    assert [int(line["true_group"]) for line in lines] == digits.groups.tolist()
     assert [int(line["cluster"]) for line in lines] == result.clusters.tolist()
     assert not list(folder.rglob("*.partial"))
 
@@ -116,10 +116,10 @@ def test_what_is_loaded_is_what_the_run_gave(method: fc.Method, digits: Clients,
     assert torch.equal(loaded.clusters, result.clusters)
     assert loaded.clusters.dtype == torch.int64
     for client in range(20):
-        mine, theirs = result.model_of(client), loaded.model_of(client)
-        assert type(mine) is type(theirs)
+        params, theirs = result.model_of(client), loaded.model_of(client)
+        assert type(params) is type(theirs)
         assert not theirs.training
-        assert torch.equal(mine(digits.x_test), theirs(digits.x_test))
+        assert torch.equal(params(digits.x_test), theirs(digits.x_test))
 
 
 @METHODS
@@ -131,7 +131,7 @@ def test_a_module_of_ones_own_is_loaded_into_a_module_of_the_same_form(method: f
         assert isinstance(loaded.model_of(client), Net)
         assert torch.equal(loaded.model_of(client)(digits.x_test), result.model_of(client)(digits.x_test))
     assert not torch.equal(fresh(digits.x_test), result.model_of(0)(digits.x_test))  # the module given is not written to
-    with pytest.raises(fc.InvalidInput, match=r"'Net'.*load\(…, model=…\)"):
+    with pytest.raises(fc.InvalidInputError, match=r"'Net'.*load\(…, model=…\)"):
         fc.load(tmp_path)
 
 
@@ -152,13 +152,13 @@ def test_a_model_whose_making_looks_at_values_is_loaded(digits: Clients, tmp_pat
 
 def test_a_module_of_another_form_is_refused_when_it_is_loaded_into(digits: Clients, tmp_path: Path) -> None:
     do(digits, tmp_path, model=Net())
-    with pytest.raises(fc.InvalidInput, match="model"):
+    with pytest.raises(fc.InvalidInputError, match="model"):
         fc.load(tmp_path, model=Unlike()).model_of(0)
 
 
 def test_a_module_of_another_size_is_refused_when_it_is_loaded_into(digits: Clients, tmp_path: Path) -> None:
     do(digits, tmp_path, model=Net(8))
-    with pytest.raises(fc.InvalidInput, match=r"first\."):
+    with pytest.raises(fc.InvalidInputError, match=r"first\."):
         fc.load(tmp_path, model=Net(16)).model_of(0)
 
 
@@ -199,7 +199,7 @@ def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(scheme: An
     clients = fc.data.partition(fc.data.load("digits"), scheme, clients=8, seed=5, probe=17)
     do(clients, tmp_path / "first", momentum=0.5, clients_per_round=3, seed=6, chunk=3, fine_tune_epochs=1)
     again = config.experiment(config.read(tmp_path / "first" / "experiment.toml"))
-    again.prepared(again.clients(), "auto").execute(tmp_path / "second")
+    again.to_run(again.clients(), "auto").run(tmp_path / "second")
     for name in ("experiment.toml", "clients.csv", "models/models.safetensors"):
         assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
 
@@ -220,9 +220,9 @@ def test_the_experiment_that_was_written_has_every_default_filled_in(digits: Cli
             "eval_every": 2,
             "checkpoint_every": 10,
             "fine_tune_epochs": 0,
-            "set_aside_after": 3,
-            "average": "mean",
+            "max_rejections": 3,
         },
+        "server": {"aggregator": "mean"},
         "engine": {"precision": "tf32"},
     }
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_is_safetensors_with_state_memory_and_history(digits: Clien
         names = set(file.keys())
         about = json.loads(json.loads(file.metadata()["fedclade"])["about"])
         ids = file.get_tensor("memory/ids").tolist()
-    assert {"state/cluster", "state/models/fc1.weight", "memory/ids", "memory/rows/fc1.weight"} <= names
+    assert {"state/cluster_ids", "state/models/fc1.weight", "memory/ids", "memory/rows/fc1.weight"} <= names
     assert about["round"] == 3
     assert about["history"] == result.history
     assert 4 <= len(ids) <= 12
@@ -244,13 +244,13 @@ def test_loading_what_is_no_finished_run_says_what_is_missing(digits: Clients, t
     def stop(row: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(fc.InvalidInput, match="there is no folder"):
+    with pytest.raises(fc.InvalidInputError, match="there is no folder"):
         fc.load(tmp_path / "nowhere")
-    with pytest.raises(fc.InvalidInput, match="no finished run"):
+    with pytest.raises(fc.InvalidInputError, match="no finished run"):
         fc.load(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         do(digits, tmp_path / "half", on_round=stop)
-    with pytest.raises(fc.InvalidInput, match=r"no finished run.*--resume"):
+    with pytest.raises(fc.InvalidInputError, match=r"no finished run.*--resume"):
         fc.load(tmp_path / "half")
 
 
@@ -262,7 +262,7 @@ def _cut(path: Path) -> None:
 def test_a_damaged_file_of_a_run_is_named_when_it_is_loaded(name: str, digits: Clients, tmp_path: Path) -> None:
     do(digits, tmp_path)
     _cut(tmp_path / name)
-    with pytest.raises(fc.InvalidInput, match=Path(name).name):
+    with pytest.raises(fc.InvalidInputError, match=Path(name).name):
         fc.load(tmp_path)
 
 
@@ -270,7 +270,7 @@ def test_a_table_of_clients_that_ends_with_a_whole_line_is_damaged_too(digits: C
     do(digits, tmp_path)
     lines = (tmp_path / "clients.csv").read_text().splitlines(keepends=True)
     (tmp_path / "clients.csv").write_text("".join(lines[:8]))
-    with pytest.raises(fc.InvalidInput, match=r"clients\.csv: missing or damaged \(it has 7 clients, the run 20\)"):
+    with pytest.raises(fc.InvalidInputError, match=r"clients\.csv: missing or damaged \(it has 7 clients, the run 20\)"):
         fc.load(tmp_path)
 
 
@@ -278,7 +278,7 @@ def test_a_table_of_clients_that_ends_with_a_whole_line_is_damaged_too(digits: C
 def test_a_client_that_is_not_there_is_refused(client: int, digits: Clients, tmp_path: Path) -> None:
     result = do(digits, tmp_path)
     for given in (result, fc.load(tmp_path)):
-        with pytest.raises(fc.InvalidInput, match=rf"client {client}: there are 20, numbered 0 to 19"):
+        with pytest.raises(fc.InvalidInputError, match=rf"client {client}: there are 20, numbered 0 to 19"):
             given.model_of(client)
 
 
@@ -300,8 +300,8 @@ def test_a_client_may_be_given_as_a_tensor_such_as_comes_from_clusters(digits: C
 )
 def test_a_folder_that_cannot_be_used_is_refused(make: Callable[[Path], object], says: str, tmp_path: Path) -> None:
     make(tmp_path / "out")
-    with pytest.raises(fc.InvalidInput, match=f"out = '.*out': {says}"):
-        RunStore.open(tmp_path / "out", resume=False)
+    with pytest.raises(fc.InvalidInputError, match=f"out = '.*out': {says}"):
+        RunDirectory.open(tmp_path / "out", resume=False)
 
 
 def test_a_folder_with_other_things_in_it_is_used_and_these_are_left_alone(digits: Clients, tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ import fedclade as fc
 from fedclade.analysis import report
 from fedclade.data import download, readers
 from fedclade.data.catalog import CATALOGUE, File
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io import checkpoint, safe_read
-from fedclade.io.run_dir import RunStore, StoredModels
+from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.models.autoencoder import DenseAutoencoder
 from fedclade.training import client_features, config, encoder_pretraining
 
@@ -42,7 +42,7 @@ def peak(call: Callable[[], object]) -> tuple[str, int]:
     """What a call is refused with, and how many bytes it took at most."""
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInput) as caught:
+        with pytest.raises(InvalidInputError) as caught:
             call()
         return str(caught.value), tracemalloc.get_traced_memory()[1]
     finally:
@@ -88,11 +88,11 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "seen": (client_features.FILE, lambda path: client_features.read(path.parent)),
     "checkpoint": ("round-000001.safetensors", lambda path: checkpoint.latest(path.parent)),
     "models": ("models/models.safetensors", lambda path: StoredModels(path.parent.parent)),
-    "summary": ("summary.json", lambda path: RunStore(path.parent).summary()),
-    "rounds": ("rounds.jsonl", lambda path: RunStore(path.parent).history()),
-    "clients": ("clients.csv", lambda path: RunStore(path.parent).read_clients(3)),
-    "tables": ("experiment.toml", lambda path: RunStore(path.parent).tables()),
-    "comparison": ("comparison.json", lambda path: RunStore(path.parent).comparison()),
+    "summary": ("summary.json", lambda path: RunDirectory(path.parent).summary()),
+    "rounds": ("rounds.jsonl", lambda path: RunDirectory(path.parent).history()),
+    "clients": ("clients.csv", lambda path: RunDirectory(path.parent).read_clients(3)),
+    "tables": ("experiment.toml", lambda path: RunDirectory(path.parent).tables()),
+    "comparison": ("comparison.json", lambda path: RunDirectory(path.parent).comparison()),
     "diagnosis": ("diagnosis.json", lambda path: report.collect([path.parent])),
     "download": ("a.gz", lambda path: download.wrong(path, File("a.gz", "", 1, ""))),
 }
@@ -118,7 +118,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path
     refused(read, path)
     path.rmdir()
     path.symlink_to(path)
-    with suppress(InvalidInput):  # what leads nowhere is also taken for a file that is not there
+    with suppress(InvalidInputError):  # what leads nowhere is also taken for a file that is not there
         assert read() is None
 
 
@@ -144,7 +144,7 @@ def test_the_machine_has_memory_and_a_file_may_take_it(tmp_path: Path) -> None:
     assert safe_read.memory() > 1 << 28
     safe_read.fit("a file", safe_read.memory())
     assert safe_read.read(put(tmp_path / "a", b"four"), most=4) == b"four"
-    with pytest.raises(InvalidInput, match=r"a: 4 bytes, at most 3 are allowed"):
+    with pytest.raises(InvalidInputError, match=r"a: 4 bytes, at most 3 are allowed"):
         safe_read.read(tmp_path / "a", most=3)
 
 
@@ -421,11 +421,11 @@ def test_archives_write_nothing_whatever_their_members_are_called(tmp_path: Path
     arrays = {
         f"{name}.npy": npy("(1,)", b"\0") for name in ("x_train", "y_train", "x_test", "y_test", "../../z_train", f"{tmp_path}/w_train")
     }
-    mine = put(work / "mine.npz", zipped(arrays))
+    params = put(work / "mine.npz", zipped(arrays))
     before |= everything(work)
     assert len(readers.emnist("balanced", 47, [archive]).y_train) == 1
-    with suppress(InvalidInput):
-        fc.data.load(mine)
+    with suppress(InvalidInputError):
+        fc.data.load(params)
     assert everything(tmp_path) == before
 
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade import FedAvg, InvalidInput, LocalTraining, Method, Simulator, State
+from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator, State
 from fedclade.clustering.cfl import MARGIN, ParameterTree, bisect, most_similar, noise_level, project
 from fedclade.clustering.similarity import cosine
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, LabelSwap, load, partition
 from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods.base import UNKNOWN
 from fedclade.methods.cfl import AUTO_EPS1, AUTO_EPS2, CFL, CFLState
 from fedclade.models import MLP
-from fedclade.programs.parameter_permutation import concealed, revealed, vectors
+from fedclade.programs.parameter_permutation import concealed, flatten_models, revealed
 
 ROUNDS = 22  # enough for two groups to part, and to be looked at again
 
@@ -40,14 +40,14 @@ class Case:
         torch.manual_seed(0)
         objective = Objective(MLP(16).build(clients.shape, 10))
         self.params = objective.params()
-        self.method = method.bind(LocalTraining(objective, lr=0.1, batch_size=10, epochs=3))
+        self.method = method.with_local_config(LocalTraining(objective, lr=0.1, batch_size=10, epochs=3))
         self.fed = Simulator(clients, chunk=chunk)
         self.replies: list[Tree] = []
         original = self.fed.map
 
         def spy(*args: Any, **kwargs: Any) -> Any:
             got = original(*args, **kwargs)
-            self.replies.append(got.out)
+            self.replies.append(got.outputs)
             return got
 
         self.fed.map = spy  # type: ignore[method-assign]
@@ -57,14 +57,14 @@ class Case:
 
     def rounds(self, state: State, cohorts: Sequence[Tensor], first: int = 1) -> CFLState:
         for number, cohort in enumerate(cohorts, start=first):
-            unknown = cohort[state.cluster[cohort] == UNKNOWN]
+            unknown = cohort[state.cluster_ids[cohort] == UNKNOWN]
             if len(unknown):
-                state = self.method.admit(self.fed, state, unknown, fold(0, "admit", number))
-            state = self.method.round(self.fed, state, cohort, fold(0, "round", number))
+                state = self.method.add_clients(self.fed, state, unknown, fold_in(0, "admit", number))
+            state = self.method.round(self.fed, state, cohort, fold_in(0, "round", number))
         return state  # type: ignore[return-value]
 
     def served(self, state: State) -> Tree:
-        return self.method.serve(state, torch.arange(len(self.fed.sizes))).gather({})
+        return self.method.assign_models(state, torch.arange(len(self.fed.sizes))).gather({})
 
 
 def everyone(clients: Clients, rounds: int = ROUNDS) -> list[Tensor]:
@@ -90,7 +90,7 @@ def test_finds_the_groups_with_nothing_given(swapped: Clients) -> None:
     case = Case(CFL(), swapped)
     state = case.rounds(case.init(), everyone(swapped))
     assert swapped.groups is not None
-    assert same_partition(state.cluster, swapped.groups)
+    assert same_partition(state.cluster_ids, swapped.groups)
 
 
 def test_leaves_clients_of_one_kind_together() -> None:
@@ -110,10 +110,10 @@ def test_finds_the_groups_when_half_of_the_clients_answer(swapped: Clients) -> N
     cohorts = [torch.randperm(8, generator=generator)[:5] for _ in range(40)]
     case = Case(CFL(), swapped)
     state = case.rounds(case.init(), cohorts)
-    known = state.cluster != UNKNOWN
+    known = state.cluster_ids != UNKNOWN
     assert swapped.groups is not None
-    assert len(state.cluster.unique()) >= 2
-    assert same_partition(state.cluster[known], swapped.groups[known])
+    assert len(state.cluster_ids.unique()) >= 2
+    assert same_partition(state.cluster_ids[known], swapped.groups[known])
 
 
 # ---- what it promises, while it splits (the conformance suite's few rounds do not)
@@ -154,28 +154,28 @@ def test_secret_coordinates_change_no_decision_and_no_model(swapped: Clients) ->
     cohorts = [*everyone(swapped), torch.arange(0, 8, 2)]
     one, other = clear.rounds(clear.init(), cohorts), hidden.rounds(hidden.init(), cohorts)
     assert len(one) >= 3
-    assert torch.equal(one.cluster, other.cluster)
+    assert torch.equal(one.cluster_ids, other.cluster_ids)
     assert torch.equal(one.parent, other.parent)
-    assert bool(one.settled[0])  # the second look was taken, too
+    assert bool(one.frozen[0])  # the second look was taken, too
     assert close(clear.served(one), hidden.served(other))
     assert isinstance(clear.method, CFL)
     assert isinstance(hidden.method, CFL)
     assert close(clear.method.model_at(one, 0), hidden.method.model_at(other, 0))
     lost = torch.tensor([0, 7])
-    forgotten = [replace(state, cluster=state.cluster.index_fill(0, lost, UNKNOWN)) for state in (one, other)]
-    found = [case.method.admit(case.fed, state, lost, key=3).cluster for case, state in zip((clear, hidden), forgotten, strict=True)]
-    assert torch.equal(found[0], one.cluster)
-    assert torch.equal(found[1], one.cluster)
+    forgotten = [replace(state, cluster_ids=state.cluster_ids.index_fill(0, lost, UNKNOWN)) for state in (one, other)]
+    found = [case.method.add_clients(case.fed, state, lost, key=3).cluster_ids for case, state in zip((clear, hidden), forgotten, strict=True)]
+    assert torch.equal(found[0], one.cluster_ids)
+    assert torch.equal(found[1], one.cluster_ids)
 
 
 def test_the_server_sees_no_clear_coordinates(swapped: Clients) -> None:
     clear, hidden = (Case(CFL(permute=permute, secret=5), swapped) for permute in (False, True))
     states = [case.rounds(case.init(), everyone(swapped, 1)) for case in (clear, hidden)]
-    sent, seen = vectors(clear.replies[0]), vectors(hidden.replies[0])
+    sent, seen = flatten_models(clear.replies[0]), flatten_models(hidden.replies[0])
     assert (sent == seen).float().mean() < 0.01
     assert torch.allclose(sent.sort().values, seen.sort().values, atol=1e-6)  # the same numbers, in another order
     assert torch.allclose(cosine(sent), cosine(seen), atol=1e-9)
-    assert (vectors(states[0].models) == vectors(states[1].models)).float().mean() < 0.01
+    assert (flatten_models(states[0].models) == flatten_models(states[1].models)).float().mean() < 0.01
 
 
 def test_another_secret_is_another_order() -> None:
@@ -191,7 +191,7 @@ def test_another_secret_is_another_order() -> None:
 
 def test_auto_is_relative_to_the_longest_update_of_a_cluster() -> None:
     method = CFL()
-    state = CFLState.planted({"w": torch.zeros(1, 4)}, clients=3, size=4)
+    state = CFLState.initial({"w": torch.zeros(1, 4)}, clients=3, size=4)
     ids = torch.arange(3)
     for longest, before, expected in ((2.0, 0.0, 2.0), (5.0, 0.0, 5.0), (3.0, 0.0, 5.0), (9.0, AUTO_EPS1 * 5.0, 9.0)):
         assert method._eps(state, 0)[0] == before  # nothing is below 0: no split in the first three rounds
@@ -246,7 +246,7 @@ def test_noise_level_is_that_of_the_nearest_companion() -> None:
 
 def grown() -> ParameterTree:
     """Six clients; the root split into 1 and 2, 1 into 3 and 4, 2 into 5 and 6. Client 5 is always absent."""
-    tree = ParameterTree.planted({"w": torch.zeros(1, 3)}, clients=6, size=3)
+    tree = ParameterTree.initial({"w": torch.zeros(1, 3)}, clients=6, size=3)
     corners = torch.tensor([[1.0, 1, 0], [1, -1, 0], [-1, 0, 1], [-1, 0, -1], [1, 1, 0.5]])
     tree = tree.split(0, torch.arange(5), torch.tensor([False, False, True, True, False]), corners)
     tree = tree.trained(torch.arange(5), torch.ones(5, dtype=torch.float64), corners)
@@ -256,36 +256,36 @@ def grown() -> ParameterTree:
 
 def test_undoing_one_split_leaves_the_others() -> None:
     tree = grown()
-    assert (tree.cluster.tolist(), tree.parent.tolist()) == ([3, 4, 5, 6, 3, -1], [-1, 0, 0, 1, 1, 2, 2])
+    assert (tree.cluster_ids.tolist(), tree.parent.tolist()) == ([3, 4, 5, 6, 3, -1], [-1, 0, 0, 1, 1, 2, 2])
     marked = replace(tree, models={"w": torch.arange(7.0)[:, None].expand(7, 3)})
-    less = marked.undone(torch.tensor([1]))
-    assert (less.cluster.tolist(), less.parent.tolist()) == ([1, 1, 3, 4, 1, -1], [-1, 0, 0, 2, 2])
+    less = marked.revert(torch.tensor([1]))
+    assert (less.cluster_ids.tolist(), less.parent.tolist()) == ([1, 1, 3, 4, 1, -1], [-1, 0, 0, 2, 2])
     assert less.models["w"][:, 0].tolist() == [0, 1, 2, 5, 6]
     assert sorted(less.cached_at.tolist()) == [1, 1, 1, 2, 2, 3, 4]
     assert less.members(2).tolist() == [2, 3]
     assert less.is_leaf().tolist() == [False, True, False, True, True]
-    nothing = marked.undone(torch.tensor([], dtype=torch.int64))
-    assert torch.equal(nothing.cluster, tree.cluster)
+    nothing = marked.revert(torch.tensor([], dtype=torch.int64))
+    assert torch.equal(nothing.cluster_ids, tree.cluster_ids)
 
 
 def test_updates_are_kept_of_those_who_trained() -> None:
-    tree, one = ParameterTree.planted({"w": torch.zeros(1, 2)}, clients=5, size=2), torch.ones(2, dtype=torch.float64)
-    assert tree.grown_to(5) is tree
-    tree = tree.trained(torch.tensor([1, 3]), one, torch.tensor([[1.0, 0], [0, 1]])).grown_to(7)
-    admitted = replace(tree, cluster=tree.cluster.index_fill(0, torch.tensor([6]), 0))
+    tree, one = ParameterTree.initial({"w": torch.zeros(1, 2)}, clients=5, size=2), torch.ones(2, dtype=torch.float64)
+    assert tree.with_num_clients(5) is tree
+    tree = tree.trained(torch.tensor([1, 3]), one, torch.tensor([[1.0, 0], [0, 1]])).with_num_clients(7)
+    admitted = replace(tree, cluster_ids=tree.cluster_ids.index_fill(0, torch.tensor([6]), 0))
     later = admitted.trained(torch.tensor([3, 6]), one, torch.tensor([[0.0, 3], [6, 0]]))
     assert (later.latest.tolist(), later.latest_row.tolist()) == ([[1, 0], [0, 3], [6, 0]], [-1, 0, -1, 1, -1, -1, 2])
     assert tree.latest.tolist() == [[1, 0], [0, 1]]  # as it was
     # 0 and 3 decide; the absent 1 and 6 go where their own latest updates point; of 2, 4 and 5 nothing is known.
     split = later.split(0, torch.tensor([0, 3]), torch.tensor([False, True]), torch.tensor([[2.0, 0], [0, 2]]))
-    assert split.cluster.tolist() == [1, 1, -1, 2, -1, -1, 1]
+    assert split.cluster_ids.tolist() == [1, 1, -1, 2, -1, -1, 1]
 
 
 def test_only_whole_and_old_enough_splits_are_looked_at() -> None:
     tree = replace(grown(), age=torch.tensor([9, 9, 9, 3, 3, 3, 2]))
-    assert tree.unsettled(3).tolist() == [False, True, False, False, False, False, False]  # 0: its children have split, 2: too young
-    assert tree.unsettled(2).tolist() == [False, True, True, False, False, False, False]
-    assert not replace(tree, settled=torch.ones(7, dtype=torch.bool)).unsettled(2).any()
+    assert tree.unfrozen(3).tolist() == [False, True, False, False, False, False, False]  # 0: its children have split, 2: too young
+    assert tree.unfrozen(2).tolist() == [False, True, True, False, False, False, False]
+    assert not replace(tree, frozen=torch.ones(7, dtype=torch.bool)).unfrozen(2).any()
 
 
 def test_the_next_node_is_a_child_of_the_node() -> None:
@@ -320,5 +320,5 @@ def test_projections_keep_cosines() -> None:
     ("field", "value"), [("eps1", -1.0), ("eps2", "big"), ("gamma_max", -0.1), ("linkage", "ward"), ("min_size", 1), ("sketch", 0)]
 )
 def test_what_cannot_be_is_refused(field: str, value: object) -> None:
-    with pytest.raises(InvalidInput, match=f"method.{field}"):
+    with pytest.raises(InvalidInputError, match=f"method.{field}"):
         CFL(**{field: value})  # type: ignore[arg-type]

@@ -13,10 +13,10 @@ from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
 from fedclade.core.functional_model import Objective
-from fedclade.core.program_serialization import Here, described, made
+from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
 from fedclade.core.pytree import stack
-from fedclade.core.rng import fold
-from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, Parts, QuantitySkew, load, partition
+from fedclade.core.rng import fold_in
+from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, QuantitySkew, RaggedIndex, load, partition
 from fedclade.methods.clade import CladeState
 from fedclade.models import MLP
 from fedclade.programs.gradient_signature import private_signature
@@ -26,25 +26,25 @@ def bound(clients: Clients, method: fc.Method) -> tuple[fc.Method, fc.Simulator,
     torch.manual_seed(0)
     assert clients.classes is not None
     objective = Objective(MLP(100).build(clients.shape, clients.classes))
-    return method.bind(fc.LocalTraining(objective)), fc.Simulator(clients), objective
+    return method.with_local_config(fc.LocalTraining(objective)), fc.Simulator(clients), objective
 
 
 def groups(clients: Clients, method: fc.Method) -> torch.Tensor:
     method, fed, objective = bound(clients, method)
-    return method.init(fed, objective.params(), fold(0, "init")).cluster
+    return method.init(fed, objective.params(), fold_in(0, "init")).cluster_ids
 
 
 @pytest.mark.parametrize("kind", ["gradient", "features", "joint"])
 def test_finds_label_clusters(kind: fc.methods.clade.SignatureKind) -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=1)
-    found = groups(clients, fc.Clade(signature=kind, size=32))
+    found = groups(clients, fc.Clade(signature=kind, signature_dim=32))
     assert adjusted_rand_score(clients.groups, found) == 1.0
 
 
 def test_gradients_see_permuted_labels_and_features_do_not() -> None:
     clients = partition(load("digits"), LabelPermutation(clusters=3), clients=12, seed=0, probe=0)
-    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(size=32))) == 1.0
-    assert len(groups(clients, fc.Clade(signature="features", size=32)).unique()) == 1
+    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(signature_dim=32))) == 1.0
+    assert len(groups(clients, fc.Clade(signature="features", signature_dim=32)).unique()) == 1
 
 
 def test_without_groups_it_is_fedavg_to_the_bit() -> None:
@@ -58,34 +58,34 @@ def test_without_groups_it_is_fedavg_to_the_bit() -> None:
 def test_late_clients_join_their_group() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
     early_ids = torch.tensor([client for client in range(40) if client % 8 < 6])
-    early = replace(clients, train=Parts.of([clients.train[int(i)] for i in early_ids]), test_of=clients.test_of[early_ids])
-    method, fed, objective = bound(early, fc.Clade(size=32))
-    state = method.init(fed, objective.params(), fold(0, "init"))
+    early = replace(clients, train=RaggedIndex.of([clients.train[int(i)] for i in early_ids]), test_part_id=clients.test_part_id[early_ids])
+    method, fed, objective = bound(early, fc.Clade(signature_dim=32))
+    state = method.init(fed, objective.params(), fold_in(0, "init"))
 
     late_ids = torch.tensor([client for client in range(40) if client % 8 >= 6])
     order = torch.cat([early_ids, late_ids])
-    everyone = replace(clients, train=Parts.of([clients.train[int(i)] for i in order]), test_of=clients.test_of[order])
+    everyone = replace(clients, train=RaggedIndex.of([clients.train[int(i)] for i in order]), test_part_id=clients.test_part_id[order])
     later = fc.Simulator(everyone)
-    state = method.admit(later, state, torch.arange(len(early_ids), 40), key=1)
+    state = method.add_clients(later, state, torch.arange(len(early_ids), 40), key=1)
     assert isinstance(state, CladeState)
     assert state.signature.shape == (40, 32)
     assert clients.groups is not None
-    assert adjusted_rand_score(clients.groups[order], state.cluster) == 1.0
+    assert adjusted_rand_score(clients.groups[order], state.cluster_ids) == 1.0
 
 
 def test_confirmation_mends_a_client_in_the_wrong_group_and_splits_what_was_merged() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
-    method, fed, objective = bound(clients, fc.Clade(size=32, confirm=6))
-    method = method.bind(fc.LocalTraining(objective, lr=0.1, epochs=3))
-    state = method.init(fed, objective.params(), fold(0, "init"))
+    method, fed, objective = bound(clients, fc.Clade(signature_dim=32, recluster_every=6))
+    method = method.with_local_config(fc.LocalTraining(objective, lr=0.1, epochs=3))
+    state = method.init(fed, objective.params(), fold_in(0, "init"))
     assert clients.groups is not None
     # Groups 3 and 4 as one, and client 0 with strangers.
-    wrong = torch.where(state.cluster == 4, 3, state.cluster).index_fill(0, torch.tensor([0]), 2)
-    state = replace(state, cluster=wrong, models={name: value[:4] for name, value in state.models.items()})
+    wrong = torch.where(state.cluster_ids == 4, 3, state.cluster_ids).index_fill(0, torch.tensor([0]), 2)
+    state = replace(state, cluster_ids=wrong, models={name: value[:4] for name, value in state.models.items()})
     for number in range(6):
-        assert adjusted_rand_score(clients.groups, state.cluster) < 1.0
+        assert adjusted_rand_score(clients.groups, state.cluster_ids) < 1.0
         state = method.round(fed, state, torch.arange(40), key=number)
-    assert adjusted_rand_score(clients.groups, state.cluster) == 1.0
+    assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0
     assert len(state) == 5
 
 
@@ -97,9 +97,9 @@ def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
 
 
 def test_bad_fields_are_named() -> None:
-    bad = {"signature": "vibes", "size": 1, "factor": 0.0, "confirm": -1, "epsilon": 0.0, "delta": 1.0, "clip": 0.0}
+    bad = {"signature": "vibes", "signature_dim": 1, "noise_ratio": 0.0, "recluster_every": -1, "signature_epsilon": 0.0, "signature_delta": 1.0, "signature_clip": 0.0}
     for field, value in bad.items():
-        with pytest.raises(fc.InvalidInput, match=f"method.{field}"):
+        with pytest.raises(fc.InvalidInputError, match=f"method.{field}"):
             fc.Clade(**{field: value})
 
 
@@ -109,26 +109,26 @@ def test_bad_fields_are_named() -> None:
 @pytest.mark.parametrize("kind", ["gradient", "joint"])
 def test_finds_label_clusters_through_noise_until_there_is_too_much(kind: fc.methods.clade.SignatureKind) -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=1)
-    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(signature=kind, size=32, epsilon=3.0))) == 1.0
-    assert len(groups(clients, fc.Clade(signature=kind, size=32, epsilon=0.1)).unique()) == 1
+    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=3.0))) == 1.0
+    assert len(groups(clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=0.1)).unique()) == 1
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 def test_noise_makes_no_groups_of_clients_of_very_unequal_size(epsilon: float) -> None:
     """A small client's mean strays as 1 / n, no longer as 1 / sqrt(n)."""
     clients = partition(load("digits"), QuantitySkew(0.5), clients=40, seed=0)
-    assert len(groups(clients, fc.Clade(size=32, epsilon=epsilon)).unique()) == 1
+    assert len(groups(clients, fc.Clade(signature_dim=32, signature_epsilon=epsilon)).unique()) == 1
 
 
 def test_late_clients_join_their_group_through_noise() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
     late, silent = [3, 7, 8, 15, 19], True
-    method, _, objective = bound(clients, fc.Clade(size=32, epsilon=3.0))
+    method, _, objective = bound(clients, fc.Clade(signature_dim=32, signature_epsilon=3.0))
     fed = fc.Simulator(clients, faults=lambda key, client, reply: None if silent and client in late else reply)
-    state = method.init(fed, objective.params(), fold(0, "init"))
+    state = method.init(fed, objective.params(), fold_in(0, "init"))
     silent = False
-    state = method.admit(fed, state, torch.tensor(late), key=1)
-    assert adjusted_rand_score(clients.groups, state.cluster) == 1.0
+    state = method.add_clients(fed, state, torch.tensor(late), key=1)
+    assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0
 
 
 def test_asked_once_more_for_the_scatter_of_each_group_nobody_says_anything_new() -> None:
@@ -141,8 +141,8 @@ def test_asked_once_more_for_the_scatter_of_each_group_nobody_says_anything_new(
         told[client] |= {str(value.tolist()): name for name, value in reply.items()}
         return reply
 
-    method, _, objective = bound(clients, fc.Clade(size=32, epsilon=3.0))
-    method.init(fc.Simulator(clients, faults=listen), objective.params(), fold(0, "init"))
+    method, _, objective = bound(clients, fc.Clade(signature_dim=32, signature_epsilon=3.0))
+    method.init(fc.Simulator(clients, faults=listen), objective.params(), fold_in(0, "init"))
     assert asks.min() > 1
     assert all(sorted(seen.values()) == ["mean", "scatter"] for seen in told)
 
@@ -152,21 +152,21 @@ def test_the_secret_does_not_travel_and_makes_the_noise() -> None:
     _, fed, objective = bound(clients, fc.Clade())
     secret = 987654321987654321
     program = private_signature(objective, "gradient", 8, 5, 1.0, 2.0, secret)
-    words = json.dumps(described(program))
+    words = json.dumps(to_spec(program))
     assert str(secret) not in words
     ids = torch.arange(4)
-    each = fc.Rows(stack([objective.params()]), torch.zeros_like(ids))
+    each = fc.ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
     here, there, elsewhere = (
-        fed.map(one, ids, each=each, key=0).out["mean"]
-        for one in (program, *(made(json.loads(words), Here(objective, secret=own)) for own in (secret, secret + 1)))
+        fed.map(one, ids, per_client=each, key=0).outputs["mean"]
+        for one in (program, *(from_spec(json.loads(words), NodeContext(objective, secret=own)) for own in (secret, secret + 1)))
     )
     assert torch.equal(here, there)
     assert not torch.isclose(here, elsewhere).any()
     # No method brings a secret that all the world knows: a place without one of its own refuses.
-    with pytest.raises(fc.InvalidInput, match="needs the secret of this place"):
-        made(json.loads(words), Here(objective, secret=fc.Clade(epsilon=1.0).secret))
+    with pytest.raises(fc.InvalidInputError, match="needs the secret of this place"):
+        from_spec(json.loads(words), NodeContext(objective, secret=fc.Clade(signature_epsilon=1.0).secret))
 
 
 def test_confirmation_is_refused_with_epsilon() -> None:
-    with pytest.raises(fc.InvalidInput, match=r"method\.confirm = 10: must be 0 with epsilon"):
-        fc.Clade(confirm=10, epsilon=1.0)
+    with pytest.raises(fc.InvalidInputError, match=r"method\.recluster_every = 10: must be 0 with signature_epsilon"):
+        fc.Clade(recluster_every=10, signature_epsilon=1.0)

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedclade import FedAvg, InvalidInput, LocalTraining, Method, Simulator, State
+from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator, State
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, LabelClusters, LabelPermutation, from_arrays, load, partition
 from fedclade.data.partitioning.schemes import Scheme
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
 from fedclade.models import MLP
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 
 class Case:
@@ -27,19 +27,19 @@ class Case:
     def __init__(self, method: Method, clients: Clients, hidden: int = 8, **local: Any) -> None:
         torch.manual_seed(0)
         objective = Objective(MLP(hidden).build(clients.shape, 10))
-        self.method = equip(method, clients, seed=0).bind(LocalTraining(objective, **local))
+        self.method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, **local))
         self.fed = Simulator(clients)
-        self.state: State = self.method.init(self.fed, objective.params(), key=fold(0, "init"))
+        self.state: State = self.method.init(self.fed, objective.params(), key=fold_in(0, "init"))
         self.number = 0
 
     def round(self, cohort: Tensor | None = None) -> FedGMCCState:
         cohort = torch.arange(len(self.fed.sizes)) if cohort is None else cohort
         self.number += 1
-        self.state = self.method.round(self.fed, self.state, cohort, fold(0, "round", self.number))
+        self.state = self.method.round(self.fed, self.state, cohort, fold_in(0, "round", self.number))
         return self.state  # type: ignore[return-value]
 
     def served(self) -> Tree:
-        return self.method.serve(self.state, torch.arange(len(self.fed.sizes))).gather({})
+        return self.method.assign_models(self.state, torch.arange(len(self.fed.sizes))).gather({})
 
 
 def even(clients: int, samples: int = 6, seed: int = 0) -> Clients:
@@ -69,7 +69,7 @@ def test_finds_two_groups_once_its_threshold_has_settled(scheme: Scheme) -> None
         assert case.number < 12, "the threshold has not settled"
     assert clients.groups is not None
     for _ in range(2):  # and it stays so
-        assert same_partition(case.state.cluster, clients.groups)
+        assert same_partition(case.state.cluster_ids, clients.groups)
         case.round()
 
 
@@ -79,7 +79,7 @@ def test_a_percentile_that_fits_finds_five_groups() -> None:
     case = Case(FedGMCC(percentile=10, step=0, curve_steps=0), clients, hidden=64, lr=0.1, batch_size=20, epochs=10)
     assert clients.groups is not None
     for _ in range(3):
-        assert same_partition(case.round().cluster, clients.groups)
+        assert same_partition(case.round().cluster_ids, clients.groups)
 
 
 def test_little_local_training_shows_no_groups() -> None:
@@ -88,7 +88,7 @@ def test_little_local_training_shows_no_groups() -> None:
     case = Case(FedGMCC(curve_steps=0), clients, hidden=64, lr=0.1, batch_size=20, epochs=1)
     assert clients.groups is not None
     for _ in range(3):
-        assert not same_partition(case.round().cluster, clients.groups)
+        assert not same_partition(case.round().cluster_ids, clients.groups)
 
 
 # ---- what it is a case of
@@ -130,7 +130,7 @@ def test_absent_clients_keep_their_model_and_no_row_is_left_over(cohorts: list[s
         state = case.round(torch.tensor(sorted(cohort), dtype=torch.int64))
         absent = torch.tensor([client for client in range(7) if client not in cohort], dtype=torch.int64)
         assert all(torch.equal(before[name][absent], value[absent]) for name, value in case.served().items())
-        assert state.cluster.unique().tolist() == list(range(len(state)))
+        assert state.cluster_ids.unique().tolist() == list(range(len(state)))
         assert step == 0 or min(5, percentile) <= state.percentile <= max(95, percentile)
         if settled_at is not None:
             assert (bool(state.settled), float(state.percentile)) == (True, settled_at)
@@ -153,5 +153,5 @@ def test_the_inputs_are_drawn_once_and_lie_between_0_and_1() -> None:
     [("percentile", -1.0), ("percentile", 101.0), ("step", -5.0), ("mc_samples", 0), ("curve_steps", -1), ("curve_lr", 0.0)],
 )
 def test_what_cannot_be_is_refused(field: str, value: float) -> None:
-    with pytest.raises(InvalidInput, match=f"method.{field}"):
+    with pytest.raises(InvalidInputError, match=f"method.{field}"):
         FedGMCC(**{field: value})  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade import FedAvg, InvalidInput, LocalTraining, Method, Simulator
+from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, LabelClusters, Rotation, load, partition
@@ -30,7 +30,7 @@ class Case:
         torch.manual_seed(0)
         objective = Objective(MLP(16).build(clients.shape, 10))
         self.params = objective.params()
-        self.method = method.bind(LocalTraining(objective, lr=0.1, batch_size=10, epochs=2))
+        self.method = method.with_local_config(LocalTraining(objective, lr=0.1, batch_size=10, epochs=2))
         self.absent = set(absent)
         self.fed = Simulator(clients, faults=lambda key, client, reply: None if client in self.absent else reply)
 
@@ -38,7 +38,7 @@ class Case:
         return self.method.init(self.fed, self.params, key=0)
 
     def served(self, state: Any) -> Tree:
-        return self.method.serve(state, torch.arange(len(self.fed.sizes))).gather({})
+        return self.method.assign_models(state, torch.arange(len(self.fed.sizes))).gather({})
 
 
 def same(one: Tree, other: Tree) -> bool:
@@ -81,15 +81,15 @@ def test_late_clients_join_their_own_group(digits: Clients) -> None:
     late = [3, 7, 8, 15, 19]  # one or more of each group
     case = Case(FedSEM(5), digits, absent=late)
     state = case.init()
-    assert (state.cluster == UNKNOWN).nonzero().flatten().tolist() == late
+    assert (state.cluster_ids == UNKNOWN).nonzero().flatten().tolist() == late
     for number in range(1, 4):  # the centres go on, the place of a newcomer does not depend on how far
-        state = case.method.round(case.fed, state, (state.cluster != UNKNOWN).nonzero().flatten(), key=number)
-    known = state.cluster.clone()
+        state = case.method.round(case.fed, state, (state.cluster_ids != UNKNOWN).nonzero().flatten(), key=number)
+    known = state.cluster_ids.clone()
     case.absent = set()
-    state, cohort = case.method.ready(case.fed, state, torch.tensor([19, 3, 0, 7, 15, 8]), key=4)
+    state, cohort = case.method.prepare_cohort(case.fed, state, torch.tensor([19, 3, 0, 7, 15, 8]), key=4)
     assert len(cohort) == 6
-    assert adjusted_rand_score(digits.groups, state.cluster) == 1.0
-    assert torch.equal(state.cluster[known != UNKNOWN], known[known != UNKNOWN])
+    assert adjusted_rand_score(digits.groups, state.cluster_ids) == 1.0
+    assert torch.equal(state.cluster_ids[known != UNKNOWN], known[known != UNKNOWN])
 
 
 @pytest.mark.parametrize("absent", [range(20), ()])
@@ -107,8 +107,8 @@ def test_the_order_of_parameters_in_a_state_decides_nothing(digits: Clients) -> 
     state = case.init()
     case.absent = set()
     turned = replace(state, first=dict(reversed(state.first.items())))
-    one, other = (case.method.admit(case.fed, each, torch.tensor([0, 19]), key=1) for each in (state, turned))
-    assert torch.equal(one.cluster, other.cluster)
+    one, other = (case.method.add_clients(case.fed, each, torch.tensor([0, 19]), key=1) for each in (state, turned))
+    assert torch.equal(one.cluster_ids, other.cluster_ids)
 
 
 def test_a_model_without_a_linear_layer_has_no_last_one(ragged: Clients) -> None:
@@ -122,11 +122,11 @@ def test_a_model_without_a_linear_layer_has_no_last_one(ragged: Clients) -> None
 
     objective = Objective(Scale())
     for layers in ("all", "last"):
-        method = FedSEM(2, layers).bind(LocalTraining(objective))  # type: ignore[arg-type]
+        method = FedSEM(2, layers).with_local_config(LocalTraining(objective))  # type: ignore[arg-type]
         if layers == "all":
             assert len(method.init(Simulator(ragged), objective.params(), key=0)) == 2
         else:
-            with pytest.raises(InvalidInput, match="no linear layer"):
+            with pytest.raises(InvalidInputError, match="no linear layer"):
                 method.init(Simulator(ragged), objective.params(), key=0)
 
 
@@ -139,6 +139,6 @@ def test_a_model_without_a_linear_layer_has_no_last_one(ragged: Clients) -> None
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         FedSEM(**given)
     assert str(refused.value).startswith(message)

@@ -19,7 +19,7 @@ from fedclade import FedAvg, LocalTraining, Method, Simulator, State
 from fedclade.aggregation.mean import distinct_rows
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, from_arrays
 from fedclade.io.checkpoint import flatten
 from fedclade.methods import flis
@@ -27,7 +27,7 @@ from fedclade.methods.base import UNKNOWN
 from fedclade.methods.flis import FLISDC, FLISHC, FLISHCState
 from fedclade.models import MLP
 from fedclade.training.metrics import adjusted_rand
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 LONG = {"lr": 0.1, "epochs": 10}  # ten local epochs, as in the paper
 
@@ -39,20 +39,20 @@ class Case:
         torch.manual_seed(0)
         objective = Objective(MLP(hidden).build(clients.shape, 10))
         self.params, self.fed = objective.params(), Simulator(clients)
-        self.method = equip(method, clients, seed=0).bind(LocalTraining(objective, batch_size=10, **local))  # type: ignore[arg-type]
-        self.state = self.method.init(self.fed, self.params, key=fold(0, "init"))
+        self.method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, batch_size=10, **local))  # type: ignore[arg-type]
+        self.state = self.method.init(self.fed, self.params, key=fold_in(0, "init"))
 
     def rounds(self, cohorts: Sequence[Tensor]) -> State:
         for number, cohort in enumerate(cohorts):
-            self.state, cohort = self.method.ready(self.fed, self.state, cohort, fold(0, "admit", number))
-            self.state = self.method.round(self.fed, self.state, cohort, fold(0, "round", number))
+            self.state, cohort = self.method.prepare_cohort(self.fed, self.state, cohort, fold_in(0, "admit", number))
+            self.state = self.method.round(self.fed, self.state, cohort, fold_in(0, "round", number))
         return self.state
 
     def served(self) -> tuple[Tensor, Tree]:
         """Which model each client uses, and these models."""
-        unknown = torch.nonzero(self.state.cluster == UNKNOWN).flatten()
-        state = self.method.admit(self.fed, self.state, unknown, key=fold(0, "serve")) if len(unknown) else self.state
-        return state.cluster, self.method.serve(state, torch.arange(len(self.fed.sizes))).gather({})
+        unknown = torch.nonzero(self.state.cluster_ids == UNKNOWN).flatten()
+        state = self.method.add_clients(self.fed, self.state, unknown, key=fold_in(0, "serve")) if len(unknown) else self.state
+        return state.cluster_ids, self.method.assign_models(state, torch.arange(len(self.fed.sizes))).gather({})
 
 
 def apart(one: Tree, other: Tree) -> float:
@@ -85,11 +85,11 @@ def test_with_beta_1_only_clients_with_equal_predictions_share(ragged: Clients) 
     first = alone.state
     seen: list[Tensor] = []
     for client in range(6):
-        trained = alone.method.round(alone.fed, first, torch.tensor([client]), fold(0, "round", 0)).models
+        trained = alone.method.round(alone.fed, first, torch.tensor([client]), fold_in(0, "round", 0)).models
         assert ragged.probe is not None
         seen.append(alone.method.local.objective.outputs({name: value[0] for name, value in trained.items()}, ragged.probe).argmax(1))
     told = torch.stack(seen)
-    assert torch.equal(state.cluster[:, None] == state.cluster, (told[:, None] == told).all(2))
+    assert torch.equal(state.cluster_ids[:, None] == state.cluster_ids, (told[:, None] == told).all(2))
     assert len(state) > 1
 
 
@@ -127,10 +127,10 @@ def test_hc_finds_the_groups_and_puts_late_clients_into_them(digits: Clients) ->
     assert digits.groups is not None
     late = torch.tensor([2, 7, 11])
     case = Case(FLISHC(), digits, hidden=64, **LONG)
-    assert adjusted_rand(digits.groups, case.state.cluster) == 1
-    found = case.state.cluster
+    assert adjusted_rand(digits.groups, case.state.cluster_ids) == 1
+    found = case.state.cluster_ids
     case.rounds([torch.arange(len(digits))])
-    case.state = replace(case.state, cluster=found.index_fill(0, late, UNKNOWN))
+    case.state = replace(case.state, cluster_ids=found.index_fill(0, late, UNKNOWN))
     assert torch.equal(case.served()[0], found)
 
 
@@ -138,7 +138,7 @@ def test_hc_finds_the_groups_and_puts_late_clients_into_them(digits: Clients) ->
 @pytest.mark.parametrize("labels", ["onehot", "soft"])
 def test_all_kinds_of_hc_find_clear_groups(digits: Clients, linkage: Any, labels: Any) -> None:
     case = Case(FLISHC(labels=labels, linkage=linkage), digits, hidden=64, lr=0.1, epochs=20)
-    assert adjusted_rand(digits.groups, case.state.cluster) == 1
+    assert adjusted_rand(digits.groups, case.state.cluster_ids) == 1
 
 
 # ---- how it is computed

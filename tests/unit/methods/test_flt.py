@@ -19,10 +19,10 @@ import fedclade as fc
 from fedclade import FedAvg, Local, LocalTraining, Method, Simulator
 from fedclade.cli import main
 from fedclade.core.functional_model import Objective
-from fedclade.core.program_serialization import Here, described, made
-from fedclade.core.pytree import Tree, nbytes, prefixed
+from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
+from fedclade.core.pytree import Tree, add_prefix, nbytes
 from fedclade.data import Clients, from_arrays
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState
@@ -31,15 +31,15 @@ from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoe
 from fedclade.programs.encoder_signature import MOST_CENTRES, Encoder, autoencode, centres_of, private_signature, signature
 from fedclade.training import encoder_pretraining
 from fedclade.training.encoder_pretraining import pretrain, read, resolve, spec_for
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 
 def started(method: Method, clients: Clients, batch_size: int = 4, **options: Any) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = equip(method, clients, seed=0).bind(LocalTraining(objective, lr=0.1, batch_size=batch_size))
+    method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, lr=0.1, batch_size=batch_size))
     fed = Simulator(clients, **options)
-    fed.remember(method.memory0(objective.params()))
+    fed.init_client_state(method.initial_client_state(objective.params()))
     return method, fed, method.init(fed, objective.params(), key=0)
 
 
@@ -48,9 +48,9 @@ def trained(method: Method, clients: Clients, *cohorts: Tensor, batch_size: int 
     method, fed, state = started(method, clients, batch_size)
     for number, cohort in enumerate(cohorts):
         state = method.round(fed, state, cohort, key=number)
-        fed.memory.commit(number + 1)
+        fed.client_state.commit(number + 1)
     ids = torch.arange(len(clients))
-    return method.serve(state, ids).gather(fed.memory.read(ids))
+    return method.assign_models(state, ids).gather(fed.client_state.read(ids))
 
 
 def assert_alike(one: Tree, other: Tree) -> None:
@@ -90,14 +90,14 @@ def test_case_1_is_the_mixing_matrix_over_all_clients(ragged: Clients) -> None:
     method, fed, state = started(small(k=1, gamma=0.8, encoder_module=nn.Flatten()), ragged)
     A = state.mixing[state.row].double() * ragged.sizes
     A = A / A.sum(1, keepdim=True)
-    assert not torch.equal(state.mixing[state.row], state.cluster[:, None] == state.cluster)  # being related is not transitive
+    assert not torch.equal(state.mixing[state.row], state.cluster_ids[:, None] == state.cluster_ids)  # being related is not transitive
     cohort, ids = torch.tensor([0, 3, 4]), torch.arange(len(ragged))
     for number in range(2):
-        last = method.serve(state, ids).gather({})
-        got = fed.map(fc.sgd(method.local), cohort, each=method.serve(state, cohort), key=number)
-        expected = {name: value.double().index_copy(0, cohort, got.out[name].double()).flatten(1) for name, value in last.items()}
+        last = method.assign_models(state, ids).gather({})
+        got = fed.map(fc.sgd(method.local), cohort, per_client=method.assign_models(state, cohort), key=number)
+        expected = {name: value.double().index_copy(0, cohort, got.outputs[name].double()).flatten(1) for name, value in last.items()}
         state = method.round(fed, state, cohort, key=number)
-        served = method.serve(state, ids).gather({})
+        served = method.assign_models(state, ids).gather({})
         for name, value in expected.items():
             torch.testing.assert_close(served[name].double().flatten(1), A @ value, atol=1e-6, rtol=0)
 
@@ -108,7 +108,7 @@ def test_case_1_is_the_mixing_matrix_over_all_clients(ragged: Clients) -> None:
 def test_finds_the_groups_of_digits(digits: Clients) -> None:
     for settings in ({"cut": "gap"}, {"clusters": 5}):
         _, _, state = started(small(k=5, **settings), digits)
-        assert adjusted_rand_score(digits.groups, state.cluster) == 1.0
+        assert adjusted_rand_score(digits.groups, state.cluster_ids) == 1.0
 
 
 def test_late_clients_join_their_own_group(digits: Clients) -> None:
@@ -119,13 +119,13 @@ def test_late_clients_join_their_own_group(digits: Clients) -> None:
         return None if silent and client in late else reply
 
     method, fed, state = started(small(k=5, clusters=5), digits, faults=answer)
-    assert set((state.cluster == UNKNOWN).nonzero().flatten().tolist()) == late
-    known = state.cluster.clone()
+    assert set((state.cluster_ids == UNKNOWN).nonzero().flatten().tolist()) == late
+    known = state.cluster_ids.clone()
     silent = False
-    state = method.admit(fed, state, torch.tensor(sorted(late)), key=1)
-    assert adjusted_rand_score(digits.groups, state.cluster) == 1.0
-    assert torch.equal(state.cluster[known != UNKNOWN], known[known != UNKNOWN])
-    assert torch.equal(state.mixing[state.row], state.cluster[:, None] == state.cluster)
+    state = method.add_clients(fed, state, torch.tensor(sorted(late)), key=1)
+    assert adjusted_rand_score(digits.groups, state.cluster_ids) == 1.0
+    assert torch.equal(state.cluster_ids[known != UNKNOWN], known[known != UNKNOWN])
+    assert torch.equal(state.mixing[state.row], state.cluster_ids[:, None] == state.cluster_ids)
 
 
 def test_a_run_that_is_resumed_ends_the_same(digits: Clients, tmp_path: Path) -> None:
@@ -193,32 +193,32 @@ def test_autoencode_is_adam_on_the_reconstruction() -> None:
     module, x = DenseAutoencoder(hidden=4, code=2).build((5,)), torch.randn(7, 5)
     encoder = Encoder(module)
     fed = Simulator(from_arrays([(x, torch.zeros(7)), (x[:3], torch.zeros(3))]))
-    got = fed.map(autoencode(encoder, 4), torch.tensor([0, 1]), shared=prefixed("encoder", encoder.weights()), key=0)
+    got = fed.map(autoencode(encoder, 4), torch.tensor([0, 1]), broadcast=add_prefix("encoder", encoder.weights()), key=0)
     optimiser = torch.optim.Adam(module.parameters(), lr=1e-3)
     for _ in range(4):
         optimiser.zero_grad()
         ((module(x) - x) ** 2).mean().backward()
         optimiser.step()
     for name, value in module.state_dict().items():
-        torch.testing.assert_close(got.out[name][0], value, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(got.outputs[name][0], value, atol=1e-6, rtol=1e-5)
 
 
 def test_a_signature_has_as_many_centres_as_a_client_has_different_samples() -> None:
     x = torch.tensor([[0.0], [0.0], [5.0], [9.0], [9.1]])
     clients = from_arrays([(x[:1], torch.zeros(1)), (x[:2], torch.zeros(2)), (x[:4], torch.zeros(4)), (x, torch.zeros(5))])
     got = Simulator(clients).map(signature(Encoder(nn.Flatten()), 3), torch.arange(4), key=0)
-    assert got.out["count"].tolist() == [1, 1, 3, 3]
-    assert got.out["centres"].shape == (4, 3, 1)
-    assert sorted(got.out["centres"][3].flatten().tolist()) == pytest.approx([0.0, 5.0, 9.05])
-    assert got.out["centres"][0].flatten().tolist() == [0.0, 0.0, 0.0]
+    assert got.outputs["count"].tolist() == [1, 1, 3, 3]
+    assert got.outputs["centres"].shape == (4, 3, 1)
+    assert sorted(got.outputs["centres"][3].flatten().tolist()) == pytest.approx([0.0, 5.0, 9.05])
+    assert got.outputs["centres"][0].flatten().tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) -> None:
     encoder = Encoder(resolve("default", digits.shape, 0))
-    shared = prefixed("encoder", encoder.weights())
+    broadcast = add_prefix("encoder", encoder.weights())
     fed = Simulator(digits)
-    everyone = fed.map(signature(encoder, 4), torch.arange(20), shared=shared, key=3).out["centres"]
-    some = fed.map(signature(encoder, 4), torch.tensor([12, 5]), shared=shared, key=3).out["centres"]
+    everyone = fed.map(signature(encoder, 4), torch.arange(20), broadcast=broadcast, key=3).outputs["centres"]
+    some = fed.map(signature(encoder, 4), torch.tensor([12, 5]), broadcast=broadcast, key=3).outputs["centres"]
     assert torch.equal(some, everyone[[12, 5]])
 
 
@@ -275,14 +275,14 @@ class Statistics(nn.Module):
 def test_any_module_is_an_encoder(ragged: Clients) -> None:
     _, _, state = started(small(encoder_module=Statistics()), ragged)
     assert state.centres.shape[2] == 2
-    with pytest.raises(InvalidInput, match="needs trainable parameters and a method `encode`"):
+    with pytest.raises(InvalidInputError, match="needs trainable parameters and a method `encode`"):
         started(small(encoder_module=Statistics(), fine_tune="client"), ragged)
 
 
 def test_whole_numbers_cannot_be_reconstructed() -> None:
     tokens = from_arrays([(torch.randint(0, 9, (5, 4)), torch.zeros(5)) for _ in range(2)])
-    with pytest.raises(InvalidInput, match="whole numbers cannot be reconstructed"):
-        equip(small(), tokens, 0).init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
+    with pytest.raises(InvalidInputError, match="whole numbers cannot be reconstructed"):
+        inject_context(small(), tokens, 0).init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
 
 
 def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
@@ -296,36 +296,36 @@ def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
 def test_finds_the_groups_of_digits_through_noise_until_there_is_too_much(digits: Clients) -> None:
     scores = []
     for epsilon in (30.0, 0.1):
-        _, _, state = started(small(k=1, clusters=5, epsilon=epsilon), digits)
-        scores.append(adjusted_rand_score(digits.groups, state.cluster))
+        _, _, state = started(small(k=1, clusters=5, signature_epsilon=epsilon), digits)
+        scores.append(adjusted_rand_score(digits.groups, state.cluster_ids))
     assert scores[0] == 1.0
     assert scores[1] < 0.3
 
 
 def test_with_noise_only_the_mean_and_its_count_leave_a_client(digits: Clients) -> None:
     """Random weights are not fine-tuned then: that would send what was trained on the examples."""
-    _, fed, state = started(small(k=1, epsilon=1.0), digits)
+    _, fed, state = started(small(k=1, signature_epsilon=1.0), digits)
     assert state.centres.shape == (20, 1, 64)
     assert fed.traffic.up == 20 * (64 * 4 + 8)
 
 
 def test_a_newcomer_that_answered_before_says_the_same_again(digits: Clients) -> None:
-    method, fed, state = started(small(k=1, clusters=5, epsilon=3.0), digits)
-    again = fed.map(private_signature(Encoder(method.encoder_module), 1.0, method.noise, 0), torch.arange(20), shared=sent(state), key=77)  # type: ignore[attr-defined]
-    assert torch.equal(again.out["centres"], state.centres)
+    method, fed, state = started(small(k=1, clusters=5, signature_epsilon=3.0), digits)
+    again = fed.map(private_signature(Encoder(method.encoder_module), 1.0, method.noise, 0), torch.arange(20), broadcast=sent(state), key=77)  # type: ignore[attr-defined]
+    assert torch.equal(again.outputs["centres"], state.centres)
 
 
 def sent(state: FLTState) -> Tree:
-    return prefixed("encoder", {name: value for name, value in state.encoder.items() if not name.startswith("decoder.")})
+    return add_prefix("encoder", {name: value for name, value in state.encoder.items() if not name.startswith("decoder.")})
 
 
 def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients) -> None:
-    method, fed, state = started(FLT(k=1, manifold="none", epsilon=1.0, secret=987654321), digits)
+    method, fed, state = started(FLT(k=1, manifold="none", signature_epsilon=1.0, secret=987654321), digits)
     encoder = Encoder(method.encoder_module)  # type: ignore[attr-defined]
-    words = json.dumps(described(private_signature(encoder, 1.0, method.noise, 987654321)))  # type: ignore[attr-defined]
+    words = json.dumps(to_spec(private_signature(encoder, 1.0, method.noise, 987654321)))  # type: ignore[attr-defined]
     assert "987654321" not in words
-    there = made(json.loads(words), Here(method.local.objective, encoder, secret=987654321))
-    assert torch.equal(fed.map(there, torch.arange(20), shared=sent(state), key=0).out["centres"], state.centres)
+    there = from_spec(json.loads(words), NodeContext(method.local.objective, encoder, secret=987654321))
+    assert torch.equal(fed.map(there, torch.arange(20), broadcast=sent(state), key=0).outputs["centres"], state.centres)
 
 
 # --- hyper-parameters ----------------------------------------------------------------------------------------------------------------
@@ -344,18 +344,18 @@ def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients)
         ({"fine_tune_epochs": 0}, "method.fine_tune_epochs = 0"),
         ({"clusters": 0}, "method.clusters = 0"),
         ({"clusters": 3, "cut": "gap"}, "method.clusters = 3: must be at least 1, and not be given with cut = 'gap'"),
-        ({"epsilon": -1.0, "k": 1}, "method.epsilon = -1.0: must be a number above 0"),
-        ({"epsilon": float("inf"), "k": 1}, "method.epsilon = inf: must be a number above 0"),
-        ({"delta": 0.0}, "method.delta = 0.0: must be between 0 and 1"),
-        ({"clip": float("nan")}, "method.clip = nan: must be a length above 0"),
-        ({"epsilon": 1.0}, "method.epsilon = 1.0: needs k = 1"),
-        ({"epsilon": 1.0, "k": "auto"}, "method.epsilon = 1.0: needs k = 1"),
-        ({"epsilon": 1.0, "k": 1, "fine_tune": "client"}, "method.epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
-        ({"epsilon": 1.0, "k": 1, "fine_tune": "federated"}, "method.epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
+        ({"signature_epsilon": -1.0, "k": 1}, "method.signature_epsilon = -1.0: must be a number above 0"),
+        ({"signature_epsilon": float("inf"), "k": 1}, "method.signature_epsilon = inf: must be a number above 0"),
+        ({"signature_delta": 0.0}, "method.signature_delta = 0.0: must be between 0 and 1"),
+        ({"signature_clip": float("nan")}, "method.signature_clip = nan: must be a length above 0"),
+        ({"signature_epsilon": 1.0}, "method.signature_epsilon = 1.0: needs k = 1"),
+        ({"signature_epsilon": 1.0, "k": "auto"}, "method.signature_epsilon = 1.0: needs k = 1"),
+        ({"signature_epsilon": 1.0, "k": 1, "fine_tune": "client"}, "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
+        ({"signature_epsilon": 1.0, "k": 1, "fine_tune": "federated"}, "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         FLT(**given)
     assert str(refused.value).startswith(message)
 
@@ -404,7 +404,7 @@ def test_random_weights_come_from_the_seed() -> None:
 def test_a_method_that_has_an_encoder_or_wants_none_stays_as_it_is(ragged: Clients) -> None:
     module = nn.Linear(6, 2)
     for method in (FedAvg(), FLT(encoder_module=module)):
-        assert equip(method, ragged, 0) is method
+        assert inject_context(method, ragged, 0) is method
 
 
 def tiny_images(count: int = 64) -> fc.data.Dataset:
@@ -450,25 +450,25 @@ def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
 
 @pytest.mark.parametrize("message", ["no such file", "damaged", "not written by this version of fedclade", "a damaged"])
 def test_files_that_are_no_encoders_are_refused(tmp_path: Path, message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         read(bad_files(tmp_path)[message]())
 
 
 def test_an_encoder_for_another_shape_is_refused(tmp_path: Path) -> None:
     pretrain(tiny_images(), tmp_path / "a.safetensors", epochs=1)
-    with pytest.raises(InvalidInput, match=r"takes inputs of shape \(1, 6, 6\), the clients have \(1, 8, 8\)"):
+    with pytest.raises(InvalidInputError, match=r"takes inputs of shape \(1, 6, 6\), the clients have \(1, 8, 8\)"):
         resolve(str(tmp_path / "a.safetensors"), (1, 8, 8), seed=0)
 
 
 @pytest.mark.parametrize("given", [{"epochs": 0}, {"batch_size": 0}, {"code": 0}, {"lr": 0.0}, {"out": "no/such/folder/file"}])
 def test_pretraining_is_checked_before_it_begins(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInput, match=r"^pretrain: "):
+    with pytest.raises(InvalidInputError, match=r"^pretrain: "):
         pretrain(tiny_images(), **given)
 
 
 def test_pretraining_needs_something_to_reconstruct() -> None:
     tokens = fc.data.dataset(torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), name="words")
-    with pytest.raises(InvalidInput, match="'words' are whole numbers"):
+    with pytest.raises(InvalidInputError, match="'words' are whole numbers"):
         pretrain(tokens)
 
 

@@ -23,13 +23,13 @@ def trained(method: fc.Method, seed: int = 0, **settings: Any) -> fc.Result:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rotated_groups_are_found_with_restarts(seed: int) -> None:
-    result = trained(fc.IFCA(clusters=4, restarts=4, trial=6), seed)
+    result = trained(fc.IFCA(clusters=4, num_restarts=4, trial_rounds=6), seed)
     assert result.summary["ari"] == 1
     assert result.summary["accuracy"] > trained(fc.FedAvg(), seed).summary["accuracy"] + 10
 
 
 def test_a_draw_that_collapses_is_replaced_by_one_that_does_not() -> None:
-    alone, among_four = (trained(fc.IFCA(clusters=4, restarts=restarts, trial=6)) for restarts in (1, 4))
+    alone, among_four = (trained(fc.IFCA(clusters=4, num_restarts=restarts, trial_rounds=6)) for restarts in (1, 4))
     assert alone.summary["ari"] < 1  # with this seed the first draw leaves two groups in one model
     assert among_four.summary["ari"] == 1
 
@@ -41,7 +41,7 @@ def test_more_models_than_groups_leave_some_untaken_and_nothing_breaks() -> None
 
 
 def test_the_trunk_is_one_and_the_heads_are_several() -> None:
-    result = trained(fc.IFCA(clusters=4, share="trunk"), rounds=5)
+    result = trained(fc.IFCA(clusters=4, shared_layers="trunk"), rounds=5)
     models = [result.model_of(client).state_dict() for client in range(20)]
     assert len({tuple(model["fc1.weight"].flatten().tolist()) for model in models}) == 1
     assert len({tuple(model["fc2.weight"].flatten().tolist()) for model in models}) == result.summary["clusters"] > 1
@@ -59,13 +59,13 @@ def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
     ("given", "says"),
     [
         ({"clusters": 0}, "method.clusters = 0: must be at least 1"),
-        ({"restarts": 0}, "method.restarts = 0: must be at least 1"),
+        ({"num_restarts": 0}, "method.num_restarts = 0: must be at least 1"),
         ({"warm_up": -1}, "method.warm_up = -1: must be at least 0"),
-        ({"share": "head"}, "method.share = 'head': must be one of 'nothing', 'trunk'"),
+        ({"shared_layers": "head"}, "method.shared_layers = 'head': must be one of 'nothing', 'trunk'"),
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(fc.InvalidInput, match=says):
+    with pytest.raises(fc.InvalidInputError, match=says):
         fc.IFCA(**given)
 
 
@@ -80,5 +80,5 @@ def test_hyper_parameters_are_checked(given: dict[str, Any], says: str) -> None:
     ],
 )
 def test_hyper_parameters_of_the_other_baselines_are_checked(method: type[fc.Method], given: dict[str, Any], says: str) -> None:
-    with pytest.raises(fc.InvalidInput, match=says):
+    with pytest.raises(fc.InvalidInputError, match=says):
         method(**given)

@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade import FedAvg, InvalidInput, LocalTraining, Method, Simulator
+from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.data import Clients, LabelClusters, Rotation, Scheme, from_arrays, load, partition
 from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
@@ -24,19 +24,19 @@ from fedclade.methods.base import UNKNOWN, hyperparameters
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.models import MLP
 from fedclade.programs.pca_signature import pca_signature, principal_axes
-from fedclade.training.setup import equip
+from fedclade.training.setup import inject_context
 
 
 def started(method: Method, clients: Clients, **options: Any) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = equip(method, clients, seed=0).bind(LocalTraining(objective, lr=0.1, batch_size=4))
+    method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, lr=0.1, batch_size=4))
     fed = Simulator(clients, **options)
     return method, fed, method.init(fed, objective.params(), key=0)
 
 
 def agreement(method: PCAHC, clients: Clients) -> float:
-    return float(adjusted_rand_score(clients.groups, started(method, clients)[2].cluster))
+    return float(adjusted_rand_score(clients.groups, started(method, clients)[2].cluster_ids))
 
 
 # --- principal axes ------------------------------------------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ def test_with_all_axes_distances_between_samples_stay(seed: int) -> None:
 
 def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) -> None:
     fed = Simulator(digits)
-    everyone = fed.map(pca_signature(4, 16), torch.arange(20), key=3).out["centres"]
-    some = fed.map(pca_signature(4, 16), torch.tensor([12, 5]), key=3).out["centres"]
+    everyone = fed.map(pca_signature(4, 16), torch.arange(20), key=3).outputs["centres"]
+    some = fed.map(pca_signature(4, 16), torch.tensor([12, 5]), key=3).outputs["centres"]
     assert everyone.shape == (20, 4, 16)
     assert torch.equal(some, everyone[[12, 5]])
 
@@ -107,7 +107,7 @@ def test_with_one_group_it_is_fedavg(ragged: Clients, basis: Any) -> None:
         bound, fed, state = started(method, ragged)
         for number, cohort in enumerate([torch.arange(6), torch.tensor([4, 0, 2])]):
             state = bound.round(fed, state, cohort, key=number)
-        served.append(bound.serve(state, torch.arange(6)).gather({}))
+        served.append(bound.assign_models(state, torch.arange(6)).gather({}))
     assert all(torch.equal(value, served[1][name]) for name, value in served[0].items())
 
 
@@ -116,12 +116,12 @@ def test_late_clients_join_their_own_group(digits: Clients) -> None:
     method, fed, state = started(
         PCAHC(basis="shared"), digits, faults=lambda key, client, reply: None if silent and client in late else reply
     )
-    assert (state.cluster == UNKNOWN).nonzero().flatten().tolist() == late
-    known = state.cluster.clone()
+    assert (state.cluster_ids == UNKNOWN).nonzero().flatten().tolist() == late
+    known = state.cluster_ids.clone()
     silent = False
-    state = method.admit(fed, state, torch.tensor(late), key=1)
-    assert adjusted_rand_score(digits.groups, state.cluster) == 1.0
-    assert torch.equal(state.cluster[known != UNKNOWN], known[known != UNKNOWN])
+    state = method.add_clients(fed, state, torch.tensor(late), key=1)
+    assert adjusted_rand_score(digits.groups, state.cluster_ids) == 1.0
+    assert torch.equal(state.cluster_ids[known != UNKNOWN], known[known != UNKNOWN])
 
 
 @pytest.mark.parametrize("basis", ["own", "shared"])
@@ -139,7 +139,7 @@ def test_a_state_fits_into_a_checkpoint(digits: Clients, tmp_path: Path, basis: 
 
 
 def test_a_shared_basis_needs_probe_data(digits: Clients) -> None:
-    with pytest.raises(InvalidInput, match=r"method\.basis = 'shared'.*partition\(…, probe=n\).*PCAHC\(probe=array\)"):
+    with pytest.raises(InvalidInputError, match=r"method\.basis = 'shared'.*partition\(…, probe=n\).*PCAHC\(probe=array\)"):
         started(PCAHC(basis="shared"), replace(digits, probe=None))
 
 
@@ -147,7 +147,7 @@ def test_a_shared_basis_needs_probe_data(digits: Clients) -> None:
 def test_tokens_have_no_principal_components(basis: Any) -> None:
     tokens = from_arrays([(torch.randint(0, 9, (5, 4)), torch.zeros(5)) for _ in range(2)])
     method = PCAHC(basis=basis, probe=torch.randint(0, 9, (5, 4)))
-    with pytest.raises(InvalidInput, match="whole numbers"):
+    with pytest.raises(InvalidInputError, match="whole numbers"):
         method.init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
 
 
@@ -171,6 +171,6 @@ def test_probe_data_are_no_hyper_parameter() -> None:
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         PCAHC(**given)
     assert str(refused.value).startswith(message)

@@ -15,12 +15,12 @@ from torch.func import grad
 from fedclade import IFCA, SCAFFOLD, FedAvg, FedNova, FedProx, LGFedAvg, LocalTraining, Method, PerFedAvg, Program, Simulator
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import sgd, takes_stacks
+from fedclade.core.program import natively_batched, sgd
 from fedclade.core.pytree import Tree, stack, tree_map
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.base import State
-from fedclade.methods.fedavg import averaged
+from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.per_fedavg import meta_sgd
 
 Cohorts = Sequence[Sequence[int]]
@@ -40,16 +40,16 @@ def clients_of(sizes: Sequence[int], seed: int) -> Clients:
 
 def trained(method: Method, clients: Clients, cohorts: Cohorts, **local: float) -> Tree:
     """The models that all clients use after these rounds."""
-    bound = method.bind(LocalTraining(objective(), **{"lr": 0.3, "batch_size": 4, **local}))  # type: ignore[arg-type]
+    bound = method.with_local_config(LocalTraining(objective(), **{"lr": 0.3, "batch_size": 4, **local}))  # type: ignore[arg-type]
     fed, params = Simulator(clients), objective().params()
-    fed.remember(bound.memory0(params))
-    state = bound.init(fed, params, key=fold(0, "init"))
+    fed.init_client_state(bound.initial_client_state(params))
+    state = bound.init(fed, params, key=fold_in(0, "init"))
     for number, cohort in enumerate(cohorts, start=1):
-        state = bound.round(fed, state, torch.tensor(cohort), key=fold(0, "round", number))
-        fed.memory.commit(number)
+        state = bound.round(fed, state, torch.tensor(cohort), key=fold_in(0, "round", number))
+        fed.client_state.commit(number)
     ids = torch.arange(len(clients))
-    state, _ = Method.ready(bound, fed, state, ids, key=1)
-    return bound.serve(state, ids).gather(fed.memory.read(ids))
+    state, _ = Method.prepare_cohort(bound, fed, state, ids, key=1)
+    return bound.assign_models(state, ids).gather(fed.client_state.read(ids))
 
 
 def difference(one: Tree, other: Tree) -> float:
@@ -102,7 +102,7 @@ def test_scaffold_in_its_first_round(case: Case) -> None:
 def test_ifca_with_one_model(case: Case) -> None:
     clients, cohorts, local = case
     plain = trained(FedAvg(), clients, cohorts, **local)
-    for method in (IFCA(clusters=1), IFCA(clusters=1, warm_up=1), IFCA(clusters=1, share="trunk")):
+    for method in (IFCA(clusters=1), IFCA(clusters=1, warm_up=1), IFCA(clusters=1, shared_layers="trunk")):
         assert difference(trained(method, clients, cohorts, **local), plain) == 0
 
 
@@ -119,11 +119,11 @@ class OnSecondBatches(FedAvg):
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         plain = sgd(self.local)
 
-        @takes_stacks  # as PerFedAvg's step does: the same arithmetic, to the bit
-        def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-            return plain.step(shared, const, carry, batch.member(1))
+        @natively_batched  # as PerFedAvg's step does: the same arithmetic, to the bit
+        def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+            return plain.step(broadcast, const, carry, batch.member(1))
 
-        return averaged(fed, replace(plain, step=step, batches=replace(plain.batches, group=2)), state, cohort, key)
+        return fedavg_round(fed, replace(plain, step=step, batches=replace(plain.batches, group=2)), state, cohort, key)
 
 
 @few
@@ -137,15 +137,15 @@ def test_per_fedavg_with_alpha_zero_is_fedavg_on_its_second_batches(case: Case) 
 @given(federations(), st.sampled_from(["examples", "clients"]), st.sampled_from([1, 2]))
 def test_scaffolds_c_is_the_mean_of_all_control_variates(case: Case, weights: str, option: int) -> None:
     clients, cohorts, local = case
-    bound = SCAFFOLD(weights=weights, option=option).bind(LocalTraining(objective(), lr=0.1, batch_size=4, **local))  # type: ignore[arg-type]
+    bound = SCAFFOLD(weights=weights, option=option).with_local_config(LocalTraining(objective(), lr=0.1, batch_size=4, **local))  # type: ignore[arg-type]
     fed, params = Simulator(clients), objective().params()
-    fed.remember(bound.memory0(params))
+    fed.init_client_state(bound.initial_client_state(params))
     state = bound.init(fed, params, key=0)
     for number, cohort in enumerate(cohorts, start=1):
         state = bound.round(fed, state, torch.tensor(cohort), key=number)
-        fed.memory.commit(number)
+        fed.client_state.commit(number)
     p = clients.sizes.double() if weights == "examples" else torch.ones(len(clients)).double()
-    own = fed.memory.read(torch.arange(len(clients)))
+    own = fed.client_state.read(torch.arange(len(clients)))
     means = tree_map(lambda value: torch.tensordot(p / p.sum(), value.double(), 1), own)
     assert difference(tree_map(Tensor.double, state.c), means) < 1e-5  # type: ignore[attr-defined]
 
@@ -163,7 +163,7 @@ def loss_at(w: Tree, batch: Batch, part: int) -> Tensor:
 
 def one_step(program: Program, batch: Batch) -> Tree:
     carry = program.start({}, objective().params(), {})[1]
-    settings = {name: torch.tensor(value) for name, value in program.settings.items()}
+    settings = {name: torch.tensor(value) for name, value in program.hyperparams.items()}
     return program.finish({}, {}, program.step(settings, {}, carry, batch))[0]
 
 
@@ -196,7 +196,7 @@ def test_the_hessian_free_variant_is_the_full_meta_gradient_where_its_batches_ar
 
 def test_ifcas_models_have_one_distribution_and_differ() -> None:
     clients = clients_of([3, 4], 0)
-    bound = IFCA(clusters=3, restarts=2).bind(LocalTraining(objective()))
+    bound = IFCA(clusters=3, num_restarts=2).with_local_config(LocalTraining(objective()))
     params = objective().params()
     models = bound.init(Simulator(clients), params, key=5).models
     for name, value in models.items():

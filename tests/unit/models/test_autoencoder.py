@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 import fedclade as fc
 from fedclade.cli import main
 from fedclade.data import from_arrays
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import MLP, ConvAutoencoder, ResidualAutoencoder
 from fedclade.models.autoencoder import DenseAutoencoder
 from fedclade.training import encoder_pretraining
@@ -64,7 +64,7 @@ def test_classes_are_ignored(spec: Spec) -> None:
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(spec: Spec, shape: tuple[int, ...], remedy: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         spec.build(shape, 10)
     needs = f"{type(spec).__name__} needs images (channels, height, width) of at least 4x4 with sides divisible by 4"
     assert str(refused.value) == f"{needs}, got {shape}{remedy}"
@@ -73,7 +73,7 @@ def test_shapes_that_do_not_fit_are_refused(spec: Spec, shape: tuple[int, ...], 
 @pytest.mark.parametrize("spec", [ConvAutoencoder, ResidualAutoencoder])
 @pytest.mark.parametrize("code", [0, -1, 1.5, True, "128"])
 def test_code_is_checked(spec: type[Spec], code: object) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.code = .*: length of the code, a whole number of at least 1"):
+    with pytest.raises(InvalidInputError, match=r"^model\.code = .*: length of the code, a whole number of at least 1"):
         spec(code=code)  # type: ignore[arg-type]
 
 
@@ -111,7 +111,7 @@ def test_its_images_do_not_depend_on_who_is_beside_them() -> None:
 
 @pytest.mark.parametrize("hidden", [0, -16, 8, 24, 16.0, True, "128"])
 def test_its_maps_are_checked(hidden: object) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.hidden = .*: feature maps, a multiple of 16; fewer are faster"):
+    with pytest.raises(InvalidInputError, match=r"^model\.hidden = .*: feature maps, a multiple of 16; fewer are faster"):
         ResidualAutoencoder(hidden=hidden)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import fedclade as fc
-from fedclade.core.functional_model import Batch, ExampleLoss, Objective, Stack, cross_entropy
+from fedclade.core.functional_model import Batch, ClientStackedBatch, ExampleLoss, Objective, cross_entropy
 from fedclade.core.kernels import activation_taps
 from fedclade.data import from_arrays
 from fedclade.models import (
@@ -164,7 +164,7 @@ def test_a_stack_has_the_gradients_that_autograd_gives_client_by_client(
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        got = objective.plus_gradient(zeros, weight.new_ones(()), params, Stack(x, y, weight, torch.arange(2)))
+        got = objective.add_scaled_gradient(zeros, weight.new_ones(()), params, ClientStackedBatch(x, y, weight, torch.arange(2)))
     for client in range(2):
         own = {name: value[client].clone().requires_grad_() for name, value in params.items()}
         loss = objective.loss(own, Batch(x[client], y[client], weight[client], torch.tensor(client)))

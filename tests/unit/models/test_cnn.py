@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 
 Spec = CflCNN | GmccCNN | LeafCNN | LeNet5 | SmallCNN
@@ -70,7 +70,7 @@ def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(spec: 
     for height, width in [(least, least), (least + 1, least + 2), (least + 7, least)]:
         assert spec.build((2, height, width), 5)(torch.rand(3, 2, height, width)).shape == (3, 5)
     if least > 1:
-        with pytest.raises(InvalidInput, match=f"^{type(spec).__name__} needs images .* of at least {least}x{least}, got"):
+        with pytest.raises(InvalidInputError, match=f"^{type(spec).__name__} needs images .* of at least {least}x{least}, got"):
             spec.build((2, least + 5, least - 1), 5)
 
 
@@ -86,24 +86,24 @@ def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(spec: 
     ],
 )
 def test_the_refusal_names_model_shape_need_and_remedy(shape: tuple[int, ...], remedy: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         LeNet5().build(shape, 10)
     assert str(refused.value) == f"LeNet5 needs images (channels, height, width) of at least 16x16, got {shape}{remedy}"
 
 
 @pytest.mark.parametrize("padding", [-1, 5, 1.0, True, "same"])
 def test_padding_is_checked(padding: object) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.padding = .*: .* a whole number from 0 to 4"):
+    with pytest.raises(InvalidInputError, match=r"^model\.padding = .*: .* a whole number from 0 to 4"):
         LeafCNN(padding=padding)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spec", [SmallCNN, GmccCNN])
 def test_dropout_is_checked(spec: type[SmallCNN] | type[GmccCNN]) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.dropout = 1\.0: "):
+    with pytest.raises(InvalidInputError, match=r"^model\.dropout = 1\.0: "):
         spec(dropout=1.0)
 
 
 @pytest.mark.parametrize("spec", [LeafCNN(), SmallCNN(), LeNet5(), CflCNN(), GmccCNN()])
 def test_classes_are_checked(spec: Spec) -> None:
-    with pytest.raises(InvalidInput, match=r"^classes = -1: the number of outputs"):
+    with pytest.raises(InvalidInputError, match=r"^classes = -1: the number of outputs"):
         spec.build((1, 28, 28), -1)

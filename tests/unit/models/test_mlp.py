@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import MLP, Logistic
 
 
@@ -45,20 +45,20 @@ def test_several_hidden_layers_may_come_as_a_list() -> None:
 
 @pytest.mark.parametrize("hidden", [0, -3, 2.5, True, "200", (), (200, 0), None])
 def test_hidden_is_checked(hidden: object) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.hidden = .*: units of the hidden layer, a whole number of at least 1"):
+    with pytest.raises(InvalidInputError, match=r"^model\.hidden = .*: units of the hidden layer, a whole number of at least 1"):
         MLP(hidden=hidden)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dropout", [1, 1.0, -0.1, float("nan"), "half", True, None])
 def test_dropout_is_checked(dropout: object) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.dropout = .*: the share .* from 0 up to but not including 1"):
+    with pytest.raises(InvalidInputError, match=r"^model\.dropout = .*: the share .* from 0 up to but not including 1"):
         MLP(dropout=dropout)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (-1, 4)])
 @pytest.mark.parametrize("spec", [MLP(), Logistic()])
 def test_empty_samples_are_refused(spec: MLP | Logistic, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         spec.build(shape, 2)
     assert str(refused.value).startswith(f"{type(spec).__name__} needs samples with at least one axis")
     assert f"got {shape}" in str(refused.value)
@@ -66,5 +66,5 @@ def test_empty_samples_are_refused(spec: MLP | Logistic, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("spec", [MLP(), Logistic()])
 def test_classes_are_checked(spec: MLP | Logistic) -> None:
-    with pytest.raises(InvalidInput, match=r"^classes = 0: the number of outputs"):
+    with pytest.raises(InvalidInputError, match=r"^classes = 0: the number of outputs"):
         spec.build((4,), 0)

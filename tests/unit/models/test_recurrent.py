@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.data import from_arrays
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import BiLstmTagger, LstmLanguageModel
 from fedclade.models.recurrent import Lstm
 
@@ -137,7 +137,7 @@ def test_a_tagger_sees_the_whole_sequence_from_everywhere() -> None:
     ],
 )
 def test_the_language_model_refuses_what_is_no_sequence_of_words(shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         LstmLanguageModel().build(shape, 10)
     assert str(refused.value) == f"LstmLanguageModel needs sequences of words (length,), such as (20,), {message}"
 
@@ -151,7 +151,7 @@ def test_the_language_model_refuses_what_is_no_sequence_of_words(shape: tuple[in
     ],
 )
 def test_the_tagger_refuses_what_is_no_sequence_of_vectors(shape: tuple[int, ...], message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         BiLstmTagger().build(shape, 10)
     assert str(refused.value) == f"BiLstmTagger needs sequences of vectors (length, features), such as (30, 64), {message}"
 
@@ -160,24 +160,24 @@ def test_the_tagger_refuses_what_is_no_sequence_of_vectors(shape: tuple[int, ...
 def test_words_that_are_no_whole_numbers_are_refused_before_training(x: Tensor) -> None:
     y = torch.zeros(8, 5, dtype=torch.int64)
     why = r"layer 'words' .*words are to be whole numbers, such as int64 \(uint8 is read as pixels\), got float32"
-    with pytest.raises(InvalidInput, match=why):
+    with pytest.raises(InvalidInputError, match=why):
         fc.run(fc.FedAvg(), from_arrays([(x, y)] * 2), LstmLanguageModel(4, 4), rounds=1, device="cpu")
 
 
 @pytest.mark.parametrize("field", ["embedding", "hidden", "layers"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "2"])
 def test_widths_and_layers_are_checked(field: str, value: object) -> None:
-    with pytest.raises(InvalidInput, match=rf"^model\.{field} = .* a whole number of at least 1"):
+    with pytest.raises(InvalidInputError, match=rf"^model\.{field} = .* a whole number of at least 1"):
         LstmLanguageModel(**{field: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("spec", [LstmLanguageModel, BiLstmTagger])
 def test_dropout_is_checked(spec: type[LstmLanguageModel] | type[BiLstmTagger]) -> None:
-    with pytest.raises(InvalidInput, match=r"^model\.dropout = 1: "):
+    with pytest.raises(InvalidInputError, match=r"^model\.dropout = 1: "):
         spec(dropout=1)
 
 
 @pytest.mark.parametrize(("spec", "shape"), [(LstmLanguageModel(), (5,)), (BiLstmTagger(), (5, 2))], ids=["words", "vectors"])
 def test_classes_are_checked(spec: LstmLanguageModel | BiLstmTagger, shape: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput, match=r"^classes = 0: the number of outputs"):
+    with pytest.raises(InvalidInputError, match=r"^classes = 0: the number of outputs"):
         spec.build(shape, 0)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.models import ResNet9
 from fedclade.models.resnet import Residual
 
@@ -50,11 +50,11 @@ def test_any_image_from_8x8_on_fits(shape: tuple[int, ...]) -> None:
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], remedy: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         ResNet9().build(shape, 10)
     assert str(refused.value) == f"ResNet9 needs images (channels, height, width) of at least 8x8, got {shape}{remedy}"
 
 
 def test_classes_are_checked() -> None:
-    with pytest.raises(InvalidInput, match=r"^classes = 0: the number of outputs"):
+    with pytest.raises(InvalidInputError, match=r"^classes = 0: the number of outputs"):
         ResNet9().build((3, 32, 32), 0)

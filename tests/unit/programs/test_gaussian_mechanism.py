@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from fedclade import Batch, Rows, Simulator
+from fedclade import Batch, ModelAssignment, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import AnyProgram
-from fedclade.core.pytree import Tree, prefixed, stack
+from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.data import Clients, from_arrays
 from fedclade.methods._dp_signature import gaussian_sigma
 from fedclade.models import MLP
@@ -136,8 +136,8 @@ def test_noise_differs_by_secret_question_and_data_and_by_nothing_else() -> None
 
 def asked(program: AnyProgram, clients: Clients, objective: Objective | None = None, key: int = 0, **options: Any) -> Tree:
     ids = torch.arange(len(clients))
-    each = None if objective is None else Rows(stack([objective.params()]), torch.zeros_like(ids))
-    return Simulator(clients, **options).map(program, ids, each=each, key=key).out
+    each = None if objective is None else ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    return Simulator(clients, **options).map(program, ids, per_client=each, key=key).outputs
 
 
 @pytest.fixture
@@ -230,7 +230,7 @@ def test_weights_of_the_encoder_are_part_of_the_question(ragged: Clients) -> Non
     program, weights = encoder_signature.private_signature(encoder, 1.0, 1.0, SECRET), encoder.weights()
 
     def centres(weights: Tree) -> Tensor:
-        return Simulator(ragged).map(program, torch.arange(len(ragged)), shared=prefixed("encoder", weights), key=0).out["centres"]
+        return Simulator(ragged).map(program, torch.arange(len(ragged)), broadcast=add_prefix("encoder", weights), key=0).outputs["centres"]
 
     nudged = weights | {"bias": weights["bias"] + 1e-6}
     assert torch.equal(centres(weights), centres(weights))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedclade import Batch, Rows, Simulator
+from fedclade import Batch, ModelAssignment, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import stack
 from fedclade.data import Clients
@@ -67,7 +67,7 @@ def test_joint_sketch_has_class_counts_and_class_conditional_sums(objective: Obj
 def test_signature_is_mean_and_scatter_of_each_client(objective: Objective, ragged: Clients, kind: str) -> None:
     program = signature(objective, kind, 6, KEY)  # type: ignore[arg-type]
     ids = torch.arange(len(ragged))
-    got = Simulator(ragged, chunk=4).map(program, ids, each=Rows(stack([objective.params()]), torch.zeros_like(ids)), key=0).out
+    got = Simulator(ragged, chunk=4).map(program, ids, per_client=ModelAssignment(stack([objective.params()]), torch.zeros_like(ids)), key=0).outputs
     e = dimensions(objective, kind, 6)  # type: ignore[arg-type]
     sketch = sketch_of(objective, kind, 6, KEY)  # type: ignore[arg-type]
     for client in range(len(ragged)):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import fedclade as fc
 from fedclade.cli.main import app
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.reproduce import spec as definitions
 from fedclade.reproduce.compare_to_paper import Outcome, in_words
 from fedclade.reproduce.execute import Job, Options, plan, thinned
@@ -93,7 +93,7 @@ def test_what_was_cut_short_is_named(small: Table, tmp_path: Path, done: Done) -
     done(small, tmp_path, seeds=1)
     made = next(tmp_path.glob("fedavg-*/about.json"))
     made.write_text(made.read_text()[:20])
-    with pytest.raises(InvalidInput, match=r"about\.json: missing or damaged"):
+    with pytest.raises(InvalidInputError, match=r"about\.json: missing or damaged"):
         done(small, tmp_path, seeds=1)
 
 
@@ -149,9 +149,9 @@ def test_only_some_methods_and_columns(small: Table) -> None:
     planned = plan(small, Options(methods=("oracle",), columns=("digits",)))
     assert {(row, column) for row, column, _ in planned.jobs} == {("True groups", "digits")}
     assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).jobs} == {"FedAvg", "True groups"}
-    with pytest.raises(fc.InvalidInput, match=r"--methods fedavgg.*Did you mean 'fedavg'"):
+    with pytest.raises(fc.InvalidInputError, match=r"--methods fedavgg.*Did you mean 'fedavg'"):
         plan(small, Options(methods=("fedavgg",)))
-    with pytest.raises(fc.InvalidInput, match=r"--column digit.*Did you mean 'digits'"):
+    with pytest.raises(fc.InvalidInputError, match=r"--column digit.*Did you mean 'digits'"):
         plan(small, Options(columns=("digit",)))
 
 
@@ -189,7 +189,7 @@ def test_the_command(small: Table, tmp_path: Path) -> None:
     nothing = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(tmp_path / "nothing")])
     assert "holds no finished run" in str(nothing.exception)
     again = runner.invoke(app, ["reproduce", "small", "--out", str(folder)])
-    assert isinstance(again.exception, fc.InvalidInput)
+    assert isinstance(again.exception, fc.InvalidInputError)
     assert "--resume" in str(again.exception)
 
 

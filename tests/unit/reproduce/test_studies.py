@@ -18,7 +18,7 @@ from fedclade.clustering.similarity import cosine
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import stack
 from fedclade.data.federated_dataset import Clients, as_inputs
-from fedclade.programs.parameter_permutation import vectors
+from fedclade.programs.parameter_permutation import flatten_models
 from fedclade.reproduce import execute
 from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Job, Options, plan
@@ -56,8 +56,8 @@ def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
     clients = fc.data.from_arrays([(data.x_train[:7], data.y_train[:7]), (data.x_train[7:310], data.y_train[7:310])])
     module = module_for(fc.models.MLP(8), clients, seed=0)
     objective = Objective(module)
-    each = fc.Rows(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
-    got = vectors(fc.Simulator(clients, device="cpu").map(gradient(objective), torch.arange(2), each=each, key=0).out)
+    each = fc.ModelAssignment(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
+    got = flatten_models(fc.Simulator(clients, device="cpu").map(gradient(objective), torch.arange(2), per_client=each, key=0).outputs)
     for client in range(2):
         rows = clients.train[client]
         module.zero_grad()
@@ -99,7 +99,7 @@ def test_separation_of_permuted_labels() -> None:
 
 def test_separation_needs_groups() -> None:
     tables = experiment(partition={"name": "dirichlet", "clients": 4})
-    with pytest.raises(fc.InvalidInput, match=r"partition\.name = 'dirichlet': it has no true groups; use label_swap"):
+    with pytest.raises(fc.InvalidInputError, match=r"partition\.name = 'dirichlet': it has no true groups; use label_swap"):
         separation(tables, dealt(tables), "cpu")
 
 
@@ -113,7 +113,7 @@ def test_two_clients_by_hand() -> None:
     assert history[0]["mean"] / history[0]["longest"] == pytest.approx(float(((a + b) / 2).norm() / max(a.norm(), b.norm())))
     assert max(row["longest"] for row in history[:3]) == pytest.approx(100.0)
     three = experiment(partition={"clients": 3})
-    with pytest.raises(fc.InvalidInput, match=r"partition\.clients = 3: this study is of 2 clients"):
+    with pytest.raises(fc.InvalidInputError, match=r"partition\.clients = 3: this study is of 2 clients"):
         two_clients(three, dealt(three), "cpu")
 
 
@@ -141,9 +141,9 @@ def test_the_share_of_draws_that_are_right() -> None:
     assert Directions(groups=2).bound() == pytest.approx(math.sqrt(0.5))
     assert right(groups=3, noise=0.3) == 100.0
     assert right(groups=5, noise=10.0) < 50.0
-    with pytest.raises(fc.InvalidInput, match=r"study\.groups = 1: must be at least 2"):
+    with pytest.raises(fc.InvalidInputError, match=r"study\.groups = 1: must be at least 2"):
         right(groups=1)
-    with pytest.raises(fc.InvalidInput, match=r"study\.noize: unknown key"):
+    with pytest.raises(fc.InvalidInputError, match=r"study\.noize: unknown key"):
         right(noize=1.0)
 
 
@@ -160,7 +160,7 @@ def test_a_path_that_is_not_bent_is_straight() -> None:
     tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 0})
     [row] = curves(tables, dealt(tables), "cpu")
     assert (row["bent"], row["bent middle"]) == (row["straight"], row["straight middle"])
-    with pytest.raises(fc.InvalidInput, match=r"method\.name = 'fedavg': this study is of fedgmcc's paths"):
+    with pytest.raises(fc.InvalidInputError, match=r"method\.name = 'fedavg': this study is of fedgmcc's paths"):
         curves(experiment(), dealt(experiment()), "cpu")
 
 
@@ -228,7 +228,7 @@ def test_mistakes_in_a_table_of_a_study_are_noticed(small: Table) -> None:
         TypeAdapter(Table).validate_python({**TABLE, "rows": [{"name": "one", "method": "fedavg"}]})
     with pytest.raises(ValidationError, match="row 'permuted, round 1': it needs a method"):
         TypeAdapter(Table).validate_python({**TABLE, "study": ""})
-    with pytest.raises(fc.InvalidInput, match="--methods cfl: this table has none of that name"):
+    with pytest.raises(fc.InvalidInputError, match="--methods cfl: this table has none of that name"):
         plan(small, Options(methods=("cfl",)))
 
 

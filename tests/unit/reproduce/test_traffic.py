@@ -109,5 +109,5 @@ def test_and_nothing_but_arithmetic(text: str) -> None:
 
 
 def test_a_letter_that_the_run_does_not_have_is_named() -> None:
-    with pytest.raises(fc.InvalidInput, match=r"formula '4\*k': this run has no k \(centres a client\)"):
+    with pytest.raises(fc.InvalidInputError, match=r"formula '4\*k': this run has no k \(centres a client\)"):
         evaluated("4*k", {"M": 1})

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fedclade as fc
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods.base import State
 from fedclade.training import client_features, metrics
-from fedclade.training.client_features import MOST_CLIENTS, Seen
+from fedclade.training.client_features import MOST_CLIENTS, ClientFeatures
 
 
 def clients(number: int = 6) -> fc.data.Clients:
@@ -55,7 +55,7 @@ def test_clades_features_are_the_whitened_signatures_in_which_groups_lie_apart(t
 
 def test_of_many_clients_an_even_sample_is_kept() -> None:
     number = 3 * MOST_CLIENTS
-    kept = client_features.seen(State({}, torch.zeros(number, dtype=torch.int64)), None)
+    kept = client_features.collect(State({}, torch.zeros(number, dtype=torch.int64)), None)
     assert torch.equal(kept.ids, 3 * torch.arange(MOST_CLIENTS))
     assert kept.labels is None
 
@@ -68,7 +68,7 @@ def test_the_mean_of_centres_leaves_out_those_that_are_not_real() -> None:
 
 
 def test_who_has_no_update_yet_has_no_row_that_counts() -> None:
-    state = fc.CFL.state.planted({"w": torch.zeros(1, 3)}, 4, 2).trained(torch.tensor([1]), torch.tensor([1.0]).double(), torch.ones(1, 2))
+    state = fc.CFL.state.initial({"w": torch.zeros(1, 3)}, 4, 2).trained(torch.tensor([1]), torch.tensor([1.0]).double(), torch.ones(1, 2))
     told = state.features()
     assert told.known.tolist() == [False, True, False, False]
     assert told.rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
@@ -85,12 +85,12 @@ def test_accuracy_by_cluster_is_the_mean_over_its_clients() -> None:
 
 def test_a_damaged_file_is_told_with_its_name(tmp_path: Path) -> None:
     assert client_features.read(tmp_path) is None
-    client_features.write(tmp_path, Seen(torch.arange(2), None))
+    client_features.write(tmp_path, ClientFeatures(torch.arange(2), None))
     again = client_features.read(tmp_path)
     assert again is not None
     assert again.labels is None
     assert again.ids.tolist() == [0, 1]
     path = tmp_path / client_features.FILE
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(InvalidInput, match=r"seen\.safetensors: damaged"):
+    with pytest.raises(InvalidInputError, match=r"seen\.safetensors: damaged"):
         client_features.read(tmp_path)

@@ -13,21 +13,21 @@ import fedclade as fc
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.errors import FedcladeError
-from fedclade.training.client_sampling import set_aside, without_refused
-from fedclade.training.runner import Run
-from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.training.client_sampling import blocked_clients, exclude_blocked
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 
 def row(number: int, *failures: tuple[int, bool]) -> dict[str, Any]:
-    return {"round": number, "failures": [{"client": client, "reason": "why", "refused": refused} for client, refused in failures]}
+    return {"round": number, "failures": [{"client": client, "reason": "why", "rejected": refused} for client, refused in failures]}
 
 
 def test_refusals_count_and_absences_do_not() -> None:
     history = [row(1, (4, True), (2, False)), row(2, (4, True), (2, False)), row(3, (1, True), (2, False)), row(4, (4, True))]
-    assert set_aside(history, 3).tolist() == [4]
-    assert set_aside(history, 1).tolist() == [1, 4]
-    assert set_aside(history, 0).tolist() == []
-    assert without_refused(torch.tensor([0, 1, 4, 5]), 6, history, 3).tolist() == [0, 1, 5]
+    assert blocked_clients(history, 3).tolist() == [4]
+    assert blocked_clients(history, 1).tolist() == [1, 4]
+    assert blocked_clients(history, 0).tolist() == []
+    assert exclude_blocked(torch.tensor([0, 1, 4, 5]), 6, history, 3).tolist() == [0, 1, 5]
 
 
 def ill(client: int) -> Any:
@@ -43,8 +43,8 @@ def ill(client: int) -> Any:
 
 def run(clients: Clients, faults: Any, rounds: int, **more: Any) -> fc.Result:
     fed = fc.Simulator(clients, faults=faults)
-    settings = RunSettings(rounds, 1.0, eval_every=0, checkpoint_every=0, **more)
-    return Run(fc.FedAvg(), clients, fc.models.MLP(4), LocalSettings(), settings, EngineSettings(), federation=fed).execute()
+    settings = TrainingConfig(rounds, 1.0, eval_every=0, checkpoint_every=0, **more)
+    return TrainingRun(fc.FedAvg(), clients, fc.models.MLP(4), LocalConfig(), settings, EngineConfig(), federation=fed).run()
 
 
 def test_a_client_that_sends_rubbish_is_asked_three_times(digits: Clients) -> None:
@@ -52,15 +52,15 @@ def test_a_client_that_sends_rubbish_is_asked_three_times(digits: Clients) -> No
     everyone = len(digits)
     assert [row["clients"] for row in result.history] == [everyone] * 3 + [everyone - 1] * 2
     assert [[failure["client"] for failure in row["failures"]] for row in result.history] == [[1, 2]] * 3 + [[2]] * 2
-    assert result.summary["set_aside"] == 1
-    assert run(digits, ill(1), 5, set_aside_after=0).summary["failures"] == 10
+    assert result.summary["blocked_clients"] == 1
+    assert run(digits, ill(1), 5, max_rejections=0).summary["failures"] == 10
 
 
 def test_a_resumed_run_knows_who_was_set_aside(digits: Clients, tmp_path: Path) -> None:
     def parts(rounds: int, folder: str, resume: bool = False) -> fc.Result:
         fed = fc.Simulator(digits, faults=ill(1))
-        whole = Run(fc.FedAvg(), digits, fc.models.MLP(4), LocalSettings(), RunSettings(rounds, 1.0), EngineSettings(), federation=fed)
-        return whole.execute(tmp_path / folder, resume)
+        whole = TrainingRun(fc.FedAvg(), digits, fc.models.MLP(4), LocalConfig(), TrainingConfig(rounds, 1.0), EngineConfig(), federation=fed)
+        return whole.run(tmp_path / folder, resume)
 
     parts(4, "parts")
     resumed, whole = parts(6, "parts", resume=True), parts(6, "whole")
@@ -83,9 +83,9 @@ def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_s
                 raise ZeroDivisionError
 
         def execute(resume: bool, on_round: Any) -> dict[str, Any]:
-            fed, settings = fc.Simulator(digits, faults=fault), RunSettings(2, 1.0, eval_every=0)
-            whole = Run(fc.Clade(), digits, fc.models.MLP(4), LocalSettings(), settings, EngineSettings(), federation=fed)
-            return whole.execute(tmp_path / folder, resume, on_round).summary
+            fed, settings = fc.Simulator(digits, faults=fault), TrainingConfig(2, 1.0, eval_every=0)
+            whole = TrainingRun(fc.Clade(), digits, fc.models.MLP(4), LocalConfig(), settings, EngineConfig(), federation=fed)
+            return whole.run(tmp_path / folder, resume, on_round).summary
 
         if stop:
             with pytest.raises(ZeroDivisionError):
@@ -93,7 +93,7 @@ def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_s
         return {name: value for name, value in execute(stop, None).items() if name != "seconds"}
 
     expected = settle("whole", stop=False)
-    assert expected["set_aside"] == 1
+    assert expected["blocked_clients"] == 1
     assert expected["clients_without_model"] == 0
     assert settle("parts", stop=True) == expected
 
@@ -106,5 +106,5 @@ def test_where_every_client_is_refused_the_run_ends_and_says_why(digits: Clients
 
 
 def test_the_setting_is_checked() -> None:
-    with pytest.raises(fc.InvalidInput, match=r"run\.set_aside_after = -1: must be a whole number; 0 for never"):
-        replace(RunSettings(), set_aside_after=-1)
+    with pytest.raises(fc.InvalidInputError, match=r"run\.max_rejections = -1: must be a whole number; 0 for never"):
+        replace(TrainingConfig(), max_rejections=-1)

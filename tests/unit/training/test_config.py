@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedclade as fc
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.registry import REGISTRY
 from fedclade.training import config
 from fedclade.training.config import TABLES, apply, experiment, presets, read
@@ -172,7 +172,7 @@ def test_the_partition_takes_the_seed_of_the_run_unless_it_has_its_own() -> None
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_its_name_and_what_is_allowed(given: str, says: list[str]) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         with_sets(given)
     assert "\n" not in str(refused.value)
     for part in says:
@@ -182,19 +182,19 @@ def test_a_setting_that_cannot_be_is_refused_with_its_name_and_what_is_allowed(g
 @pytest.mark.parametrize("missing", ["data", "partition", "model", "method"])
 def test_a_missing_part_is_named_with_an_example(missing: str) -> None:
     for tables in ({name: table for name, table in BASIC.items() if name != missing}, {**BASIC, missing: {}}):
-        with pytest.raises(InvalidInput, match=rf'{missing}\.name: missing.*\[{missing}\] name = "\w+"'):
+        with pytest.raises(InvalidInputError, match=rf'{missing}\.name: missing.*\[{missing}\] name = "\w+"'):
             experiment(tables)
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_what_should_be_a_table_and_is_not_is_refused(table: str) -> None:
     for value in (3, "x", [], [{}], None):
-        with pytest.raises(InvalidInput, match=rf"{table} = .*must be a table, \[{table}\]"):
+        with pytest.raises(InvalidInputError, match=rf"{table} = .*must be a table, \[{table}\]"):
             experiment({**BASIC, table: value})
 
 
 def test_setting_a_key_of_what_is_no_table_in_the_file_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="run"):
+    with pytest.raises(InvalidInputError, match="run"):
         experiment(apply({**BASIC, "run": 3}, ["run.rounds=2"]))
 
 
@@ -202,7 +202,7 @@ def test_setting_a_key_of_what_is_no_table_in_the_file_is_refused() -> None:
 def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    with pytest.raises(InvalidInput, match=r"bad\.toml: not valid TOML: .*(line \d|end of document)") as refused:
+    with pytest.raises(InvalidInputError, match=r"bad\.toml: not valid TOML: .*(line \d|end of document)") as refused:
         read(file)
     assert "\n" not in str(refused.value)
 
@@ -210,13 +210,13 @@ def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidInput, match=r"bad\.toml: it cannot be read as text"):
+    with pytest.raises(InvalidInputError, match=r"bad\.toml: it cannot be read as text"):
         read(file)
 
 
 def test_an_experiment_from_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(fc.InvalidInput, match="it is a pipe, a socket or a device; put a file there"):
+    with pytest.raises(fc.InvalidInputError, match="it is a pipe, a socket or a device; put a file there"):
         config.read(tmp_path / "pipe")
 
 
@@ -225,14 +225,14 @@ def test_dots_in_a_comment_are_no_key_of_many_parts(tmp_path: Path) -> None:
     file.write_text(f"# {'.' * 300}\n[run]\nrounds = 3\n")
     assert config.read(file) == {"run": {"rounds": 3}}
     file.write_text(f"[run]\n{'a.' * 300}b = 3\n")
-    with pytest.raises(fc.InvalidInput, match="more than 200 dots in line 2"):
+    with pytest.raises(fc.InvalidInputError, match="more than 200 dots in line 2"):
         config.read(file)
 
 
 def test_what_is_neither_file_nor_preset_is_refused_with_the_nearest_preset(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"'quickstar'.*neither a file nor a preset.*'quickstart'"):
+    with pytest.raises(InvalidInputError, match=r"'quickstar'.*neither a file nor a preset.*'quickstart'"):
         read("quickstar")
-    with pytest.raises(InvalidInput, match="neither a file nor a preset"):
+    with pytest.raises(InvalidInputError, match="neither a file nor a preset"):
         read(tmp_path)
 
 

@@ -49,7 +49,7 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     """When a step is traced depends on what this process did before; they are few and bounded (tests/unit/engines/test_compile_cache.py)."""
-    monkeypatch.setattr(fx_tracing, "SIGHTS", 10**9)
+    monkeypatch.setattr(fx_tracing, "TRACE_AFTER", 10**9)
 
 
 # CFL is not here: it keeps what it knows of every group, and goes on making groups.

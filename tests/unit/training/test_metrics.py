@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.data.client_metadata import Population
+from fedclade.data.client_metadata import ClientMetadata
 from fedclade.training.metrics import accuracy_summary, adjusted_rand, mean_over_clients
 
 
@@ -59,15 +59,15 @@ def test_agreement_with_the_true_groups() -> None:
 def test_distinct_test_samples_counts_a_sample_once_however_many_clients_see_it() -> None:
     data = fc.data.load("digits")
     everything = len(data.y_test)
-    shared = fc.data.partition(data, fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0)
-    assert Population.of(shared).test_samples == everything
+    broadcast = fc.data.partition(data, fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0)
+    assert ClientMetadata.of(broadcast).test_samples == everything
     turned = fc.data.partition(data, fc.data.Rotation(clusters=4), clients=20, seed=0)
     assert sum(len(part) for part in turned.test) == 4 * everything
-    assert Population.of(turned).test_samples == everything
+    assert ClientMetadata.of(turned).test_samples == everything
     own = fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long(), torch.ones(n, 2), torch.zeros(n).long()) for n in (2, 5)])
-    assert Population.of(own).test_samples == 7
-    assert Population.of(replace(own, test_of=torch.tensor([1, -1]))).test_samples == 5  # a part that is nobody's does not count
-    assert Population.of(fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())])).test_samples == 0
+    assert ClientMetadata.of(own).test_samples == 7
+    assert ClientMetadata.of(replace(own, test_part_id=torch.tensor([1, -1]))).test_samples == 5  # a part that is nobody's does not count
+    assert ClientMetadata.of(fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())])).test_samples == 0
 
 
 def train_part(clients: Clients, client: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def train_part(clients: Clients, client: int) -> tuple[Tensor, Tensor]:
 
 
 def test_part(clients: Clients, client: int) -> tuple[Tensor, Tensor]:
-    rows = clients.test[int(clients.test_of[client])]
+    rows = clients.test[int(clients.test_part_id[client])]
     return clients.x_test[rows], clients.y_test[rows]
 
 
@@ -118,8 +118,8 @@ def test_every_number_equals_the_one_worked_out_from_the_loaded_models(method: f
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     for name, values in expected.items():
         assert summary[name] == pytest.approx(float(values.mean()), abs=1e-5), name
-    p, used = float(expected["accuracy"].mean()) / 100, {int(part) for part in clients.test_of}
-    distinct = len({int(clients.test_source[row]) for part in used for row in clients.test[part]})
+    p, used = float(expected["accuracy"].mean()) / 100, {int(part) for part in clients.test_part_id}
+    distinct = len({int(clients.test_sample_id[row]) for part in used for row in clients.test[part]})
     assert summary["accuracy_stderr"] == pytest.approx(100 * math.sqrt(p * (1 - p) / distinct))
     assert summary["accuracy_variance"] == pytest.approx(float(expected["accuracy"].var(correction=0)))
     assert summary["accuracy_worst10"] == pytest.approx(float(expected["accuracy"].sort().values[:2].mean()))  # a tenth of 12, rounded up
@@ -165,11 +165,11 @@ def test_what_is_frozen_is_not_sent(digits: Clients) -> None:
 
 
 def test_clusters_and_agreement_of_one_model_for_all_and_of_one_each(digits: Clients) -> None:
-    shared = fc.run(fc.FedAvg(), digits, fc.models.MLP(8), rounds=1)
+    broadcast = fc.run(fc.FedAvg(), digits, fc.models.MLP(8), rounds=1)
     alone = fc.run(fc.Local(), digits, fc.models.MLP(8), rounds=1)
-    assert (shared.summary["clusters"], shared.summary["ari"]) == (1, 0.0)
+    assert (broadcast.summary["clusters"], broadcast.summary["ari"]) == (1, 0.0)
     assert (alone.summary["clusters"], alone.summary["ari"]) == (20, 0.0)
-    assert shared.clusters.tolist() == [0] * 20
+    assert broadcast.clusters.tolist() == [0] * 20
     assert alone.clusters.tolist() == list(range(20))
 
 

@@ -27,7 +27,7 @@ from fedclade.registry import REGISTRY
 
 METHODS = pytest.mark.parametrize(
     "method",
-    [fc.FedAvg(), fc.Local(), fc.SCAFFOLD(), fc.LGFedAvg(), fc.PerFedAvg(), fc.IFCA(clusters=2, warm_up=1, restarts=2, trial=3)],
+    [fc.FedAvg(), fc.Local(), fc.SCAFFOLD(), fc.LGFedAvg(), fc.PerFedAvg(), fc.IFCA(clusters=2, warm_up=1, num_restarts=2, trial_rounds=3)],
     ids=lambda method: method.name,
 )
 ROUNDS = 7
@@ -164,7 +164,7 @@ def test_without_resume_a_folder_that_holds_a_run_is_refused_and_left_alone(digi
         do(digits, fc.FedAvg(), tmp_path / "half", on_round=stop_after(2))
     for folder in (tmp_path / "whole", tmp_path / "half"):
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-        with pytest.raises(fc.InvalidInput, match=r"already holds a run.*another folder.*--resume"):
+        with pytest.raises(fc.InvalidInputError, match=r"already holds a run.*another folder.*--resume"):
             do(digits, fc.FedAvg(), folder)
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -177,7 +177,7 @@ def test_the_checkpoint_of_another_experiment_is_refused(changed: dict[str, Any]
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, on_round=stop_after(2))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(fc.InvalidInput, match="another experiment"):
+    with pytest.raises(fc.InvalidInputError, match="another experiment"):
         do(digits, fc.FedAvg(), tmp_path, resume=True, **changed)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -185,10 +185,10 @@ def test_the_checkpoint_of_another_experiment_is_refused(changed: dict[str, Any]
 def test_the_checkpoint_of_another_method_or_of_other_clients_is_refused(digits: Clients, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, on_round=stop_after(2))
-    with pytest.raises(fc.InvalidInput, match="another experiment"):
+    with pytest.raises(fc.InvalidInputError, match="another experiment"):
         do(digits, fc.Local(), tmp_path, resume=True)
     others = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=1)
-    with pytest.raises(fc.InvalidInput, match="another experiment"):
+    with pytest.raises(fc.InvalidInputError, match="another experiment"):
         do(others, fc.FedAvg(), tmp_path, resume=True)
 
 
@@ -197,7 +197,7 @@ def test_a_finished_run_of_another_experiment_is_not_given_out_as_this_one(
     changed: dict[str, Any], digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, fc.FedAvg(), tmp_path)
-    with pytest.raises(fc.InvalidInput, match="another experiment"):
+    with pytest.raises(fc.InvalidInputError, match="another experiment"):
         do(digits, fc.FedAvg(), tmp_path, resume=True, **changed)
 
 
@@ -206,7 +206,7 @@ def test_the_checkpoint_of_other_inputs_is_refused(tmp_path: Path) -> None:
     first, second = (fc.data.from_arrays([(x[i], y), (x[i] + 1, y)]) for i in range(2))
     with pytest.raises(KeyboardInterrupt):
         do(first, fc.FedAvg(), tmp_path, clients_per_round=2, on_round=stop_after(2))
-    with pytest.raises(fc.InvalidInput, match="another experiment"):
+    with pytest.raises(fc.InvalidInputError, match="another experiment"):
         do(second, fc.FedAvg(), tmp_path, clients_per_round=2, resume=True)
 
 
@@ -214,7 +214,7 @@ def test_the_checkpoint_of_a_module_of_another_size_is_refused(digits: Clients, 
     small, large = (nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10)) for width in (4, 8))
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, model=small, on_round=stop_after(2))
-    with pytest.raises(fc.InvalidInput, match="another experiment"):
+    with pytest.raises(fc.InvalidInputError, match="another experiment"):
         do(digits, fc.FedAvg(), tmp_path, model=large, resume=True)
 
 
@@ -263,7 +263,7 @@ def test_the_checkpoint_of_another_version_is_passed_over(digits: Clients, tmp_p
 def test_where_no_checkpoint_is_whole_the_run_is_not_begun_anew_in_silence(digits: Clients, tmp_path: Path) -> None:
     for file in broken_after_four(digits, tmp_path):
         file.write_bytes(b"not a checkpoint")
-    with pytest.raises(fc.InvalidInput, match=r"round-000004\.safetensors: damaged .* no other to go on from: start the run anew"):
+    with pytest.raises(fc.InvalidInputError, match=r"round-000004\.safetensors: damaged .* no other to go on from: start the run anew"):
         do(digits, fc.FedAvg(), tmp_path, resume=True)
 
 
@@ -283,10 +283,10 @@ def test_a_checkpoint_that_was_made_up_is_refused_in_words(part: str, digits: Cl
         do(digits, fc.SCAFFOLD(), tmp_path, on_round=stop_after(4, ZeroDivisionError))
     found = checkpoint.latest(tmp_path / "checkpoint")
     assert found is not None
-    name = "cluster" if part == "state" else "ids"
+    name = "cluster_ids" if part == "state" else "ids"
     tensors = {key: value for key, value in getattr(found, part).items() if key != name}
     checkpoint.save(tmp_path / "checkpoint", replace(found, **{part: tensors}))
-    with pytest.raises(fc.InvalidInput, match="the checkpoint of round 4 does not hold what scaffold needs"):
+    with pytest.raises(fc.InvalidInputError, match="the checkpoint of round 4 does not hold what scaffold needs"):
         do(digits, fc.SCAFFOLD(), tmp_path, resume=True)
 
 

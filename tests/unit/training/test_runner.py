@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.training.client_sampling import cohort_of
 
@@ -90,7 +90,7 @@ def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its
             optimiser.zero_grad()
             F.cross_entropy(model(digits.x[rows]), digits.y[rows]).backward()
             optimiser.step()
-        rows = digits.test[int(digits.test_of[client])]
+        rows = digits.test[int(digits.test_part_id[client])]
         with torch.no_grad():
             outputs = model(digits.x_test[rows])
         losses.append(float(F.cross_entropy(outputs, digits.y_test[rows])))
@@ -102,12 +102,12 @@ def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its
 
 def test_a_client_of_per_fedavg_uses_its_own_step_from_the_shared_model(digits: Clients, tmp_path: Path) -> None:
     result = small_run(digits, fc.PerFedAvg(alpha=0.3), out=tmp_path / "run")
-    shared = small_run(digits, fc.PerFedAvg(alpha=0.0))  # not the same training, but the same form
+    broadcast = small_run(digits, fc.PerFedAvg(alpha=0.0))  # not the same training, but the same form
     assert len({tuple(result.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == len(digits)
-    assert len({tuple(shared.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == 1
+    assert len({tuple(broadcast.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == 1
     stored = fc.load(tmp_path / "run")
     for client in (0, 7):
-        model, rows = result.model_of(client), digits.test[int(digits.test_of[client])]
+        model, rows = result.model_of(client), digits.test[int(digits.test_part_id[client])]
         right = (model(digits.x_test[rows]).argmax(1) == digits.y_test[rows]).double().mean()
         assert result.clients["accuracy"][client] == pytest.approx(100 * float(right))
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), stored.model_of(client).parameters(), strict=True))
@@ -120,7 +120,7 @@ def test_a_client_that_was_never_asked_still_has_a_cluster_in_the_result(digits:
 
 
 def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"):
+    with pytest.raises(fc.InvalidInputError, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"):
         small_run(digits, fc.FLIS(probe=torch.zeros(5, 3)))
 
 
@@ -185,7 +185,7 @@ def test_on_round_is_called_with_each_row_of_the_history_in_turn(digits: Clients
 @pytest.mark.parametrize(("clients", "size"), [(20, 5), (20, 20), (10_001, 1), (10_001, 100), (30_000, 15_000), (30_000, 15_001)])
 def test_a_cohort_has_its_size_and_nobody_twice(clients: int, size: int) -> None:
     for key in range(5):
-        ids = cohort_of(fold(key, "cohort"), clients, size)
+        ids = cohort_of(fold_in(key, "cohort"), clients, size)
         assert ids.shape == (size,)
         assert bool((ids.diff() > 0).all())
         assert 0 <= int(ids[0]) <= int(ids[-1]) < clients
@@ -194,7 +194,7 @@ def test_a_cohort_has_its_size_and_nobody_twice(clients: int, size: int) -> None
 def test_every_one_of_many_clients_is_drawn_as_often() -> None:
     counts = torch.zeros(12_000)
     for key in range(300):
-        counts[cohort_of(fold(key, "cohort"), 12_000, 1_200)] += 1
+        counts[cohort_of(fold_in(key, "cohort"), 12_000, 1_200)] += 1
     assert float(counts.var()) == pytest.approx(300 * 0.1 * 0.9, rel=0.1)  # as of 300 draws with one in ten
 
 
@@ -281,8 +281,8 @@ def test_a_loss_of_ones_own_is_the_one_that_is_minimised(digits: Clients) -> Non
     default = small_run(digits, lr=0.2)
     assert same_models(default, small_run(digits, lr=0.2, loss=fc.cross_entropy))
     own = small_run(digits, lr=0.1, loss=doubled)
-    for mine, theirs in zip(weights_of(own), weights_of(default), strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-5)
+    for params, theirs in zip(weights_of(own), weights_of(default), strict=True):
+        assert torch.allclose(params, theirs, atol=1e-5)
     assert own.summary["loss"] == pytest.approx(2 * default.summary["loss"], rel=1e-4)
     assert own.summary["accuracy"] == default.summary["accuracy"]
 
@@ -373,7 +373,7 @@ def refuse(*_: object) -> NoReturn:
 )
 def test_what_cannot_be_run_is_refused_before_any_training(changed: dict[str, Any], says: list[str], digits: Clients) -> None:
     settings = {"method": fc.FedAvg(), "model": fc.models.MLP(8), "on_round": refuse, **changed}
-    with pytest.raises(fc.InvalidInput if "BatchNorm1d" not in says else fc.NotVectorisable) as refused:
+    with pytest.raises(fc.InvalidInputError if "BatchNorm1d" not in says else fc.VectorizationError) as refused:
         fc.run(clients=digits, rounds=settings.pop("rounds", 1), **settings)
     for part in says:
         assert part in str(refused.value)
@@ -381,24 +381,24 @@ def test_what_cannot_be_run_is_refused_before_any_training(changed: dict[str, An
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match=r"'cuda'.*'cpu' or 'auto'"):
+    with pytest.raises(fc.InvalidInputError, match=r"'cuda'.*'cpu' or 'auto'"):
         small_run(digits, device="cuda")
 
 
 def test_float_targets_need_a_model_and_a_loss_of_ones_own(regression: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match=r"targets are not class labels.*nn\.Module and a loss"):
+    with pytest.raises(fc.InvalidInputError, match=r"targets are not class labels.*nn\.Module and a loss"):
         fc.run(fc.FedAvg(), regression, fc.models.MLP(4), rounds=1)
-    with pytest.raises(fc.InvalidInput, match="loss: cross-entropy needs class labels"):
+    with pytest.raises(fc.InvalidInputError, match="loss: cross-entropy needs class labels"):
         fc.run(fc.FedAvg(), regression, nn.Linear(6, 1), rounds=1)
 
 
 def test_the_class_of_a_model_instead_of_a_model_is_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match="model"):
+    with pytest.raises(fc.InvalidInputError, match="model"):
         small_run(digits, model=fc.models.MLP)
 
 
 def test_a_list_of_pairs_instead_of_clients_is_refused_with_what_makes_clients_of_it(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match="from_arrays"):
+    with pytest.raises(fc.InvalidInputError, match="from_arrays"):
         small_run([(digits.x, digits.y)])  # type: ignore[arg-type]
 
 
@@ -411,13 +411,13 @@ def test_numbers_of_numpy_are_numbers(digits: Clients) -> None:
 
 
 def test_a_metric_that_gives_a_mean_is_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match="one value for each example"):
+    with pytest.raises(fc.InvalidInputError, match="one value for each example"):
         small_run(digits, metrics={"mean_loss": lambda outputs, y: F.cross_entropy(outputs, y)})
 
 
 @pytest.mark.parametrize("name", ["examples", "loss", "clusters", "seconds", "client"])
 def test_a_metric_may_not_take_a_name_that_is_taken(name: str, digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInput, match=name):
+    with pytest.raises(fc.InvalidInputError, match=name):
         small_run(digits, metrics={name: lambda outputs, y: outputs[:, 0]})
 
 
@@ -435,7 +435,7 @@ def test_weights_that_run_away_are_refused_counted_and_leave_the_model_as_it_was
     result = small_run(digits, lr=1e38, clients_per_round=5, rounds=2, out=tmp_path / "run")
     assert result.summary["failures"] == 10
     assert len(result.history[0]["failures"]) == 5
-    assert result.history[0]["failures"][0].keys() == {"client", "reason", "refused"}
+    assert result.history[0]["failures"][0].keys() == {"client", "reason", "rejected"}
     assert "not finite" in result.history[0]["failures"][0]["reason"]
     first = small_run(digits, lr=1e-30, rounds=1)
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights_of(result), weights_of(first), strict=True))

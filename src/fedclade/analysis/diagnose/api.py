@@ -17,12 +17,12 @@ from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, Training, candidates, probed, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, advised
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 from fedclade.models import MLP, ModelSpec
-from fedclade.training.settings import EngineSettings, LocalSettings
+from fedclade.training.settings import EngineConfig, LocalConfig
 from fedclade.training.setup import metrics_for, module_for
 
 DEFAULT_MODEL = MLP(64)
@@ -100,7 +100,7 @@ def diagnose(
     momentum: float = 0.0,
     loss: ExampleLoss | None = None,
     probe_rounds: int = PROBE_ROUNDS,
-    workers: int | None = None,
+    threads: int | None = None,
 ) -> Diagnosis:
     """Which kind of heterogeneity these clients have, how many groups there are and who is in which, and which method fits.
 
@@ -111,8 +111,8 @@ def diagnose(
     What leaves a client: its number of examples, its number of examples of each class, and for each class the mean of 32 numbers; Clade's
     signature three times; and what the tried methods send in the probe rounds. Scatter matrices are needed summed over clients only.
     """
-    local = LocalSettings(lr, batch_size, epochs, momentum)
-    return examined(clients, Training(model or DEFAULT_MODEL, local, EngineSettings(workers=workers), loss, probe_rounds, seed, device))
+    local = LocalConfig(lr, batch_size, epochs, momentum)
+    return examined(clients, Training(model or DEFAULT_MODEL, local, EngineConfig(threads=threads), loss, probe_rounds, seed, device))
 
 
 def examined(clients: Clients, training: Training) -> Diagnosis:
@@ -123,9 +123,9 @@ def examined(clients: Clients, training: Training) -> Diagnosis:
     objectives = _objectives(clients, training, fed)
     seed, rng = training.seed, np.random.default_rng([training.seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
-    seen = look(fed, objectives[0], classes, fold(seed, "diagnosis"))
+    seen = look(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
     evidence = gathered(seen, rng)
-    taken = looks(fed, objectives, fold(seed, "diagnosis"))
+    taken = looks(fed, objectives, fold_in(seed, "diagnosis"))
     grouping = judged(taken, seen, evidence, rng)
 
     faint = evidence.given_labels_differ and (grouping.found is None or grouping.agree < 1)
@@ -161,23 +161,23 @@ def _number(grouping: Grouping) -> int | None:
 
 def _objectives(clients: Clients, training: Training, fed: Simulator) -> list[Objective]:
     """The model at several first weights; a module of the user's own has but one."""
-    modules = [module_for(training.model, clients, fold(training.seed, "look", number)) for number in range(LOOKS)]
+    modules = [module_for(training.model, clients, fold_in(training.seed, "look", number)) for number in range(LOOKS)]
     objectives = [Objective(module.to(fed.device), training.loss or cross_entropy) for module in modules]
-    metrics_for(objectives[0], fed.population(), training.loss is not None, None, fed.device)
-    objectives[0].last_linear()
+    metrics_for(objectives[0], fed.client_metadata(), training.loss is not None, None, fed.device)
+    objectives[0].head_layer()
     return objectives
 
 
 def _check(clients: Clients, training: Training) -> None:
     if not isinstance(clients, Clients):
-        raise InvalidInput("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
-    check(len(clients) >= 2, "clients", len(clients), "a diagnosis compares clients, so there must be at least 2")
+        raise InvalidInputError("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
+    require(len(clients) >= 2, "clients", len(clients), "a diagnosis compares clients, so there must be at least 2")
     empty = (clients.sizes == 0).nonzero().flatten().tolist()
     if empty:
-        raise InvalidInput(f"client {empty[0]}: it has no training data; leave it out, clients.only([…]).")
+        raise InvalidInputError(f"client {empty[0]}: it has no training data; leave it out, clients.only([…]).")
     rounds, whole = training.rounds, isinstance(training.rounds, int) and not isinstance(training.rounds, bool)
-    check(whole and rounds >= 0, "probe_rounds", rounds, "must be a whole number; 0 for no probe rounds")
-    check(isinstance(training.seed, int) and training.seed >= 0, "seed", training.seed, "must be a whole number of at least 0")
+    require(whole and rounds >= 0, "probe_rounds", rounds, "must be a whole number; 0 for no probe rounds")
+    require(isinstance(training.seed, int) and training.seed >= 0, "seed", training.seed, "must be a whole number of at least 0")
 
 
 def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from fedclade.core.batching import Batches
-from fedclade.core.federation import Federation, Rows, Sum
+from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import Program
 from fedclade.core.pytree import Tree, stack, tree_map
-from fedclade.core.rng import fold
-from fedclade.errors import InvalidInput
+from fedclade.core.rng import fold_in
+from fedclade.errors import InvalidInputError
 from fedclade.programs.gradient_signature import projection, symmetric
 
 Array = NDArray[np.float64]
@@ -62,18 +62,18 @@ class Look:
 def look(fed: Federation, objective: Objective, classes: int, key: int) -> Look:
     """One look at all clients at the objective's own model. Only sizes, counts and means are needed client by client."""
     clients = len(fed.sizes)
-    rows = Rows(stack([objective.params()]), torch.zeros(clients, dtype=torch.int64))
-    add = Sum(row=torch.zeros(clients, dtype=torch.int64), weight=torch.ones(clients), rows=1, keys=("scatter",))
-    got = fed.map(class_sums(objective, classes, fold(key, "projection")), torch.arange(clients), each=rows, key=key, reduce=add)
+    rows = ModelAssignment(stack([objective.params()]), torch.zeros(clients, dtype=torch.int64))
+    add = SegmentSum(segment_ids=torch.zeros(clients, dtype=torch.int64), weights=torch.ones(clients), num_segments=1, keys=("scatter",))
+    got = fed.map(class_sums(objective, classes, fold_in(key, "projection")), torch.arange(clients), per_client=rows, key=key, reduce=add)
     if got.failures:
-        raise InvalidInput(f"client {got.failures[0].client}: it could not be looked at ({got.failures[0].reason}).")
-    counts, sums = got.out["counts"].cpu().numpy(), got.out["sums"].cpu().numpy()
+        raise InvalidInputError(f"client {got.failures[0].client}: it could not be looked at ({got.failures[0].reason}).")
+    counts, sums = got.outputs["counts"].cpu().numpy(), got.outputs["sums"].cpu().numpy()
     return Look(counts, sums, symmetric(got.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy())
 
 
 def class_sums(objective: Objective, classes: int, key: int) -> Program:
     """For each class the number of a client's samples and the sum of their features; and their scatter about the class's mean."""
-    head = objective.last_linear()
+    head = objective.head_layer()
     width, device = min(FEATURES, head.in_features), head.weight.device
     few = head.in_features <= FEATURES  # random signs of few numbers might lose some
     onto = torch.eye(width, device=device) if few else projection(key, head.in_features, width, device)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from fedclade.analysis.diagnose.class_statistics import Look
-from fedclade.clustering.clade import whitener
+from fedclade.clustering.clade import whitening_matrix
 
 Array = NDArray[np.float64]
 
@@ -23,7 +23,7 @@ def explained(look: Look, pairs: int, rng: np.random.Generator) -> float | None:
     degrees = float(look.degrees.sum())
     if degrees <= 0:
         return None
-    z = look.means @ whitener(look.scatter.sum(0), degrees)
+    z = look.means @ whitening_matrix(look.scatter.sum(0), degrees)
     apart = left = 0.0
     for a, b in _pairs(len(z), pairs, rng):
         mine, theirs = np.flatnonzero(look.counts[a]), np.flatnonzero(look.counts[b])

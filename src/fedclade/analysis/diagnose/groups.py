@@ -15,7 +15,7 @@ from fedclade.clustering.graph import numbered
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import LocalTraining
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.methods.clade import Clade
 
 Groups = NDArray[np.int64]
@@ -37,8 +37,8 @@ def looks(fed: Federation, objectives: list[Objective], key: int) -> list[Groups
     """The groups that Clade finds at each of these models, each time with another projection."""
     found = []
     for number, objective in enumerate(objectives):
-        method = Clade().bind(LocalTraining(objective))
-        found.append(numbered(method.init(fed, objective.params(), fold(key, "groups", number)).cluster.numpy()))
+        method = Clade().with_local_config(LocalTraining(objective))
+        found.append(numbered(method.init(fed, objective.params(), fold_in(key, "groups", number)).cluster_ids.numpy()))
     return found
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, stdtr
 
 from fedclade.analysis.diagnose.class_statistics import Look
-from fedclade.clustering.clade import whitener
+from fedclade.clustering.clade import whitening_matrix
 
 Array = NDArray[np.float64]
 Groups = NDArray[np.int64]
@@ -115,7 +115,7 @@ def _between(mean: Array, n: Array, scatter: Array) -> _Part | None:
     shared = ((n > 0).sum(0) > 1) & (degrees > 0)
     if d < 1 or not shared.any():
         return None
-    white = whitener(scatter[:, :d, :d].sum(0), known)
+    white = whitening_matrix(scatter[:, :d, :d].sum(0), known)
     mean, n, scatter, degrees = mean[:, shared, :d], n[:, shared], scatter[shared, :d, :d], degrees[shared]
     z, total = mean @ white, n.sum(0)
     variance = np.einsum("di,kde,ei->ki", white, scatter, white) / degrees[:, None]

@@ -13,9 +13,9 @@ from torch import nn
 
 from fedclade.clustering.graph import numbered
 from fedclade.core.functional_model import ExampleLoss
-from fedclade.core.rng import fold
-from fedclade.data.federated_dataset import Clients, Parts
-from fedclade.errors import InvalidInput
+from fedclade.core.rng import fold_in
+from fedclade.data.federated_dataset import Clients, RaggedIndex
+from fedclade.errors import InvalidInputError
 from fedclade.methods.base import Method, hyperparameters
 from fedclade.methods.cfl import CFL
 from fedclade.methods.clade import Clade
@@ -23,8 +23,8 @@ from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.local import Local
 from fedclade.models import ModelSpec
-from fedclade.training.runner import Run
-from fedclade.training.settings import EngineSettings, LocalSettings, RunSettings
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 Array = NDArray[np.float64]
 HELD_OUT = 0.2
@@ -52,8 +52,8 @@ class Training:
     """How clients train in probe rounds."""
 
     model: ModelSpec | nn.Module
-    local: LocalSettings
-    engine: EngineSettings
+    local: LocalConfig
+    engine: EngineConfig
     loss: ExampleLoss | None
     rounds: int
     seed: int
@@ -67,9 +67,9 @@ def without_test(clients: Clients) -> Clients:
         clients,
         x_test=clients.x[:0],
         y_test=clients.y[:0],
-        test=Parts.of([]),
-        test_of=nobody,
-        test_source=torch.empty(0, dtype=torch.int64),
+        test=RaggedIndex.of([]),
+        test_part_id=nobody,
+        test_sample_id=torch.empty(0, dtype=torch.int64),
         groups=None,
         probe=None,
     )
@@ -88,12 +88,12 @@ def held_out(clients: Clients, seed: int) -> Clients:
     own = torch.tensor([client if len(rows) else -1 for client, rows in enumerate(test)])
     return replace(
         clients,
-        train=Parts.of(train),
+        train=RaggedIndex.of(train),
         x_test=clients.x,
         y_test=clients.y,
-        test=Parts.of(test),
-        test_of=own,
-        test_source=torch.arange(len(clients.x)),
+        test=RaggedIndex.of(test),
+        test_part_id=own,
+        test_sample_id=torch.arange(len(clients.x)),
     )
 
 
@@ -101,7 +101,7 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
     """The methods that come into question. faint: inputs of one label differ, and yet not every look at a first model finds groups."""
     if not differ:
         return [FedAvg(), Local()]
-    clade = Clade(confirm=5) if faint else Clade()
+    clade = Clade(recluster_every=5) if faint else Clade()
     return [FedAvg(), Local(), clade, IFCA(clusters=groups or GUESSED_CLUSTERS), CFL()]
 
 
@@ -113,20 +113,20 @@ def probed(methods: Sequence[Method], clients: Clients, training: Training) -> t
     some, groups = len(clients) > MOST_CLIENTS, None
     if some:
         clients = clients.only(np.sort(np.random.default_rng(training.seed).permutation(len(clients))[:MOST_CLIENTS]).tolist())
-    judged = held_out(clients, fold(training.seed, "held out"))
-    who = (judged.test_of >= 0).numpy()
+    judged = held_out(clients, fold_in(training.seed, "held out"))
+    who = (judged.test_part_id >= 0).numpy()
     if not who.any():
         return [], None
-    settings = RunSettings(training.rounds, 1.0, training.seed, eval_every=0)
+    settings = TrainingConfig(training.rounds, 1.0, training.seed, eval_every=0)
     clusters, scores = [], []
     for method in methods:
-        run = Run(method, judged, training.model, training.local, settings, training.engine, training.device, training.loss)
-        result = run.execute()
+        run = TrainingRun(method, judged, training.model, training.local, settings, training.engine, training.device, training.loss)
+        result = run.run()
         measure, sign = ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)  # so that more is better
         loss, values = (np.array(result.clients[name], np.float64)[who] for name in ("loss", measure))
         if result.summary["failures"] or not np.isfinite(loss).all():  # weights that are not finite are refused
             lr = training.local.lr
-            raise InvalidInput(f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one, or probe_rounds = 0.")
+            raise InvalidInputError(f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one, or probe_rounds = 0.")
         scores.append(sign * values)
         clusters.append(result.summary["clusters"])
         if isinstance(method, Clade) and not some:

@@ -43,7 +43,7 @@ def advised(differ: bool, groups: int | None, faint: bool, probes: Sequence[Prob
 def _by_kind(differ: bool, groups: int | None, faint: bool) -> Advice:
     """Without probe rounds: what the kind alone suggests."""
     if groups or faint:
-        settings = {"confirm": 5} if faint else {}
+        settings = {"recluster_every": 5} if faint else {}
         return Advice("clade", settings, None, None, True, "clients fall into groups; no probe rounds were made, so no gain is estimated")
     why = "there are no groups, so one model for all is the place to start; no probe rounds were made, so no gain is estimated"
     return Advice("fedavg", {}, None, None, False, why)

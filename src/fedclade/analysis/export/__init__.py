@@ -15,7 +15,7 @@ from torch import nn
 from fedclade.analysis.export.model_card import card_of, markdown
 from fedclade.analysis.export.onnx import OnnxWriter, missing_packages
 from fedclade.analysis.export.source_run import FinishedRun
-from fedclade.errors import InvalidInput, nearest
+from fedclade.errors import InvalidInputError, nearest
 from fedclade.training.result import with_weights
 
 __all__ = ["FORMATS", "Exported", "export"]
@@ -47,13 +47,13 @@ def export(
     path = Path(folder)
     for name in formats:
         if name not in FORMATS:
-            raise InvalidInput(f"--format {name}: unknown.{nearest(name, FORMATS)}")
+            raise InvalidInputError(f"--format {name}: unknown.{nearest(name, FORMATS)}")
     if not formats:
-        raise InvalidInput(f"--format: name at least one of {', '.join(FORMATS)}.")
+        raise InvalidInputError(f"--format: name at least one of {', '.join(FORMATS)}.")
     run = FinishedRun(path, model)
     result = Exported(Path(out) if out is not None else path / "export")
     if result.folder.exists() and (not result.folder.is_dir() or any(result.folder.iterdir())):
-        raise InvalidInput(f"--out {result.folder}: it is there already and not an empty folder; give another.")
+        raise InvalidInputError(f"--out {result.folder}: it is there already and not an empty folder; give another.")
     onnx = _onnx_writer(run, formats, result.problems)
     if (without := int((run.models.assignment < 0).sum())) > 0:
         result.problems.append(f"{without} of {run.clients} clients have no model in this run, so they are in no group.")
@@ -78,7 +78,7 @@ def _onnx_writer(run: FinishedRun, formats: Sequence[str], problems: list[str]) 
     else:
         return OnnxWriter(run.models.shape)
     if "safetensors" not in formats:
-        raise InvalidInput(f"--format onnx: {problem}")
+        raise InvalidInputError(f"--format onnx: {problem}")
     problems.append(problem)
     return None
 
@@ -97,7 +97,7 @@ def _write_group(
         try:
             checked = onnx.write(with_weights(run.module, state), folder / "model.onnx")
             files["onnx"] = "model.onnx"
-        except InvalidInput as error:
+        except InvalidInputError as error:
             result.problems.append(f"{name}: no ONNX ({error}).")
     card = card_of(run, name, ids, state, files, checked)
     _write(folder / "card.json", card)

@@ -10,7 +10,7 @@ import fedclade
 from fedclade.analysis.export.source_run import FinishedRun
 from fedclade.core.pytree import Tree
 from fedclade.registry import REGISTRY
-from fedclade.training.client_features import Seen
+from fedclade.training.client_features import ClientFeatures
 
 _SHOWN_CLIENTS = 30  # in the Markdown; the JSON has all
 _SHOWN_CLASSES = 12
@@ -47,7 +47,7 @@ def card_of(
     }
 
 
-def _labels(seen: Seen | None, ids: Sequence[int]) -> dict[str, Any] | None:
+def _labels(seen: ClientFeatures | None, ids: Sequence[int]) -> dict[str, Any] | None:
     """How the group's training labels are shared out; of very many clients, of those that were counted."""
     if seen is None or seen.labels is None:
         return None

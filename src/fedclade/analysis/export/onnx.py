@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 TOLERANCE = 1e-5  # of the largest output
 _SAMPLES = 5
@@ -37,7 +37,7 @@ class OnnxWriter:
     def write(self, module: nn.Module, path: Path) -> str:
         """Write it and say how it was checked. What cannot be written is refused with the exporter's reason."""
         if self._failure is not None:
-            raise InvalidInput(self._failure)
+            raise InvalidInputError(self._failure)
         try:
             with _quietly():
                 if self._program is None:
@@ -46,7 +46,7 @@ class OnnxWriter:
                 self._program.save(str(path))
         except Exception as error:  # the exporter raises what it likes; whatever it is, this form of model cannot be written
             self._failure = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
-            raise InvalidInput(self._failure) from error
+            raise InvalidInputError(self._failure) from error
         return _check(module, samples_for(module, self._shape, _SAMPLES), path)
 
 
@@ -89,7 +89,7 @@ def _check(module: nn.Module, x: Tensor, path: Path) -> str:
         problem = f"onnxruntime cannot run it: {next(iter(str(error).strip().splitlines()), '')}"
     if problem is not None:
         path.unlink()
-        raise InvalidInput(problem)
+        raise InvalidInputError(problem)
     return f"outputs of onnxruntime and torch on {_SAMPLES} samples differ by at most {off:.1g}"
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fedclade.analysis.export.onnx import samples_for
 from fedclade.core.pytree import Tree
-from fedclade.errors import InvalidInput
-from fedclade.io.run_dir import RunStore, StoredModels
+from fedclade.errors import InvalidInputError
+from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.registry import REGISTRY
 from fedclade.training import client_features
 from fedclade.training.result import load, with_weights
@@ -20,18 +20,18 @@ class FinishedRun:
 
     def __init__(self, folder: Path, model: nn.Module | None) -> None:
         if not folder.is_dir():
-            raise InvalidInput(f"export: there is no folder '{folder}'.")
-        if (folder / "comparison.json").exists() and not RunStore(folder).holds_run():
-            inside = sorted(child.name for child in folder.iterdir() if RunStore(child).holds_run())
-            raise InvalidInput(
+            raise InvalidInputError(f"export: there is no folder '{folder}'.")
+        if (folder / "comparison.json").exists() and not RunDirectory(folder).holds_run():
+            inside = sorted(child.name for child in folder.iterdir() if RunDirectory(child).holds_run())
+            raise InvalidInputError(
                 f"{folder}: it holds several runs; export one of them, for example {folder / inside[0] if inside else folder}."
             )
-        if not RunStore(folder).holds_run():
-            raise InvalidInput(f"{folder}: it holds no run; give a folder that `fedclade run` wrote.")
-        store = RunStore(folder)
+        if not RunDirectory(folder).holds_run():
+            raise InvalidInputError(f"{folder}: it holds no run; give a folder that `fedclade run` wrote.")
+        store = RunDirectory(folder)
         summary = store.summary()
         if summary is None:
-            raise InvalidInput(f"{folder}: the run has not ended (there is no summary.json); go on with --resume.")
+            raise InvalidInputError(f"{folder}: the run has not ended (there is no summary.json); go on with --resume.")
         self.summary, self.tables, self.models = summary, store.tables(), StoredModels(folder)
         self.columns, self.seen = store.read_clients(summary["clients"]), client_features.read(folder)
         known = model is not None or self.tables["model"]["name"] in REGISTRY["model"]
@@ -51,7 +51,7 @@ class FinishedRun:
         rows, clusters = self.models.assignment, self.models.clusters
         served: Tensor = rows >= 0
         if not bool(served.any()):
-            raise InvalidInput("export: no model of this run is here; each is with its client alone.")
+            raise InvalidInputError("export: no model of this run is here; each is with its client alone.")
         pairs = {(int(row), int(cluster)) for row, cluster in zip(rows[served], clusters[served], strict=True)}
         one_to_one = len(pairs) == len({row for row, _ in pairs}) == len({cluster for _, cluster in pairs})
         found = []

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedclade.analysis.report.similarity_plots import MIXED
-from fedclade.errors import InvalidInput, nearest
+from fedclade.errors import InvalidInputError, nearest
 
 FORMATS = ("png", "svg", "pdf")
 # Okabe and Ito's colours, without the yellow that is lost on white; markers differ too, so that colour is never alone.
@@ -42,7 +42,7 @@ def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
     """Every figure that the data have, in every format. With several runs a run's name goes before the figure's."""
     for name in formats:
         if name not in FORMATS:
-            raise InvalidInput(f"figures: format '{name}' is not known.{nearest(name, FORMATS)}")
+            raise InvalidInputError(f"figures: format '{name}' is not known.{nearest(name, FORMATS)}")
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with matplotlib.rc_context(_STYLE):

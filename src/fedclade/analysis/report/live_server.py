@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.errors import FedcladeError, InvalidInputError
 
 _SHARE = 10  # the page is made anew after this many times what it took to make: looking costs the run a tenth at most
 _RECENT = 5.0  # seconds: a page that asked so lately is open
@@ -40,7 +40,7 @@ class Live:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
-            raise InvalidInput(f"--port {port}: it cannot be opened ({why}); give another, or none for a free one.") from error
+            raise InvalidInputError(f"--port {port}: it cannot be opened ({why}); give another, or none for a free one.") from error
         self._server.view = self.view
         self.address = f"http://127.0.0.1:{self._server.server_port}/"
 
@@ -64,7 +64,7 @@ class View:
         self._seen: Any = None
         self._data: dict[str, Any] | None = None
         self._took = self._made = 0.0
-        self._asked = float("-inf")
+        self._query_nodes = float("-inf")
         self._ended = False
         self._fetched_end = threading.Event()
 
@@ -76,7 +76,7 @@ class View:
 
     def data(self) -> str | None:
         """As JSON; None where there is nothing yet."""
-        self._asked = time.monotonic()
+        self._query_nodes = time.monotonic()
         ended = self._ended
         data = self._current()
         if ended:
@@ -86,7 +86,7 @@ class View:
     def see_off(self) -> None:
         """The run has ended: let a page that is open fetch its last state."""
         self._ended = True
-        if time.monotonic() - self._asked < _RECENT:
+        if time.monotonic() - self._query_nodes < _RECENT:
             self._fetched_end.wait(_FAREWELL)
 
     def _current(self) -> dict[str, Any] | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 from fedclade.io import schemas
-from fedclade.io.run_dir import RunStore
+from fedclade.io.run_dir import RunDirectory
 from fedclade.training import client_features
-from fedclade.training.client_features import Seen
+from fedclade.training.client_features import ClientFeatures
 
 Row = dict[str, Any]
 _SEED = re.compile(r"-seed\d+$")
@@ -29,7 +29,7 @@ class Stored:
     rounds: list[Row]
     summary: Row | None
     clients: dict[str, list[Any]] | None
-    seen: Seen | None
+    seen: ClientFeatures | None
 
     @property
     def method(self) -> str:
@@ -54,20 +54,20 @@ class Found:
 def read(folders: Sequence[Path]) -> Found:
     """All runs and all diagnoses in these folders and one level below, as `compare` nests them."""
     if not folders:
-        raise InvalidInput("report: name at least one folder, for example runs/quickstart-clade.")
+        raise InvalidInputError("report: name at least one folder, for example runs/quickstart-clade.")
     titles: dict[Path, str] = {}
     diagnoses: list[Path] = []
     differences: list[str] = []
     for given in folders:
         if not given.is_dir():
-            raise InvalidInput(f"report: there is no folder '{given}'.")
+            raise InvalidInputError(f"report: there is no folder '{given}'.")
         folder = given.resolve()
-        compared = RunStore(folder).comparison() if (folder / "comparison.json").exists() else {}
+        compared = RunDirectory(folder).comparison() if (folder / "comparison.json").exists() else {}
         inside = [folder, *_children(folder, compared)]
-        found = {path: _title(path.name, compared) for path in inside if RunStore(path).holds_run()}
+        found = {path: _title(path.name, compared) for path in inside if RunDirectory(path).holds_run()}
         told = [path for path in inside if (path / "diagnosis.json").exists()]
         if not found and not told:
-            raise InvalidInput(f"report: '{given}' holds no run, no comparison and no diagnosis; give a folder that fedclade wrote.")
+            raise InvalidInputError(f"report: '{given}' holds no run, no comparison and no diagnosis; give a folder that fedclade wrote.")
         titles |= found
         diagnoses += told
         differences += compared.get("differences", {}).get("in_words", [])
@@ -103,13 +103,13 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _run(name: str, title: str, folder: Path) -> Stored:
-    store = RunStore(folder)
+    store = RunDirectory(folder)
     summary = store.summary()
     # A run that was resumed still has the clients.csv of its earlier end.
     clients = store.read_clients(summary["clients"]) if summary is not None else None
     looked = client_features.read(folder)
     if looked is not None and clients is not None and not bool((looked.ids < len(clients["client"])).all()):
-        raise InvalidInput(f"{folder / client_features.FILE}: damaged (it has clients that the run has not).")
+        raise InvalidInputError(f"{folder / client_features.FILE}: damaged (it has clients that the run has not).")
     return Stored(name, title, folder, store.tables(), _rounds(folder / "rounds.jsonl"), summary, clients, looked)
 
 

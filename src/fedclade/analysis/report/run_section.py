@@ -90,7 +90,7 @@ def _clients(run: Stored, metric: Metric, most: int) -> dict[str, Any] | None:
     if columns is None:
         return None
     ids = evenly(len(columns["client"]), most)
-    names = {"cluster": "cluster", "group": "truth", "examples": "examples", metric.key: "value"}
+    names = {"cluster": "cluster", "true_group": "truth", "examples": "examples", metric.key: "value"}
     chosen = {new: [columns[name][i] for i in ids] for name, new in names.items() if name in columns}
     if all(group is None for group in chosen["truth"]):
         del chosen["truth"]

@@ -21,7 +21,7 @@ from torch.func import vmap
 
 from fedclade.core.kernels.im2col import Convolution, in_columns
 from fedclade.core.kernels.mlp import add_product, add_sum, plus
-from fedclade.core.pytree import Tree, take
+from fedclade.core.pytree import Tree, tree_index
 
 if TYPE_CHECKING:
     from fedclade.core.functional_model import Batch
@@ -117,7 +117,7 @@ class Tapped:
         self._outputs, self._losses = outputs, losses
         self._known: dict[tuple[int, ...], dict[str, torch.Size]] = {}
 
-    def plus_gradient(self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool) -> Tree:
+    def add_scaled_gradient(self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool) -> Tree:
         """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its `share` (K, B).
 
         overwrite: the result may take base's memory.
@@ -160,6 +160,6 @@ class Tapped:
         if kind not in self._known:
             passing = _Passing({})
             with torch.no_grad():
-                self._pass(take(params, torch.tensor(0)), batch.x[0], batch.key[0], passing)
+                self._pass(tree_index(params, torch.tensor(0)), batch.x[0], batch.key[0], passing)
             self._known[kind] = {layer: shape for layer, shape in passing.outputs.items() if passing.calls[layer] == 1}
         return self._known[kind]

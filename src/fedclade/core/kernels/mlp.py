@@ -73,7 +73,7 @@ def _is_flatten(node: fx.Node, part: nn.Module | None) -> bool:
     return named and (node.args[1:] == (1,) or dict(node.kwargs) == {"start_dim": 1})
 
 
-def plus_gradient(
+def add_scaled_gradient(
     dense: Dense, loss: ExampleLoss | None, base: Tree, params: Tree, x: Tensor, y: Tensor, share: Tensor, overwrite: bool
 ) -> Tree:
     """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its `share`.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedclade.data.datasets import Dataset
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 Index = NDArray[np.int64]
 Transform = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
@@ -32,7 +32,7 @@ class Split:
 
     train: Sequence[Index]
     test: Sequence[Index] | None = None
-    test_of: Index | None = None
+    test_part_id: Index | None = None
     held_out: Sequence[Index] | None = None
     groups: Index | None = None
     transform: Transform | None = None
@@ -58,25 +58,25 @@ class Scheme(Protocol):
 
 def check_whole(field: str, value: object, least: int = 1) -> None:
     whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-    check(whole, f"partition.{field}", value, f"must be a whole number, {least} or more")
+    require(whole, f"partition.{field}", value, f"must be a whole number, {least} or more")
 
 
 def check_positive(field: str, value: object) -> None:
     # The upper end keeps sums over all clients finite.
     positive = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1e100
-    check(positive, f"partition.{field}", value, "must be a number above 0 (and finite)")
+    require(positive, f"partition.{field}", value, "must be a number above 0 (and finite)")
 
 
 def labels_of(data: Dataset, scheme: str) -> tuple[Index, int]:
     """The training labels and the number of classes, for schemes that cannot do without."""
     classes = data.classes
     if classes is None:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"partition.name = {scheme!r}: needs class labels, and the targets of {data.name!r} are floats. Store labels as integers, "
             "or use iid, quantity_skew, natural_id or rotation."
         )
     if data.y_train.ndim > 1:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"partition.name = {scheme!r}: needs one class label a sample, and the targets of {data.name!r} are sequences; use iid, "
             "quantity_skew, natural_id, or label_clusters with a key."
         )
@@ -108,7 +108,7 @@ def cut(rows: Index, sizes: Index) -> list[Index]:
 def blocks(clients: int, clusters: int) -> Index:
     """The cluster of each client: equally many in each, up to one, clients of a cluster side by side."""
     if clients < clusters:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"partition.clusters = {clusters}: there are {clients} clients; "
             f"ask for at most {clients} clusters or at least {clusters} clients."
         )
@@ -121,7 +121,7 @@ def deal_randomly(rows: int, clients: int, samples: int | None, rng: np.random.G
     if samples is None:
         return np.array_split(order, clients)
     if samples * clients > rows:
-        raise InvalidInput(
+        raise InvalidInputError(
             f"partition.samples = {samples}: {clients} clients would need {samples * clients} training samples and there are {rows} "
             f"besides the probe; ask for at most {rows // clients} samples, or at most {rows // samples} clients."
         )

@@ -15,7 +15,7 @@ from scipy.spatial.distance import cdist
 from fedclade.data.datasets import Dataset
 from fedclade.data.emd import FITTED, PIVOTS, SAMPLES, Codes, Features, Measure, codes_of, optimal_transport, principal_components, some
 from fedclade.data.partitioning.base import Index, Split, by_class, check_positive, cut, labels_of
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 PRECISION = 1 / 512  # of the share that is mixed
 
@@ -50,7 +50,7 @@ class FeatureClusters:
         labels, _ = labels_of(data, self.name)
         smallest = int(np.unique(labels, return_counts=True)[1].min())
         allowed = f"every client has every class, and the smallest has {smallest} training samples besides the probe"
-        check(clients <= smallest, "partition.clients", clients, f"{allowed}; ask for at most {smallest} clients")
+        require(clients <= smallest, "partition.clients", clients, f"{allowed}; ask for at most {smallest} clients")
         features = self.encoder(data, rng)
         codes = codes_of(data.x_train, features)
         test_codes = codes_of(data.x_test, features) if len(data.x_test) else codes[:0]
@@ -68,7 +68,7 @@ class FeatureClusters:
         if not low < wanted < high:
             least, most = max(0.0, math.ceil(10 * low) / 10), math.floor(10 * high) / 10
             remedy = f"ask for at most {most:g} and more than {least:g}" if most > least else "leave emd out"
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"partition.emd = {wanted}: {len(train.sizes)} clients of these data can be {max(0.0, low):.2f} to {max(0.0, high):.2f} "
                 f"percent apart; {remedy}."
             )

@@ -27,7 +27,7 @@ from fedclade.data.partitioning.base import (
 )
 from fedclade.data.partitioning.transforms import distinct_permutations, distinct_swaps, relabel, rotate
 from fedclade.data.validation import type_name
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class LabelClusters:
         check_whole("clusters", self.clusters)
         check_whole("classes", self.classes)
         check_whole("overlap", self.overlap, least=0)
-        check(2 * self.overlap <= self.classes, "partition.overlap", self.overlap, f"must be at most half of classes = {self.classes}")
-        check(self.overlap == 0 or self.clusters >= 3, "partition.clusters", self.clusters, "with an overlap there must be 3 or more")
+        require(2 * self.overlap <= self.classes, "partition.overlap", self.overlap, f"must be at most half of classes = {self.classes}")
+        require(self.overlap == 0 or self.clusters >= 3, "partition.clusters", self.clusters, "with an overlap there must be 3 or more")
         if self.samples is not None:
             check_whole("samples", self.samples)
 
@@ -74,14 +74,14 @@ class LabelClusters:
         train: list[Index] = []
         for cluster, rows in enumerate(mine):
             train += self._deal(cluster, rows, int(members[cluster]), most)
-        return Split(train, test=_test_rows(test_labels, own), test_of=groups, groups=groups)
+        return Split(train, test=_test_rows(test_labels, own), test_part_id=groups, groups=groups)
 
     def _labels(self, data: Dataset) -> tuple[Index, Index]:
         """What makes the clusters, of the training and of the test samples."""
         if self.key is None:
             return labels_of(data, self.name)[0], data.y_test.numpy()
         allowed = f"the data set {data.name!r} has {', '.join(data.keys) or 'no keys'}"
-        check(self.key in data.keys, "partition.key", self.key, allowed)
+        require(self.key in data.keys, "partition.key", self.key, allowed)
         train, test = data.keys[self.key]
         return train.numpy(), np.empty(0, np.int64) if test is None else test.numpy()
 
@@ -89,7 +89,7 @@ class LabelClusters:
         step = self.classes - self.overlap
         most = len(known) // step
         fewer = f"at most {most} clusters or fewer classes" if most >= (3 if self.overlap else 1) else "fewer classes"
-        check(
+        require(
             self.clusters * step <= len(known),
             "partition.clusters",
             self.clusters,
@@ -110,7 +110,7 @@ class LabelClusters:
         for label, needed in zip(mine, quota.sum(0).tolist(), strict=True):
             if needed > len(mine[label]):
                 fewer = f"at most {most} samples or fewer clients" if most else "fewer clients"
-                raise InvalidInput(
+                raise InvalidInputError(
                     f"partition.samples = {self.samples}: cluster {cluster} needs {needed} training samples of class {label} for its "
                     f"{members} clients and has {len(mine[label])}; ask for {fewer}."
                 )
@@ -138,7 +138,7 @@ class PowerLawClusters:
         labels, _ = labels_of(data, self.name)
         known, groups = np.unique(labels), blocks(clients, self.clusters)
         most = (len(known) - 1) // self.classes + 1
-        check(
+        require(
             self.clusters <= most,
             "partition.clusters",
             self.clusters,
@@ -151,7 +151,7 @@ class PowerLawClusters:
         train: list[Index] = []
         for mine, clients_here in zip(rows, members.tolist(), strict=True):
             train += cut(mine, power_law(len(mine), clients_here))
-        return Split(train, test=_test_rows(data.y_test.numpy(), own), test_of=groups, groups=groups)
+        return Split(train, test=_test_rows(data.y_test.numpy(), own), test_part_id=groups, groups=groups)
 
 
 def power_law(samples: int, clients: int) -> Index:
@@ -186,7 +186,7 @@ class LabelSwap:
         labels, classes = labels_of(data, self.name)
         known = np.unique(labels)
         most = len(known) // 2
-        check(self.swaps <= most, "partition.swaps", self.swaps, f"there are {len(known)} classes; ask for at most {most}")
+        require(self.swaps <= most, "partition.swaps", self.swaps, f"there are {len(known)} classes; ask for at most {most}")
         ways = math.comb(len(known), 2 * self.swaps) * math.prod(range(1, 2 * self.swaps, 2))
         _check_ways(self.clusters, ways, len(known))
         tables = distinct_swaps(known, self.clusters, self.swaps, classes, rng.spawn(1)[0])
@@ -236,7 +236,7 @@ class Rotation:
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         x = data.x_test  # alike, and nothing is copied to look at it
         if x.ndim not in (3, 4) or x.shape[-1] != x.shape[-2] or x.dtype not in (torch.uint8, torch.float32):
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"partition.name = {self.name!r}: turns square images, and the inputs of {data.name!r} have shape {tuple(x.shape[1:])} and "
                 f"type {type_name(x)}. Give uint8 or float images of shape (channels, height, width), or use label_swap."
             )
@@ -247,19 +247,19 @@ def _planted(data: Dataset, clients: int, clusters: int, samples: int | None, tr
     """Samples dealt at random, a transformation for each group, and the whole test set once for each."""
     groups = blocks(clients, clusters)
     train = deal_randomly(len(data.y_train), clients, samples, rng)
-    return Split(train, test=[np.arange(len(data.y_test))], test_of=np.zeros(clients, np.int64), groups=groups, transform=transform)
+    return Split(train, test=[np.arange(len(data.y_test))], test_part_id=np.zeros(clients, np.int64), groups=groups, transform=transform)
 
 
 def _check_ways(clusters: int, ways: int, classes: int) -> None:
     """Whether there are as many different relabellings as clusters."""
     allowed = f"{classes} classes allow no more than {ways} different relabellings; ask for at most {ways}"
-    check(clusters <= ways, "partition.clusters", clusters, allowed)
+    require(clusters <= ways, "partition.clusters", clusters, allowed)
 
 
 def _check_members(available: Sequence[int], members: Index, most: int, clients: int) -> None:
     """Whether each cluster has a sample for each of its clients; `most` is the number of clients for which all have."""
     for cluster, (samples, wanted) in enumerate(zip(available, members, strict=True)):
-        check(
+        require(
             samples >= wanted,
             "partition.clients",
             clients,

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from fedclade.data.datasets import Dataset
-from fedclade.data.federated_dataset import Clients, Parts
+from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.partitioning.base import Index, Scheme, Split, Transform, check_whole, follow_labels
 from fedclade.data.partitioning.feature_shift import FeatureClusters
 from fedclade.data.partitioning.grouped import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId
 from fedclade.data.validation import Pool
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 PARTITIONS: dict[str, type[Scheme]] = {
     scheme.name: scheme
@@ -58,7 +58,7 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
     train = [draw_order.permutation(rows) for rows in split.train]
     groups = None if split.groups is None else torch.from_numpy(split.groups)
     x, y, train_parts = _train(dataset, train, split)
-    x_test, y_test, test_parts, test_of, source = _test(dataset, split)
+    x_test, y_test, test_parts, test_part_id, source = _test(dataset, split)
     return Clients(
         x,
         y,
@@ -66,8 +66,8 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
         x_test,
         y_test,
         test_parts,
-        test_of,
-        test_source=source,
+        test_part_id,
+        test_sample_id=source,
         groups=groups,
         classes=dataset.classes,
         probe=dataset.x_train[apart] if len(apart) else None,
@@ -79,10 +79,10 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
 
 def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> None:
     if not isinstance(dataset, Dataset):
-        raise InvalidInput(f"partition: the first argument must be a Dataset (from load or dataset), not {type(dataset).__name__}.")
+        raise InvalidInputError(f"partition: the first argument must be a Dataset (from load or dataset), not {type(dataset).__name__}.")
     if isinstance(scheme, type | str) or not hasattr(scheme, "split"):  # text has a split of its own
         given = f"the class {scheme.__name__}" if isinstance(scheme, type) else repr(scheme)
-        raise InvalidInput(f"partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not {given}.")
+        raise InvalidInputError(f"partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not {given}.")
     check_whole("clients", clients)
     check_whole("seed", seed, least=0)
 
@@ -101,10 +101,10 @@ def _probe_rows(dataset: Dataset, clients: int, probe: int | None, rng: np.rando
     if probe is None:
         probe = min(MOST_PROBE, total // 10)
     check_whole("probe", probe, least=0)
-    check(probe < total, "partition.probe", probe, f"there are {total} training samples; ask for at most {max(0, total - clients)}")
+    require(probe < total, "partition.probe", probe, f"there are {total} training samples; ask for at most {max(0, total - clients)}")
     left = total - probe
     less = f" ({total} less {probe} probe samples)" if probe else ""
-    check(clients <= left, "partition.clients", clients, f"there are {left} training samples{less}; ask for at most {left} clients")
+    require(clients <= left, "partition.clients", clients, f"there are {left} training samples{less}; ask for at most {left} clients")
     order = rng.permutation(total)
     return order[:probe], np.sort(order[probe:])
 
@@ -144,8 +144,8 @@ class _Rest(Dataset):
         return self.pool[self.keep]
 
 
-def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor, Tensor, Parts]:
-    parts = Parts.of([torch.from_numpy(rows) for rows in train])
+def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor, Tensor, RaggedIndex]:
+    parts = RaggedIndex.of([torch.from_numpy(rows) for rows in train])
     if split.transform is None:
         return data.x_train, data.y_train, parts
     # The pool is made group by group; a client's rows point into the block of its group.
@@ -158,32 +158,32 @@ def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor,
         pool = pool or Pool(len(order), x, y)
         pool.add(x, y, f"group {g}", f"group {blocks[0][0]}")
     assert pool is not None  # there is a client, and it has samples
-    return pool.x, pool.y, Parts(order.argsort(), parts.offsets)
+    return pool.x, pool.y, RaggedIndex(order.argsort(), parts.offsets)
 
 
-def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, Parts, Tensor, Tensor]:
+def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, RaggedIndex, Tensor, Tensor]:
     """The test pool, its parts, the part of each client (-1: none) and the sample each row was made from.
 
     Samples are numbered as in the test data; after these come the training data, for samples cut off there.
     """
     parts = split.test or []
     held_out = split.held_out or [np.empty(0, np.int64)] * len(parts)
-    test_of = np.arange(len(split.train)) if split.test_of is None else split.test_of
+    test_part_id = np.arange(len(split.train)) if split.test_part_id is None else split.test_part_id
     # A part that two groups see differently is two parts; one that nobody uses or that is empty is none.
-    wanted = list(zip(test_of.tolist(), _transform_groups(split).tolist(), strict=True))
+    wanted = list(zip(test_part_id.tolist(), _transform_groups(split).tolist(), strict=True))
     used = [key for key in dict.fromkeys(wanted) if len(parts[key[0]]) + len(held_out[key[0]])]
     number = {key: i for i, key in enumerate(used)}
     of_client = torch.tensor([number.get(key, -1) for key in wanted])
     if split.transform is None and split.held_out is None:
-        chosen = Parts.of([torch.from_numpy(parts[part]) for part, _ in used])
+        chosen = RaggedIndex.of([torch.from_numpy(parts[part]) for part, _ in used])
         return data.x_test, data.y_test, chosen, of_client, torch.arange(len(data.y_test))
 
     blocks = [_block(data, parts[part], held_out[part], group, split.transform) for part, group in used]
     if not blocks:
-        return data.x_test[:0], data.y_test[:0], Parts.of([]), of_client, torch.empty(0, dtype=torch.int64)
+        return data.x_test[:0], data.y_test[:0], RaggedIndex.of([]), of_client, torch.empty(0, dtype=torch.int64)
     x, y, source = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
     offsets = torch.tensor([0, *(len(block[1]) for block in blocks)]).cumsum(0)
-    return x, y, Parts(torch.arange(len(y)), offsets), of_client, source
+    return x, y, RaggedIndex(torch.arange(len(y)), offsets), of_client, source
 
 
 def _block(data: Dataset, test: Index, held_out: Index, group: int, transform: Transform | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,7 +223,7 @@ def _as_arrays(split: Split) -> Split:
         train=rows(split.train) or [],
         test=rows(split.test),
         held_out=rows(split.held_out),
-        test_of=one(split.test_of),
+        test_part_id=one(split.test_part_id),
         groups=one(split.groups),
     )
 
@@ -244,16 +244,16 @@ def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None
         wrong = f"{len(split.held_out)} held_out parts for {entries} test parts"
     elif split.held_out is not None and np.isin(np.concatenate(split.held_out), np.concatenate(split.train)).any():
         wrong = "training samples that are held_out for testing too"
-    elif split.test_of is None and entries != clients:
+    elif split.test_part_id is None and entries != clients:
         wrong = f"{entries} test parts for {clients} clients and no test_of"
-    elif split.test_of is not None and (len(split.test_of) != clients or not np.isin(split.test_of, np.arange(entries)).all()):
+    elif split.test_part_id is not None and (len(split.test_part_id) != clients or not np.isin(split.test_part_id, np.arange(entries)).all()):
         wrong = f"a test_of that does not name one of {entries} test parts for each of {clients} clients"
     elif split.groups is not None and len(split.groups) != clients:
         wrong = f"{len(split.groups)} groups for {clients} clients"
     elif split.transform is not None and split.groups is None:
         wrong = "a transform but no groups to apply it to"
     if wrong:
-        raise InvalidInput(f"{scheme}.split gave {wrong}.")
+        raise InvalidInputError(f"{scheme}.split gave {wrong}.")
 
 
 def _rows_fit(parts: Sequence[Index], available: int) -> bool:

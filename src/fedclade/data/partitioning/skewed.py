@@ -22,7 +22,7 @@ from fedclade.data.partitioning.base import (
     labels_of,
     shares,
 )
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 
 ATTEMPTS = 10  # how often a random draw is repeated before it is repaired
 
@@ -55,7 +55,7 @@ class Dirichlet:
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, available = labels_of(data, self.name)[0], len(data.y_train)
-        check(
+        require(
             clients * self.min_size <= available,
             "partition.min_size",
             self.min_size,
@@ -89,7 +89,7 @@ class Pathological:
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         pools = by_class(labels_of(data, self.name)[0], rng)
         known, wanted = np.array(list(pools)), self.classes_per_client
-        check(wanted <= len(known), "partition.classes_per_client", wanted, f"there are {len(known)} classes; ask for at most {len(known)}")
+        require(wanted <= len(known), "partition.classes_per_client", wanted, f"there are {len(known)} classes; ask for at most {len(known)}")
         rows = np.array([len(pool) for pool in pools.values()])
         for attempt in range(ATTEMPTS + 1):
             # A ring comes last, because it spreads the owners evenly: where it fails too, there are too many clients.
@@ -100,7 +100,7 @@ class Pathological:
         else:
             scarce, fewest = int((needed - rows).argmax()), int(rows.min())
             most = max(len(known) * (fewest // wanted), min(fewest, len(known)))
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"partition.clients = {clients}: with {wanted} classes each, class {known[scarce]} has {needed[scarce]} owners and "
                 f"{rows[scarce]} training samples besides the probe; ask for at most {most} clients."
             )
@@ -132,13 +132,13 @@ class NaturalId:
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        check(isinstance(self.key, str) and self.key != "", "partition.key", self.key, "must be the name of a key of the data set")
+        require(isinstance(self.key, str) and self.key != "", "partition.key", self.key, "must be the name of a key of the data set")
         check_positive("test_fraction", self.test_fraction)
-        check(self.test_fraction < 1, "partition.test_fraction", self.test_fraction, "must be below 1")
+        require(self.test_fraction < 1, "partition.test_fraction", self.test_fraction, "must be below 1")
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         has = f"it has {', '.join(sorted(data.keys))}" if data.keys else "it has none"
-        check(
+        require(
             self.key in data.keys,
             "partition.key",
             self.key,
@@ -147,7 +147,7 @@ class NaturalId:
         train_ids, test_ids = data.keys[self.key]
         known = np.unique(train_ids.numpy())
         most = len(known)
-        check(clients <= most, "partition.clients", clients, f"there are {most} different ids in {self.key!r}; ask for at most {most}")
+        require(clients <= most, "partition.clients", clients, f"there are {most} different ids in {self.key!r}; ask for at most {most}")
         test_pools = {} if test_ids is None else by_class(test_ids.numpy(), rng)
         train_pools, nothing = by_class(train_ids.numpy(), rng), np.empty(0, np.int64)
         train, test, held_out = [], [], []

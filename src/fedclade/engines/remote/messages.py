@@ -10,15 +10,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Rows
-from fedclade.core.pytree import Tree, nbytes, prefixed, take, tree_map, under
+from fedclade.core.federation import ModelAssignment
+from fedclade.core.pytree import Tree, add_prefix, nbytes, strip_prefix, tree_index, tree_map
 
 
 @dataclass(frozen=True)
-class Letter:
+class Message:
     """head: what JSON can say; tensors: by name."""
 
-    head: dict[str, Any]
+    header: dict[str, Any]
     tensors: Tree = field(default_factory=dict)
 
     @property
@@ -27,30 +27,30 @@ class Letter:
         return nbytes(self.tensors)
 
     def __post_init__(self) -> None:
-        json.dumps(self.head)  # what cannot be sent is noticed where it is written
+        json.dumps(self.header)  # what cannot be sent is noticed where it is written
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """Carries letters to sites and brings their answers."""
 
-    def sites(self) -> list[str]:
+    def nodes(self) -> list[str]:
         """Who can be reached now, by a name that stays the same."""
 
-    def exchange(self, letters: Mapping[str, Letter]) -> dict[str, Letter | str]:
+    def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | str]:
         """The answer of each site, or why there is none."""
 
 
-def packed_rows(rows: Rows) -> tuple[dict[str, Any], Tree]:
+def packed_rows(rows: ModelAssignment) -> tuple[dict[str, Any], Tree]:
     """Rows as they travel, on the CPU: each different model once, and which of them is whose. What is the clients' own does not travel."""
-    models = {name: value for name, value in rows.models.items() if name not in rows.own}
-    distinct, index = torch.unique(rows.index.cpu(), return_inverse=True)
+    models = {name: value for name, value in rows.models.items() if name not in rows.local_params}
+    distinct, index = torch.unique(rows.model_ids.cpu(), return_inverse=True)
     if models:
-        models = take(models, distinct.to(next(iter(models.values())).device))
-    return {"index": index.tolist(), "own": list(rows.own)}, tree_map(Tensor.cpu, prefixed("each", models))
+        models = tree_index(models, distinct.to(next(iter(models.values())).device))
+    return {"index": index.tolist(), "own": list(rows.local_params)}, tree_map(Tensor.cpu, add_prefix("each", models))
 
 
-def unpacked_rows(head: Mapping[str, Any], tensors: Tree) -> Rows:
-    return Rows(under("each", tensors), torch.tensor(head["index"], dtype=torch.int64), tuple(head["own"]))
+def unpacked_rows(head: Mapping[str, Any], tensors: Tree) -> ModelAssignment:
+    return ModelAssignment(strip_prefix("each", tensors), torch.tensor(head["index"], dtype=torch.int64), tuple(head["own"]))
 
 
 def numbers(values: Sequence[int] | Tensor) -> list[int]:

@@ -12,10 +12,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from fedclade.core.pytree import Tree, take
-from fedclade.engines.remote.node import Kept
+from fedclade.core.pytree import Tree, tree_index
+from fedclade.engines.remote.node import StateSnapshot
 from fedclade.errors import FedcladeError
-from fedclade.io.atomic import whole
+from fedclade.io.atomic import atomic_write
 
 RUNS = 3  # of which memory is kept: an interrupted run may be resumed after another was tried
 
@@ -27,17 +27,17 @@ class DiskKeeper:
         self.folder = folder
         self._memory = folder / "memory" / _safe(run)
 
-    def load(self) -> tuple[Tree, list[Kept]]:
+    def load(self) -> tuple[Tree, list[StateSnapshot]]:
         listed = self._memory / "turns.json"
         if not listed.exists():
             return {}, []
         try:
             turns = json.loads(listed.read_text())
-            return load_file(self._memory / "initial.safetensors"), [Kept(turn, load_file(self._file(turn))) for turn in turns]
+            return load_file(self._memory / "initial.safetensors"), [StateSnapshot(turn, load_file(self._file(turn))) for turn in turns]
         except (OSError, ValueError, SafetensorError) as error:
             raise FedcladeError(f"{self._memory}: what the clients remember cannot be read ({error}).") from error
 
-    def save(self, initial: Tree, kept: list[Kept]) -> None:
+    def save(self, initial: Tree, kept: list[StateSnapshot]) -> None:
         new = not (self._memory / "turns.json").exists()
         self._memory.mkdir(parents=True, exist_ok=True, mode=0o700)
         first = self._memory / "initial.safetensors"
@@ -45,11 +45,11 @@ class DiskKeeper:
             _write(first, initial)
             self._let_go_of_old_runs()
         for each in kept:
-            if not self._file(each.turn).exists() or each is kept[-1]:
-                _write(self._file(each.turn), each.memory)
+            if not self._file(each.transaction_id).exists() or each is kept[-1]:
+                _write(self._file(each.transaction_id), each.memory)
         # The list comes last: what it names is whole.
-        _replace(self._memory / "turns.json", json.dumps([each.turn for each in kept]).encode())
-        listed = {self._file(each.turn) for each in kept}
+        _replace(self._memory / "turns.json", json.dumps([each.transaction_id for each in kept]).encode())
+        listed = {self._file(each.transaction_id) for each in kept}
         for file in self._memory.glob("turn-*"):
             if file not in listed:
                 file.unlink(missing_ok=True)
@@ -58,7 +58,7 @@ class DiskKeeper:
         folder = self.folder / "models"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for row, name in enumerate(names):
-            _write(folder / f"{_safe(name)}.safetensors", take(models, torch.tensor(row)))
+            _write(folder / f"{_safe(name)}.safetensors", tree_index(models, torch.tensor(row)))
 
     def _file(self, turn: str) -> Path:
         return self._memory / f"turn-{_safe(turn)}.safetensors"
@@ -80,6 +80,6 @@ def _write(path: Path, tensors: Tree) -> None:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    with whole(path, len(content)) as part:
+    with atomic_write(path, len(content)) as part:
         part.touch(mode=0o600)  # before anything is in it
         part.write_bytes(content)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedclade import __version__
 from fedclade.core.functional_model import Objective
-from fedclade.core.program_serialization import Here
-from fedclade.data.client_metadata import Population
-from fedclade.engines.remote.federation import RemoteFederation, Seat
+from fedclade.core.program_serialization import NodeContext
+from fedclade.data.client_metadata import ClientMetadata
+from fedclade.engines.remote.federation import ClientRecord, RemoteFederation
 from fedclade.engines.remote.node import PROTOCOL
 from fedclade.errors import FedcladeError
-from fedclade.integrations.flower.grid_transport import GridPost
+from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.programs.encoder_signature import Encoder
 
@@ -32,10 +32,10 @@ def about(objective: Objective) -> dict[str, str]:
     return {"fedclade": __version__, "protocol": str(PROTOCOL), "model": f"{digest} ({count} parameters, loss {loss})"}
 
 
-def here_of(objective: Objective, method: Method, secret: int) -> Here:
+def here_of(objective: Objective, method: Method, secret: int) -> NodeContext:
     """What a place has for the programs of this method."""
     encoder = getattr(method, "encoder_module", None)
-    return Here(objective, None if encoder is None else Encoder(encoder), secret)
+    return NodeContext(objective, None if encoder is None else Encoder(encoder), secret)
 
 
 class FlowerFederation(RemoteFederation):
@@ -50,25 +50,25 @@ class FlowerFederation(RemoteFederation):
         least: int = 1,
         run: str = "run",
         bound: bool = False,
-        seats: Sequence[Seat] = (),
-        population: Population | None = None,
+        client_records: Sequence[ClientRecord] = (),
+        population: ClientMetadata | None = None,
         probe: Tensor | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        post = GridPost(grid, deadline, least, note)
-        super().__init__(post, agreed, run=run, bound=bound, seats=seats, population=population, probe=probe, note=note)
+        post = GridTransport(grid, deadline, least, note)
+        super().__init__(post, agreed, run=run, bound=bound, client_records=client_records, population=population, probe=probe, note=note)
 
-    def wait_for(self, sites: int, patience: float) -> None:
+    def wait_for(self, nodes: int, patience: float) -> None:
         """Until so many sites are there and known."""
         begin, told = time.monotonic(), -1
         while True:
-            self.gather()
+            self.refresh_membership()
             here = len(self._present)
-            if here >= sites:
+            if here >= nodes:
                 return
             if here != told:
-                self.note(f"{here} of {sites} sites are there; waiting")
+                self.note(f"{here} of {nodes} sites are there; waiting")
                 told = here
             if time.monotonic() - begin > patience:
-                raise FedcladeError(f"federation: {here} of {sites} sites came within {patience:g} s; start the others, or ask for fewer.")
+                raise FedcladeError(f"federation: {here} of {nodes} sites came within {patience:g} s; start the others, or ask for fewer.")
             time.sleep(_LOOK_AGAIN)

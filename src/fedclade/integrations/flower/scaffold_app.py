@@ -6,7 +6,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 _FILES = {
     "pyproject.toml": "pyproject.toml",
@@ -20,10 +20,10 @@ _FILES = {
 def new_app(folder: Path) -> list[Path]:
     """Write the app's files into a new or empty folder; which they are."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInput(f"{folder}: there is something already; give a new or an empty folder.")
+        raise InvalidInputError(f"{folder}: there is something already; give a new or an empty folder.")
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not re.match(r"[a-z]", name):
-        raise InvalidInput(f"{folder}: its name becomes a Python package's; let it begin with a letter.")
+        raise InvalidInputError(f"{folder}: its name becomes a Python package's; let it begin with a letter.")
     filled = {"@NAME@": name, "@PACKAGE@": name.replace("-", "_"), "@PUBLISHER@": "fedclade"}
     written = []
     for source, place in _FILES.items():

@@ -19,20 +19,20 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedclade.core.functional_model import Objective, cross_entropy
-from fedclade.data.client_metadata import Population
+from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
-from fedclade.engines.remote.federation import Seat
-from fedclade.engines.remote.node import Site
-from fedclade.errors import FedcladeError, InvalidInput, check
+from fedclade.engines.remote.federation import ClientRecord
+from fedclade.engines.remote.node import Node
+from fedclade.errors import FedcladeError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskKeeper
 from fedclade.integrations.flower.federation import FlowerFederation, about, here_of
-from fedclade.integrations.flower.grid_transport import letter_of, records_of
+from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment import supervisor
 from fedclade.registry import import_file
 from fedclade.training import config
 from fedclade.training.result import Result
 from fedclade.training.runner import OnRound
-from fedclade.training.setup import equip, measured, module_for
+from fedclade.training.setup import inject_context, measured, module_for
 
 QUIET = supervisor.QUIET | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _PATIENCE = 120.0  # seconds for all sites to answer for the first time
@@ -44,16 +44,16 @@ def simulate(
     clients: Clients,
     folder: Path,
     *,
-    sites: int = 4,
+    nodes: int = 4,
     resume: bool = False,
     on_round: OnRound | None = None,
     data_root: str | None = None,
     imports: Sequence[str] = (),
 ) -> Result:
     """Run the experiment of these tables with its clients dealt out to so many simulated SuperNodes."""
-    check(1 <= sites <= len(clients), "--sites", sites, f"must be from 1 to the number of clients, {len(clients)}")
+    require(1 <= nodes <= len(clients), "--nodes", nodes, f"must be from 1 to the number of clients, {len(clients)}")
     if " " in sys.executable:  # it would wait for its workers for ever
-        raise InvalidInput(f"--engine flower: Ray starts no worker if the path of Python has a space ({sys.executable}); move it.")
+        raise InvalidInputError(f"--engine flower: Ray starts no worker if the path of Python has a space ({sys.executable}); move it.")
     experiment = config.experiment(tables)
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
     outcome: list[Result | BaseException] = []
@@ -61,29 +61,29 @@ def simulate(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        seats = [Seat("", -1, str(client), int(size), 0) for client, size in enumerate(clients.sizes)]
-        known = Population.of(clients)
-        fed = FlowerFederation(grid, about(objective), deadline=_DEADLINE, run=folder.name, seats=seats, population=known)
+        client_records = [ClientRecord("", -1, str(client), int(size), 0) for client, size in enumerate(clients.sizes)]
+        known = ClientMetadata.of(clients)
+        fed = FlowerFederation(grid, about(objective), deadline=_DEADLINE, run=folder.name, client_records=client_records, population=known)
         try:
-            fed.wait_for(sites, _PATIENCE)
-            run = experiment.prepared(clients, "cpu")
+            fed.wait_for(nodes, _PATIENCE)
+            run = experiment.to_run(clients, "cpu")
             run.federation = fed
-            outcome.append(run.execute(folder, resume, on_round))
+            outcome.append(run.run(folder, resume, on_round))
         except BaseException as error:  # it is raised again where the simulation was started
             outcome.append(error)
 
     app = ClientApp()
     # Ray's workers make the sites anew from what can be written down.
     written = json.dumps({"tables": tables, "root": data_root, "imports": [str(Path(file).resolve()) for file in imports]})
-    homes = str((folder / "sites").resolve())
+    homes = str((folder / "nodes").resolve())
 
     @app.query()
     def answer(message: Message, context: Context) -> Message:
-        site = experiment_site(written, int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]), homes)
-        return Message(records_of(site.answer(letter_of(message.content))), reply_to=message)
+        node = experiment_node(written, int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]), homes)
+        return Message(records_from_message(node.answer(message_from_records(message.content))), reply_to=message)
 
     with _quietly():
-        run_simulation(server, app, sites, backend_config=_backend())
+        run_simulation(server, app, nodes, backend_config=_backend())
     if not outcome:
         raise FedcladeError("Flower's simulation ended before the run did; its own messages say why (FLWR_LOG_LEVEL=INFO).")
     if isinstance(outcome[0], BaseException):
@@ -92,7 +92,7 @@ def simulate(
 
 
 @lru_cache(maxsize=8)
-def experiment_site(written: str, number: int, sites: int, homes: str) -> Site:
+def experiment_node(written: str, number: int, nodes: int, homes: str) -> Node:
     """Site `number` of `sites`: every so-manyth client of the experiment."""
     torch.set_num_threads(1)
     given = json.loads(written)
@@ -101,11 +101,11 @@ def experiment_site(written: str, number: int, sites: int, homes: str) -> Site:
     experiment = config.experiment(given["tables"])
     clients = experiment.clients(given["root"])
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
-    method = equip(experiment.method, clients, experiment.run.seed)
-    ids = list(range(number, len(clients), sites))
-    metrics = measured(objective, Population.of(clients), False, None, torch.device("cpu"))
+    method = inject_context(experiment.method, clients, experiment.run.seed)
+    ids = list(range(number, len(clients), nodes))
+    metrics = measured(objective, ClientMetadata.of(clients), False, None, torch.device("cpu"))
     home = Path(homes) / str(number)
-    return Site(
+    return Node(
         clients.only(ids),
         [str(client) for client in ids],
         here_of(objective, method, getattr(method, "secret", None) or 0),  # as the simulator has it: nothing is hidden from anybody

@@ -21,15 +21,15 @@ from fedclade.aggregation.mean import mix
 from fedclade.clustering.cfl import WARM_UP, length
 from fedclade.clustering.similarity import bipartition, cosine, separation_gap
 from fedclade.core.batching import Batches
-from fedclade.core.federation import Rows
+from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import Program, sgd
 from fedclade.core.pytree import Tree, stack, tree_map
-from fedclade.core.rng import fold
+from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInput, check
-from fedclade.programs.parameter_permutation import vectors
+from fedclade.errors import InvalidInputError, require
+from fedclade.programs.parameter_permutation import flatten_models
 from fedclade.reproduce.metrics import History
 from fedclade.training import config
 from fedclade.training.config import Experiment
@@ -53,7 +53,7 @@ def separation(tables: Tables, clients: Clients | None, device: str) -> History:
     assert clients is not None
     experiment = config.experiment(tables)
     if clients.groups is None:
-        raise InvalidInput(f"partition.name = '{clients.partition}': it has no true groups; use label_swap or another that has.")
+        raise InvalidInputError(f"partition.name = '{clients.partition}': it has no true groups; use label_swap or another that has.")
     groups, rows = clients.groups.numpy(), []
     for number, *both in rounds(experiment, clients, device):
         row: dict[str, Any] = {"round": number}
@@ -70,7 +70,7 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
     lengths ‖mean Δθ‖ and max ‖Δθ_i‖."""
     assert clients is not None
     experiment = config.experiment(tables)
-    check(len(clients) == 2, "partition.clients", len(clients), "this study is of 2 clients")
+    require(len(clients) == 2, "partition.clients", len(clients), "this study is of 2 clients")
     rows: list[dict[str, Any]] = []
     for number, updates, _ in rounds(experiment, clients, device, gradients=False):
         share = (clients.sizes / clients.sizes.sum()).to(updates)
@@ -87,10 +87,10 @@ def rounds(experiment: Experiment, clients: Clients, device: str, gradients: boo
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
-        each, key = Rows(model, torch.zeros_like(everyone)), fold(seed, "round", number)
-        trained = fed.map(sgd(experiment.local.training(objective, number)), everyone, each=each, key=key).out
-        slopes = vectors(fed.map(gradient(objective), everyone, each=each, key=key).out) if gradients else torch.empty(0)
-        yield Round(number, vectors(trained) - vectors(model), slopes)
+        each, key = ModelAssignment(model, torch.zeros_like(everyone)), fold_in(seed, "round", number)
+        trained = fed.map(sgd(experiment.local.training(objective, number)), everyone, per_client=each, key=key).outputs
+        slopes = flatten_models(fed.map(gradient(objective), everyone, per_client=each, key=key).outputs) if gradients else torch.empty(0)
+        yield Round(number, flatten_models(trained) - flatten_models(model), slopes)
         model = mix(clients.sizes[None], trained)
 
 
@@ -102,7 +102,7 @@ def gradient(objective: Objective) -> Program:
         return mine, tree_map(torch.zeros_like, mine)
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        return objective.plus_gradient(carry, batch.examples, const, batch)
+        return objective.add_scaled_gradient(carry, batch.examples, const, batch)
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None
@@ -129,8 +129,8 @@ class Directions:
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
-            check(getattr(self, name) >= least, f"study.{name}", getattr(self, name), f"must be at least {least}")
-        check(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
+            require(getattr(self, name) >= least, f"study.{name}", getattr(self, name), f"must be at least {least}")
+        require(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
 
     def bound(self) -> float:
         """The γ below which every bipartition is right: sin(π / (4 (k − 1))).

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from fedclade.clustering.mode_connectivity import SCORED_AT, learned_bends, losses_along, midpoint
-from fedclade.core.federation import Rows
+from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, take
-from fedclade.core.rng import client_keys, fold, uniform
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.rng import client_keys, fold_in, uniform
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInput, check
+from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.reproduce.metrics import History
 from fedclade.training import config
@@ -36,18 +36,18 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     assert clients is not None
     experiment = config.experiment(tables)
     if not isinstance(method := experiment.method, FedGMCC):
-        raise InvalidInput(f"method.name = '{method.name}': this study is of fedgmcc's paths.")
-    check(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2, for a pair")
+        raise InvalidInputError(f"method.name = '{method.name}': this study is of fedgmcc's paths.")
+    require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2, for a pair")
     seed = experiment.run.seed
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     ids = torch.arange(len(clients) // 2 * 2)
-    each = Rows(stack([objective.params()]), torch.zeros_like(ids))
-    trained = fed.map(sgd(experiment.local.training(objective)), ids, each=each, key=fold(seed, "round", 1)).out
-    inputs = uniform(client_keys(fold(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)).to(fed.device)
+    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    trained = fed.map(sgd(experiment.local.training(objective)), ids, per_client=each, key=fold_in(seed, "round", 1)).outputs
+    inputs = uniform(client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)).to(fed.device)
     pairs = []
     for first in range(0, len(ids), 2):  # one by one: what the backward pass holds is that of one pair
-        a, b = (take(trained, torch.tensor([end])) for end in (first, first + 1))
+        a, b = (tree_index(trained, torch.tensor([end])) for end in (first, first + 1))
         bent = learned_bends(objective.outputs, a, b, inputs, method.curve_steps, method.curve_lr)
         pairs.append(_in_percent(objective, a, b, inputs, [midpoint(a, b), bent]))
     straight, bent_losses = torch.stack(pairs).mean(0).tolist()
@@ -58,6 +58,6 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
 def _in_percent(objective: Objective, a: Tree, b: Tree, inputs: Tensor, bends: list[Tree]) -> Tensor:
     """(bends, 2): the mean loss along the chain with each bend, and that in its middle."""
     with torch.no_grad():
-        scale = torch.stack([objective.outputs(take(end, torch.tensor(0)), inputs).square().mean() for end in (a, b)]).mean() / 100
+        scale = torch.stack([objective.outputs(tree_index(end, torch.tensor(0)), inputs).square().mean() for end in (a, b)]).mean() / 100
     losses = [losses_along(objective.outputs, a, bend, b, inputs, [0.5, *SCORED_AT])[:, 0] / scale for bend in bends]
     return torch.stack([torch.stack([along[1:].mean(), along[0]]) for along in losses]).double().cpu()

@@ -26,7 +26,7 @@ from fedclade.data import (
     partition,
 )
 from fedclade.data.partitioning.base import Scheme
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 DIGITS = fc.data.load("digits")
 
@@ -49,9 +49,9 @@ def turned_halves() -> Clients:
 def backwards() -> Clients:
     """Twenty sites of the digits in their order; every second one numbers the classes backwards. Their labels differ a little besides."""
     x, y = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
-    site = torch.where(torch.arange(len(y)) % 100 < 20, -1, torch.arange(len(y)) % 20)  # a fifth is left out, as in the README
+    node = torch.where(torch.arange(len(y)) % 100 < 20, -1, torch.arange(len(y)) % 20)  # a fifth is left out, as in the README
     x = (x / 16).float()
-    return from_arrays([(x[site == one], 9 - y[site == one] if one % 2 else y[site == one]) for one in range(20)])
+    return from_arrays([(x[node == one], 9 - y[node == one] if one % 2 else y[node == one]) for one in range(20)])
 
 
 def test_small_differences_do_not_hide_the_groups_of_a_large_one() -> None:
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_diagnosis_and_it_never_looks_at_test_data(
         swapped,
         x_test=torch.full_like(swapped.x_test, 7),
         y_test=swapped.y_test.flip(0),
-        test_of=torch.zeros_like(swapped.test_of),
+        test_part_id=torch.zeros_like(swapped.test_part_id),
         groups=torch.arange(len(swapped)),  # nor at groups that are known
         probe=swapped.x[:3],
     )
@@ -188,18 +188,18 @@ ONE = (np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]))
     ],
 )
 def test_bad_input_is_named(clients: Clients, settings: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInputError, match=message):
         diagnose(clients, device="cpu", **settings)  # type: ignore[arg-type]
 
 
 def test_training_that_diverges_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r"local.lr = 1e\+38: fedavg diverged in the probe rounds; take a smaller one"):
+    with pytest.raises(InvalidInputError, match=r"local.lr = 1e\+38: fedavg diverged in the probe rounds; take a smaller one"):
         diagnose(planted(Iid(), clients=3), fc.models.MLP(8), device="cpu", lr=1e38, probe_rounds=3)
 
 
 def test_inputs_that_are_not_finite_are_named() -> None:
     x = torch.tensor([[1e38, 1e38, 1e38]] * 4)
-    with pytest.raises(InvalidInput, match="client 0: it could not be looked at"):
+    with pytest.raises(InvalidInputError, match="client 0: it could not be looked at"):
         diagnose(from_arrays([(x, ONE[1]), ONE]), fc.models.MLP(8), device="cpu")
 
 
@@ -210,8 +210,8 @@ def test_nobody_is_judged_where_nobody_has_three_samples() -> None:
 
 def test_a_client_without_training_data_is_named() -> None:
     clients = from_arrays([ONE, ONE, ONE])
-    empty = replace(clients, train=fc.data.Parts.of([clients.train[0], clients.train[1], []]))
-    with pytest.raises(InvalidInput, match=r"client 2: it has no training data; leave it out"):
+    empty = replace(clients, train=fc.data.RaggedIndex.of([clients.train[0], clients.train[1], []]))
+    with pytest.raises(InvalidInputError, match=r"client 2: it has no training data; leave it out"):
         diagnose(empty, device="cpu")
 
 

@@ -59,7 +59,7 @@ def test_where_nothing_differs_it_takes_two_errors_to_leave_fedavg() -> None:
 
 def test_advice_without_probe_rounds_claims_no_gain() -> None:
     assert advised(True, 4, False, []).method == "clade"
-    assert advised(True, None, True, []).settings == {"confirm": 5}
+    assert advised(True, None, True, []).settings == {"recluster_every": 5}
     assert advised(False, None, False, []).gain is None
     assert advised(False, None, False, []).method == "fedavg"
 
@@ -68,7 +68,7 @@ def test_candidates() -> None:
     assert [method.name for method in candidates(False, None, False)] == ["fedavg", "local"]
     every = candidates(True, 3, True)
     assert [method.name for method in every] == ["fedavg", "local", "clade", "ifca", "cfl"]
-    assert (every[2].confirm, every[3].clusters) == (5, 3)  # type: ignore[attr-defined]
+    assert (every[2].recluster_every, every[3].clusters) == (5, 3)  # type: ignore[attr-defined]
 
 
 def test_power_counts_where_nothing_is_said_to_differ() -> None:

@@ -19,7 +19,7 @@ import fedclade as fc
 from fedclade.analysis.export import export, onnx
 from fedclade.analysis.export.onnx import OnnxWriter, samples_for
 from fedclade.cli import main
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 needs_onnx = pytest.mark.skipif(not has_onnx, reason="onnx, onnxscript or onnxruntime is not installed (extra: onnx)")
@@ -174,7 +174,7 @@ def test_where_the_runtime_disagrees_there_is_no_file(tmp_path: Path, monkeypatc
     monkeypatch.setattr(onnx.importlib, "import_module", lambda name: type("runtime", (), {"InferenceSession": Session}))
     path = tmp_path / "model.onnx"
     path.write_bytes(b"")
-    with pytest.raises(InvalidInput, match="onnxruntime gives other outputs than torch, by up to"):
+    with pytest.raises(InvalidInputError, match="onnxruntime gives other outputs than torch, by up to"):
         onnx._check(nn.Linear(3, 2), torch.zeros(5, 3), path)
     assert not path.exists()
 
@@ -184,7 +184,7 @@ def test_without_onnx_the_rest_is_written_and_the_remedy_named(grouped: Path, tm
     done = export(grouped, tmp_path / "both")
     assert done.problems == ["no ONNX: onnx and onnxscript not installed; pip install 'fedclade[onnx]'."]
     assert (tmp_path / "both" / "group-0" / "model.safetensors").exists()
-    with pytest.raises(InvalidInput, match=r"--format onnx: no ONNX: .*pip install"):
+    with pytest.raises(InvalidInputError, match=r"--format onnx: no ONNX: .*pip install"):
         export(grouped, tmp_path / "only", ["onnx"])
     assert not (tmp_path / "only").exists()
 
@@ -240,7 +240,7 @@ def test_without_test_data_the_card_says_so(tmp_path: Path) -> None:
 def call(*arguments: str) -> tuple[str, str]:
     """What the command printed, and why it refused."""
     done = CliRunner().invoke(main.app, ["export", *arguments])
-    if done.exception is not None and not isinstance(done.exception, InvalidInput):
+    if done.exception is not None and not isinstance(done.exception, InvalidInputError):
         raise done.exception
     return done.stdout, str(done.exception or "")
 

@@ -30,7 +30,7 @@ def planted(clients: int, seed: int = 0) -> Clients:
 
 
 def train(method: Any, clients: Clients, out: Path, rounds: int = 4, **options: Any) -> Path:
-    fc.run(method, clients, fc.models.Logistic(), rounds=rounds, clients_per_round=0.5, lr=0.1, eval_every=2, out=out, workers=1, **options)
+    fc.run(method, clients, fc.models.Logistic(), rounds=rounds, clients_per_round=0.5, lr=0.1, eval_every=2, out=out, threads=1, **options)
     return out
 
 
@@ -107,7 +107,7 @@ def pages(browser: Any, one: Path, several: Path, tmp_path_factory: pytest.TempP
         "sure": 0.95,
         "evidence": {"labels": {"share": 0.4, "p": 0.001}, "inputs": {"share": 0.1, "p": 0.5}, "classes": 8},
         "probes": [{"method": "fedavg", "gain": 0.0}, {"method": "clade", "gain": 20.5}],
-        "group": [0, 1, 0, 0],
+        "true_group": [0, 1, 0, 0],
     }
     (diagnosis / "diagnosis.json").write_text(json.dumps(said))
     wanted = {"one": [one], "several": [several], "diagnosis": [diagnosis], "all": [several, diagnosis]}

@@ -17,7 +17,7 @@ from fedclade.analysis.report import headlines
 from fedclade.analysis.report.formatting import METRICS, evenly, short
 from fedclade.analysis.report.load import Stored
 from fedclade.analysis.report.run_section import MOST_FAILURES
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 from .conftest import planted, train
 
@@ -209,17 +209,17 @@ def test_a_diagnosis_alone_and_beside_a_run(one: Path, tmp_path: Path) -> None:
 def test_bad_folders_are_refused_in_words(copied: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(InvalidInput, match="report: there is no folder 'nowhere'"):
+    with pytest.raises(InvalidInputError, match="report: there is no folder 'nowhere'"):
         report.collect([Path("nowhere")])
-    with pytest.raises(InvalidInput, match="holds no run, no comparison and no diagnosis"):
+    with pytest.raises(InvalidInputError, match="holds no run, no comparison and no diagnosis"):
         report.collect([empty])
-    with pytest.raises(InvalidInput, match="name at least one folder"):
+    with pytest.raises(InvalidInputError, match="name at least one folder"):
         report.collect([])
     (empty / "diagnosis.json").write_text("[1]")
-    with pytest.raises(InvalidInput, match=r"diagnosis\.json: missing or damaged \(it holds no table\)"):
+    with pytest.raises(InvalidInputError, match=r"diagnosis\.json: missing or damaged \(it holds no table\)"):
         report.collect([empty])
     (copied / "rounds.jsonl").write_text("rubbish\n")
-    with pytest.raises(InvalidInput, match=r"rounds\.jsonl: missing or damaged"):
+    with pytest.raises(InvalidInputError, match=r"rounds\.jsonl: missing or damaged"):
         report.collect([copied])
 
 

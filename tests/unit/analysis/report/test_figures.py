@@ -9,7 +9,7 @@ import pytest
 
 from fedclade.analysis import report
 from fedclade.cli.report import report as command
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 FIGURES = {"curves", "map", "matrix", "dendrogram", "distribution"}
@@ -27,7 +27,7 @@ def test_a_run_that_has_only_begun_has_no_figure(copied: Path, tmp_path: Path) -
 
 
 def test_an_unknown_format_is_refused(one: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"format 'pgn' is not known. Did you mean 'png'"):
+    with pytest.raises(InvalidInputError, match=r"format 'pgn' is not known. Did you mean 'png'"):
         report.write_figures([one], tmp_path, formats=["pgn"])
 
 
@@ -52,10 +52,10 @@ def test_without_a_name_the_page_is_in_the_first_folder(copied: Path, one: Path)
 
 
 def test_the_command_refuses_in_words(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="it is a folder; give a file"):
+    with pytest.raises(InvalidInputError, match="it is a folder; give a file"):
         command([copied], tmp_path)
-    with pytest.raises(InvalidInput, match="it is a file; give a folder"):
+    with pytest.raises(InvalidInputError, match="it is a file; give a folder"):
         command([copied], None, copied / "summary.json")
     (copied / "summary.json").write_text(json.dumps({"clients": 3, "clusters": 1, "rounds": 4}))
-    with pytest.raises(InvalidInput, match=r"clients\.csv: missing or damaged"):
+    with pytest.raises(InvalidInputError, match=r"clients\.csv: missing or damaged"):
         command([copied])

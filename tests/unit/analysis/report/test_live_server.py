@@ -21,7 +21,7 @@ from fedclade.analysis import report
 from fedclade.analysis.report import live_server
 from fedclade.analysis.report.live_server import Live
 from fedclade.cli import main, run
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 Answer = tuple[int, dict[str, str], str]
 
@@ -119,8 +119,8 @@ def test_pages_of_other_sites_may_not_ask(port: int) -> None:
     assert ask(port, Sec_Fetch_Site="same-origin")[0] == ask(port, Sec_Fetch_Site="none")[0] == 200
     for origin in ("http://evil.example", "null", f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"):
         assert ask(port, "/data.json", Origin=origin)[0] == 403, origin
-    for site in ("cross-site", "same-site"):
-        assert ask(port, Sec_Fetch_Site=site)[0] == 403, site
+    for node in ("cross-site", "same-site"):
+        assert ask(port, Sec_Fetch_Site=node)[0] == 403, node
 
 
 def test_it_listens_on_loopback_only(folder: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_port_that_is_taken_is_a_message(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        with pytest.raises(InvalidInput, match=rf"--port {number}: it cannot be opened \(Address already in use\); give another"):
+        with pytest.raises(InvalidInputError, match=rf"--port {number}: it cannot be opened \(Address already in use\); give another"):
             Live(folder, number)
 
 
@@ -257,7 +257,7 @@ def test_the_command_says_where_and_serves_the_run_while_it_goes_on(tmp_path: Pa
             data = json.loads(ask(int(found[1]), "/data.json")[2])
             seen.append((data["title"], data["runs"][0]["progress"]))
 
-    monkeypatch.setattr(run, "tell", told.append)
+    monkeypatch.setattr(run, "print_err", told.append)
     monkeypatch.setattr(run, "display", Reader)
     monkeypatch.setattr(live_server, "_SHARE", 0)
     out = tmp_path / "run"

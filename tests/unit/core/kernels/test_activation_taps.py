@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from fedclade.core.functional_model import Batch, Objective, Stack
+from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.kernels import activation_taps, im2col
 from fedclade.core.pytree import Tree
 
@@ -72,7 +72,7 @@ MODELS = {
 }
 
 
-def problem(name: str) -> tuple[Objective, Tree, Tree, Tensor, Stack]:
+def problem(name: str) -> tuple[Objective, Tree, Tree, Tensor, ClientStackedBatch]:
     make, x = MODELS[name]
     torch.manual_seed(0)
     objective = Objective(make())
@@ -80,11 +80,11 @@ def problem(name: str) -> tuple[Objective, Tree, Tree, Tensor, Stack]:
     base = {name: torch.randn_like(value) for name, value in params.items()}
     weight = torch.ones(CLIENTS, SIZE)
     weight[1, 2:] = 0
-    return objective, base, params, torch.randn(CLIENTS), Stack(x, torch.randint(0, 3, (CLIENTS, SIZE)), weight, torch.arange(CLIENTS))
+    return objective, base, params, torch.randn(CLIENTS), ClientStackedBatch(x, torch.randint(0, 3, (CLIENTS, SIZE)), weight, torch.arange(CLIENTS))
 
 
-def expected_of(objective: Objective, base: Tree, params: Tree, scale: Tensor, batch: Stack) -> Tree:
-    return vmap(objective.plus_gradient)(base, scale, params, Batch(*batch))
+def expected_of(objective: Objective, base: Tree, params: Tree, scale: Tensor, batch: ClientStackedBatch) -> Tree:
+    return vmap(objective.add_scaled_gradient)(base, scale, params, Batch(*batch))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -94,7 +94,7 @@ def test_a_stack_has_the_gradients_of_each_client(name: str, by: str, monkeypatc
     expected = expected_of(objective, base, params, scale, batch)
     if by == "columns":
         monkeypatch.setattr(activation_taps, "in_columns", lambda x: True)
-    got = objective.plus_gradient(base, scale, params, batch)
+    got = objective.add_scaled_gradient(base, scale, params, batch)
     for parameter, value in expected.items():
         torch.testing.assert_close(got[parameter], value, rtol=1e-5, atol=1e-5)
     assert list(got) == list(base)
@@ -106,7 +106,7 @@ def test_the_result_may_take_the_place_of_the_base_even_of_the_parameters_themse
     expected = expected_of(objective, params, params, scale, batch)
     kept = {name: value.clone() for name, value in params.items()}
     for overwrite in (False, True):
-        got = objective.plus_gradient(params, scale, params, batch, overwrite=overwrite)
+        got = objective.add_scaled_gradient(params, scale, params, batch, overwrite=overwrite)
         for parameter, value in expected.items():
             torch.testing.assert_close(got[parameter], value, rtol=1e-5, atol=1e-5)
             if not overwrite:
@@ -118,7 +118,7 @@ def test_large_gradients_are_never_written_down(name: str) -> None:
     """With `overwrite` the weights of tapped layers stay where they are."""
     objective, base, params, scale, batch = problem(name)
     places = {name: value.data_ptr() for name, value in base.items()}
-    got = objective.plus_gradient(base, scale, params, batch, overwrite=True)
+    got = objective.add_scaled_gradient(base, scale, params, batch, overwrite=True)
     assert {name: value.data_ptr() for name, value in got.items()} == places
 
 

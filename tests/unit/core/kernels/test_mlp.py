@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedclade.core.functional_model import Batch, Objective, Stack
+from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.kernels.mlp import Dense, Layer, dense_form
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.models import MLP, LeNet5, Logistic
@@ -115,7 +115,7 @@ def test_its_steps_are_those_of_autograd(
     if padded:
         weight[:, size // 2 :] = 0
     x, y = torch.randn(clients, size, 2, 3, generator=generator), torch.randint(0, 3, (clients, size), generator=generator)
-    batch = Stack(x, y, weight, torch.arange(clients))
+    batch = ClientStackedBatch(x, y, weight, torch.arange(clients))
     scale = torch.randn(clients, generator=generator)
 
     def by_autograd(base: Tree, scale: Tensor, params: Tree, batch: Batch) -> Tree:
@@ -123,7 +123,7 @@ def test_its_steps_are_those_of_autograd(
 
     expected = vmap(by_autograd)(base, scale, params, Batch(*batch))
     for overwrite in (False, True):
-        got = objective.plus_gradient(base, scale, params, batch, overwrite)
+        got = objective.add_scaled_gradient(base, scale, params, batch, overwrite)
         for name in expected:
             torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-6)
             assert (got[name].data_ptr() == base[name].data_ptr()) == overwrite
@@ -133,17 +133,17 @@ def test_the_weights_themselves_may_be_overwritten() -> None:
     torch.manual_seed(0)
     objective = Objective(Own())
     params = {name: value + 0.1 * torch.randn(3, *value.shape) for name, value in objective.params().items()}
-    batch = Stack(torch.randn(3, 5, 6), torch.randint(0, 3, (3, 5)), torch.ones(3, 5), torch.arange(3))
-    expected = objective.plus_gradient(params, torch.tensor(-0.1), params, batch)
-    got = objective.plus_gradient(params, torch.tensor(-0.1), params, batch, overwrite=True)
+    batch = ClientStackedBatch(torch.randn(3, 5, 6), torch.randint(0, 3, (3, 5)), torch.ones(3, 5), torch.arange(3))
+    expected = objective.add_scaled_gradient(params, torch.tensor(-0.1), params, batch)
+    got = objective.add_scaled_gradient(params, torch.tensor(-0.1), params, batch, overwrite=True)
     for name in expected:
         assert torch.equal(got[name], expected[name])
 
 
 def test_inputs_with_more_axes_that_are_not_flattened_are_left_to_autograd() -> None:
     objective = Objective(nn.Sequential(nn.Linear(6, 3)), lambda outputs, y: outputs.sum((1, 2)))
-    batch = Stack(torch.randn(1, 4, 2, 6), torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]))
+    batch = ClientStackedBatch(torch.randn(1, 4, 2, 6), torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]))
     w = {name: value[None] for name, value in objective.params().items()}
-    got = objective.plus_gradient(w, torch.tensor(1.0), w, batch)
+    got = objective.add_scaled_gradient(w, torch.tensor(1.0), w, batch)
     assert got["0.weight"].shape == (1, 3, 6)
     torch.testing.assert_close(got["0.weight"], w["0.weight"] + batch.x.sum((0, 1, 2)).expand(1, 3, 6) / 4)

@@ -16,7 +16,7 @@ from scipy.spatial.distance import cdist
 from fedclade.data import Clients, Dataset, FeatureClusters, dataset, earth_movers_distance, genomic, load, partition
 from fedclade.data.emd import Features
 from fedclade.data.partitioning.feature_shift import nearest_with_room
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 MANNERS = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]])
 
@@ -42,7 +42,7 @@ class ByPlace(FeatureClusters):
 
 
 def of_client(clients: Clients, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return clients.x[clients.train[client]], clients.x_test[clients.test[int(clients.test_of[client])]]
+    return clients.x[clients.train[client]], clients.x_test[clients.test[int(clients.test_part_id[client])]]
 
 
 def counts(clients: Clients) -> torch.Tensor:
@@ -144,7 +144,7 @@ def test_without_test_samples_or_with_strange_ones() -> None:
 
 
 def message_of(call: Callable[[], object]) -> str:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         call()
     return str(caught.value)
 

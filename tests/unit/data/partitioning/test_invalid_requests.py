@@ -25,7 +25,7 @@ from fedclade.data import (
     load,
     partition,
 )
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 
 def toy(counts: tuple[int, ...] = (10, 10, 10, 10)) -> Dataset:
@@ -36,7 +36,7 @@ def toy(counts: tuple[int, ...] = (10, 10, 10, 10)) -> Dataset:
 
 
 def message_of(call: Callable[[], object]) -> str:
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInputError) as caught:
         call()
     return str(caught.value)
 

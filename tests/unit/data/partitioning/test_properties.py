@@ -26,7 +26,7 @@ from fedclade.data import (
     dataset,
     partition,
 )
-from fedclade.errors import InvalidInput
+from fedclade.errors import InvalidInputError
 
 TEST = 1000  # test samples are numbered from here, so that a sample can be told from its pixels
 
@@ -69,7 +69,7 @@ def try_to(data: Dataset, scheme: Scheme, clients: int, seed: int) -> Clients | 
     """The clients, or None where the request cannot be met and the message says what to change."""
     try:
         return partition(data, scheme, clients, seed)
-    except InvalidInput as error:
+    except InvalidInputError as error:
         message = str(error)
     assert re.match(r"partition\.\w+ = \w+: .*ask for (at most|fewer)", message), message
     return None
@@ -84,7 +84,7 @@ def original_labels(data: Dataset, samples: list[int]) -> list[int]:
 
 
 def test_part(clients: Clients, client: int) -> torch.Tensor:
-    part = int(clients.test_of[client])
+    part = int(clients.test_part_id[client])
     return clients.test[part] if part >= 0 else torch.empty(0, dtype=torch.int64)
 
 
@@ -98,7 +98,7 @@ def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) 
     if clients is None:
         return
     described = clients.describe()
-    assert len(clients) == number == len(clients.test_of)
+    assert len(clients) == number == len(clients.test_part_id)
     assert clients.sizes.min() >= 1
     assert clients.groups is None or len(clients.groups) == number
     assert described.counts is not None
@@ -120,12 +120,12 @@ def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) 
         if scheme.name in ("iid", "dirichlet", "pathological", "quantity_skew"):
             assert seen <= held
         assert described.test_sizes[client] == len(test_rows)
-    assert len(clients.test_source) == len(clients.x_test)
-    assert clients.test_of.min() >= -1
-    assert clients.test_of.max() < len(clients.test)
+    assert len(clients.test_sample_id) == len(clients.x_test)
+    assert clients.test_part_id.min() >= -1
+    assert clients.test_part_id.max() < len(clients.test)
     assert (clients.test.sizes > 0).all()
     if scheme.name != "natural_id":
-        assert (torch.tensor(numbers(clients.x_test)) - TEST).tolist() == clients.test_source.tolist()
+        assert (torch.tensor(numbers(clients.x_test)) - TEST).tolist() == clients.test_sample_id.tolist()
 
 
 @given(data_sets(), planted, numbers_of_clients, seeds)
@@ -191,7 +191,7 @@ def test_the_seed_decides_everything(data: Dataset, scheme: Scheme, number: int,
     if first is None or again is None:
         assert first is again
         return
-    for name in ("x", "y", "x_test", "y_test", "test_of", "test_source", "probe"):
+    for name in ("x", "y", "x_test", "y_test", "test_part_id", "test_sample_id", "probe"):
         assert getattr(first, name).numpy().tobytes() == getattr(again, name).numpy().tobytes()
     for a, b in ((first.train, again.train), (first.test, again.test)):
         assert torch.equal(a.index, b.index)
@@ -227,7 +227,7 @@ def test_advice_on_the_number_of_clients_works(data: Dataset, scheme: Scheme, nu
         try:
             partition(data, scheme, number, seed)
             return
-        except InvalidInput as error:
+        except InvalidInputError as error:
             message = str(error)
         advice = re.match(r"partition\.clients = \d+: .*ask for at most (\d+)", message)
         if advice is None:

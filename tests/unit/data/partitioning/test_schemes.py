@@ -50,7 +50,7 @@ def labels(clients: Clients, client: int) -> list[int]:
 
 
 def labels_of_test(clients: Clients, client: int) -> list[int]:
-    return sorted(set(clients.y_test[clients.test[int(clients.test_of[client])]].tolist()))
+    return sorted(set(clients.y_test[clients.test[int(clients.test_part_id[client])]].tolist()))
 
 
 # the pieces
@@ -212,7 +212,7 @@ def test_iid() -> None:
     assert clients.groups is not None
     assert clients.groups.tolist() == [0] * 5
     assert clients.describe().test_sizes.tolist() == [4] * 5
-    assert clients.test_of.tolist() == [0, 1, 2, 3, 4]
+    assert clients.test_part_id.tolist() == [0, 1, 2, 3, 4]
     assert clients.classes == 4
     assert clients.dataset == "toy"
     assert clients.partition == "iid"
@@ -233,7 +233,7 @@ def test_without_a_test_part_clients_have_none() -> None:
     data = dataset(np.zeros((20, 1, 2, 2), np.float32), np.arange(20) % 4)
     for scheme in (Iid(), LabelClusters(2, 2), LabelSwap(2), Rotation(2)):
         clients = partition(data, scheme, 4)
-        assert clients.test_of.tolist() == [-1] * 4
+        assert clients.test_part_id.tolist() == [-1] * 4
         assert clients.describe().test_sizes.tolist() == [0] * 4
 
 
@@ -291,10 +291,10 @@ def test_natural_id_with_a_test_part_of_its_own() -> None:
     data = dataset(np.arange(6.0)[:, None], np.arange(6), np.arange(100.0, 104)[:, None], [0, 1, 2, 3], who=(writers, [9, 7, 9, 3]))
     clients = partition(data, NaturalId("who"), 3, probe=0)
     assert [sorted(clients.x[clients.train[i]].flatten().tolist()) for i in range(3)] == [[5], [0, 1], [2, 3, 4]]
-    tests = [clients.test[int(part)] for part in clients.test_of if part >= 0]
+    tests = [clients.test[int(part)] for part in clients.test_part_id if part >= 0]
     assert [sorted(clients.x_test[rows].flatten().tolist()) for rows in tests] == [[101], [100, 102]]
-    assert clients.test_of.tolist() == [-1, 0, 1]  # writer 5 has one sample, and keeps it for training
-    assert sorted(clients.test_source.tolist()) == [0, 1, 2]
+    assert clients.test_part_id.tolist() == [-1, 0, 1]  # writer 5 has one sample, and keeps it for training
+    assert sorted(clients.test_sample_id.tolist()) == [0, 1, 2]
     assert clients.groups is None
 
 
@@ -304,9 +304,9 @@ def test_natural_id_cuts_a_test_part_off() -> None:
     assert clients.sizes.tolist() == [7, 7, 7]
     assert clients.describe().test_sizes.tolist() == [3, 3, 3]
     for client in range(3):
-        mine = [*clients.x[clients.train[client]].flatten().tolist(), *clients.x_test[clients.test[client]].flatten().tolist()]
-        assert sorted(mine) == [float(i) for i in range(10 * client, 10 * client + 10)]
-    assert torch.equal(clients.x_test.flatten(), clients.test_source.float())
+        params = [*clients.x[clients.train[client]].flatten().tolist(), *clients.x_test[clients.test[client]].flatten().tolist()]
+        assert sorted(params) == [float(i) for i in range(10 * client, 10 * client + 10)]
+    assert torch.equal(clients.x_test.flatten(), clients.test_sample_id.float())
     assert len(partition(data, NaturalId(), 2, seed=1)) == 2
 
 
@@ -320,7 +320,7 @@ def test_label_clusters_disjoint() -> None:
     assert all(len(s) == 2 for s in sets)
     assert sorted(label for client in (0, 3, 5, 7, 9) for label in sets[client]) == list(range(10))
     assert clients.sizes.tolist() == [14, 13, 13] + [20] * 8
-    assert clients.test_of.tolist() == clients.groups.tolist()
+    assert clients.test_part_id.tolist() == clients.groups.tolist()
     assert clients.test.sizes.tolist() == [10] * 5
     assert [labels_of_test(clients, client) for client in range(11)] == sets
 
@@ -369,7 +369,7 @@ def tables(clients: Clients, data: Dataset) -> list[dict[int, int]]:
     for client, group in enumerate(clients.groups.tolist()):
         for x, y, rows, original in (
             (clients.x, clients.y, clients.train[client], data.y_train),
-            (clients.x_test, clients.y_test, clients.test[int(clients.test_of[client])], data.y_test),
+            (clients.x_test, clients.y_test, clients.test[int(clients.test_part_id[client])], data.y_test),
         ):
             for number, label in zip(x[rows][:, 0].long().tolist(), y[rows].tolist(), strict=True):
                 assert found[group].setdefault(int(original[number]), label) == label
@@ -384,7 +384,7 @@ def test_label_swap() -> None:
     assert set.union(*swapped) == set(range(8))
     assert clients.sizes.sum() == 72
     assert clients.test.sizes.tolist() == [40] * 4
-    assert clients.test_source.tolist() == list(range(40)) * 4
+    assert clients.test_sample_id.tolist() == list(range(40)) * 4
     assert clients.x.shape[0] == 72
 
 
@@ -421,7 +421,7 @@ def test_rotation_by_quarters_is_exact() -> None:
     for group in range(4):
         part = clients.x_test[clients.test[group]]
         np.testing.assert_array_equal(part.numpy(), np.rot90(data.x_test.numpy(), group, (2, 3)))
-    assert clients.test_source.tolist() == [0, 1, 2, 3, 4] * 4
+    assert clients.test_sample_id.tolist() == [0, 1, 2, 3, 4] * 4
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -506,10 +506,10 @@ class Answer:
 
 
 def test_an_own_scheme_may_answer_in_lists_and_tensors() -> None:
-    given = Split([[0, 1], torch.tensor([2])], test=[[0]], test_of=[0, 0], groups=torch.tensor([1, 0]))  # type: ignore[arg-type, list-item]
+    given = Split([[0, 1], torch.tensor([2])], test=[[0]], test_part_id=[0, 0], groups=torch.tensor([1, 0]))  # type: ignore[arg-type, list-item]
     clients = partition(toy(), Answer(given), 2)
     assert sorted(clients.train[0].tolist()) == [0, 1]
-    assert clients.test_of.tolist() == [0, 0]
+    assert clients.test_part_id.tolist() == [0, 0]
     assert clients.groups is not None
     assert clients.groups.tolist() == [1, 0]
 
@@ -519,7 +519,7 @@ def test_an_own_transform_in_any_order_of_groups() -> None:
     given = Split(one, groups=np.array([1, 0, 1, 0]), transform=lambda x, y, group: (x + 100 * group, y))
     clients = partition(toy(), Answer(given), 4, probe=0)
     assert clients.x[clients.train.index][:, 0].tolist() == [100, 1, 102, 3]
-    own = [clients.x_test[clients.test[int(part)]][:, 1].unique().tolist() for part in clients.test_of]  # type: ignore[no-untyped-call]
+    own = [clients.x_test[clients.test[int(part)]][:, 1].unique().tolist() for part in clients.test_part_id]  # type: ignore[no-untyped-call]
     assert own == [[101], [1], [101], [1]]
 
 
@@ -546,7 +546,7 @@ def rows(*parts: list[int]) -> list[np.ndarray]:
         (Split(rows([0], [1, 1])), "the same row twice"),
         (Split(rows([0], [1]), test=rows([0], [20])), "test rows outside 0 … 19"),
         (Split(rows([0], [1]), test=rows([0])), "1 test parts for 2 clients and no test_of"),
-        (Split(rows([0], [1]), test=rows([0]), test_of=np.array([0, 1])), "a test_of that does not name one of 1 test parts"),
+        (Split(rows([0], [1]), test=rows([0]), test_part_id=np.array([0, 1])), "a test_of that does not name one of 1 test parts"),
         (Split(rows([0], [1]), held_out=rows([2])), "1 held_out parts for 2 test parts"),
         (Split(rows([0], [1]), held_out=rows([2], [0])), "training samples that are held_out for testing too"),
         (Split(rows([0], [1]), groups=np.array([0])), "1 groups for 2 clients"),
@@ -593,7 +593,7 @@ def test_some_clients_alone_have_what_they_had(digits: Clients) -> None:
     some = digits.only([3, 1])
     assert len(some) == 2
     for place, client in enumerate((3, 1)):
-        for mine, theirs in zip(some.arrays(place), digits.arrays(client), strict=True):
-            assert torch.equal(mine, theirs)
+        for params, theirs in zip(some.arrays(place), digits.arrays(client), strict=True):
+            assert torch.equal(params, theirs)
     assert len(some.x) == int(some.sizes.sum())
     assert torch.equal(some.groups, digits.groups[torch.tensor([3, 1])])

@@ -9,45 +9,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core.program_serialization import Here
+from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation
-from fedclade.engines.remote.messages import Letter
-from fedclade.engines.remote.node import Site
+from fedclade.engines.remote.messages import Message
+from fedclade.engines.remote.node import Node
 from fedclade.engines.simulator import Faults, Simulator
 
 ABOUT = {"fedclade": "test", "configuration": "one"}
 
 
-class Letterbox:
+class InProcessTransport:
     """A post to sites in this process."""
 
-    def __init__(self, sites: Mapping[str, Site]) -> None:
-        self.here = dict(sites)
-        self.carried: list[dict[str, Letter]] = []
-        self.lost: Callable[[str, Letter], bool] = lambda site, letter: False  # whether a letter gets no answer in time
+    def __init__(self, nodes: Mapping[str, Node]) -> None:
+        self.here = dict(nodes)
+        self.carried: list[dict[str, Message]] = []
+        self.lost: Callable[[str, Message], bool] = lambda node, message: False  # whether a letter gets no answer in time
 
-    def sites(self) -> list[str]:
+    def nodes(self) -> list[str]:
         return sorted(self.here)
 
-    def exchange(self, letters: Mapping[str, Letter]) -> dict[str, Letter | str]:
-        self.carried.append(dict(letters))
-        answers: dict[str, Letter | str] = {}
-        for site, letter in letters.items():
-            answer = copied(self.here[site].answer(copied(letter)))  # it is done even where the answer comes too late
-            answers[site] = "no answer in time" if self.lost(site, letter) else answer
+    def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | str]:
+        self.carried.append(dict(messages))
+        answers: dict[str, Message | str] = {}
+        for node, message in messages.items():
+            answer = copied(self.here[node].answer(copied(message)))  # it is done even where the answer comes too late
+            answers[node] = "no answer in time" if self.lost(node, message) else answer
         return answers
 
 
-def copied(letter: Letter) -> Letter:
-    return Letter(json.loads(json.dumps(letter.head)), {name: value.clone() for name, value in letter.tensors.items()})
+def copied(message: Message) -> Message:
+    return Message(json.loads(json.dumps(message.header)), {name: value.clone() for name, value in message.tensors.items()})
 
 
-def sites_of(clients: Clients, count: int, make: Callable[[Clients, list[str]], Site]) -> dict[str, Site]:
+def nodes_of(clients: Clients, count: int, make: Callable[[Clients, list[str]], Node]) -> dict[str, Node]:
     """The clients dealt out to so many sites, one to each in turn."""
     everyone = torch.arange(len(clients))
-    dealt = {f"site-{site}": everyone[site::count] for site in range(count)}
+    dealt = {f"site-{node}": everyone[node::count] for node in range(count)}
     return {name: make(clients.only(ids.tolist()), [str(client) for client in ids.tolist()]) for name, ids in dealt.items() if len(ids)}
 
 
@@ -55,33 +55,33 @@ class Remote(RemoteFederation):
     """A remote federation that stands in for a simulator in the conformance tests."""
 
     def __init__(
-        self, clients: Clients, here: Here, faults: Faults | None = None, sites: int = 2, chunk: int | None = None, **options: Any
+        self, clients: Clients, here: NodeContext, faults: Faults | None = None, nodes: int = 2, chunk: int | None = None, **options: Any
     ) -> None:
-        def make(data: Clients, names: list[str]) -> Site:
-            site = Site(data, names, here, {}, ABOUT)
-            site.keepers = lambda run: site.keeper
+        def make(data: Clients, names: list[str]) -> Node:
+            node = Node(data, names, here, {}, ABOUT)
+            node.state_stores = lambda run: node.state_store
             numbers = [int(name) for name in names]
             tamper = (lambda key, client, reply: faults(key, numbers[client], reply)) if faults is not None else None
-            site.simulator = Simulator(data, faults=tamper, chunk=chunk, **options)
-            return site
+            node.simulator = Simulator(data, faults=tamper, chunk=chunk, **options)
+            return node
 
-        self.box = Letterbox(sites_of(clients, sites, make))
+        self.box = InProcessTransport(nodes_of(clients, nodes, make))
         super().__init__(self.box, ABOUT)
-        self.gather()
-        order = sorted(range(len(self.seats)), key=lambda number: int(self.seats[number].name))
-        self.seats = [self.seats[number] for number in order]  # numbers as the simulator has them
+        self.refresh_membership()
+        order = sorted(range(len(self.client_records)), key=lambda number: int(self.client_records[number].name))
+        self.client_records = [self.client_records[number] for number in order]  # numbers as the simulator has them
 
     def read(self, ids: Tensor) -> Tree:
         """What these clients remember, looked up where they live."""
         rows: dict[int, Tree] = {}
         for client in ids.tolist():
-            seat = self.seats[client]
-            site = self.box.here[seat.site]
-            initial, kept = site.keeper.load()
-            committed = [each for each in kept if each.turn in self.memory.committed_at(self._home(seat.site))]
-            site.simulator.remember(initial)
+            client_record = self.client_records[client]
+            node = self.box.here[client_record.node]
+            initial, kept = node.state_store.load()
+            committed = [each for each in kept if each.transaction_id in self.client_state.committed_at(self._state_key(client_record.node))]
+            node.simulator.init_client_state(initial)
             if committed:
-                site.simulator.memory.restore(committed[-1].memory, 0)
-            rows[client] = {name: value[0] for name, value in site.simulator.memory.read(torch.tensor([seat.place])).items()}
+                node.simulator.client_state.restore(committed[-1].memory, 0)
+            rows[client] = {name: value[0] for name, value in node.simulator.client_state.read(torch.tensor([client_record.place])).items()}
         names = rows[int(ids[0])] if len(ids) else {}
         return {name: torch.stack([rows[client][name] for client in ids.tolist()]) for name in names}

@@ -13,19 +13,20 @@ import torch
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade[flower]'")
 
-from flwr.app import Error, Message
+from flwr.app import Error
+from flwr.app import Message as FlowerMessage
 
 import fedclade as fc
 from fedclade.core.functional_model import Objective
-from fedclade.engines.remote.federation import Seat
-from fedclade.engines.remote.messages import Letter
-from fedclade.engines.remote.node import Kept
-from fedclade.errors import FedcladeError, InvalidInput
+from fedclade.engines.remote.federation import ClientRecord
+from fedclade.engines.remote.messages import Message
+from fedclade.engines.remote.node import StateSnapshot
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower import grid_transport
-from fedclade.integrations.flower.apps import AppSettings, Roster, _secret
+from fedclade.integrations.flower.apps import AppSettings, ClientRegistry, _secret
 from fedclade.integrations.flower.client_state_store import RUNS, DiskKeeper
 from fedclade.integrations.flower.federation import about
-from fedclade.integrations.flower.grid_transport import GridPost, letter_of, records_of
+from fedclade.integrations.flower.grid_transport import GridTransport, message_from_records, records_from_message
 from fedclade.integrations.flower.scaffold_app import new_app
 from fedclade.models import MLP
 
@@ -39,8 +40,8 @@ def test_a_letter_survives_a_message() -> None:
         "none": torch.zeros(0, 5),
         "turned": torch.arange(6.0).view(2, 3).T,
     }
-    got = letter_of(records_of(Letter({"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}, tensors)))
-    assert got.head == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
+    got = message_from_records(records_from_message(Message({"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}, tensors)))
+    assert got.header == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
     assert got.tensors.keys() == tensors.keys()
     for name, value in tensors.items():
         assert torch.equal(got.tensors[name], value)
@@ -56,7 +57,7 @@ class Grid:
     def get_node_ids(self) -> list[int]:
         return list(self.after)
 
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+    def push_messages(self, messages: Iterable[FlowerMessage]) -> list[str]:
         self.sent = {f"m{message.metadata.dst_node_id}": message for message in messages}
         return list(self.sent)
 
@@ -81,78 +82,78 @@ def outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def message(content: Any, node: int, kind: str, ttl: float) -> Any:
         return SimpleNamespace(content=content, metadata=SimpleNamespace(dst_node_id=node))
 
-    monkeypatch.setattr(grid_transport, "Message", message)
+    monkeypatch.setattr(grid_transport, "FlowerMessage", message)
 
 
-LETTERS = {"1": Letter({"n": 1}), "2": Letter({"n": 2}), "3": Letter({"n": 3})}
+LETTERS = {"1": Message({"n": 1}), "2": Message({"n": 2}), "3": Message({"n": 3})}
 
 
-def exchange(after: dict[int, int | Error | None], deadline: float = 0.3, least: int = 1, note: Any = lambda text: None) -> dict[str, Any]:
-    return GridPost(Grid(after), deadline, least, note).exchange(LETTERS)  # type: ignore[arg-type]
+def send_and_receive(after: dict[int, int | Error | None], deadline: float = 0.3, least: int = 1, note: Any = lambda text: None) -> dict[str, Any]:
+    return GridTransport(Grid(after), deadline, least, note).send_and_receive(LETTERS)  # type: ignore[arg-type]
 
 
 def test_the_post_brings_each_sites_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    got = exchange({1: 3, 2: 1, 3: 2}, deadline=60)
-    assert {site: answer.head for site, answer in got.items()} == {site: letter.head for site, letter in LETTERS.items()}
+    got = send_and_receive({1: 3, 2: 1, 3: 2}, deadline=60)
+    assert {node: answer.header for node, answer in got.items()} == {node: message.header for node, message in LETTERS.items()}
 
 
 def test_after_the_deadline_it_goes_on_without_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    got = exchange({1: 1, 2: None, 3: 1})
+    got = send_and_receive({1: 1, 2: None, 3: 1})
     assert got["2"] == "no answer within 0.3 s"
-    assert isinstance(got["1"], Letter)
+    assert isinstance(got["1"], Message)
 
 
 def test_with_too_few_answers_it_waits_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
     told: list[str] = []
-    got = exchange({1: 1, 2: 40, 3: None}, deadline=0.1, least=2, note=told.append)
-    assert isinstance(got["2"], Letter)
+    got = send_and_receive({1: 1, 2: 40, 3: None}, deadline=0.1, least=2, note=told.append)
+    assert isinstance(got["2"], Message)
     assert told == ["1 of 3 sites have answered within 0.1 s, 2 must: waiting on"]
 
 
 def test_a_newcomer_that_hangs_is_waited_for_until_the_deadline_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    post = GridPost(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, least=3)  # type: ignore[arg-type]
-    post.exchange(LETTERS)
-    assert post.exchange({"4": Letter({"kind": "hello"})}) == {"4": "no answer within 0.1 s"}
+    post = GridTransport(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, least=3)  # type: ignore[arg-type]
+    post.send_and_receive(LETTERS)
+    assert post.send_and_receive({"4": Message({"kind": "hello"})}) == {"4": "no answer within 0.1 s"}
 
 
 def test_an_error_of_a_node_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    got = exchange({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
+    got = send_and_receive({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
     assert got["2"] == "its node reports an error: node unavailable (code 5)"
 
 
 def test_too_few_that_can_answer_end_the_run() -> None:
     gone = Error(5, "node unavailable")
     with pytest.raises(FedcladeError, match=r"1 of 3 sites answered, 2 must .*node unavailable"):
-        exchange({1: 1, 2: gone, 3: gone}, deadline=60, least=2)
+        send_and_receive({1: 1, 2: gone, 3: gone}, deadline=60, least=2)
 
 
 def test_one_that_cannot_answer_ends_nothing_while_others_can() -> None:
     grid = Grid({1: 1, 2: 1, 3: Error(2, "broken")})
-    post = GridPost(grid, 60, least=2)  # type: ignore[arg-type]
-    assert isinstance(post.exchange({"3": Letter({"kind": "hello"})})["3"], str)
-    assert isinstance(post.exchange(LETTERS)["1"], Letter)
-    assert isinstance(post.exchange({"3": LETTERS["3"]})["3"], str)
+    post = GridTransport(grid, 60, least=2)  # type: ignore[arg-type]
+    assert isinstance(post.send_and_receive({"3": Message({"kind": "hello"})})["3"], str)
+    assert isinstance(post.send_and_receive(LETTERS)["1"], Message)
+    assert isinstance(post.send_and_receive({"3": LETTERS["3"]})["3"], str)
 
 
 def test_a_disk_keeps_what_it_is_given(tmp_path: Path) -> None:
-    keeper = DiskKeeper(tmp_path, "run")
-    assert keeper.load() == ({}, [])
+    state_store = DiskKeeper(tmp_path, "run")
+    assert state_store.load() == ({}, [])
     initial = {"c": torch.zeros(2)}
-    kept = [Kept("a-1", {"ids": torch.tensor([0]), "rows/c": torch.ones(1, 2)}), Kept("a-2", {"ids": torch.tensor([1])})]
-    keeper.save(initial, [])
-    keeper.save(initial, kept[:1])
-    keeper.save(initial, kept)
+    kept = [StateSnapshot("a-1", {"ids": torch.tensor([0]), "rows/c": torch.ones(1, 2)}), StateSnapshot("a-2", {"ids": torch.tensor([1])})]
+    state_store.save(initial, [])
+    state_store.save(initial, kept[:1])
+    state_store.save(initial, kept)
     found, turns = DiskKeeper(tmp_path, "run").load()
     assert torch.equal(found["c"], initial["c"])
-    assert [each.turn for each in turns] == ["a-1", "a-2"]
+    assert [each.transaction_id for each in turns] == ["a-1", "a-2"]
     assert torch.equal(turns[0].memory["rows/c"], torch.ones(1, 2))
-    keeper.save(initial, kept[1:])
-    assert [each.turn for each in keeper.load()[1]] == ["a-2"]
+    state_store.save(initial, kept[1:])
+    assert [each.transaction_id for each in state_store.load()[1]] == ["a-2"]
     assert len(list(tmp_path.rglob("turn-*"))) == 1
     assert DiskKeeper(tmp_path, "other run").load() == ({}, [])
 
@@ -160,8 +161,8 @@ def test_a_disk_keeps_what_it_is_given(tmp_path: Path) -> None:
 def test_only_the_owner_reads_it_and_old_runs_go(tmp_path: Path) -> None:
     for run in range(RUNS + 2):
         DiskKeeper(tmp_path, f"run{run}").save({"c": torch.zeros(1)}, [])
-    keeper = DiskKeeper(tmp_path, "run9")
-    keeper.deliver(["ward/../../1"], {"w": torch.ones(1, 3)})
+    state_store = DiskKeeper(tmp_path, "run9")
+    state_store.deliver(["ward/../../1"], {"w": torch.ones(1, 3)})
     assert len(list((tmp_path / "memory").iterdir())) == RUNS
     (model,) = (tmp_path / "models").iterdir()  # nowhere else, whatever a client is called
     for file in (model, *tmp_path.rglob("initial*")):
@@ -169,18 +170,18 @@ def test_only_the_owner_reads_it_and_old_runs_go(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_read_is_told_in_words(tmp_path: Path) -> None:
-    keeper = DiskKeeper(tmp_path, "run")
-    keeper.save({"c": torch.zeros(1)}, [])
+    state_store = DiskKeeper(tmp_path, "run")
+    state_store.save({"c": torch.zeros(1)}, [])
     (tmp_path / "memory" / "run" / "initial.safetensors").write_bytes(b"x")
     with pytest.raises(FedcladeError, match="what the clients remember cannot be read"):
-        keeper.load()
+        state_store.load()
 
 
 def test_settings_of_an_app() -> None:
     got = AppSettings.of(
-        {"method.name": "ifca", "method.settings": "clusters = 3; share = 'trunk'", "run.rounds": 7, "local.lr": 0.5, "own": 1}
+        {"method.name": "ifca", "method.settings": "clusters = 3; shared_layers = 'trunk'", "run.rounds": 7, "local.lr": 0.5, "own": 1}
     )
-    assert got.method == fc.IFCA(clusters=3, share="trunk")
+    assert got.method == fc.IFCA(clusters=3, shared_layers="trunk")
     assert (got.run.rounds, got.run.checkpoint_every, got.run.clients_per_round, got.local.lr) == (7, 1, 1.0, 0.5)
     assert AppSettings.of({}).method == fc.Clade()
 
@@ -192,12 +193,12 @@ def test_settings_of_an_app() -> None:
         ({"method.name": "ifca", "method.settings": "clusters 3"}, "method.settings = 'clusters 3': write it as"),
         ({"method.name": "ifca", "method.settings": "cluster = 3"}, "method.cluster: unknown key"),
         ({"run.round": 3}, "run.round: unknown key"),
-        ({"federation.sites": 0}, "federation.sites = 0: must be at least 1"),
+        ({"federation.nodes": 0}, "federation.nodes = 0: must be at least 1"),
         ({"federation.deadline": 0}, "federation.deadline = 0.0: must be a number of seconds above 0"),
     ],
 )
 def test_wrong_settings_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput) as refused:
+    with pytest.raises(InvalidInputError) as refused:
         AppSettings.of(given)
     assert message in str(refused.value)
 
@@ -210,18 +211,18 @@ def test_the_template_has_every_setting_and_the_defaults_are_right(tmp_path: Pat
     flat = {f"{table}.{name}": value for table, values in config.items() for name, value in values.items()}
     assert AppSettings.of(flat).method == fc.Clade()
     assert (tmp_path / "my clinics" / "my_clinics" / "task.py").exists()
-    with pytest.raises(InvalidInput, match="there is something already"):
+    with pytest.raises(InvalidInputError, match="there is something already"):
         new_app(tmp_path / "my clinics")
-    with pytest.raises(InvalidInput, match="begin with a letter"):
+    with pytest.raises(InvalidInputError, match="begin with a letter"):
         new_app(tmp_path / "7")
 
 
 def test_numbers_outlast_the_server(tmp_path: Path) -> None:
-    roster = Roster(tmp_path / "federation.json")
-    roster.write([Seat("17", 0, "a/0", 5, 2), Seat("18", 0, "b/0", 6, 3)])
-    again = Roster(tmp_path / "federation.json")
-    assert again.run == roster.run
-    assert again.seats() == [Seat("", -1, "a/0", 5, 2), Seat("", -1, "b/0", 6, 3)]
+    registry = ClientRegistry(tmp_path / "federation.json")
+    registry.write([ClientRecord("17", 0, "a/0", 5, 2), ClientRecord("18", 0, "b/0", 6, 3)])
+    again = ClientRegistry(tmp_path / "federation.json")
+    assert again.run == registry.run
+    assert again.client_records() == [ClientRecord("", -1, "a/0", 5, 2), ClientRecord("", -1, "b/0", 6, 3)]
 
 
 def test_models_of_other_parts_are_not_agreed_on() -> None:
@@ -235,5 +236,5 @@ def test_a_sites_secret_is_its_own_and_stays(tmp_path: Path) -> None:
     assert one == again != _secret({}, tmp_path / "b", fc.Clade())
     assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600
     assert _secret({"secret": "x"}, tmp_path / "a", fc.CFL(permute=True)) == _secret({"secret": "x"}, tmp_path / "b", fc.CFL(permute=True))
-    with pytest.raises(InvalidInput, match="all nodes need one secret"):
+    with pytest.raises(InvalidInputError, match="all nodes need one secret"):
         _secret({}, tmp_path / "a", fc.CFL(permute=True))

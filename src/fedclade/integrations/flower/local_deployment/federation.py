@@ -23,7 +23,7 @@ from typing import Any
 
 import tomli_w
 
-from fedclade.errors import FedcladeError, InvalidInput, check, nearest
+from fedclade.errors import FedcladeError, InvalidInputError, nearest, require
 from fedclade.integrations.flower.local_deployment import certificates, supervisor
 from fedclade.integrations.flower.local_deployment.supervisor import (
     CONNECTION,
@@ -81,8 +81,8 @@ class Federation:
         `node_config[i]` (`'key=value key="text"'`) is added to what node i is told, or replaces it, key by key.
         """
         folder = folder.expanduser().resolve()
-        check(nodes >= 1, "nodes", nodes, "must be at least 1")
-        check(node_config is None or len(node_config) == nodes, "node_config", node_config, f"must have one text for each of {nodes} nodes")
+        require(nodes >= 1, "nodes", nodes, "must be at least 1")
+        require(node_config is None or len(node_config) == nodes, "node_config", node_config, f"must have one text for each of {nodes} nodes")
         own = node_config or [""] * nodes
         configs = tuple(_config(index, nodes, own[index], folder / f"node-{index}") for index in range(nodes))
         services = _services(folder, nodes, secure)
@@ -104,7 +104,7 @@ class Federation:
         """The federation in `folder`, up or down."""
         folder = folder.expanduser().resolve()
         if not (folder / "plan.json").is_file():
-            raise InvalidInput(f"{folder}: there is no federation here. Start one with 'fedclade flower up', or say where with --dir.")
+            raise InvalidInputError(f"{folder}: there is no federation here. Start one with 'fedclade flower up', or say where with --dir.")
         return cls(Plan.load(folder))
 
     @property
@@ -154,7 +154,7 @@ class Federation:
 
         `flwr run --stream` itself ends with 0 also where the ServerApp failed, so the SuperLink is asked what became of the run.
         """
-        check((app_dir / "pyproject.toml").is_file(), "app", str(app_dir), "must be the folder of a Flower app, with a pyproject.toml")
+        require((app_dir / "pyproject.toml").is_file(), "app", str(app_dir), "must be the folder of a Flower app, with a pyproject.toml")
         if not self.running:
             raise FedcladeError(f"the federation in {self.plan.folder} is down. Start it with 'fedclade flower up'.")
         _check_settings(app_dir / "pyproject.toml", settings or {})
@@ -258,14 +258,14 @@ def _services(folder: Path, nodes: int, secure: bool) -> list[Service]:
     names = [SUPERLINK, *(f"node-{index}" for index in range(nodes))]
     if not (folder / "plan.json").is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InvalidInput(f"{folder}: it is there already and no federation's. Choose another --dir.")
+            raise InvalidInputError(f"{folder}: it is there already and no federation's. Choose another --dir.")
         return [Service(name) for name in names]
     if processes(folder):
-        raise InvalidInput(f"{folder}: a federation is up here already. End it with 'fedclade flower down', or choose another --dir.")
+        raise InvalidInputError(f"{folder}: a federation is up here already. End it with 'fedclade flower down', or choose another --dir.")
     earlier, before = Plan.load(folder), {service.name: service for service in State.load(folder).services}
     if (len(earlier.nodes), earlier.secure) != (nodes, secure):
         held = f"{len(earlier.nodes)} nodes, {'secure' if earlier.secure else 'not secure'}"
-        raise InvalidInput(
+        raise InvalidInputError(
             f"{folder}: it holds a federation of {held}. Remove it with 'fedclade flower down --purge', or choose another --dir."
         )
     return [Service(name, node_id=before[name].node_id, registered=before[name].registered) for name in names]
@@ -294,11 +294,11 @@ def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
     try:
         app = tomllib.loads(project.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{project}: it is not TOML ({error}).") from error
+        raise InvalidInputError(f"{project}: it is not TOML ({error}).") from error
     known = _flat(app.get("config", {}))
     for key in settings:
         if key not in known:
-            raise InvalidInput(f"{key}: {project} has no such setting in [tool.flwr.app.config].{nearest(key, known)}")
+            raise InvalidInputError(f"{key}: {project} has no such setting in [tool.flwr.app.config].{nearest(key, known)}")
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> set[str]:
@@ -310,13 +310,13 @@ def _flat(table: Mapping[str, Any], before: str = "") -> set[str]:
 def _port(wanted: int | None) -> int:
     if not wanted:
         return supervisor.free_port()
-    check(0 < wanted < 65536, "port", wanted, "must be between 1 and 65535, or 0 for a free one")
+    require(0 < wanted < 65536, "port", wanted, "must be between 1 and 65535, or 0 for a free one")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperLink does
         try:
             probe.bind((HOST, wanted))
         except OSError as error:
-            raise InvalidInput(
+            raise InvalidInputError(
                 f"port = {wanted}: it cannot be used on {HOST} ({os.strerror(error.errno or 0)}). Leave it out for a free one."
             ) from None
     return wanted
@@ -326,6 +326,6 @@ def _config(index: int, nodes: int, own: str, home: Path) -> str:
     """What a node is told of itself, in the form that `--node-config` wants; `own` goes before."""
     told = {"partition-id": str(index), "num-partitions": str(nodes), "site": f'"node-{index}"', "home": f'"{home}"'}
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
-    check(bool(pairs) or not own.strip(), f"node_config[{index}]", own, "must be key=value pairs with spaces between, text in quotes")
+    require(bool(pairs) or not own.strip(), f"node_config[{index}]", own, "must be key=value pairs with spaces between, text in quotes")
     told |= dict(pairs)
     return " ".join(f"{key}={value}" for key, value in told.items())
