@@ -1,13 +1,15 @@
-"""Clients that are away, send rubbish, or learn from wrong labels: what do they cost the others? The tables of docs/experiments.md.
+"""Clients that are away, send rubbish, or learn from wrong labels: what do they cost the others?
+The tables of docs/experiments.md.
 
-python benchmarks/bad_clients.py --data-root FOLDER [--jobs 2] [--seeds 3] [--only rubbish|flippers] [--methods cfl,clade]
-[--device cuda]
+python benchmarks/bad_clients.py --data-root FOLDER [--jobs 2] [--seeds 3] [--only rubbish|flippers]
+[--methods cfl,clade] [--device cuda]
 
 FOLDER has mnist.npz. Results go to benchmarks/results/bad_clients.json, method by method.
 
-rubbish: at each question 30 % of the clients do not answer; 10 % of them answer with rubbish, two each of `KINDS`. Every method, beside a
-run with the same absences and no rubbish.
-flippers: 20 % of the clients have every label y turned into 9 - y. The accuracy of the others, beside that in a federation without them.
+rubbish: at each question 30 % of the clients do not answer; 10 % of them answer with rubbish, two
+each of `KINDS`. Every method, beside a run with the same absences and no rubbish. flippers: 20 % of
+the clients have every label y turned into 9 - y. The accuracy of the others, beside that in a
+federation without them.
 
 Accuracies are over the honest clients.
 """
@@ -58,7 +60,9 @@ def _misshapen(reply: Tree) -> Tree:
 
 
 def _huge(reply: Tree) -> Tree:
-    return {name: torch.full_like(value, 1e30, dtype=torch.float32) for name, value in reply.items()}
+    return {
+        name: torch.full_like(value, 1e30, dtype=torch.float32) for name, value in reply.items()
+    }
 
 
 def _claiming(reply: Tree) -> Tree:
@@ -70,7 +74,9 @@ KINDS: tuple[Callable[[Tree], Tree], ...] = (_nan, _infinite, _misshapen, _huge,
 
 @dataclass
 class Mischief:
-    """Absences drawn for a client and how often it was asked before, and rubbish from the clients in `bad`; counts what it sent."""
+    """Absences drawn for a client and how often it was asked before, and rubbish from the clients
+    in `bad`; counts what it sent.
+    """
 
     bad: Sequence[int]
     seed: int = 0
@@ -97,26 +103,41 @@ def method_of(name: str, groups: int) -> fc.Method:
     return kind(clusters=groups) if name in ("ifca", "fedsem", "pca_hc") else kind()  # type: ignore[call-arg]
 
 
-def run(method: fc.Method, clients: Clients, seed: int, rounds: int, faults: Faults | None = None, device: str = "cpu") -> fc.Result:
+def run(
+    method: fc.Method,
+    clients: Clients,
+    seed: int,
+    rounds: int,
+    faults: Faults | None = None,
+    device: str = "cpu",
+) -> fc.Result:
     settings = TrainingConfig(rounds, 1.0, seed, eval_every=0, checkpoint_every=0)
     engine = fc.Simulator(clients, device=device, threads=1, faults=faults)
-    return TrainingRun(method, clients, MODEL, LOCAL, settings, EngineConfig(), federation=engine).run()
+    return TrainingRun(
+        method, clients, MODEL, LOCAL, settings, EngineConfig(), federation=engine
+    ).run()
 
 
 def accuracy(result: fc.Result, who: Sequence[int]) -> float:
-    """Mean over these clients, less those that have no model: FLIS-DC's clients choose one each time, and some are away then."""
+    """Mean over these clients, less those that have no model: FLIS-DC's clients choose one each
+    time, and some are away then.
+    """
     found = [result.clients["accuracy"][client] for client in who]
     return fmean(value for value in found if value is not None)
 
 
-def rubbish(clients: Clients, name: str, groups: int, seed: int, rounds: int = ROUNDS, device: str = "cpu") -> dict[str, Any]:
+def rubbish(
+    clients: Clients, name: str, groups: int, seed: int, rounds: int = ROUNDS, device: str = "cpu"
+) -> dict[str, Any]:
     """A method with clients that are away and send rubbish, and without the rubbish."""
     bad = every_so_many(len(clients), RUBBISH)
     honest = [client for client in range(len(clients)) if client not in bad]
     clean = run(method_of(name, groups), clients, seed, rounds, Mischief([], seed), device)
     mischief = Mischief(bad, seed)
     found = run(method_of(name, groups), clients, seed, rounds, mischief, device)
-    refused = [failure for row in found.history for failure in row["failures"] if failure["rejected"]]
+    refused = [
+        failure for row in found.history for failure in row["failures"] if failure["rejected"]
+    ]
     return {
         "clean": accuracy(clean, honest),
         "found": accuracy(found, honest),
@@ -139,7 +160,9 @@ def flipped(clients: Clients, who: Sequence[int]) -> Clients:
     return replace(clients, y=y, groups=groups)
 
 
-def flippers(clients: Clients, name: str, seed: int, rounds: int = ROUNDS, device: str = "cpu") -> dict[str, Any]:
+def flippers(
+    clients: Clients, name: str, seed: int, rounds: int = ROUNDS, device: str = "cpu"
+) -> dict[str, Any]:
     """A method with flippers among the clients, and on the honest clients alone."""
     who = every_so_many(len(clients), FLIPPERS)
     honest = [client for client in range(len(clients)) if client not in who]
@@ -161,7 +184,11 @@ def _mixed(cluster: Tensor, who: Sequence[int]) -> int:
 
 
 def federation(study: str, seed: int, data: Dataset) -> Clients:
-    scheme = fc.data.Rotation(clusters=2, samples=200) if study == "rubbish" else fc.data.Rotation(clusters=1, samples=200)
+    scheme = (
+        fc.data.Rotation(clusters=2, samples=200)
+        if study == "rubbish"
+        else fc.data.Rotation(clusters=1, samples=200)
+    )
     return fc.data.partition(data, scheme, clients=CLIENTS, seed=seed, probe=200)
 
 
@@ -169,18 +196,29 @@ def one(job: tuple[str, str, int], root: str, device: str) -> dict[str, Any]:
     study, name, seed = job
     torch.set_num_threads(1)
     clients = federation(study, seed, fc.data.load("mnist", root))
-    found = rubbish(clients, name, 2, seed, device=device) if study == "rubbish" else flippers(clients, name, seed, device=device)
+    found = (
+        rubbish(clients, name, 2, seed, device=device)
+        if study == "rubbish"
+        else flippers(clients, name, seed, device=device)
+    )
     return {"study": study, "method": name, "seed": seed, **found}
 
 
 def jobs(seeds: int, only: str | None, methods: Sequence[str]) -> Iterator[tuple[str, str, int]]:
     for study, known in (("rubbish", tuple(METHODS)), ("flippers", FLIP_METHODS)):
         if only in (None, study):
-            yield from ((study, name, seed) for name in known if not methods or name in methods for seed in range(seeds))
+            yield from (
+                (study, name, seed)
+                for name in known
+                if not methods or name in methods
+                for seed in range(seeds)
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
@@ -190,20 +228,33 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(one, job, args.data_root, args.device) for job in jobs(args.seeds, args.only, args.methods)]
+        waiting = [
+            pool.submit(one, job, args.data_root, args.device)
+            for job in jobs(args.seeds, args.only, args.methods)
+        ]
         for done in as_completed(waiting):
             row = done.result()
             print(
-                " ".join(f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}" for name, value in row.items()),
+                " ".join(
+                    f"{name} {value:.2f}" if isinstance(value, float) else f"{name} {value}"
+                    for name, value in row.items()
+                ),
                 flush=True,
             )
             _write(args.out, row, args.device)
 
 
 def _write(out: Path, row: dict[str, Any], device: str) -> None:
-    settings = {"clients": CLIENTS, "rounds": ROUNDS, "model": asdict(MODEL), "local": asdict(LOCAL)}
+    settings = {
+        "clients": CLIENTS,
+        "rounds": ROUNDS,
+        "model": asdict(MODEL),
+        "local": asdict(LOCAL),
+    }
     results = json.loads(out.read_text()) if out.exists() else {"settings": settings, "rows": {}}
-    results["rows"][f"{row['study']} {row['method']} {row['seed']}"] = row | {"about": environment_info.about(device)}
+    results["rows"][f"{row['study']} {row['method']} {row['seed']}"] = row | {
+        "about": environment_info.about(device)
+    }
     results["rows"] = dict(sorted(results["rows"].items()))
     out.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -1,10 +1,11 @@
-"""Baselines where published tables have them wrong or unstable: SCAFFOLD under label skew, IFCA's dependence on where it starts.
+"""Baselines where published tables have them wrong or unstable: SCAFFOLD under label skew, IFCA's
+dependence on where it starts.
 
 python benchmarks/baselines.py scaffold --data-root FOLDER [--seeds 3] [--device cuda] [--jobs 8]
 python benchmarks/baselines.py ifca [--seeds 10]
 
-The first is on MNIST, Dirichlet(0.1) over 100 clients (FOLDER has mnist.npz), the second on digits, rotations and label clusters.
-Each prints a table in Markdown.
+The first is on MNIST, Dirichlet(0.1) over 100 clients (FOLDER has mnist.npz), the second on digits,
+rotations and label clusters. Each prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -30,10 +31,18 @@ METHODS: dict[str, fc.Method] = {
 
 
 def scaffold(seeds: int, root: str | None, device: str, jobs: int) -> None:
-    print("| local epochs | method | accuracy % after 25 | 50 | 75 | 100 rounds |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| local epochs | method | accuracy % after 25 | 50 | 75 | 100 rounds |\n| --- | --- | ---"
+        " | --- | --- | --- |"
+    )
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         for epochs in (1, 5):
-            ends = {name: [pool.submit(curve, name, epochs, seed, root, device) for seed in range(seeds)] for name in METHODS}
+            ends = {
+                name: [
+                    pool.submit(curve, name, epochs, seed, root, device) for seed in range(seeds)
+                ]
+                for name in METHODS
+            }
             for name, curves in ends.items():
                 points = zip(*(done.result() for done in curves), strict=True)
                 print(f"| {epochs} | {name} | {' | '.join(map(spread, points))} |", flush=True)
@@ -43,8 +52,22 @@ def curve(name: str, epochs: int, seed: int, root: str | None, device: str) -> l
     """The accuracy after every 25 rounds."""
     torch.set_num_threads(1)
     clients = partition(load("mnist", root), Dirichlet(alpha=0.1), clients=100, seed=seed)
-    settings = {"rounds": 100, "clients_per_round": 10, "lr": 0.05, "batch_size": 32, "eval_every": 25}
-    result = fc.run(METHODS[name], clients, fc.models.MLP(200), epochs=epochs, seed=seed, device=device, **settings)
+    settings = {
+        "rounds": 100,
+        "clients_per_round": 10,
+        "lr": 0.05,
+        "batch_size": 32,
+        "eval_every": 25,
+    }
+    result = fc.run(
+        METHODS[name],
+        clients,
+        fc.models.MLP(200),
+        epochs=epochs,
+        seed=seed,
+        device=device,
+        **settings,
+    )
     return [row["accuracy"] for row in result.history if "accuracy" in row]
 
 
@@ -56,8 +79,14 @@ def ifca(seeds: int) -> None:
         'share="trunk"': {"shared_layers": "trunk"},
         'share="trunk", restarts=4': {"shared_layers": "trunk", "num_restarts": 4},
     }
-    federations = {"rotations, 4 groups": Rotation(clusters=4), "label clusters, 5 groups": LabelClusters(clusters=5, classes=2)}
-    print("| federation | participation | IFCA | seeds with ARI 1 | ARI | accuracy % |\n| --- | --- | --- | --- | --- | --- |")
+    federations = {
+        "rotations, 4 groups": Rotation(clusters=4),
+        "label clusters, 5 groups": LabelClusters(clusters=5, classes=2),
+    }
+    print(
+        "| federation | participation | IFCA | seeds with ARI 1 | ARI | accuracy % |\n| --- | --- |"
+        " --- | --- | --- | --- |"
+    )
     for federation, scheme in federations.items():
         for share in (1.0, 0.5):
             for name, given in options.items():
@@ -80,17 +109,25 @@ def ifca(seeds: int) -> None:
                     )
                 found = sum(end["ari"] == 1 for end in ends)
                 columns = [spread([end[key] for end in ends]) for key in ("ari", "accuracy")]
-                print(f"| {federation} | {share:.0%} | {name} | {found} of {seeds} | {' | '.join(columns)} |", flush=True)
+                print(
+                    f"| {federation} | {share:.0%} | {name} | {found} of {seeds} |"
+                    f" {' | '.join(columns)} |",
+                    flush=True,
+                )
 
 
 def spread(values: list[float] | tuple[float, ...]) -> str:
     """Mean and, over several seeds, the range."""
     mean = statistics.fmean(values)
-    return f"{mean:.2f}" if len(values) == 1 else f"{mean:.2f} ({min(values):.2f}–{max(values):.2f})"
+    return (
+        f"{mean:.2f}" if len(values) == 1 else f"{mean:.2f} ({min(values):.2f}–{max(values):.2f})"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("scaffold", "ifca"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--data-root")

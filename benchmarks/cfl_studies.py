@@ -1,9 +1,12 @@
-"""The studies behind CFL's numbers, on MNIST: congruence (the paper's Figure 7), separation gap (Figures 5 and 6), margins of the tests.
+"""The studies behind CFL's numbers, on MNIST: congruence (the paper's Figure 7), separation gap
+(Figures 5 and 6), margins of the tests.
 
-python benchmarks/cfl_studies.py --data-root FOLDER --out FOLDER [--quick] [--only congruence points rounds margins]
+python benchmarks/cfl_studies.py --data-root FOLDER --out FOLDER [--quick] [--only congruence points
+rounds margins]
 
-FOLDER of --data-root has mnist.npz. Writes a JSON file for each study, and a PNG where matplotlib can be imported. One core, an MLP
-with 64 hidden units; the full version takes minutes, --quick seconds.
+FOLDER of --data-root has mnist.npz. Writes a JSON file for each study, and a PNG where matplotlib
+can be imported. One core, an MLP with 64 hidden units; the full version takes minutes, --quick
+seconds.
 """
 
 from __future__ import annotations
@@ -36,30 +39,45 @@ SHARES = (0.2, 0.1, 0.05, 0.02)  # of the scale: what eps1 might be
 
 @dataclass
 class Federation:
-    """Clients that train one model, without any clustering: what CFL looks at before its first split."""
+    """Clients that train one model, without any clustering: what CFL looks at before its first
+    split.
+    """
 
     clients: Clients
     seed: int
     local: fc.LocalTraining
 
     @staticmethod
-    def of(clients: Clients, seed: int, lr: float = 0.1, batch_size: int = 20, epochs: int = 3) -> Federation:
+    def of(
+        clients: Clients, seed: int, lr: float = 0.1, batch_size: int = 20, epochs: int = 3
+    ) -> Federation:
         torch.manual_seed(fold_in(seed, "model") % 2**32)
         objective = Objective(fc.models.MLP(HIDDEN).build(clients.shape, 10))
         return Federation(clients, seed, fc.LocalTraining(objective, lr, batch_size, epochs))
 
-    def updates(self, fed: fc.Simulator, model: Tree, local: fc.LocalTraining, key: int) -> tuple[Tree, Tensor]:
+    def updates(
+        self, fed: fc.Simulator, model: Tree, local: fc.LocalTraining, key: int
+    ) -> tuple[Tree, Tensor]:
         """All clients' weights after local training, and their updates as vectors."""
         everyone = torch.arange(len(self.clients))
-        got = fed.map(fc.sgd(local), everyone, per_client=fc.ModelAssignment(stack([model]), torch.zeros_like(everyone)), key=key)
+        got = fed.map(
+            fc.sgd(local),
+            everyone,
+            per_client=fc.ModelAssignment(stack([model]), torch.zeros_like(everyone)),
+            key=key,
+        )
         return got.outputs, flatten_models(got.outputs) - flatten_models(stack([model]))
 
     def train(self, rounds: int) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
-        """The updates of each round, and on demand the gradients (with a minus) at the model they were made from."""
+        """The updates of each round, and on demand the gradients (with a minus) at the model they
+        were made from.
+        """
         fed, model = fc.Simulator(self.clients), self.local.objective.params()
         whole = replace(self.local, lr=1.0, epochs=1, batch_size=int(self.clients.sizes.max()))
         for number in range(1, rounds + 1):
-            weights, updates = self.updates(fed, model, self.local, fold_in(self.seed, "round", number))
+            weights, updates = self.updates(
+                fed, model, self.local, fold_in(self.seed, "round", number)
+            )
             start = model
             yield number, updates, lambda start=start: self.updates(fed, start, whole, 0)[1]
             model = tree_index(mix(self.clients.sizes[None], weights), torch.tensor(0))
@@ -71,15 +89,26 @@ def lengths(updates: Tensor) -> tuple[float, float]:
 
 
 def two_clients(data: Dataset, points: int) -> dict[str, Clients]:
-    """Can one model be right for both? Yes, yes, no; and in the last case not without learning its points by heart."""
+    """Can one model be right for both? Yes, yes, no; and in the last case not without learning its
+    points by heart.
+    """
     x, y = data.x_train, data.y_train
-    low, high, one, other = torch.where(y <= 4)[0][:points], torch.where(y > 4)[0][:points], slice(points), slice(points, 2 * points)
+    low, high, one, other = (
+        torch.where(y <= 4)[0][:points],
+        torch.where(y > 4)[0][:points],
+        slice(points),
+        slice(points, 2 * points),
+    )
     swapped = torch.tensor([0, 1, 2, 5, 4, 3, 6, 7, 8, 9])
     return {
         "alike: random digits": fc.data.from_arrays([(x[one], y[one]), (x[other], y[other])]),
         "congruent: digits 0-4, 5-9": fc.data.from_arrays([(x[low], y[low]), (x[high], y[high])]),
-        "incongruent: the same digits, 3 and 5 swapped": fc.data.from_arrays([(x[one], y[one]), (x[one], swapped[y[one]])]),
-        "incongruent: other digits, 3 and 5 swapped": fc.data.from_arrays([(x[one], y[one]), (x[other], swapped[y[other]])]),
+        "incongruent: the same digits, 3 and 5 swapped": fc.data.from_arrays(
+            [(x[one], y[one]), (x[one], swapped[y[one]])]
+        ),
+        "incongruent: other digits, 3 and 5 swapped": fc.data.from_arrays(
+            [(x[one], y[one]), (x[other], swapped[y[other]])]
+        ),
     }
 
 
@@ -88,20 +117,44 @@ def congruence(data: Dataset, quick: bool) -> Study:
     rounds, points = (60, 200) if quick else (1000, 500)
     study: Study = {"points": points, "rounds": rounds}
     for name, clients in two_clients(data, points).items():
-        curves = [lengths(updates) for _, updates, _ in Federation.of(clients, seed=0, batch_size=100, epochs=1).train(rounds)]
+        curves = [
+            lengths(updates)
+            for _, updates, _ in Federation.of(clients, seed=0, batch_size=100, epochs=1).train(
+                rounds
+            )
+        ]
         scale = max(longest for _, longest in curves[:WARM_UP])
         at = sorted({1, 3, 10, 30, 100, 300, 1000, rounds} & set(range(1, rounds + 1)))
-        rest = {share: next((r for r, (mean, _) in enumerate(curves, 1) if r > WARM_UP and mean < share * scale), None) for share in SHARES}
+        rest = {
+            share: next(
+                (
+                    r
+                    for r, (mean, _) in enumerate(curves, 1)
+                    if r > WARM_UP and mean < share * scale
+                ),
+                None,
+            )
+            for share in SHARES
+        }
         study[name] = {
             "mean": [mean for mean, _ in curves],
             "max": [longest for _, longest in curves],
             "scale": scale,
             "relative": {r: [value / scale for value in curves[r - 1]] for r in at},
-            "max / scale at rest": {share: [r, curves[r - 1][1] / scale] if r else None for share, r in rest.items()},
+            "max / scale at rest": {
+                share: [r, curves[r - 1][1] / scale] if r else None for share, r in rest.items()
+            },
         }
         print(f"  {name}: scale {scale:.3f}")
-        print("    round: mean/scale, max/scale;", "; ".join(f"{r}: {a:.3f}, {b:.3f}" for r, (a, b) in study[name]["relative"].items()))
-        print("    max/scale when first ‖mean‖ < share of scale:", study[name]["max / scale at rest"], flush=True)
+        print(
+            "    round: mean/scale, max/scale;",
+            "; ".join(f"{r}: {a:.3f}, {b:.3f}" for r, (a, b) in study[name]["relative"].items()),
+        )
+        print(
+            "    max/scale when first ‖mean‖ < share of scale:",
+            study[name]["max / scale at rest"],
+            flush=True,
+        )
     return study
 
 
@@ -113,8 +166,12 @@ def look(similarity: np.ndarray, groups: np.ndarray) -> Study:
 
 
 def gaps(data: Dataset, points: int, rounds: int, at: list[int], seed: int) -> dict[int, Study]:
-    """By round: what similarity of updates and of gradients show of four groups with exchanged labels."""
-    clients = fc.data.partition(data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed)
+    """By round: what similarity of updates and of gradients show of four groups with exchanged
+    labels.
+    """
+    clients = fc.data.partition(
+        data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed
+    )
     assert clients.groups is not None
     groups, found = clients.groups.numpy(), {}
     for number, updates, gradients in Federation.of(clients, seed).train(rounds):
@@ -131,7 +188,9 @@ def by_points(data: Dataset, quick: bool) -> Study:
     rounds, seeds = (10, 1) if quick else (50, 3)
     study: Study = {"rounds": rounds, "seeds": seeds, "points": {}}
     for points in (10, 50, 200) if quick else (10, 20, 30, 50, 75, 100, 150, 200):
-        study["points"][points] = [gaps(data, points, rounds, [rounds], seed)[rounds] for seed in range(seeds)]
+        study["points"][points] = [
+            gaps(data, points, rounds, [rounds], seed)[rounds] for seed in range(seeds)
+        ]
         _print_gaps(f"{points} points", study["points"][points])
     return study
 
@@ -140,7 +199,11 @@ def by_rounds(data: Dataset, quick: bool) -> Study:
     """Figure 6: the gap against rounds, 100 points a client."""
     at, seeds = ([1, 5, 10], 1) if quick else ([1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50], 3)
     runs = [gaps(data, 100, at[-1], at, seed) for seed in range(seeds)]
-    study: Study = {"points": 100, "seeds": seeds, "rounds": {number: [run[number] for run in runs] for number in at}}
+    study: Study = {
+        "points": 100,
+        "seeds": seeds,
+        "rounds": {number: [run[number] for run in runs] for number in at},
+    }
     for number in at:
         _print_gaps(f"round {number}", study["rounds"][number])
     return study
@@ -150,25 +213,38 @@ def _print_gaps(where: str, runs: list[Study]) -> None:
     parts = []
     for kind in ("updates", "gradients"):
         values = [run[kind]["gap"] for run in runs]
-        parts.append(f"{kind} {np.mean(values):+.2f} ({sum(run[kind]['whole'] for run in runs)} of {len(runs)} splits right)")
+        parts.append(
+            f"{kind} {np.mean(values):+.2f} ({sum(run[kind]['whole'] for run in runs)} of"
+            f" {len(runs)} splits right)"
+        )
     print(f"  {where}: gap {', '.join(parts)}", flush=True)
 
 
 def margins(data: Dataset, quick: bool) -> Study:
-    """What the three tests see when a cluster first rests: clients of one kind against four groups."""
+    """What the three tests see when a cluster first rests: clients of one kind against four
+    groups.
+    """
     rounds, seeds = (40, 1) if quick else (80, 3)
     study: Study = {}
     for points in (100,) if quick else (30, 50, 100, 200, 500):
         for kinds in (1, GROUPS):
             runs = []
             for seed in range(seeds):
-                clients = fc.data.partition(data, LabelSwap(clusters=kinds, samples=points), clients=CLIENTS, seed=seed)
+                clients = fc.data.partition(
+                    data, LabelSwap(clusters=kinds, samples=points), clients=CLIENTS, seed=seed
+                )
                 assert clients.groups is not None
                 runs.append(_at_rest(Federation.of(clients, seed), rounds, clients.groups.numpy()))
             name = f"{points} points, {'one kind' if kinds == 1 else f'{kinds} groups'}"
             study[name] = runs
             print(
-                f"  {name}:", *(f"[round {r['round']}: max/scale {r['longest']:.2f}, stands out {r['stands out']:.2f}]" for r in runs if r)
+                f"  {name}:",
+                *(
+                    f"[round {r['round']}: max/scale {r['longest']:.2f}, stands out"
+                    f" {r['stands out']:.2f}]"
+                    for r in runs
+                    if r
+                ),
             )
     return study
 
@@ -182,7 +258,12 @@ def _at_rest(federation: Federation, rounds: int, groups: np.ndarray) -> Study |
             side, cross = bipartition(similarity)
             noise = noise_level(similarity, side) / MARGIN
             stands_out = float(np.sqrt((1 - cross) / 2)) / noise
-            return {"round": number, "longest": longest / scale, "stands out": stands_out, **look(similarity, groups)}
+            return {
+                "round": number,
+                "longest": longest / scale,
+                "stands out": stands_out,
+                **look(similarity, groups),
+            }
         scale = max(scale, longest) if number <= WARM_UP else scale
     return None
 
@@ -198,7 +279,9 @@ def plot(studies: dict[str, Study], out: Path) -> None:
         print("matplotlib is not installed: no figures")
         return
     if "congruence" in studies:
-        curves = {name: study for name, study in studies["congruence"].items() if isinstance(study, dict)}
+        curves = {
+            name: study for name, study in studies["congruence"].items() if isinstance(study, dict)
+        }
         figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.6), sharey=True)
         for axis, (name, study) in zip(axes, curves.items(), strict=True):
             for kind, label in (("mean", "‖mean Δθ‖"), ("max", "max ‖Δθ_i‖")):
@@ -207,7 +290,10 @@ def plot(studies: dict[str, Study], out: Path) -> None:
             axis.set_xlabel("round")
             axis.legend()
         _save(figure, out / "congruence.png")
-    for name, key, label in (("points", "points", "points a client"), ("rounds", "rounds", "round")):
+    for name, key, label in (
+        ("points", "points", "points a client"),
+        ("rounds", "rounds", "round"),
+    ):
         if name in studies:
             figure, axis = plt.subplots(figsize=(5, 3.6))
             for kind in ("updates", "gradients"):

@@ -1,6 +1,8 @@
-"""Does Clade find the groups, and none where there are none? A table over planted federations on real data.
+"""Does Clade find the groups, and none where there are none? A table over planted federations on
+real data.
 
-python benchmarks/clade_groups.py --data-root FOLDER [--seeds 5] [--only NAME] [--out docs/methods/clade_groups.md]
+python benchmarks/clade_groups.py --data-root FOLDER [--seeds 5] [--only NAME] [--out
+docs/methods/clade_groups.md]
 
 Nothing but the clients and the model is given to the method. FOLDER has mnist.npz and emnist47.npz.
 """
@@ -27,11 +29,15 @@ Make = Callable[[int], Clients]
 def some(data: Dataset, count: int, seed: int) -> Dataset:
     """A random part of the training samples."""
     rows = np.random.default_rng([seed, 1]).permutation(len(data.x_train))[:count]
-    return fc.data.dataset(data.x_train[rows], data.y_train[rows], data.x_test, data.y_test, name=data.name)
+    return fc.data.dataset(
+        data.x_train[rows], data.y_train[rows], data.x_test, data.y_test, name=data.name
+    )
 
 
 def federations(root: str) -> dict[str, tuple[Make, int, int]]:
-    """Name -> (how to make it from a seed, true number of groups, how many seeds for each one asked for)."""
+    """Name -> (how to make it from a seed, true number of groups, how many seeds for each one asked
+    for).
+    """
     data = fc.data
     mnist = data.load("mnist", root)
 
@@ -39,14 +45,20 @@ def federations(root: str) -> dict[str, tuple[Make, int, int]]:
         return lambda seed: data.partition(source, scheme, clients, seed)
 
     def even(clients: int, each: int) -> Make:
-        return lambda seed: data.partition(some(mnist, clients * each, seed), data.Iid(), clients, seed, probe=0)
+        return lambda seed: data.partition(
+            some(mnist, clients * each, seed), data.Iid(), clients, seed, probe=0
+        )
 
     emnist = data.load("emnist47", root)
     return {
         "Scenario 1, about 570 a client": (planted(data.LabelClusters(5, 2), 100), 5, 1),
         "Scenario 1, 30 a client": (planted(data.LabelClusters(5, 2, samples=30), 100), 5, 1),
         "Scenario 2, about 570 a client": (planted(data.LabelClusters(5, 3, overlap=1), 100), 5, 1),
-        "Scenario 2, 30 a client": (planted(data.LabelClusters(5, 3, overlap=1, samples=30), 100), 5, 1),
+        "Scenario 2, 30 a client": (
+            planted(data.LabelClusters(5, 3, overlap=1, samples=30), 100),
+            5,
+            1,
+        ),
         "permuted labels, 100 a client": (planted(data.LabelPermutation(4, samples=100), 40), 4, 1),
         "four rotations, 50 a client": (planted(data.Rotation(4, samples=50), 40), 4, 1),
         "two labels swapped, 200 a client": (planted(data.LabelSwap(4, samples=200), 40), 4, 1),
@@ -57,9 +69,17 @@ def federations(root: str) -> dict[str, tuple[Make, int, int]]:
         "IID, 40 clients of 30": (even(40, 30), 1, 4),
         "IID, 100 clients of 100": (even(100, 100), 1, 4),
         "IID, 600 clients of 30": (even(600, 30), 1, 4),
-        "quantity skew, 100 clients": (lambda s: data.partition(some(mnist, 10_000, s), data.QuantitySkew(0.5), 100, s, probe=0), 1, 4),
+        "quantity skew, 100 clients": (
+            lambda s: data.partition(
+                some(mnist, 10_000, s), data.QuantitySkew(0.5), 100, s, probe=0
+            ),
+            1,
+            4,
+        ),
         "quantity skew, 100 clients, stronger": (
-            lambda s: data.partition(some(mnist, 10_000, s), data.QuantitySkew(0.1), 100, s, probe=0),
+            lambda s: data.partition(
+                some(mnist, 10_000, s), data.QuantitySkew(0.1), 100, s, probe=0
+            ),
             1,
             4,
         ),
@@ -72,7 +92,11 @@ def groups_of(clients: Clients, seed: int, method: fc.Method) -> torch.Tensor:
     assert clients.classes is not None
     objective = Objective(fc.models.MLP(200).build(clients.shape, clients.classes))
     fed = fc.Simulator(clients)
-    return method.with_local_config(fc.LocalTraining(objective)).init(fed, objective.params(), fold_in(seed, "init")).cluster_ids
+    return (
+        method.with_local_config(fc.LocalTraining(objective))
+        .init(fed, objective.params(), fold_in(seed, "init"))
+        .cluster_ids
+    )
 
 
 def main() -> None:
@@ -84,7 +108,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lines = ["| federation | groups found (true) | ARI: mean, least | seeds | seconds |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| federation | groups found (true) | ARI: mean, least | seeds | seconds |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     print("\n".join(lines))
     for name, (make, true, times) in federations(args.data_root).items():
         if args.only not in name:
@@ -93,13 +120,18 @@ def main() -> None:
         for seed in range(args.seeds * times):
             clients = make(seed)
             begin = time.perf_counter()
-            cluster = groups_of(clients, seed, fc.Clade(signature=args.signature, signature_dim=args.size))
+            cluster = groups_of(
+                clients, seed, fc.Clade(signature=args.signature, signature_dim=args.size)
+            )
             spent.append(time.perf_counter() - begin)
             found.append(len(cluster.unique()))
             assert clients.groups is not None
             scores.append(adjusted_rand_score(clients.groups, cluster))
         counts = ", ".join(f"{number}×{found.count(number)}" for number in sorted(set(found)))
-        line = f"| {name} | {counts} ({true}) | {np.mean(scores):.3f}, {min(scores):.3f} | {len(found)} | {np.mean(spent):.1f} |"
+        line = (
+            f"| {name} | {counts} ({true}) | {np.mean(scores):.3f}, {min(scores):.3f} |"
+            f" {len(found)} | {np.mean(spent):.1f} |"
+        )
         lines.append(line)
         print(line, flush=True)
     if args.out:

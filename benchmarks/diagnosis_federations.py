@@ -1,4 +1,6 @@
-"""The federations of benchmarks/diagnosis.py: what is planted, and what a diagnosis should say of it."""
+"""The federations of benchmarks/diagnosis.py: what is planted, and what a diagnosis should say of
+it.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class TurnedHalves:
-    """Four groups: images upright or turned by 90 degrees, and of one half of the classes or of the other."""
+    """Four groups: images upright or turned by 90 degrees, and of one half of the classes or of the
+    other.
+    """
 
     name: ClassVar[str] = "turned_halves"
     samples: int = SAMPLES
@@ -61,7 +65,9 @@ class TurnedHalves:
         return Split(train, test=test, test_part_id=groups // 2, groups=groups, transform=transform)
 
 
-def federation(data: Dataset, name: str, seed: int, clients: int = CLIENTS, samples: int = SAMPLES) -> Clients:
+def federation(
+    data: Dataset, name: str, seed: int, clients: int = CLIENTS, samples: int = SAMPLES
+) -> Clients:
     """One of the planted federations. Of Dirichlet, IID and quantity skew `samples` is the mean."""
     classes = data.classes or 0
     schemes = {
@@ -69,16 +75,26 @@ def federation(data: Dataset, name: str, seed: int, clients: int = CLIENTS, samp
         "quantity skew": fc.data.QuantitySkew(1.0),
         "label clusters": fc.data.LabelClusters(5, classes // 5, samples=samples),
         "Dirichlet 0.1": fc.data.Dirichlet(0.1),
-        "label swap": fc.data.LabelSwap(4, swaps=max(1, classes // 9), samples=samples),  # about a fifth of the classes in each group
+        "label swap": fc.data.LabelSwap(
+            4, swaps=max(1, classes // 9), samples=samples
+        ),  # about a fifth of the classes in each group
         "label permutation": fc.data.LabelPermutation(4, samples=samples),
         "rotation": fc.data.Rotation(4, samples=samples),
         "rotation with label skew": TurnedHalves(samples),
     }
     whole = name in ("IID", "quantity skew", "Dirichlet 0.1")
-    return fc.data.partition(_some(data, clients * samples, seed) if whole else data, schemes[name], clients, seed, probe=0)
+    return fc.data.partition(
+        _some(data, clients * samples, seed) if whole else data,
+        schemes[name],
+        clients,
+        seed,
+        probe=0,
+    )
 
 
 def _some(data: Dataset, count: int, seed: int) -> Dataset:
     """A random part of the training samples."""
     rows = np.random.default_rng([seed, 1]).permutation(len(data.x_train))[:count]
-    return fc.data.dataset(data.x_train[rows], data.y_train[rows], data.x_test, data.y_test, name=data.name)
+    return fc.data.dataset(
+        data.x_train[rows], data.y_train[rows], data.x_test, data.y_test, name=data.name
+    )

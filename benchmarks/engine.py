@@ -1,13 +1,15 @@
 """Seconds a round of the simulator, through the public interface.
 
-python benchmarks/engine.py [--device cpu|cuda] [--rounds 30] [--data-root FOLDER] [--only PART] [--out benchmarks/results/engine.json]
+python benchmarks/engine.py [--device cpu|cuda] [--rounds 30] [--data-root FOLDER] [--only PART]
+[--out benchmarks/results/engine.json]
 
-The job that peers were measured with (benchmarks/bench.py runs them beside us): 100 clients of 200 samples of 784 numbers, MLP
-784-200-62, FedAvg with 20 clients a round, batch 10, learning rate 0.01, one epoch; as a stack of layers that the hand-written path
-knows, and as a model that only autograd can train (a LayerNorm more). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40 clients
-of 50 steps, and FLT's Scenario 4 (2,400 ragged clients of emnist47, 480 a round, five epochs, 100 rounds, all clients evaluated every
-ten). On the CPU pin it (taskset -c 0) and leave the machine alone. The first rounds, in which kernels are loaded and captured, are
-shown apart.
+The job that peers were measured with (benchmarks/bench.py runs them beside us): 100 clients of 200
+samples of 784 numbers, MLP 784-200-62, FedAvg with 20 clients a round, batch 10, learning rate
+0.01, one epoch; as a stack of layers that the hand-written path knows, and as a model that only
+autograd can train (a LayerNorm more). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40
+clients of 50 steps, and FLT's Scenario 4 (2,400 ragged clients of emnist47, 480 a round, five
+epochs, 100 rounds, all clients evaluated every ten). On the CPU pin it (taskset -c 0) and leave the
+machine alone. The first rounds, in which kernels are loaded and captured, are shown apart.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ WARM_UP = 4
 
 def clients(count: int, samples: int, *shape: int) -> Clients:
     generator = torch.Generator().manual_seed(0)
-    inputs, labels = torch.rand(count, samples, *shape, generator=generator), torch.randint(0, 62, (count, samples), generator=generator)
+    inputs, labels = (
+        torch.rand(count, samples, *shape, generator=generator),
+        torch.randint(0, 62, (count, samples), generator=generator),
+    )
     return fc.data.from_arrays(list(zip(inputs, labels, strict=True)))
 
 
@@ -73,7 +78,17 @@ def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
 
     def train(rounds: int, **more: Any) -> fc.Result:
         return fc.run(
-            fc.FedAvg(), data, model, rounds, clients_per_round=480, lr=0.01, batch_size=10, epochs=5, eval_every=10, device=device, **more
+            fc.FedAvg(),
+            data,
+            model,
+            rounds,
+            clients_per_round=480,
+            lr=0.01,
+            batch_size=10,
+            epochs=5,
+            eval_every=10,
+            device=device,
+            **more,
         )
 
     result = train(100, on_round=lambda row: times.append(row["seconds"]))
@@ -92,7 +107,9 @@ def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--data-root")
@@ -103,24 +120,36 @@ def main() -> None:
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "peers' job, dense": lambda: seconds(clients(100, 200, 784), mlp(), rounds, device, 20),
         "peers' job, any module": lambda: seconds(
-            clients(100, 200, 784), mlp(nn.LayerNorm(200, elementwise_affine=False)), rounds, device, 20
+            clients(100, 200, 784),
+            mlp(nn.LayerNorm(200, elementwise_affine=False)),
+            rounds,
+            device,
+            20,
         ),
     }
     if device != "cpu":
-        jobs["480 MLP clients of 25 steps"] = lambda: seconds(clients(480, 250, 784), mlp(), rounds, device, 480)
+        jobs["480 MLP clients of 25 steps"] = lambda: seconds(
+            clients(480, 250, 784), mlp(), rounds, device, 480
+        )
         jobs["LEAF CNN, 40 clients of 50 steps"] = lambda: seconds(
             clients(40, 500, 1, 28, 28), fc.models.LeafCNN(), max(5, rounds // 4), device, 40
         )
     if given.data_root:
-        jobs["Scenario 4, MLP(200)"] = lambda: scenario4(given.data_root, device, fc.models.MLP(200))
-        jobs["Scenario 4, MLP(200, dropout=0.5)"] = lambda: scenario4(given.data_root, device, fc.models.MLP(200, dropout=0.5))
+        jobs["Scenario 4, MLP(200)"] = lambda: scenario4(
+            given.data_root, device, fc.models.MLP(200)
+        )
+        jobs["Scenario 4, MLP(200, dropout=0.5)"] = lambda: scenario4(
+            given.data_root, device, fc.models.MLP(200, dropout=0.5)
+        )
     measured = {}
     for name, job in jobs.items():
         if given.only in name:
             measured[name] = job()
             print(f"{name}: {measured[name]}", flush=True)
     if given.out:
-        given.out.write_text(json.dumps({"about": about(device), "seconds a round": measured}, indent=1) + "\n")
+        given.out.write_text(
+            json.dumps({"about": about(device), "seconds a round": measured}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

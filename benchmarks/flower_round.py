@@ -1,9 +1,11 @@
-"""Seconds of a round in a real federation of four nodes on this machine: fedclade with 20 clients beside Flower's own FedAvg with four.
+"""Seconds of a round in a real federation of four nodes on this machine: fedclade with 20 clients
+beside Flower's own FedAvg with four.
 
     python benchmarks/flower_round.py
 
-Both train the same small model on digits; Flower's strategy is its FedAvg as it comes, with an evaluation each round, as its own example
-has. A round is the time between two lines of the server's log. Writes benchmarks/results/flower_round.json.
+Both train the same small model on digits; Flower's strategy is its FedAvg as it comes, with an
+evaluation each round, as its own example has. A round is the time between two lines of the server's
+log. Writes benchmarks/results/flower_round.json.
 """
 
 from __future__ import annotations
@@ -105,7 +107,9 @@ def made(folder: Path, wards: int, times: Path | None = None) -> Path:
     package = folder / folder.name
     (package / "task.py").write_text(TASK.format(wards=wards))
     if times is not None:
-        (package / "server_app.py").write_text(FLOWER_SERVER.format(package=folder.name, rounds=ROUNDS, times=str(times)))
+        (package / "server_app.py").write_text(
+            FLOWER_SERVER.format(package=folder.name, rounds=ROUNDS, times=str(times))
+        )
         (package / "client_app.py").write_text(FLOWER_CLIENT.format(package=folder.name))
     return folder
 
@@ -116,25 +120,47 @@ def main() -> None:
         ours, theirs = made(Path(place) / "ours", 5), made(Path(place) / "theirs", 1, times)
         federation = Federation.up(Path(place) / "fed", NODES, secure=False)
         try:
-            seconds: dict[str, list[float]] = {"fedclade, 20 clients on 4 nodes": [], "Flower's FedAvg, 4 clients": []}
+            seconds: dict[str, list[float]] = {
+                "fedclade, 20 clients on 4 nodes": [],
+                "Flower's FedAvg, 4 clients": [],
+            }
             for turn in range(2):  # one after the other, twice
                 out = Path(place) / f"out-{turn}"
-                given = {"method.name": "fedavg", "run.rounds": ROUNDS, "federation.sites": NODES, "federation.out": str(out)}
+                given = {
+                    "method.name": "fedavg",
+                    "run.rounds": ROUNDS,
+                    "federation.sites": NODES,
+                    "federation.out": str(out),
+                }
                 if federation.run(ours, given):
                     raise SystemExit("the run with fedclade failed")
-                rows = [json.loads(line) for line in (out / "run-1" / "rounds.jsonl").read_text().splitlines()]
-                seconds["fedclade, 20 clients on 4 nodes"] += [row["seconds"] for row in rows[1:-1]]  # the last has the evaluation
+                rows = [
+                    json.loads(line)
+                    for line in (out / "run-1" / "rounds.jsonl").read_text().splitlines()
+                ]
+                seconds["fedclade, 20 clients on 4 nodes"] += [
+                    row["seconds"] for row in rows[1:-1]
+                ]  # the last has the evaluation
                 times.unlink(missing_ok=True)
                 if federation.run(theirs, {}):
                     raise SystemExit("the run with Flower's FedAvg failed")
-                ends = [float(line) for line in times.read_text().splitlines()]  # before the first round, and after each
-                seconds["Flower's FedAvg, 4 clients"] += [after - before for before, after in pairwise(ends[1:])]
+                ends = [
+                    float(line) for line in times.read_text().splitlines()
+                ]  # before the first round, and after each
+                seconds["Flower's FedAvg, 4 clients"] += [
+                    after - before for before, after in pairwise(ends[1:])
+                ]
         finally:
             federation.down()
     medians = {name: round(statistics.median(values), 2) for name, values in seconds.items()}
     ratio = medians["fedclade, 20 clients on 4 nodes"] / medians["Flower's FedAvg, 4 clients"]
     rounds = {name: [round(value, 2) for value in values] for name, values in seconds.items()}
-    found = {"about": about("cpu"), "seconds a round": medians, "ratio": round(ratio, 2), "all": rounds}
+    found = {
+        "about": about("cpu"),
+        "seconds a round": medians,
+        "ratio": round(ratio, 2),
+        "all": rounds,
+    }
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
 

@@ -1,9 +1,11 @@
-"""When does FLT's recipe find the groups? A table over k, distance, cut and manifold on MNIST, Scenarios 1 and 2.
+"""When does FLT's recipe find the groups? A table over k, distance, cut and manifold on MNIST,
+Scenarios 1 and 2.
 
 python benchmarks/flt_table.py --data-root FOLDER [--seeds 5] [--out docs/methods/flt_table.md]
 
-The shipped encoder, trained on Fashion-MNIST alone, embeds all images of each of 100 clients. Signatures are computed once for each k and
-seed, as `fc.run` with that seed computes them; every distance, cut and manifold then reads the same ones. FOLDER has mnist.npz.
+The shipped encoder, trained on Fashion-MNIST alone, embeds all images of each of 100 clients.
+Signatures are computed once for each k and seed, as `fc.run` with that seed computes them; every
+distance, cut and manifold then reads the same ones. FOLDER has mnist.npz.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from fedclade.training.setup import inject_context
 CLIENTS, GROUPS, GAMMA = 100, 5, 1.0
 SCENARIOS = {
     "Scenario 1: five groups of two classes each": fc.data.LabelClusters(GROUPS, 2),
-    "Scenario 2: five groups of three classes on a ring, neighbours share one": fc.data.LabelClusters(GROUPS, 3, overlap=1),
+    "Scenario 2: five groups of three classes on a ring, neighbours share one": (
+        fc.data.LabelClusters(GROUPS, 3, overlap=1)
+    ),
 }
 KS = (2, 3, 5)
 CUTS: dict[str, dict[str, Any]] = {
@@ -60,24 +64,35 @@ def look(clients: Clients, seed: int) -> dict[Setting, Found]:
             points = on_manifold(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
             for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
                 groups, _ = relate(points, counts, "none", distance, gamma=GAMMA, seed=0, **cut)
-                found[manifold, distance, name, k] = len(np.unique(groups)), adjusted_rand_score(clients.groups, groups)
+                found[manifold, distance, name, k] = (
+                    len(np.unique(groups)),
+                    adjusted_rand_score(clients.groups, groups),
+                )
     return found
 
 
 def table(looks: list[dict[Setting, Found]]) -> str:
     """Rows: manifold, distance, cut; columns: k."""
-    lines = ["| manifold | distance | cut | " + " | ".join(f"k = {k}" for k in KS) + " |", "| --- | --- | --- |" + " --- |" * len(KS)]
+    lines = [
+        "| manifold | distance | cut | " + " | ".join(f"k = {k}" for k in KS) + " |",
+        "| --- | --- | --- |" + " --- |" * len(KS),
+    ]
     for manifold, distance, cut in product(get_args(Manifold), get_args(Distance), CUTS):
         cells = []
         for k in KS:
             seen = [found[manifold, distance, cut, k] for found in looks]
-            cells.append(f"{sum(number == GROUPS for number, _ in seen)}/{len(seen)}, {np.mean([ari for _, ari in seen]):.2f}")
+            cells.append(
+                f"{sum(number == GROUPS for number, _ in seen)}/{len(seen)},"
+                f" {np.mean([ari for _, ari in seen]):.2f}"
+            )
         lines.append(f"| {manifold} | {distance} | {cut} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--data-root", default=None)
     arguments.add_argument("--seeds", type=int, default=5)
     arguments.add_argument("--out", type=Path, default=Path("docs/methods/flt_table.md"))

@@ -2,9 +2,10 @@
 
 python benchmarks/kills.py [--kills 50] [--methods fedavg,cfl,scaffold,clade] [--seed 0]
 
-A 40-round run of the preset `quickstart`, with a checkpoint every round, is killed (SIGKILL) after a random time and resumed, again and
-again; when it has ended, its models, rounds.jsonl and summary.json (less the seconds) are compared with those of an undisturbed run, and
-another one is begun, until there were enough kills. benchmarks/results/kills.json has what came out.
+A 40-round run of the preset `quickstart`, with a checkpoint every round, is killed (SIGKILL) after
+a random time and resumed, again and again; when it has ended, its models, rounds.jsonl and
+summary.json (less the seconds) are compared with those of an undisturbed run, and another one is
+begun, until there were enough kills. benchmarks/results/kills.json has what came out.
 """
 
 from __future__ import annotations
@@ -26,18 +27,37 @@ from fedclade.io import environment_info
 RESULTS = Path(__file__).resolve().parent / "results" / "kills.json"
 ROUNDS = 40
 # Local training long enough that most of a process's life is rounds and not its start.
-SETTINGS = (f"run.rounds={ROUNDS}", "run.checkpoint_every=1", "run.eval_every=4", "model.hidden=256", "local.epochs=8")
+SETTINGS = (
+    f"run.rounds={ROUNDS}",
+    "run.checkpoint_every=1",
+    "run.eval_every=4",
+    "model.hidden=256",
+    "local.epochs=8",
+)
 
 
 def command(method: str, folder: Path, resume: bool) -> list[str]:
     sets = [word for given in (*SETTINGS, f"method.name={method}") for word in ("--set", given)]
-    return [sys.executable, "-m", "fedclade", "run", "quickstart", *sets, "--out", str(folder), "-q", "--no-report"] + [
-        "--resume"
-    ] * resume
+    return [
+        sys.executable,
+        "-m",
+        "fedclade",
+        "run",
+        "quickstart",
+        *sets,
+        "--out",
+        str(folder),
+        "-q",
+        "--no-report",
+    ] + ["--resume"] * resume
 
 
 def start(method: str, folder: Path, resume: bool) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command(method, folder, resume), env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command(method, folder, resume),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+    )
 
 
 def left_behind(folder: Path) -> dict[str, Any]:
@@ -46,7 +66,9 @@ def left_behind(folder: Path) -> dict[str, Any]:
     summary = json.loads((folder / "summary.json").read_text())
     return {
         "models": (folder / "models" / "models.safetensors").read_bytes(),
-        "rounds": [{name: value for name, value in row.items() if name != "seconds"} for row in rows],
+        "rounds": [
+            {name: value for name, value in row.items() if name != "seconds"} for row in rows
+        ],
         "summary": {name: value for name, value in summary.items() if name != "seconds"},
     }
 
@@ -82,11 +104,19 @@ def killed(method: str, kills: int, draw: random.Random, root: Path) -> dict[str
             finish(process)
         runs, same = runs + 1, same + (left_behind(folder) == expected)
         shutil.rmtree(folder)
-    return {"kills": done, "runs": runs, "same": same, "kills_before_the_first_round": at.count(0), "different_rounds": len(set(at))}
+    return {
+        "kills": done,
+        "runs": runs,
+        "same": same,
+        "kills_before_the_first_round": at.count(0),
+        "different_rounds": len(set(at)),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--methods", default="fedavg,cfl,scaffold,clade")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,11 +1,14 @@
 """Long runs: does memory grow with the rounds?
 
-python benchmarks/memory.py [--methods fedavg,scaffold,cfl,clade,ifca,flis_hc] [--teachers] [--rounds 1000] [--clients 1000] [--out FILE]
+python benchmarks/memory.py [--methods fedavg,scaffold,cfl,clade,ifca,flis_hc] [--teachers]
+[--rounds 1000] [--clients 1000] [--out FILE]
 
-Each method runs on the same clients in a process of its own, with a run folder, and an evaluation of all clients and a checkpoint every ten
-rounds. The process's resident memory is read after a twentieth and after each quarter of the rounds. The clients are planted: four groups,
-each of which has names of its own for the same classes. With --teachers each has a linear teacher instead; that is hard to learn from few
-samples, and CFL goes on splitting. benchmarks/results/memory.json has what came out.
+Each method runs on the same clients in a process of its own, with a run folder, and an evaluation
+of all clients and a checkpoint every ten rounds. The process's resident memory is read after a
+twentieth and after each quarter of the rounds. The clients are planted: four groups, each of which
+has names of its own for the same classes. With --teachers each has a linear teacher instead; that
+is hard to learn from few samples, and CFL goes on splitting. benchmarks/results/memory.json has
+what came out.
 """
 
 from __future__ import annotations
@@ -34,7 +37,14 @@ METHODS: dict[str, fc.Method] = {
     "flis_hc": fc.FLIS(mode="hc"),
 }
 GROUPS, NUMBERS, CLASSES, TRAIN, TEST, PROBE = 4, 16, 4, 20, 10, 200
-SETTINGS: dict[str, Any] = {"clients_per_round": 0.2, "lr": 0.1, "batch_size": 10, "eval_every": 10, "checkpoint_every": 10, "workers": 1}
+SETTINGS: dict[str, Any] = {
+    "clients_per_round": 0.2,
+    "lr": 0.1,
+    "batch_size": 10,
+    "eval_every": 10,
+    "checkpoint_every": 10,
+    "workers": 1,
+}
 HIDDEN = 16
 
 
@@ -47,7 +57,11 @@ def planted(clients: int, teachers: bool) -> fc.data.Clients:
     def one(client: int) -> tuple[torch.Tensor, ...]:
         kind, group = torch.randint(0, CLASSES, (TRAIN + TEST,), generator=draw), client % GROUPS
         x = torch.randn(len(kind), NUMBERS, generator=draw)
-        x, y = (x, (x @ linear[group]).argmax(1)) if teachers else (x + middles[kind], (kind + group) % CLASSES)
+        x, y = (
+            (x, (x @ linear[group]).argmax(1))
+            if teachers
+            else (x + middles[kind], (kind + group) % CLASSES)
+        )
         return x[:TRAIN], y[:TRAIN], x[TRAIN:], y[TRAIN:]
 
     dealt = fc.data.from_arrays([one(client) for client in range(clients)])
@@ -77,7 +91,16 @@ def measured(method: str, clients: int, rounds: int, teachers: bool) -> dict[str
     with tempfile.TemporaryDirectory() as folder:
         model = fc.models.MLP(HIDDEN)
         dealt = planted(clients, teachers)
-        result = fc.run(METHODS[method], dealt, model, rounds, out=folder, device="cpu", on_round=on_round, **SETTINGS)
+        result = fc.run(
+            METHODS[method],
+            dealt,
+            model,
+            rounds,
+            out=folder,
+            device="cpu",
+            on_round=on_round,
+            **SETTINGS,
+        )
     told = {name: result.summary[name] for name in ("rounds", "clients", "accuracy", "seconds")}
     growth = round(100 * (found[-1] / found[0] - 1), 2)
     seen = {"after": looks, "resident MB": found, "clusters": clusters, "growth %": growth}
@@ -85,7 +108,9 @@ def measured(method: str, clients: int, rounds: int, teachers: bool) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--teachers", action="store_true")
     parser.add_argument("--rounds", type=int, default=1_000)
@@ -96,11 +121,19 @@ def main() -> None:
     for method in args.methods.split(","):
         # A process each: what one has allocated must not hide what the next one does.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-            found = alone.submit(measured, method, args.clients, args.rounds, args.teachers).result()
-        told = "  ".join(f"{number}: {size:.1f}" for number, size in zip(found["after"], found["resident MB"], strict=True))
+            found = alone.submit(
+                measured, method, args.clients, args.rounds, args.teachers
+            ).result()
+        told = "  ".join(
+            f"{number}: {size:.1f}"
+            for number, size in zip(found["after"], found["resident MB"], strict=True)
+        )
         name = f"{method} teachers" if args.teachers else method
         groups = f"{found['clusters'][0]} to {found['clusters'][-1]} groups"
-        print(f"{name:12} {told}  {found['growth %']:+.2f} %  ({groups}, {found['seconds']:.0f} s)", flush=True)
+        print(
+            f"{name:12} {told}  {found['growth %']:+.2f} %  ({groups}, {found['seconds']:.0f} s)",
+            flush=True,
+        )
         results[name] = {**found, "about": environment_info.about()}
         args.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 

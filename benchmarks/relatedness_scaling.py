@@ -1,11 +1,15 @@
-"""What servers compute to find out who belongs together: seconds and memory against the number of clients.
+"""What servers compute to find out who belongs together: seconds and memory against the number of
+clients.
 
-python benchmarks/relatedness_scaling.py [--quick] [--only WORDS] [--out benchmarks/results/relatedness_scaling.json]
+python benchmarks/relatedness_scaling.py [--quick] [--only WORDS] [--out
+benchmarks/results/relatedness_scaling.json]
 
-Ten planted groups. FLT: 5 centres of 128 numbers, 5 points in the plane; CFL and FedSEM: updates of 2,000 numbers; Clade: sketches of
-128 numbers; FLIS: predictions on 500 inputs of 10 classes; FedGMCC: models of 15,910 weights on 128 inputs. One thread; a point is
-measured in a process of its own, after a small call that loads what is needed. "more MB" is what the peak grew by during the call: inputs
-are not counted, the result is. An exponent of 2 between two sizes: four times the time for twice the clients.
+Ten planted groups. FLT: 5 centres of 128 numbers, 5 points in the plane; CFL and FedSEM: updates of
+2,000 numbers; Clade: sketches of 128 numbers; FLIS: predictions on 500 inputs of 10 classes;
+FedGMCC: models of 15,910 weights on 128 inputs. One thread; a point is measured in a process of its
+own, after a small call that loads what is needed. "more MB" is what the peak grew by during the
+call: inputs are not counted, the result is. An exponent of 2 between two sizes: four times the time
+for twice the clients.
 """
 
 from __future__ import annotations
@@ -36,7 +40,12 @@ from fedclade.clustering.kmeans import kmeans, nearest_centre
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.clustering.set_distances import distances
-from fedclade.clustering.similarity import bipartition, cluster_predictions, cosine, similarity_graph
+from fedclade.clustering.similarity import (
+    bipartition,
+    cluster_predictions,
+    cosine,
+    similarity_graph,
+)
 from fedclade.core.functional_model import Objective
 from fedclade.io.environment_info import about
 
@@ -64,7 +73,9 @@ def planted(clients: int, *shape: int, noise: float = 0.3) -> NDArray[np.float32
 
 
 def in_plane(clients: int) -> Array:
-    """(clients, 5, 2): as a layout puts them, groups far apart, the points of one sort within gamma = 1."""
+    """(clients, 5, 2): as a layout puts them, groups far apart, the points of one sort within gamma
+    = 1.
+    """
     angle = 2 * math.pi * group_of(clients) / GROUPS
     centre = 50 * np.stack([np.cos(angle), np.sin(angle)], 1)
     return np.asarray(planted(clients, CENTRES, 2) + centre[:, None], np.float64)
@@ -90,7 +101,9 @@ def updates(clients: int) -> Tensor:
 def predicted(clients: int) -> Tensor:
     """One-hot, of which four in five are those of the group."""
     label = RNG(0).integers(0, CLASSES, (GROUPS, PROBE))[group_of(clients)]
-    label = np.where(RNG(1).random(label.shape) < 0.2, RNG(2).integers(0, CLASSES, label.shape), label)
+    label = np.where(
+        RNG(1).random(label.shape) < 0.2, RNG(2).integers(0, CLASSES, label.shape), label
+    )
     result = torch.zeros(clients, PROBE, CLASSES)
     return result.scatter_(2, torch.from_numpy(label)[..., None], 1).flatten(1)
 
@@ -136,15 +149,25 @@ def flt_close(points: Array) -> NDArray[np.int64]:
 
 def cfl_newcomers(vectors: Tensor) -> Tensor:
     cached = torch.from_numpy(planted(1_000, vectors.shape[1]))
-    return most_similar(vectors, torch.zeros(len(vectors), dtype=torch.int64), cached, torch.zeros(len(cached), dtype=torch.int64))
+    return most_similar(
+        vectors,
+        torch.zeros(len(vectors), dtype=torch.int64),
+        cached,
+        torch.zeros(len(cached), dtype=torch.int64),
+    )
 
 
 def gmcc_scores(clients: int) -> Tensor:
     """Made anew each time: `Paths` remembers what it has learned."""
     objective = Objective(fc.models.MLP(20).build((784,), CLASSES))
     noise = torch.Generator().manual_seed(0)
-    models = {name: value + 0.02 * torch.randn(clients, *value.shape, generator=noise) for name, value in objective.params().items()}
-    return Paths(objective.outputs, models, torch.rand(128, 784, generator=noise), steps=10).scores()
+    models = {
+        name: value + 0.02 * torch.randn(clients, *value.shape, generator=noise)
+        for name, value in objective.params().items()
+    }
+    return Paths(
+        objective.outputs, models, torch.rand(128, 784, generator=noise), steps=10
+    ).scores()
 
 
 @dataclass(frozen=True)
@@ -156,33 +179,59 @@ class Job:
 
     @property
     def warm_up(self) -> int:
-        """Clients of the first call. UMAP has another search for neighbours, to be compiled too, above 4,096 points."""
+        """Clients of the first call. UMAP has another search for neighbours, to be compiled too,
+        above 4,096 points.
+        """
         return 1_000 if self.compiles else min(40, self.sizes[0])
 
 
 JOBS = {
-    "FLT: layout by UMAP": Job(lambda n: planted(n * CENTRES, EMBEDDING), place, QUADRATIC, compiles=True),
-    "FLT: layout by PCA": Job(lambda n: planted(n * CENTRES, EMBEDDING), lambda points: place(points, "pca"), LINEAR),
+    "FLT: layout by UMAP": Job(
+        lambda n: planted(n * CENTRES, EMBEDDING), place, QUADRATIC, compiles=True
+    ),
+    "FLT: layout by PCA": Job(
+        lambda n: planted(n * CENTRES, EMBEDDING), lambda points: place(points, "pca"), LINEAR
+    ),
     "FLT: distances, matching": Job(in_plane, distances, QUADRATIC),
     "FLT: distances, min": Job(in_plane, lambda points: distances(points, kind="min"), QUADRATIC),
-    "FLT: distances, chamfer": Job(in_plane, lambda points: distances(points, kind="chamfer"), QUADRATIC),
-    "FLT: graph and components": Job(apart, lambda matrix: components(threshold_graph(matrix, 1.0)), QUADRATIC),
+    "FLT: distances, chamfer": Job(
+        in_plane, lambda points: distances(points, kind="chamfer"), QUADRATIC
+    ),
+    "FLT: graph and components": Job(
+        apart, lambda matrix: components(threshold_graph(matrix, 1.0)), QUADRATIC
+    ),
     "FLT: graph, components and mixing rows": Job(apart, flt_mixing, QUADRATIC),
     "FLT: components without a matrix": Job(in_plane, flt_close, LINEAR),
-    "FLT: average linkage, widest gap": Job(apart, lambda matrix: cut_gap(linkage(matrix, "average")), QUADRATIC),
-    "FLT: Ward, ten groups": Job(apart, lambda matrix: cut_number(linkage(matrix, "ward"), min(GROUPS, len(matrix))), QUADRATIC),
+    "FLT: average linkage, widest gap": Job(
+        apart, lambda matrix: cut_gap(linkage(matrix, "average")), QUADRATIC
+    ),
+    "FLT: Ward, ten groups": Job(
+        apart,
+        lambda matrix: cut_number(linkage(matrix, "ward"), min(GROUPS, len(matrix))),
+        QUADRATIC,
+    ),
     "FLT: 100 newcomers": Job(lambda n: planted(n, CENTRES, EMBEDDING), flt_newcomers, LINEAR),
     "CFL: cosines of updates": Job(updates, cosine, QUADRATIC),
     "CFL: bipartition, single": Job(similar, bipartition, QUADRATIC),
-    "CFL: bipartition, complete": Job(similar, lambda matrix: bipartition(matrix, "complete"), QUADRATIC),
-    "CFL: noise": Job(similar, lambda matrix: noise_level(matrix, group_of(len(matrix)) < GROUPS // 2), QUADRATIC),
-    "CFL: newcomers in the tree": Job(lambda n: torch.from_numpy(planted(n, 256)), cfl_newcomers, LINEAR),
+    "CFL: bipartition, complete": Job(
+        similar, lambda matrix: bipartition(matrix, "complete"), QUADRATIC
+    ),
+    "CFL: noise": Job(
+        similar, lambda matrix: noise_level(matrix, group_of(len(matrix)) < GROUPS // 2), QUADRATIC
+    ),
+    "CFL: newcomers in the tree": Job(
+        lambda n: torch.from_numpy(planted(n, 256)), cfl_newcomers, LINEAR
+    ),
     "Clade: groups": Job(sketches, clade_groups, QUADRATIC),
     "Clade: newcomers": Job(sketches, clade_placed, LINEAR),
     "FLIS-DC: who is alike": Job(predicted, lambda rows: similarity_graph(rows, 0.5), QUADRATIC),
-    "FLIS-HC: clusters": Job(predicted, lambda rows: cluster_predictions(rows, 0.3, "average"), QUADRATIC),
+    "FLIS-HC: clusters": Job(
+        predicted, lambda rows: cluster_predictions(rows, 0.3, "average"), QUADRATIC
+    ),
     "FedSEM: k-means": Job(updates, lambda vectors: kmeans(vectors, GROUPS, seed=0), QUADRATIC),
-    "FedSEM: nearest centres": Job(updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR),
+    "FedSEM: nearest centres": Job(
+        updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR
+    ),
     "FedGMCC: all pairs": Job(lambda n: n, gmcc_scores, PAIRS),
 }
 
@@ -211,7 +260,9 @@ def grown(now: dict[str, Any], before: dict[str, Any] | None, what: str) -> floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--only", default="", help="those whose name has these words")
     parser.add_argument("--out", type=Path)
@@ -222,8 +273,18 @@ def main() -> None:
             continue
         before = None
         for clients in (job.sizes[0], 3 * job.sizes[0]) if given.quick else job.sizes:
-            now: dict[str, Any] = {"what": name, "clients": clients, **alone(measured, name, clients, start="fork")}
-            rows.append(now | {"time exponent": grown(now, before, "seconds"), "memory exponent": grown(now, before, "more MB")})
+            now: dict[str, Any] = {
+                "what": name,
+                "clients": clients,
+                **alone(measured, name, clients, start="fork"),
+            }
+            rows.append(
+                now
+                | {
+                    "time exponent": grown(now, before, "seconds"),
+                    "memory exponent": grown(now, before, "more MB"),
+                }
+            )
             print(f"{name}, {clients}: {now['seconds']:.4g} s, {now['more MB']:.0f} MB", flush=True)
             before = now
     print(table("what servers compute", rows))

@@ -1,4 +1,6 @@
-"""What scripts of several studies have in common: which of them to run, on what, and where their numbers go."""
+"""What scripts of several studies have in common: which of them to run, on what, and where their
+numbers go.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,18 @@ T = TypeVar("T")
 
 
 def run_studies(
-    about: str | None, studies: Mapping[str, Callable[[T, bool], Study]], prepare: Callable[[str], T]
+    about: str | None,
+    studies: Mapping[str, Callable[[T, bool], Study]],
+    prepare: Callable[[str], T],
 ) -> tuple[dict[str, Study], Path]:
-    """Run those that the command line names on what `prepare` makes of --data-root, and write a JSON file for each.
+    """Run those that the command line names on what `prepare` makes of --data-root, and write a
+    JSON file for each.
 
     Returns what they found, and the folder.
     """
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-root", required=True, help="folder with mnist.npz")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--quick", action="store_true")

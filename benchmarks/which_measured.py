@@ -1,9 +1,12 @@
-"""All methods on eight small federations of digits, the same for all: what docs/which.md says about methods that no paper's table has.
+"""All methods on eight small federations of digits, the same for all: what docs/which.md says about
+methods that no paper's table has.
 
-python benchmarks/which_measured.py [--seeds 3] [--out benchmarks/results/which.json]      half an hour on one core
+python benchmarks/which_measured.py [--seeds 3] [--out benchmarks/results/which.json]      half an
+hour on one core
 
-20 clients with 64 images on average, 10 of them in a round, 40 rounds, MLP(64), lr 0.1, batches of 10, two epochs, every method with its
-defaults. Methods that must be told a number of groups are told the true one, and 4 where there is none.
+20 clients with 64 images on average, 10 of them in a round, 40 rounds, MLP(64), lr 0.1, batches of
+10, two epochs, every method with its defaults. Methods that must be told a number of groups are
+told the true one, and 4 where there is none.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from fedclade.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "benchmarks" / "results" / "which.json"
-SETTINGS = {"rounds": 40, "clients_per_round": 0.5, "lr": 0.1, "batch_size": 10, "epochs": 2, "eval_every": 0}
+SETTINGS = {
+    "rounds": 40,
+    "clients_per_round": 0.5,
+    "lr": 0.1,
+    "batch_size": 10,
+    "epochs": 2,
+    "eval_every": 0,
+}
 CLIENTS, HIDDEN, NO_GROUPS = 20, 64, 4
 FEDERATIONS: dict[str, Scheme] = {
     "iid": fc.data.Iid(),
@@ -38,19 +48,28 @@ FEDERATIONS: dict[str, Scheme] = {
 
 
 def measured(federation: str, name: str, seed: int) -> dict[str, float | int | None] | None:
-    clients = fc.data.partition(fc.data.load("digits"), FEDERATIONS[federation], clients=CLIENTS, seed=seed)
+    clients = fc.data.partition(
+        fc.data.load("digits"), FEDERATIONS[federation], clients=CLIENTS, seed=seed
+    )
     true = 0 if clients.groups is None else len(clients.groups.unique())
     method = METHODS[name]()
     if name == "oracle" and true < 2:
         return None
     if method.groups == "given" and "clusters" in {field.name for field in fields(method)}:
         method = replace(method, clusters=true if true > 1 else NO_GROUPS)
-    summary = fc.run(method, clients, model=fc.models.MLP(HIDDEN), seed=seed, device="cpu", **SETTINGS).summary
-    return {key: summary[key] for key in ("accuracy", "accuracy_worst10", "clusters", "ari", "bytes_up", "bytes_down")}
+    summary = fc.run(
+        method, clients, model=fc.models.MLP(HIDDEN), seed=seed, device="cpu", **SETTINGS
+    ).summary
+    return {
+        key: summary[key]
+        for key in ("accuracy", "accuracy_worst10", "clusters", "ari", "bytes_up", "bytes_down")
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=OUT)
     told = parser.parse_args()
@@ -65,7 +84,9 @@ def main() -> None:
                     rows.append({"federation": federation, "method": name, "seed": seed, **got})
             if rows and rows[-1]["method"] == name:
                 print(f"{federation}: {name} {rows[-1]['accuracy']:.1f}", flush=True)
-    told.out.write_text(json.dumps({"about": about(), "settings": SETTINGS, "rows": rows}, indent=1) + "\n")
+    told.out.write_text(
+        json.dumps({"about": about(), "settings": SETTINGS, "rows": rows}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

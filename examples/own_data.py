@@ -1,4 +1,6 @@
-"""Your own data, model and loss: twelve sensors that follow one of two laws, a linear model, the absolute error."""
+"""Your own data, model and loss: twelve sensors that follow one of two laws, a linear model, the
+absolute error.
+"""
 
 import torch
 from torch import nn
@@ -20,5 +22,13 @@ def absolute(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 clients = fc.data.from_arrays([sensor(1.0 if number % 2 else -1.0) for number in range(12)])
 for method in (fc.FedAvg(), fc.Local(), fc.Clade()):
-    result = fc.run(method, clients, model=nn.Linear(3, 1), rounds=20, clients_per_round=1.0, lr=0.05, loss=absolute)
+    result = fc.run(
+        method,
+        clients,
+        model=nn.Linear(3, 1),
+        rounds=20,
+        clients_per_round=1.0,
+        lr=0.05,
+        loss=absolute,
+    )
     print(f"{method.title}: mean absolute error {result.summary['loss']:.3f}")

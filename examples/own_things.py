@@ -1,6 +1,7 @@
 """A data set, a partition, a model and a method of your own, named on the command line:
 
-fedclade run quickstart --import examples/own_things.py --set data.name=moons --set partition.name=halves --set model.name=tiny \
+fedclade run quickstart --import examples/own_things.py --set data.name=moons --set
+partition.name=halves --set model.name=tiny \
     --set method.name=even
 """
 
@@ -33,10 +34,18 @@ class Halves:
     name: ClassVar[str] = "halves"
 
     def split(self, data: fc.data.Dataset, clients: int, rng: np.random.Generator) -> fc.data.Split:
-        sides = [np.flatnonzero(data.x_train[:, 0].numpy() > 0.5), np.flatnonzero(data.x_train[:, 0].numpy() <= 0.5)]
+        sides = [
+            np.flatnonzero(data.x_train[:, 0].numpy() > 0.5),
+            np.flatnonzero(data.x_train[:, 0].numpy() <= 0.5),
+        ]
         groups = np.arange(clients) % 2
-        shares = [np.array_split(rng.permutation(side), np.sum(groups == group)) for group, side in enumerate(sides)]
-        return fc.data.Split(train=[shares[group][client // 2] for client, group in enumerate(groups)], groups=groups)
+        shares = [
+            np.array_split(rng.permutation(side), np.sum(groups == group))
+            for group, side in enumerate(sides)
+        ]
+        return fc.data.Split(
+            train=[shares[group][client // 2] for client, group in enumerate(groups)], groups=groups
+        )
 
 
 @fc.register("model", "tiny")
@@ -47,7 +56,9 @@ class Tiny:
     width: int = 8
 
     def build(self, shape: Sequence[int], classes: int) -> nn.Module:
-        return nn.Sequential(nn.Linear(shape[0], self.width), nn.Tanh(), nn.Linear(self.width, classes))
+        return nn.Sequential(
+            nn.Linear(shape[0], self.width), nn.Tanh(), nn.Linear(self.width, classes)
+        )
 
 
 @fc.register("method", "even")
@@ -61,12 +72,25 @@ class Even(fc.Method):
     server_visibility: ClassVar = "sum"
 
     def init(self, fed: fc.Federation, params: Tree, key: int) -> fc.State:
-        return fc.State(models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64))
+        return fc.State(
+            models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64)
+        )
 
     def round(self, fed: fc.Federation, state: fc.State, cohort: Tensor, key: int) -> fc.State:
         cluster = state.cluster_ids[cohort]
-        add = fc.SegmentSum(segment_ids=cluster, weights=torch.ones(len(cohort)), num_segments=len(state), robust_ok=True)
-        got = fed.map(fc.sgd(self.local), cohort, per_client=fc.ModelAssignment(state.models, cluster), key=key, reduce=add)
+        add = fc.SegmentSum(
+            segment_ids=cluster,
+            weights=torch.ones(len(cohort)),
+            num_segments=len(state),
+            robust_ok=True,
+        )
+        got = fed.map(
+            fc.sgd(self.local),
+            cohort,
+            per_client=fc.ModelAssignment(state.models, cluster),
+            key=key,
+            reduce=add,
+        )
         return replace(state, models=weighted_mean(got.sums, got.total_weight, keep=state.models))
 
     def add_clients(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:

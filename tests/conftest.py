@@ -1,4 +1,6 @@
-"""Fixtures for all tests. Real data are looked for beside the repository; without them the tests that want them are skipped."""
+"""Fixtures for all tests. Real data are looked for beside the repository; without them the tests
+that want them are skipped.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,27 @@ UNPACKED = ROOT / "data"
 
 @pytest.fixture(scope="session")
 def real_data() -> Callable[[str], Path]:
-    """The path of NAME.npz: from $FEDCLADE_DATA, or unpacked once from ../shared/data into ./data."""
+    """The path of NAME.npz: from $FEDCLADE_DATA, or unpacked once from ../shared/data into
+    ./data.
+    """
 
     def find(name: str) -> Path:
         for folder in (os.environ.get("FEDCLADE_DATA"), UNPACKED):
             if folder and (path := Path(folder) / f"{name}.npz").exists():
                 return path
         if not UNPACK.exists():
-            pytest.skip(f"real data: no {name}.npz in $FEDCLADE_DATA or {UNPACKED}, and no {UNPACK} to unpack it from")
+            pytest.skip(
+                f"real data: no {name}.npz in $FEDCLADE_DATA or {UNPACKED}, and no {UNPACK} to"
+                " unpack it from"
+            )
         UNPACKED.mkdir(exist_ok=True)
         path = UNPACKED / f"{name}.npz"
         with (UNPACKED / ".lock").open("w") as lock:  # two test processes may want the same file
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                subprocess.run([sys.executable, UNPACK, UNPACKED, name], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run(
+                    [sys.executable, UNPACK, UNPACKED, name], check=True, stdout=subprocess.DEVNULL
+                )
         return path
 
     return find
@@ -61,10 +70,16 @@ def digits() -> Clients:
 
 @pytest.fixture
 def ragged() -> Clients:
-    """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class only; no test part, a probe of 30."""
+    """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class
+    only; no test part, a probe of 30.
+    """
     generator = torch.Generator().manual_seed(0)
     pairs = []
     for client, size in enumerate((5, 1, 40, 2, 23, 11)):
-        y = torch.full((size,), client % 3) if client % 2 else torch.randint(0, 3, (size,), generator=generator)
+        y = (
+            torch.full((size,), client % 3)
+            if client % 2
+            else torch.randint(0, 3, (size,), generator=generator)
+        )
         pairs.append((torch.randn(size, 6, generator=generator), y))
     return replace(from_arrays(pairs), probe=torch.randn(30, 6, generator=generator))

@@ -1,4 +1,6 @@
-"""The peers' own environments, in .bench/: made from the requirements beside this file, once, and again when these change."""
+"""The peers' own environments, in .bench/: made from the requirements beside this file, once, and
+again when these change.
+"""
 
 from __future__ import annotations
 
@@ -40,5 +42,18 @@ def _install(python: Path, *what: str) -> None:
 def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or done.stdout.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise CannotBuild(next((line.removeprefix("ERROR: ") for line in reversed(lines) if line.startswith("ERROR: ")), lines[-1]))
+        lines = (
+            done.stderr.strip().splitlines()
+            or done.stdout.strip().splitlines()
+            or [f"exit status {done.returncode}"]
+        )
+        raise CannotBuild(
+            next(
+                (
+                    line.removeprefix("ERROR: ")
+                    for line in reversed(lines)
+                    if line.startswith("ERROR: ")
+                ),
+                lines[-1],
+            )
+        )

@@ -1,4 +1,5 @@
-"""fedclade through its public interface; with the word "any", on a module that only its generic path can train.
+"""fedclade through its public interface; with the word "any", on a module that only its generic
+path can train.
 
 The clients of a round are fedclade's own choice: fc.run draws them from its seed.
 """
@@ -17,7 +18,9 @@ from fedclade.core.kernels.mlp import dense_form
 
 
 class OwnModule(nn.Module):
-    """The same mathematics, but with a branch: nothing that looks at the module can see a plain chain of layers."""
+    """The same mathematics, but with a branch: nothing that looks at the module can see a plain
+    chain of layers.
+    """
 
     def __init__(self, first: nn.Linear, relu: nn.ReLU, last: nn.Linear) -> None:
         super().__init__()
@@ -37,11 +40,16 @@ def main(job_path: str, out_path: str, kind: str = "chain") -> None:
     recognised = dense_form(model, tuple(name for name, _ in model.named_parameters())) is not None
     if recognised != (kind == "chain"):
         sys.exit(
-            f"fedclade takes the {'dense' if recognised else 'generic'} path for the module '{kind}': this would measure the wrong one."
+            f"fedclade takes the {'dense' if recognised else 'generic'} path for the module"
+            f" '{kind}': this would measure the wrong one."
         )
     clients = fc.data.from_arrays(list(zip(torch.tensor(job.x), torch.tensor(job.y), strict=True)))
 
-    turns = Turns(job.rounds, {"fedclade": fc.__version__, "torch": torch.__version__}, torch.get_num_threads())
+    turns = Turns(
+        job.rounds,
+        {"fedclade": fc.__version__, "torch": torch.__version__},
+        torch.get_num_threads(),
+    )
     result = fc.run(
         fc.FedAvg(),
         clients,

@@ -1,4 +1,6 @@
-"""fedjax: its own federated averaging, with the default back end for one device (jax.jit of a client's step)."""
+"""fedjax: its own federated averaging, with the default back end for one device (jax.jit of a
+client's step).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def main(job_path: str, out_path: str) -> None:
     model = fedjax.create_model_from_haiku(
         forward,
         sample_batch={"x": job.x[0, :1], "y": job.y[0, :1]},
-        train_loss=lambda batch, outputs: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], outputs),
+        train_loss=lambda batch, outputs: fedjax.metrics.unreduced_cross_entropy_loss(
+            batch["y"], outputs
+        ),
     )
     algorithm = fedjax.algorithms.fed_avg.federated_averaging(
         fedjax.model_grad(model),
@@ -27,8 +31,16 @@ def main(job_path: str, out_path: str) -> None:
         server_optimizer=fedjax.optimizers.sgd(1.0),
         client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(batch_size=BATCH),
     )
-    layers = {"mlp/~/linear_0": "0", "mlp/~/linear_1": "2"}  # haiku's names and ours; haiku's matrices are inputs × outputs
-    state = algorithm.init({name: {"w": job.weights[f"{at}.weight"].T, "b": job.weights[f"{at}.bias"]} for name, at in layers.items()})
+    layers = {
+        "mlp/~/linear_0": "0",
+        "mlp/~/linear_1": "2",
+    }  # haiku's names and ours; haiku's matrices are inputs × outputs
+    state = algorithm.init(
+        {
+            name: {"w": job.weights[f"{at}.weight"].T, "b": job.weights[f"{at}.bias"]}
+            for name, at in layers.items()
+        }
+    )
     clients = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in zip(job.x, job.y, strict=True)]
     keys = jax.random.PRNGKey(0)
 
@@ -36,7 +48,9 @@ def main(job_path: str, out_path: str) -> None:
     turns = Turns(job.rounds, versions, threads=len(os.sched_getaffinity(0)))
     for cohort in job.cohorts:
         keys, *own = jax.random.split(keys, 1 + len(cohort))
-        state, _ = algorithm.apply(state, [(client, clients[client], key) for client, key in zip(cohort, own, strict=True)])
+        state, _ = algorithm.apply(
+            state, [(client, clients[client], key) for client, key in zip(cohort, own, strict=True)]
+        )
         jax.block_until_ready(state.params)
         turns.round_done()
     weights = {f"{at}.weight": state.params[name]["w"].T for name, at in layers.items()}

@@ -1,4 +1,6 @@
-"""What a client of Flower does. A module of its own, so that Ray's actors import it, and keep data and model, instead of unpickling it."""
+"""What a client of Flower does. A module of its own, so that Ray's actors import it, and keep data
+and model, instead of unpickling it.
+"""
 
 from __future__ import annotations
 
@@ -26,5 +28,8 @@ def local_training(message: Message, context: Context) -> Message:
     client = int(context.node_config["partition-id"])
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     train(model, x[client], y[client])
-    reply = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y[client])})}
+    reply = {
+        "arrays": ArrayRecord(model.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y[client])}),
+    }
     return Message(RecordDict(reply), reply_to=message)

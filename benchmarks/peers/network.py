@@ -18,11 +18,19 @@ def layers_for(weights: Mapping[str, np.ndarray]) -> tuple[nn.Linear, nn.ReLU, n
 
 def fill(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
     """By position: a module may name its two layers as it likes."""
-    module.load_state_dict({own: torch.tensor(weights[name]) for own, name in zip(module.state_dict(), NAMES, strict=True)})
+    module.load_state_dict(
+        {
+            own: torch.tensor(weights[name])
+            for own, name in zip(module.state_dict(), NAMES, strict=True)
+        }
+    )
 
 
 def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
-    return {name: value.detach().numpy() for name, value in zip(NAMES, module.state_dict().values(), strict=True)}
+    return {
+        name: value.detach().numpy()
+        for name, value in zip(NAMES, module.state_dict().values(), strict=True)
+    }
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor) -> None:

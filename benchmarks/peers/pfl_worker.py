@@ -1,4 +1,6 @@
-"""pfl-research: its simulated back end and federated averaging. Users' tensors stay in memory and pfl caches their batches."""
+"""pfl-research: its simulated back end and federated averaging. Users' tensors stay in memory and
+pfl caches their batches.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from worker import BATCH, LEARNING_RATE, Job, Turns, write_weights
 
 
 class Network(nn.Sequential):
-    """With the two methods pfl asks for. It evaluates in its first round, which is a warm-up, and not again."""
+    """With the two methods pfl asks for. It evaluates in its first round, which is a warm-up, and
+    not again.
+    """
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self(x), y)
@@ -37,7 +41,9 @@ class AfterRound(TrainingProcessCallback):
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
 
-    def after_central_iteration(self, aggregate_metrics: Any, model: Any, *, central_iteration: int) -> tuple[bool, Metrics]:
+    def after_central_iteration(
+        self, aggregate_metrics: Any, model: Any, *, central_iteration: int
+    ) -> tuple[bool, Metrics]:
         self.turns.round_done()
         return False, Metrics()
 
@@ -46,12 +52,21 @@ def main(job_path: str, out_path: str) -> None:
     job = Job(job_path)
     network = Network(*layers_for(job.weights))
     fill(network, job.weights)
-    users = [PyTorchTensorDataset((torch.tensor(x), torch.tensor(y))) for x, y in zip(job.x, job.y, strict=True)]
+    users = [
+        PyTorchTensorDataset((torch.tensor(x), torch.tensor(y)))
+        for x, y in zip(job.x, job.y, strict=True)
+    ]
     next_user = iter(job.cohorts.flatten().tolist())
     data = FederatedDataset(users.__getitem__, lambda: next(next_user))
-    model = PyTorchModel(network, torch.optim.SGD, central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0))
+    model = PyTorchModel(
+        network, torch.optim.SGD, central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0)
+    )
 
-    turns = Turns(job.rounds, {name: version(name) for name in ("pfl", "torch", "numpy")}, torch.get_num_threads())
+    turns = Turns(
+        job.rounds,
+        {name: version(name) for name in ("pfl", "torch", "numpy")},
+        torch.get_num_threads(),
+    )
     FederatedAveraging().run(
         NNAlgorithmParams(
             central_num_iterations=job.rounds,
@@ -61,7 +76,9 @@ def main(job_path: str, out_path: str) -> None:
         ),
         SimulatedBackend(training_data=data, val_data=data, postprocessors=[WeightByDatapoints()]),
         model,
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH),
+        NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=LEARNING_RATE, local_batch_size=BATCH
+        ),
         callbacks=[AfterRound(turns)],
         send_metrics_to_platform=False,
     )

@@ -1,8 +1,9 @@
-"""What every contestant has in common: the job's file, its turns, and where its weights go. Runs in every environment: numpy only.
+"""What every contestant has in common: the job's file, its turns, and where its weights go. Runs in
+every environment: numpy only.
 
-A worker is started as `python X_worker.py JOB.npz OUT.npz`. It prints a line of JSON when it is ready (its versions). It then reads lines
-that hold a number of rounds, runs as many and prints their seconds as a JSON list, until the rounds of the job are done; last it
-writes its weights.
+A worker is started as `python X_worker.py JOB.npz OUT.npz`. It prints a line of JSON when it is
+ready (its versions). It then reads lines that hold a number of rounds, runs as many and prints
+their seconds as a JSON list, until the rounds of the job are done; last it writes its weights.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import numpy as np
 # The job, the same for all: its arrays are in the file.
 LEARNING_RATE = 0.01
 BATCH = 10
-NAMES = ("0.weight", "0.bias", "2.weight", "2.bias")  # of nn.Sequential(nn.Linear, nn.ReLU, nn.Linear): the weights in the files
+NAMES = (
+    "0.weight",
+    "0.bias",
+    "2.weight",
+    "2.bias",
+)  # of nn.Sequential(nn.Linear, nn.ReLU, nn.Linear): the weights in the files
 
 
 class Job:
@@ -36,18 +42,22 @@ class Job:
 
 
 class Turns:
-    """Lets rounds pass as the coordinator says and takes their times, from the end of one call to the beginning of the next.
+    """Lets rounds pass as the coordinator says and takes their times, from the end of one call to
+    the beginning of the next.
 
     threads: how many a matrix product of this contestant takes.
     """
 
     def __init__(self, rounds: int, versions: Mapping[str, str], threads: int) -> None:
-        # Libraries print too: what they print goes to the log (stderr), and the protocol has the real stdout to itself.
+        # Libraries print too: what they print goes to the log (stderr), and the protocol has the
+        # real stdout to itself.
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._to_come, self._granted, self._began = rounds, 0, 0.0
         self._seconds: list[float] = []
-        self._answer({"versions": {"python": sys.version.split()[0], **versions}, "threads": threads})
+        self._answer(
+            {"versions": {"python": sys.version.split()[0], **versions}, "threads": threads}
+        )
         self._wait()
 
     def round_done(self) -> None:

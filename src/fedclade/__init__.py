@@ -1,8 +1,9 @@
-"""fedclade: clustered federated learning. Find which clients belong together, train one model per group, give each client its own.
+"""fedclade: clustered federated learning. Find which clients belong together, train one model per
+group, give each client its own.
 
 import fedclade as fc
-clients = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=50, seed=0)
-result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
+clients = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2),
+clients=50, seed=0) result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
 result.summary; result.clusters; result.model_of(7)
 """
 

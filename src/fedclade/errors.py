@@ -1,4 +1,6 @@
-"""Errors that a person can mend: each says which field or client, what was given, what is allowed, what to do."""
+"""Errors that a person can mend: each says which field or client, what was given, what is allowed,
+what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from collections.abc import Iterable
 
 
 class FedcladeError(Exception):
-    """Base of every error that fedclade raises on purpose. The command line prints it without a traceback."""
+    """Base of every error that fedclade raises on purpose. The command line prints it without a
+    traceback.
+    """
 
 
 class InvalidInputError(FedcladeError, ValueError):
@@ -23,7 +27,9 @@ class WriteError(FedcladeError, OSError):
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` where something known is close to what was given, else what is known."""
+    """`" Did you mean 'x'?"` where something known is close to what was given, else what is
+    known.
+    """
     names = sorted(known)
     close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     if close:

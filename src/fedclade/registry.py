@@ -1,6 +1,7 @@
 """Names for the command line: methods, data sets, models and partitions, ours and a user's own.
 
-A user's file registers by a decorator and is named with `--import FILE`; nothing is imported because an experiment file says so.
+A user's file registers by a decorator and is named with `--import FILE`; nothing is imported
+because an experiment file says so.
 
     @fc.register("method", "mine")
     @dataclass(frozen=True)
@@ -21,7 +22,12 @@ from fedclade.methods import METHODS, Method
 from fedclade.models import MODELS
 
 Kind: TypeAlias = Literal["method", "dataset", "model", "partition"]
-REGISTRY: dict[Kind, dict[str, Any]] = {"method": METHODS, "dataset": DATASETS, "model": MODELS, "partition": PARTITIONS}
+REGISTRY: dict[Kind, dict[str, Any]] = {
+    "method": METHODS,
+    "dataset": DATASETS,
+    "model": MODELS,
+    "partition": PARTITIONS,
+}
 T = TypeVar("T")
 _IMPORTED: list[str] = []
 
@@ -34,7 +40,9 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
     def enter(thing: T) -> T:
         known = REGISTRY[kind]
         if name in known and known[name].__module__.split(".")[0] == "fedclade":
-            raise InvalidInputError(f"register: the {kind} '{name}' is fedclade's own; choose another name.")
+            raise InvalidInputError(
+                f"register: the {kind} '{name}' is fedclade's own; choose another name."
+            )
         _check(kind, name, thing)
         if kind != "dataset":
             thing.name = name  # type: ignore[attr-defined]
@@ -53,13 +61,20 @@ def _check(kind: Kind, name: str, thing: Any) -> None:
     elif not isinstance(thing, type):
         raise InvalidInputError(f"{what} must be a class.")
     elif kind == "method":
-        missing = [field for field in ("title", "paper", "client_disclosure", "server_visibility") if not hasattr(thing, field)]
+        missing = [
+            field
+            for field in ("title", "paper", "client_disclosure", "server_visibility")
+            if not hasattr(thing, field)
+        ]
         if not issubclass(thing, Method) or missing:
             raise InvalidInputError(
-                f"{what} must be a dataclass that extends fc.Method" + (f" and says its {', '.join(missing)}." if missing else ".")
+                f"{what} must be a dataclass that extends fc.Method"
+                + (f" and says its {', '.join(missing)}." if missing else ".")
             )
     elif not hasattr(thing, verb := "build" if kind == "model" else "split"):
-        raise InvalidInputError(f"{what} must be a class with a method {verb}; see examples/own_things.py.")
+        raise InvalidInputError(
+            f"{what} must be a class with a method {verb}; see examples/own_things.py."
+        )
 
 
 def find(kind: Kind, name: str, where: str) -> Any:
@@ -88,4 +103,6 @@ def import_file(path: str) -> None:
     except FedcladeError:
         raise
     except (Exception, SystemExit) as error:
-        raise InvalidInputError(f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise InvalidInputError(
+            f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error

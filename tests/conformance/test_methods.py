@@ -1,4 +1,6 @@
-"""What every method promises on every engine. A method joins by being listed in METHODS, an engine by an entry in ENGINES."""
+"""What every method promises on every engine. A method joins by being listed in METHODS, an engine
+by an entry in ENGINES.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,21 @@ import torch
 from tests.unit.engines.remote.in_process_transport import Remote
 from torch import Tensor
 
-from fedclade import FLT, IFCA, PCAHC, SCAFFOLD, Clade, FedGMCC, FedSEM, LGFedAvg, LocalTraining, Method, PerFedAvg, Simulator, State
+from fedclade import (
+    FLT,
+    IFCA,
+    PCAHC,
+    SCAFFOLD,
+    Clade,
+    FedGMCC,
+    FedSEM,
+    LGFedAvg,
+    LocalTraining,
+    Method,
+    PerFedAvg,
+    Simulator,
+    State,
+)
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
@@ -33,7 +49,9 @@ ENGINES: dict[str, Callable[..., Any]] = {
 CHUNKS = (1, 2, 5, None)
 CASES: dict[str, Callable[[], Method]] = {
     **METHODS,
-    "ifca, all options": lambda: IFCA(clusters=2, shared_layers="trunk", warm_up=1, num_restarts=2, trial_rounds=1),
+    "ifca, all options": lambda: IFCA(
+        clusters=2, shared_layers="trunk", warm_up=1, num_restarts=2, trial_rounds=1
+    ),
     "scaffold, option 1": lambda: SCAFFOLD(option=1, weights="clients", server_lr=0.5),
     "per_fedavg, hessian-free": lambda: PerFedAvg(variant="hessian-free"),
     "flis_dc, soft": lambda: FLISDC(labels="soft", beta=0.8),
@@ -49,21 +67,33 @@ CASES: dict[str, Callable[[], Method]] = {
 pytestmark = [
     pytest.mark.parametrize("name", CASES),
     pytest.mark.parametrize("engine", ENGINES),
-    pytest.mark.filterwarnings("ignore:manifold"),  # FLT says that these federations are too small for UMAP
+    pytest.mark.filterwarnings(
+        "ignore:manifold"
+    ),  # FLT says that these federations are too small for UMAP
 ]
 
 
 class Federation:
     """A method on an engine, driven as the runner drives it."""
 
-    def __init__(self, name: str, engine: str, clients: Clients, faults: Faults | None = None, **options: Any) -> None:
+    def __init__(
+        self, name: str, engine: str, clients: Clients, faults: Faults | None = None, **options: Any
+    ) -> None:
         torch.manual_seed(0)
         self.objective = Objective(MLP(8).build(clients.shape, 10))
-        groups = torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups  # some truth, for those who are told it
+        groups = (
+            torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups
+        )  # some truth, for those who are told it
         method = inject_context(CASES[name](), replace(clients, groups=groups), seed=0)
-        self.method: Method = method.with_local_config(LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2))
+        self.method: Method = method.with_local_config(
+            LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
+        )
         module = getattr(self.method, "encoder_module", None)
-        here = NodeContext(self.objective, None if module is None else Encoder(module), getattr(self.method, "secret", None))
+        here = NodeContext(
+            self.objective,
+            None if module is None else Encoder(module),
+            getattr(self.method, "secret", None),
+        )
         self.fed = ENGINES[engine](clients, here, faults=faults, **options)
         self.params = self.objective.params()
         self.fed.init_client_state(self.method.initial_client_state(self.params))
@@ -74,14 +104,20 @@ class Federation:
         return state
 
     def round(self, state: State, number: int, cohort: Tensor) -> State:
-        state, cohort = self.method.prepare_cohort(self.fed, state, cohort, fold_in(0, "admit", number))
+        state, cohort = self.method.prepare_cohort(
+            self.fed, state, cohort, fold_in(0, "admit", number)
+        )
         state = self.method.round(self.fed, state, cohort, fold_in(0, "round", number))
         self.fed.client_state.commit(number)
         return state
 
     def admitted(self, state: State, ids: Tensor, number: int) -> State:
         unknown = ids[state.cluster_ids[ids] == UNKNOWN]
-        return self.method.add_clients(self.fed, state, unknown, fold_in(0, "admit", number)) if len(unknown) else state
+        return (
+            self.method.add_clients(self.fed, state, unknown, fold_in(0, "admit", number))
+            if len(unknown)
+            else state
+        )
 
     def rounds(self, state: State, *cohorts: Tensor, first: int = 1) -> State:
         for number, cohort in enumerate(cohorts, start=first):
@@ -93,7 +129,11 @@ class Federation:
         ids = torch.arange(len(self.fed.sizes))
         state = self.admitted(state, ids, 10**6)
         known = ids[state.cluster_ids != UNKNOWN]
-        memory = self.fed.read(known) if isinstance(self.fed, Remote) else self.fed.client_state.read(known)
+        memory = (
+            self.fed.read(known)
+            if isinstance(self.fed, Remote)
+            else self.fed.client_state.read(known)
+        )
         return self.method.assign_models(state, known).gather(memory)
 
     def goes_on_from(self, other: Federation, number: int) -> None:
@@ -113,7 +153,9 @@ def same(one: Tree, other: Tree) -> bool:
 
 
 def all_finite(tree: Tree) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in tree.values() if value.is_floating_point())
+    return all(
+        bool(torch.isfinite(value).all()) for value in tree.values() if value.is_floating_point()
+    )
 
 
 def test_is_declared(name: str, engine: str) -> None:
@@ -132,7 +174,9 @@ def test_gives_every_client_a_finite_model(name: str, engine: str, ragged: Clien
     assert served.keys() == case.params.keys()
     assert all(len(value) == len(ragged) for value in served.values())
     assert all_finite(served)
-    assert not same(served, {key: value.expand(len(ragged), *value.shape) for key, value in case.params.items()})
+    assert not same(
+        served, {key: value.expand(len(ragged), *value.shape) for key, value in case.params.items()}
+    )
 
 
 def test_chunk_size_changes_no_bit(name: str, engine: str, ragged: Clients) -> None:
@@ -168,7 +212,10 @@ def test_poison_is_refused(name: str, engine: str, ragged: Clients) -> None:
     def poison(key: int, client: int, reply: Tree) -> Tree | None:
         if client != 2:
             return reply
-        return {key: torch.full_like(value, torch.nan) if value.is_floating_point() else value for key, value in reply.items()}
+        return {
+            key: torch.full_like(value, torch.nan) if value.is_floating_point() else value
+            for key, value in reply.items()
+        }
 
     case = Federation(name, engine, ragged, faults=poison)
     sent = []
@@ -183,7 +230,11 @@ def test_poison_is_refused(name: str, engine: str, ragged: Clients) -> None:
     state = case.rounds(case.init(), torch.arange(len(ragged)))
     assert all_finite(flatten(state))
     if case.fed.traffic.up:
-        assert any(failure.client == 2 and "finite" in failure.reason for replies in sent for failure in replies.failures)
+        assert any(
+            failure.client == 2 and "finite" in failure.reason
+            for replies in sent
+            for failure in replies.failures
+        )
 
 
 def test_nobody_answers_and_nothing_is_lost(name: str, engine: str, ragged: Clients) -> None:
@@ -201,7 +252,9 @@ def test_nobody_answers_and_nothing_is_lost(name: str, engine: str, ragged: Clie
     assert same(case.served(after), before)
 
 
-def test_a_client_that_comes_late_and_alone_is_admitted(name: str, engine: str, ragged: Clients) -> None:
+def test_a_client_that_comes_late_and_alone_is_admitted(
+    name: str, engine: str, ragged: Clients
+) -> None:
     here = False
 
     def answer(key: int, client: int, reply: Tree) -> Tree | None:
@@ -217,15 +270,27 @@ def test_a_client_that_comes_late_and_alone_is_admitted(name: str, engine: str, 
 
 def test_late_clients_are_admitted(name: str, engine: str, ragged: Clients) -> None:
     early = replace(
-        ragged, train=RaggedIndex(ragged.train.index[: int(ragged.train.offsets[3])], ragged.train.offsets[:4]), test_part_id=ragged.test_part_id[:3]
+        ragged,
+        train=RaggedIndex(
+            ragged.train.index[: int(ragged.train.offsets[3])], ragged.train.offsets[:4]
+        ),
+        test_part_id=ragged.test_part_id[:3],
     )
     first = Federation(name, engine, early)
     state = first.rounds(first.init(), torch.arange(3))
     later = Federation(name, engine, ragged)
     later.goes_on_from(first, 1)
-    known, unknown = (torch.nonzero(which).flatten() for which in (state.cluster_ids != UNKNOWN, state.cluster_ids == UNKNOWN))
+    known, unknown = (
+        torch.nonzero(which).flatten()
+        for which in (state.cluster_ids != UNKNOWN, state.cluster_ids == UNKNOWN)
+    )
     before = state.cluster_ids[known]
-    state = later.method.add_clients(later.fed, state, torch.cat([unknown, torch.arange(3, len(ragged))]), key=fold_in(0, "admit"))
+    state = later.method.add_clients(
+        later.fed,
+        state,
+        torch.cat([unknown, torch.arange(3, len(ragged))]),
+        key=fold_in(0, "admit"),
+    )
     assert len(state.cluster_ids) == len(ragged)
     assert bool((state.cluster_ids >= 0).all())
     assert torch.equal(state.cluster_ids[known], before)
@@ -256,7 +321,9 @@ def test_a_round_done_again_is_the_same_round(name: str, engine: str, ragged: Cl
 
 
 def test_test_data_decide_nothing(name: str, engine: str, digits: Clients) -> None:
-    noise = replace(digits, x_test=torch.randn_like(digits.x_test), y_test=torch.zeros_like(digits.y_test))
+    noise = replace(
+        digits, x_test=torch.randn_like(digits.x_test), y_test=torch.zeros_like(digits.y_test)
+    )
     results = []
     for clients in (digits, noise):
         case = Federation(name, engine, clients)
@@ -265,7 +332,11 @@ def test_test_data_decide_nothing(name: str, engine: str, digits: Clients) -> No
 
 
 def test_a_federation_of_one(name: str, engine: str, ragged: Clients) -> None:
-    alone = replace(ragged, train=RaggedIndex(ragged.train.index[:5], torch.tensor([0, 5])), test_part_id=ragged.test_part_id[:1])
+    alone = replace(
+        ragged,
+        train=RaggedIndex(ragged.train.index[:5], torch.tensor([0, 5])),
+        test_part_id=ragged.test_part_id[:1],
+    )
     case = Federation(name, engine, alone)
     assert all_finite(case.served(case.rounds(case.init(), torch.tensor([0]), torch.tensor([0]))))
 
@@ -277,7 +348,9 @@ def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragge
         pytest.skip("a letter has each model once, however many clients of a site get it")
     case = Federation(name, engine, ragged)
     state = case.rounds(case.init(), torch.arange(len(ragged)))
-    state, cohort = case.method.prepare_cohort(case.fed, state, torch.arange(0, len(ragged), 2), fold_in(0, "admit", 2))
+    state, cohort = case.method.prepare_cohort(
+        case.fed, state, torch.arange(0, len(ragged), 2), fold_in(0, "admit", 2)
+    )
     symbols = case.method.cost_symbols(state)
     before = replace(case.fed.traffic)
     case.method.round(case.fed, state, cohort, fold_in(0, "round", 2))

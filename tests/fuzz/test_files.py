@@ -1,4 +1,6 @@
-"""Files of strangers: whatever is in them, there is one error of ours and no other. FEDCLADE_FUZZ=20000 tries that many of each."""
+"""Files of strangers: whatever is in them, there is one error of ours and no other.
+FEDCLADE_FUZZ=20000 tries that many of each.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,15 @@ from fedclade.models import ConvAutoencoder
 from fedclade.training import client_features, config, encoder_pretraining
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "60"))
-often = settings(max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck))
+often = settings(
+    max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck)
+)
 
 
 def damaged(whole: bytes, seed: int) -> bytes:
-    """The file with some bytes changed, cut out, put in twice or at the wrong place, or cut short."""
+    """The file with some bytes changed, cut out, put in twice or at the wrong place, or cut
+    short.
+    """
     draw, data = random.Random(seed), bytearray(whole)
     for _ in range(draw.choice((1, 1, 2, 5, 20))):
         if not data:
@@ -69,7 +75,11 @@ def refused(call: Callable[[], object]) -> str | None:
 
 
 def idx_file(shape: tuple[int, ...]) -> bytes:
-    return bytes((0, 0, 8, len(shape))) + b"".join(n.to_bytes(4, "big") for n in shape) + bytes(i % 10 for i in range(int(np.prod(shape))))
+    return (
+        bytes((0, 0, 8, len(shape)))
+        + b"".join(n.to_bytes(4, "big") for n in shape)
+        + bytes(i % 10 for i in range(int(np.prod(shape))))
+    )
 
 
 def in_memory(write: Callable[[io.BytesIO], Any]) -> bytes:
@@ -92,7 +102,9 @@ def cifar_archive() -> bytes:
 def emnist_archive() -> bytes:
     def write(file: io.BytesIO) -> None:
         with zipfile.ZipFile(file, "w") as archive:
-            for part, shape in zip(readers.IDX_PARTS, ((2, 28, 28), (2,), (2, 28, 28), (2,)), strict=True):
+            for part, shape in zip(
+                readers.IDX_PARTS, ((2, 28, 28), (2,), (2, 28, 28), (2,)), strict=True
+            ):
                 archive.writestr(f"gzip/emnist-balanced-{part}.gz", gzip.compress(idx_file(shape)))
 
     return in_memory(write)
@@ -105,11 +117,24 @@ def leaf_file() -> bytes:
 
 def npz_file() -> bytes:
     rows = {"x": np.zeros((4, 3), np.float32), "y": np.arange(4) % 2, "site": np.arange(4)}
-    return in_memory(lambda file: np.savez(file, **{f"{name}_{part}": value for name, value in rows.items() for part in ("train", "test")}))
+    return in_memory(
+        lambda file: np.savez(
+            file,
+            **{
+                f"{name}_{part}": value
+                for name, value in rows.items()
+                for part in ("train", "test")
+            },
+        )
+    )
 
 
 def mat_file() -> bytes:
-    return in_memory(lambda file: savemat(file, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [10]])}))
+    return in_memory(
+        lambda file: savemat(
+            file, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [10]])}
+        )
+    )
 
 
 def at(folder: Path, name: str, data: bytes) -> Path:
@@ -121,7 +146,11 @@ def at(folder: Path, name: str, data: bytes) -> Path:
 
 def in_idx(folder: Path, data: bytes) -> object:
     good = [idx_file(shape) for shape in ((2, 4, 4), (2,), (2, 4, 4), (2,))]
-    return readers.idx("mnist", 10, [at(folder, f"{number}", data if number == 0 else one) for number, one in enumerate(good)])
+    return readers.idx(
+        "mnist",
+        10,
+        [at(folder, f"{number}", data if number == 0 else one) for number, one in enumerate(good)],
+    )
 
 
 def in_leaf(folder: Path, data: bytes) -> object:
@@ -134,14 +163,29 @@ NEWS = b'"1","A title","Some words here, and some more of them to read."\n' * 40
 READERS: dict[str, tuple[bytes, Callable[[Path, bytes], object]]] = {
     "idx": (idx_file((2, 4, 4)), in_idx),
     "idx.gz": (gzip.compress(idx_file((2, 4, 4))), in_idx),
-    "emnist": (emnist_archive(), lambda folder, data: readers.emnist("balanced", 47, [at(folder, "gzip.zip", data)])),
+    "emnist": (
+        emnist_archive(),
+        lambda folder, data: readers.emnist("balanced", 47, [at(folder, "gzip.zip", data)]),
+    ),
     "cifar": (
         cifar_archive(),
-        lambda folder, data: readers.cifar("cifar10", 10, 1, ["a.bin", "b.bin"], [at(folder, "c.tar.gz", data)]),
+        lambda folder, data: readers.cifar(
+            "cifar10", 10, 1, ["a.bin", "b.bin"], [at(folder, "c.tar.gz", data)]
+        ),
     ),
-    "svhn": (mat_file(), lambda folder, data: readers.svhn([at(folder, "train.mat", data), at(folder, "test.mat", mat_file())])),
+    "svhn": (
+        mat_file(),
+        lambda folder, data: readers.svhn(
+            [at(folder, "train.mat", data), at(folder, "test.mat", mat_file())]
+        ),
+    ),
     "leaf": (leaf_file(), in_leaf),
-    "ag_news": (NEWS, lambda folder, data: readers.ag_news([at(folder, "train.csv", data), at(folder, "test.csv", NEWS)])),
+    "ag_news": (
+        NEWS,
+        lambda folder, data: readers.ag_news(
+            [at(folder, "train.csv", data), at(folder, "test.csv", NEWS)]
+        ),
+    ),
     "npz": (npz_file(), lambda folder, data: fc.data.load(at(folder, "mine.npz", data))),
 }
 
@@ -167,7 +211,10 @@ ROW = {"round": 3, "clusters": 1, "bytes_up": 0, "bytes_down": 0, "seconds": 0.5
 def checkpoint_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         state = {"models/w": torch.arange(12.0).reshape(3, 4), "cluster": torch.arange(3)}
-        checkpoint.save(Path(folder), checkpoint.Checkpoint(3, state, {"ids": torch.arange(2)}, [ROW], "configuration"))
+        checkpoint.save(
+            Path(folder),
+            checkpoint.Checkpoint(3, state, {"ids": torch.arange(2)}, [ROW], "configuration"),
+        )
         (file,) = Path(folder).iterdir()
         return file.read_bytes()
 
@@ -199,11 +246,17 @@ def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "whole", "read"), [("e", ENCODER, encoder_pretraining.read), (client_features.FILE, CHECKPOINT, lambda path: client_features.read(path.parent))]
+    ("name", "whole", "read"),
+    [
+        ("e", ENCODER, encoder_pretraining.read),
+        (client_features.FILE, CHECKPOINT, lambda path: client_features.read(path.parent)),
+    ],
 )
 @given(seed=st.integers(0, 2**32))
 @often
-def test_other_files_of_tensors_too(name: str, whole: bytes, read: Callable[[Path], object], seed: int) -> None:
+def test_other_files_of_tensors_too(
+    name: str, whole: bytes, read: Callable[[Path], object], seed: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = at(Path(folder), name, damaged(whole, seed))
         assert name in (refused(lambda: read(path)) or name)
@@ -211,20 +264,37 @@ def test_other_files_of_tensors_too(name: str, whole: bytes, read: Callable[[Pat
 
 EXPERIMENT = config.read("quickstart")
 words = st.sampled_from(
-    sorted({key for table in EXPERIMENT.values() for key in table} | {*EXPERIMENT, "nan", "clade", "cnn", "auto", "é", ""})
+    sorted(
+        {key for table in EXPERIMENT.values() for key in table}
+        | {*EXPERIMENT, "nan", "clade", "cnn", "auto", "é", ""}
+    )
 )
 values = st.recursive(
     st.one_of(
-        st.integers(), st.floats(), st.booleans(), words, st.text(max_size=8), st.dates(), st.sampled_from([0, -1, 1e308, 2**63, 1e-320])
+        st.integers(),
+        st.floats(),
+        st.booleans(),
+        words,
+        st.text(max_size=8),
+        st.dates(),
+        st.sampled_from([0, -1, 1e308, 2**63, 1e-320]),
     ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=2)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
 
-@given(changes=st.lists(st.tuples(st.sampled_from([*EXPERIMENT, "other"]), words, values), min_size=1, max_size=4))
+@given(
+    changes=st.lists(
+        st.tuples(st.sampled_from([*EXPERIMENT, "other"]), words, values), min_size=1, max_size=4
+    )
+)
 @often
-def test_an_experiment_of_any_values_is_an_experiment_or_an_error_of_ours(changes: list[tuple[str, str, Any]]) -> None:
+def test_an_experiment_of_any_values_is_an_experiment_or_an_error_of_ours(
+    changes: list[tuple[str, str, Any]],
+) -> None:
     tables: dict[str, Any] = {name: dict(table) for name, table in EXPERIMENT.items()}
     for table, key, value in changes:
         tables.setdefault(table, {})[key] = value
@@ -249,17 +319,48 @@ def test_a_damaged_experiment_file_is_an_experiment_or_an_error_of_ours(seed: in
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder, with a diagnosis and a comparison as they are read beside it."""
     draw = torch.Generator().manual_seed(0)
-    clients = [(torch.randn(6, 3, generator=draw), torch.arange(6) % 2, torch.randn(4, 3, generator=draw), torch.arange(4) % 2)] * 4
+    clients = [
+        (
+            torch.randn(6, 3, generator=draw),
+            torch.arange(6) % 2,
+            torch.randn(4, 3, generator=draw),
+            torch.arange(4) % 2,
+        )
+    ] * 4
     out = tmp_path_factory.mktemp("ran") / "run"
-    fc.run(fc.Clade(), fc.data.from_arrays(clients), fc.models.MLP(8), rounds=2, eval_every=1, out=out, threads=1)
-    diagnosis = {"headline": "Label skew.", "sentences": ["Label skew.", "Use Clade."], "sure": 0.5, "group": [0, 0, 1, 1]}
+    fc.run(
+        fc.Clade(),
+        fc.data.from_arrays(clients),
+        fc.models.MLP(8),
+        rounds=2,
+        eval_every=1,
+        out=out,
+        threads=1,
+    )
+    diagnosis = {
+        "headline": "Label skew.",
+        "sentences": ["Label skew.", "Use Clade."],
+        "sure": 0.5,
+        "group": [0, 0, 1, 1],
+    }
     (out / "diagnosis.json").write_text(json.dumps(diagnosis))
-    compared = {"folders": {"clade": ["clade-seed0"]}, "differences": {"in_words": ["Clade is better."]}}
+    compared = {
+        "folders": {"clade": ["clade-seed0"]},
+        "differences": {"in_words": ["Clade is better."]},
+    }
     (out / "comparison.json").write_text(json.dumps(compared))
     return out
 
 
-IN_RUNS = ["summary.json", "rounds.jsonl", "clients.csv", "experiment.toml", "comparison.json", "diagnosis.json", client_features.FILE]
+IN_RUNS = [
+    "summary.json",
+    "rounds.jsonl",
+    "clients.csv",
+    "experiment.toml",
+    "comparison.json",
+    "diagnosis.json",
+    client_features.FILE,
+]
 
 
 def test_the_whole_run_is_read(ran: Path) -> None:
@@ -270,9 +371,13 @@ def test_the_whole_run_is_read(ran: Path) -> None:
 @pytest.mark.parametrize("name", [*IN_RUNS, "models/models.safetensors"])
 @given(seed=st.integers(0, 2**32))
 @often
-def test_a_damaged_run_is_reported_and_loaded_or_an_error_of_ours(ran: Path, name: str, seed: int) -> None:
+def test_a_damaged_run_is_reported_and_loaded_or_an_error_of_ours(
+    ran: Path, name: str, seed: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        run = Path(shutil.copytree(ran, Path(folder) / "run", ignore=shutil.ignore_patterns("checkpoint")))
+        run = Path(
+            shutil.copytree(ran, Path(folder) / "run", ignore=shutil.ignore_patterns("checkpoint"))
+        )
         (run / name).write_bytes(damaged((ran / name).read_bytes(), seed))
         if name in IN_RUNS:
             assert refused(lambda: report.page(report.collect([run]))) != ""

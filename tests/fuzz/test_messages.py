@@ -1,4 +1,6 @@
-"""Letters of strangers: a site answers whatever it is sent, and a server takes whatever it is answered, or says why not."""
+"""Letters of strangers: a site answers whatever it is sent, and a server takes whatever it is
+answered, or says why not.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,28 @@ from fedclade.engines.remote.messages import Message
 from fedclade.errors import FedcladeError
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
-often = settings(max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck))
-STRANGE: list[Any] = [None, True, -1, 0, 7, 2**70, 1e308, "", "map", [], [0], [99], [[0, "a"]], {}, {"a": 1}, [None], "x" * 1000]
+often = settings(
+    max_examples=CASES, deadline=timedelta(seconds=60), suppress_health_check=list(HealthCheck)
+)
+STRANGE: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    7,
+    2**70,
+    1e308,
+    "",
+    "map",
+    [],
+    [0],
+    [99],
+    [[0, "a"]],
+    {},
+    {"a": 1},
+    [None],
+    "x" * 1000,
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +60,12 @@ def train(fed: Remote) -> ClientResults:
     objective = next(iter(fed.box.here.values())).here.objective
     ids = torch.arange(4)
     models = {name: value[None] for name, value in objective.params().items()}
-    return fed.map(sgd(LocalTraining(objective)), ids, per_client=ModelAssignment(models, torch.zeros_like(ids)), key=1)
+    return fed.map(
+        sgd(LocalTraining(objective)),
+        ids,
+        per_client=ModelAssignment(models, torch.zeros_like(ids)),
+        key=1,
+    )
 
 
 def mangled(message: Message, seed: int) -> Message:
@@ -47,7 +74,11 @@ def mangled(message: Message, seed: int) -> Message:
     head, tensors = message.header, dict(message.tensors)
     for _ in range(draw.choice((1, 1, 2, 4))):
         inside = head
-        while inside and draw.random() < 0.5 and (deeper := [value for value in inside.values() if isinstance(value, dict)]):
+        while (
+            inside
+            and draw.random() < 0.5
+            and (deeper := [value for value in inside.values() if isinstance(value, dict)])
+        ):
             inside = draw.choice(deeper)
         how = draw.randrange(6)
         if how == 0 and inside:
@@ -73,7 +104,9 @@ def mangled(message: Message, seed: int) -> Message:
             ]
             tensors[name] = draw.choice(strange)
         else:
-            tensors[draw.choice(("out/more", "each/more", "shared/x", "x"))] = torch.zeros(draw.choice(((), (2,), (0, 3))))
+            tensors[draw.choice(("out/more", "each/more", "shared/x", "x"))] = torch.zeros(
+                draw.choice(((), (2,), (0, 3)))
+            )
     return Message(head, tensors)
 
 
@@ -106,7 +139,11 @@ def test_a_server_takes_no_harm_from_any_answer(remote: Remote, seed: int) -> No
         pytest.fail(f"one bad site ended the round: {error}")
     finally:
         remote.box.send_and_receive = honest  # type: ignore[method-assign]
-    honest_ones = {number for number, client_record in enumerate(remote.client_records) if client_record.node == "site-1"}
+    honest_ones = {
+        number
+        for number, client_record in enumerate(remote.client_records)
+        if client_record.node == "site-1"
+    }
     answered = set(got.ids.tolist())
     assert honest_ones <= answered
     assert answered | {failure.client for failure in got.failures} == {0, 1, 2, 3}

@@ -1,9 +1,8 @@
 """Three clients worked by hand.
 
-The model is one number w, the loss (w x - y)^2, so a full-batch step is w <- w - 2 lr x (w x - y). With lr = 0.1 from w = 0:
-client 0, one sample (1, 2):    gradient -4,  w = 0.4
-client 1, two samples (1, 4):   gradient -8,  w = 0.8
-client 2, three samples (2, 3): gradient -12, w = 1.2
+The model is one number w, the loss (w x - y)^2, so a full-batch step is w <- w - 2 lr x (w x - y).
+With lr = 0.1 from w = 0: client 0, one sample (1, 2):    gradient -4,  w = 0.4 client 1, two
+samples (1, 4):   gradient -8,  w = 0.8 client 2, three samples (2, 3): gradient -12, w = 1.2
 """
 
 from __future__ import annotations
@@ -26,14 +25,20 @@ def squared(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 class Case:
-    """A method on the three clients; with `layers=2` the model is f(x) = b a x from a = b = 1 instead."""
+    """A method on the three clients; with `layers=2` the model is f(x) = b a x from a = b = 1
+    instead.
+    """
 
-    def __init__(self, method: Method, absent: Sequence[int] = (), layers: int = 1, **local: Any) -> None:
+    def __init__(
+        self, method: Method, absent: Sequence[int] = (), layers: int = 1, **local: Any
+    ) -> None:
         model = nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(layers)))
         for layer in model:
             nn.init.constant_(layer.weight, float(layers - 1))
         objective = Objective(model, squared)
-        self.method = method.with_local_config(LocalTraining(objective, **{"lr": 0.1, "batch_size": 10, **local}))
+        self.method = method.with_local_config(
+            LocalTraining(objective, **{"lr": 0.1, "batch_size": 10, **local})
+        )
         self.fed = Simulator(three_clients(), faults=self._answer)
         self.absent = set(absent)
         params = objective.params()

@@ -1,4 +1,6 @@
-"""FedProx, FedNova, SCAFFOLD, LG-FedAvg, Per-FedAvg and IFCA on the three clients of conftest.py."""
+"""FedProx, FedNova, SCAFFOLD, LG-FedAvg, Per-FedAvg and IFCA on the three clients of
+conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,18 @@ def test_fedprox_pulls_back_to_the_model_it_was_sent(case: Any) -> None:
 def test_fednova_with_unequal_steps(case: Any) -> None:
     it = case(FedNova(), batch_size=1)
     it.round(0, 1, 2)
-    # One, two and three steps: y = 0.4; 0.8, 1.44; 1.2, 1.44, 1.488. Mean steps d = -0.4, -0.72, -0.496 with p = 1/6, 2/6, 3/6:
-    # sum of p d = -3.328 / 6; tau_eff = (1 * 1 + 2 * 2 + 3 * 3) / 6 = 14 / 6; x = 14 / 6 * 3.328 / 6
+    # One, two and three steps: y = 0.4; 0.8, 1.44; 1.2, 1.44, 1.488. Mean steps d = -0.4, -0.72,
+    # -0.496 with p = 1/6, 2/6, 3/6: sum of p d = -3.328 / 6; tau_eff = (1 * 1 + 2 * 2 + 3 * 3) / 6
+    # = 14 / 6; x = 14 / 6 * 3.328 / 6
     assert it.served() == numbers(*[46.592 / 36] * 3)
 
 
 def test_fednova_with_momentum(case: Any) -> None:
     it = case(FedNova(), batch_size=1, momentum=0.5)
     it.round(0, 1, 2)
-    # a = 1; 1.5 + 1 = 2.5; 1.75 + 1.5 + 1 = 4.25. y = 0.4; v = -8, -10.4: 1.84; v = -12, -8.4, 0.12: 2.028
-    # p d = -0.4 / 6, -2 * 1.84 / 2.5 / 6, -3 * 2.028 / 4.25 / 6; tau_eff = (1 + 5 + 12.75) / 6 = 3.125
+    # a = 1; 1.5 + 1 = 2.5; 1.75 + 1.5 + 1 = 4.25. y = 0.4; v = -8, -10.4: 1.84; v = -12, -8.4,
+    # 0.12: 2.028 p d = -0.4 / 6, -2 * 1.84 / 2.5 / 6, -3 * 2.028 / 4.25 / 6; tau_eff = (1 + 5 +
+    # 12.75) / 6 = 3.125
     assert it.served() == numbers(*[3.125 * (0.4 + 1.472 + 6.084 / 4.25) / 6] * 3)
 
 
@@ -52,7 +56,8 @@ def test_fednova_counts_only_those_who_answered(case: Any) -> None:
 def test_scaffold_over_three_rounds_with_partial_participation(case: Any) -> None:
     it = case(SCAFFOLD(weights="clients"))
     it.round(0, 1)
-    # y = 0.4, 0.8: x = 0.6. One step: c_0 = (0 - 0.4) / 0.1 = -4, c_1 = -8; c = (-4 - 8) / 3, not / 2
+    # y = 0.4, 0.8: x = 0.6. One step: c_0 = (0 - 0.4) / 0.1 = -4, c_1 = -8; c = (-4 - 8) / 3, not /
+    # 2
     assert it.served() == numbers(0.6, 0.6, 0.6)
     assert it.remembered() == numbers(-4, -8, 0)
     assert it.state.c["0.weight"].flatten().tolist() == numbers(-4)
@@ -64,8 +69,9 @@ def test_scaffold_over_three_rounds_with_partial_participation(case: Any) -> Non
     assert it.remembered() == numbers(-4, -6.8, -7.2)
     assert it.state.c["0.weight"].flatten().tolist() == numbers(-6)
     it.round(0, 2)
-    # Client 0: g = -1.4, + 4 - 6: -3.4, y = 1.64, c_0 = -1.4. Client 2: g = -1.6, + 7.2 - 6: -0.4, y = 1.34, c_2 = -1.6
-    # x = 1.3 + (0.34 + 0.04) / 2 = 1.49; c = -6 + (2.6 + 5.6) / 3, which is the mean of all c_i, (-1.4 - 6.8 - 1.6) / 3
+    # Client 0: g = -1.4, + 4 - 6: -3.4, y = 1.64, c_0 = -1.4. Client 2: g = -1.6, + 7.2 - 6: -0.4,
+    # y = 1.34, c_2 = -1.6 x = 1.3 + (0.34 + 0.04) / 2 = 1.49; c = -6 + (2.6 + 5.6) / 3, which is
+    # the mean of all c_i, (-1.4 - 6.8 - 1.6) / 3
     assert it.served() == numbers(1.49, 1.49, 1.49)
     assert it.remembered() == numbers(-1.4, -6.8, -1.6)
     assert it.state.c["0.weight"].flatten().tolist() == numbers(-9.8 / 3)
@@ -115,7 +121,8 @@ def test_scaffold_absent_clients_keep_their_control_variate(case: Any) -> None:
 def test_lg_fedavg_keeps_the_representation_and_averages_the_head(case: Any) -> None:
     it = case(LGFedAvg(), layers=2)
     it.round(0, 1, 2)
-    # f = b a x from a = b = 1: residuals -1, -3, -1; da = db = 2 r x = -2, -6, -4: a = b = 1.2, 1.6, 1.4
+    # f = b a x from a = b = 1: residuals -1, -3, -1; da = db = 2 r x = -2, -6, -4: a = b = 1.2,
+    # 1.6, 1.4
     assert it.served() == numbers(1.2, 1.6, 1.4)
     assert it.state.models.keys() == {"1.weight"}
     b = (1.2 + 2 * 1.6 + 3 * 1.4) / 6
@@ -132,14 +139,21 @@ def test_lg_fedavg_with_the_head_local(case: Any) -> None:
     it = case(LGFedAvg(local_layers=("1",)), layers=2)
     it.round(0, 1, 2)
     assert it.state.models["0.weight"].flatten().tolist() == numbers((1.2 + 2 * 1.6 + 3 * 1.4) / 6)
-    assert it.fed.client_state.read(torch.arange(3))["1.weight"].flatten().tolist() == numbers(1.2, 1.6, 1.4)
+    assert it.fed.client_state.read(torch.arange(3))["1.weight"].flatten().tolist() == numbers(
+        1.2, 1.6, 1.4
+    )
 
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [(("2",), r"method.local_layers: layer '2': .*Known: 0, 1"), (("0", "1"), "method.local_layers = .*must leave a layer to be shared")],
+    [
+        (("2",), r"method.local_layers: layer '2': .*Known: 0, 1"),
+        (("0", "1"), "method.local_layers = .*must leave a layer to be shared"),
+    ],
 )
-def test_lg_fedavg_refuses_layers_that_cannot_be(case: Any, layers: tuple[str, ...], message: str) -> None:
+def test_lg_fedavg_refuses_layers_that_cannot_be(
+    case: Any, layers: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(InvalidInputError, match=message):
         case(LGFedAvg(local_layers=layers), layers=2)
 
@@ -147,10 +161,13 @@ def test_lg_fedavg_refuses_layers_that_cannot_be(case: Any, layers: tuple[str, .
 def test_per_fedavg_takes_the_gradient_one_step_ahead(case: Any) -> None:
     it = case(PerFedAvg(alpha=0.25))
     it.round(0)
-    # A single batch serves for both: ahead = 0 + 0.25 * 4 = 1, gradient there 2 (1 - 2) = -2, w = 0.2
+    # A single batch serves for both: ahead = 0 + 0.25 * 4 = 1, gradient there 2 (1 - 2) = -2, w =
+    # 0.2
     assert it.served() == numbers(0.2, 0.2, 0.2)
     ids = torch.arange(3)
-    own = it.fed.models_of(it.method.assign_models(it.state, ids), ids, it.method.personalization_program())["0.weight"]
+    own = it.fed.models_of(
+        it.method.assign_models(it.state, ids), ids, it.method.personalization_program()
+    )["0.weight"]
     # Each client's own step from 0.2: 0.2 + 0.25 * 3.6, 0.2 + 0.25 * 7.6, 0.2 + 0.25 * 4 * 2.6
     assert own.flatten().tolist() == numbers(1.1, 2.1, 2.8)
 
@@ -158,7 +175,8 @@ def test_per_fedavg_takes_the_gradient_one_step_ahead(case: Any) -> None:
 def test_per_fedavg_hessian_free(case: Any) -> None:
     it = case(PerFedAvg(alpha=0.25, variant="hessian-free"))
     it.round(2)
-    # g(w) = 4 (2 w - 3): ahead = 3, g = 12; the second derivative is 8, so w = 0 - 0.1 (12 - 0.25 * 8 * 12) = 1.2
+    # g(w) = 4 (2 w - 3): ahead = 3, g = 12; the second derivative is 8, so w = 0 - 0.1 (12 - 0.25 *
+    # 8 * 12) = 1.2
     assert it.served() == pytest.approx([1.2] * 3, abs=1e-3)
 
 
@@ -209,8 +227,9 @@ def test_ifca_with_a_shared_trunk_averages_it_over_all(case: Any) -> None:
     heads, trunk = torch.tensor([1.0, 3.0])[:, None, None], torch.ones(2, 1, 1)
     it.state = replace(it.state, models={"0.weight": trunk, "1.weight": heads})
     it.round(0, 1, 2)
-    # f = b a x: losses under b = 1 and 3: 1, 1 (a tie: the first); 9, 1; 1, 9. Steps 2 r b x for a, 2 r a x for b:
-    # client 0: r = -1: a = 1.2, b = 1.2. Client 1 with b = 3: r = -1: a = 1.6, b = 3.2. Client 2: r = -1: a = 1.4, b = 1.4
+    # f = b a x: losses under b = 1 and 3: 1, 1 (a tie: the first); 9, 1; 1, 9. Steps 2 r b x for a,
+    # 2 r a x for b: client 0: r = -1: a = 1.2, b = 1.2. Client 1 with b = 3: r = -1: a = 1.6, b =
+    # 3.2. Client 2: r = -1: a = 1.4, b = 1.4
     assert it.state.cluster_ids.tolist() == [0, 1, 0]
     trunk = (1.2 + 2 * 1.6 + 3 * 1.4) / 6
     assert it.state.models["0.weight"].flatten().tolist() == numbers(trunk, trunk)
@@ -222,8 +241,8 @@ def test_ifca_of_several_draws_the_one_with_the_least_loss_goes_on(case: Any) ->
     it.round(0, 1, 2)
     first, second = 5.6 / 6, (3.2 + 2 * 3.6 + 3 * (3.5 - 0.4 * 4)) / 6
     assert it.state.models["0.weight"].flatten().tolist() == numbers(first, second)
-    # Second round. Losses under the first: 1.14, 9.40, 1.28, in all 1.14 + 2 * 9.40 + 3 * 1.28 = 23.8; under the second, 2.783: 0.61,
-    # 1.48, 6.59: 23.3
+    # Second round. Losses under the first: 1.14, 9.40, 1.28, in all 1.14 + 2 * 9.40 + 3 * 1.28 =
+    # 23.8; under the second, 2.783: 0.61, 1.48, 6.59: 23.3
     it.round(0, 1, 2)
     w = second
     expected = (w - 0.2 * (w - 2) + 2 * (w - 0.2 * (w - 4)) + 3 * (w - 0.4 * (2 * w - 3))) / 6

@@ -1,7 +1,8 @@
 """CFL worked by hand.
 
-A client with target t = (a, b) has the samples x = (1, 0), y = a and x = (0, 1), y = b. The model is w, the loss (w · x - y)², so a
-full-batch step with lr = 1 is w <- t: the update of every client is t - w.
+A client with target t = (a, b) has the samples x = (1, 0), y = a and x = (0, 1), y = b. The model
+is w, the loss (w · x - y)², so a full-batch step with lr = 1 is w <- t: the update of every client
+is t - w.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from fedclade.data import Clients, from_arrays
 from fedclade.methods.base import UNKNOWN
 from fedclade.methods.cfl import CFL, CFLState
 
-# Four groups, not in the order of their clients. Their mean is 0, the first model: the root is at rest in the first round.
+# Four groups, not in the order of their clients. Their mean is 0, the first model: the root is at
+# rest in the first round.
 TARGETS = [(-3, 1), (3, 1), (-3, -1), (3, -1), (3, 1), (-3, 1), (3, -1), (-3, -1)]
 EAGER = CFL(eps1=0.01, eps2=0.1)
 
@@ -30,7 +32,9 @@ def squared(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def with_targets(targets: Sequence[tuple[float, float]]) -> Clients:
-    return from_arrays([(torch.eye(2), torch.tensor(target, dtype=torch.float32)) for target in targets])
+    return from_arrays(
+        [(torch.eye(2), torch.tensor(target, dtype=torch.float32)) for target in targets]
+    )
 
 
 class Case:
@@ -58,7 +62,9 @@ class Case:
         return self.state
 
     def add_clients(self, *ids: int) -> CFLState:
-        self.state = self._typed(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
+        self.state = self._typed(
+            self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2)
+        )
         return self.state
 
     def served(self, ids: Sequence[int]) -> list[tuple[float, ...]]:
@@ -71,28 +77,39 @@ class Case:
 
 
 def test_a_split_and_the_children_it_leads_to() -> None:
-    # x = 1, lr = 0.1 from w = 0: updates 0.2 y = 0.4, -0.2 and 0.2 with 1, 3 and 1 samples: their weighted mean is 0.
-    clients = from_arrays([(torch.ones(n, 1), torch.full((n,), y)) for n, y in ((1, 2.0), (3, -1.0), (1, 1.0))])
+    # x = 1, lr = 0.1 from w = 0: updates 0.2 y = 0.4, -0.2 and 0.2 with 1, 3 and 1 samples: their
+    # weighted mean is 0.
+    clients = from_arrays(
+        [(torch.ones(n, 1), torch.full((n,), y)) for n, y in ((1, 2.0), (3, -1.0), (1, 1.0))]
+    )
     case = Case(EAGER, clients, lr=0.1, inputs=1)
     state = case.round()
     assert state.cluster_ids.tolist() == [1, 2, 1]
     assert state.parent.tolist() == [-1, 0, 0]
     assert case.model_at(0) == [0.0]  # the model at the split stays
-    assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx([0.3, -0.2, 0.3])  # (0.4 + 0.2) / 2
+    assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx(
+        [0.3, -0.2, 0.3]
+    )  # (0.4 + 0.2) / 2
     case.round()
-    # clients 0 and 2: 0.3 + 0.2 (2 - 0.3) = 0.64 and 0.3 + 0.2 (1 - 0.3) = 0.44; client 1: -0.2 + 0.2 (-1 + 0.2) = -0.36
+    # clients 0 and 2: 0.3 + 0.2 (2 - 0.3) = 0.64 and 0.3 + 0.2 (1 - 0.3) = 0.44; client 1: -0.2 +
+    # 0.2 (-1 + 0.2) = -0.36
     assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx([0.54, -0.36, 0.54])
 
 
-@pytest.mark.parametrize("method", [CFL(eps1=0.0, eps2=0.1), CFL(eps1=0.01, eps2=4.0), CFL(eps1=0.01, eps2=0.1, gamma_max=0.95)])
+@pytest.mark.parametrize(
+    "method",
+    [CFL(eps1=0.0, eps2=0.1), CFL(eps1=0.01, eps2=4.0), CFL(eps1=0.01, eps2=0.1, gamma_max=0.95)],
+)
 def test_no_split_without_all_three_conditions(method: CFL) -> None:
-    # ‖mean‖ = 0 is not below 0; the longest update is sqrt(10) = 3.16; sqrt((1 + 0.8) / 2) = 0.949 is not above 0.95
+    # ‖mean‖ = 0 is not below 0; the longest update is sqrt(10) = 3.16; sqrt((1 + 0.8) / 2) = 0.949
+    # is not above 0.95
     case = Case(method, with_targets(TARGETS))
     assert case.round().cluster_ids.tolist() == [0] * 8
 
 
 def test_the_noise_bound_is_the_papers() -> None:
-    # across, the most similar pair is (3, 1) and (-3, 1): cos = -0.8, and 0.94 < sqrt((1 + 0.8) / 2) = 0.949
+    # across, the most similar pair is (3, 1) and (-3, 1): cos = -0.8, and 0.94 < sqrt((1 + 0.8) /
+    # 2) = 0.949
     case = Case(CFL(eps1=0.01, eps2=0.1, gamma_max=0.94), with_targets(TARGETS))
     assert len(case.round()) == 3
 
@@ -100,15 +117,32 @@ def test_the_noise_bound_is_the_papers() -> None:
 def test_clients_keep_their_ids_at_every_level() -> None:
     case = Case(EAGER, with_targets(TARGETS))
     state = case.round()
-    assert state.cluster_ids.tolist() == [1, 2, 1, 2, 2, 1, 2, 1]  # by the sign of the first coordinate
+    assert state.cluster_ids.tolist() == [
+        1,
+        2,
+        1,
+        2,
+        2,
+        1,
+        2,
+        1,
+    ]  # by the sign of the first coordinate
     assert (case.model_at(1), case.model_at(2)) == ([-3.0, 0.0], [3.0, 0.0])
     # Both children rest at once: their clients' updates are (0, ±1).
     state = case.round()
     assert state.parent.tolist() == [-1, 0, 0, 1, 1, 2, 2]
     assert state.cluster_ids.tolist() == [3, 5, 4, 6, 5, 3, 6, 4]
     assert case.served(range(8)) == [tuple(map(float, target)) for target in TARGETS]
-    assert (case.model_at(0), case.model_at(1), case.model_at(2)) == ([0.0, 0.0], [-3.0, 0.0], [3.0, 0.0])
-    assert [state.members(node).tolist() for node in range(3)] == [list(range(8)), [0, 2, 5, 7], [1, 3, 4, 6]]
+    assert (case.model_at(0), case.model_at(1), case.model_at(2)) == (
+        [0.0, 0.0],
+        [-3.0, 0.0],
+        [3.0, 0.0],
+    )
+    assert [state.members(node).tolist() for node in range(3)] == [
+        list(range(8)),
+        [0, 2, 5, 7],
+        [1, 3, 4, 6],
+    ]
     assert (state.children(0), state.children(1), state.children(6)) == ([1, 2], [3, 4], [])
     assert len(case.round()) == 7  # nobody moves any more: max ‖Δθ_i‖ = 0
 
@@ -124,7 +158,9 @@ def test_groups_of_two_may_split_and_single_clients_never() -> None:
 def test_an_absent_client_follows_its_latest_update_in_the_node() -> None:
     case = Case(CFL(eps1=1.0, eps2=0.1), with_targets([(3, 1), (3, 1), (-3, 1), (-3, 1), (3, -2)]))
     case.absent = {4}
-    case.round(1, 2, 4)  # from (0, 0): updates (3, 1), (-3, 1), mean (0, 1), whose length is not below eps1
+    case.round(
+        1, 2, 4
+    )  # from (0, 0): updates (3, 1), (-3, 1), mean (0, 1), whose length is not below eps1
     case.round(0, 3)  # from (0, 1): updates (3, 0), (-3, 0): at rest
     # Client 1's latest update is (3, 1), client 2's (-3, 1), client 4 has none.
     assert case.state.cluster_ids.tolist() == [1, 1, 2, 2, UNKNOWN]
@@ -140,13 +176,19 @@ def test_new_clients_walk_down_the_tree() -> None:
     # (-1, 5) is nearest to (-3, 1) at the root; from there its update is (2, 5), nearest to (0, 1).
     assert state.cluster_ids.tolist() == [3, 5, 4, 6, 5, 3, 6, 4, 4, 5, 3]
     case.absent = {9}
-    case.state = replace(state, cluster_ids=state.cluster_ids.index_fill(0, torch.tensor([8, 9]), UNKNOWN))
+    case.state = replace(
+        state, cluster_ids=state.cluster_ids.index_fill(0, torch.tensor([8, 9]), UNKNOWN)
+    )
     assert case.add_clients(8, 9).cluster_ids.tolist()[8:] == [4, UNKNOWN, 3]
 
 
 def diverging(check_after: int) -> Case:
-    """Two clients with one sample each and lr = 0.1. Client 0, (1, 4): w <- 0.8 w + 0.8. Client 1, (4, -1): w <- -2.2 w - 0.8."""
-    clients = from_arrays([(torch.full((1, 1), x), torch.full((1,), y)) for x, y in ((1.0, 4.0), (4.0, -1.0))])
+    """Two clients with one sample each and lr = 0.1. Client 0, (1, 4): w <- 0.8 w + 0.8. Client 1,
+    (4, -1): w <- -2.2 w - 0.8.
+    """
+    clients = from_arrays(
+        [(torch.full((1, 1), x), torch.full((1,), y)) for x, y in ((1.0, 4.0), (4.0, -1.0))]
+    )
     case = Case(CFL(eps1=0.01, eps2=0.1, check_after=check_after), clients, lr=0.1, inputs=1)
     assert case.round().cluster_ids.tolist() == [1, 2]  # updates 0.8 and -0.8
     case.round()
@@ -158,15 +200,22 @@ def test_a_split_that_raises_the_training_loss_is_undone_for_good() -> None:
     case = diverging(check_after=2)
     # Losses at the split, w = 0: 16 + 1 = 17. Now: (1.44 - 4)² + (3.84 + 1)² = 6.55 + 23.43.
     state = case.round()
-    assert (state.cluster_ids.tolist(), state.parent.tolist(), state.frozen.tolist()) == ([0, 0], [-1], [True])
+    assert (state.cluster_ids.tolist(), state.parent.tolist(), state.frozen.tolist()) == (
+        [0, 0],
+        [-1],
+        [True],
+    )
     assert (len(state.cached), state.cached_at.tolist()) == (0, [])
-    assert [w for (w,) in case.served([0, 1])] == pytest.approx([0.0, 0.0], abs=1e-6)  # the model at the split, which rests
+    assert [w for (w,) in case.served([0, 1])] == pytest.approx(
+        [0.0, 0.0], abs=1e-6
+    )  # the model at the split, which rests
     assert len(case.round()) == 1
 
 
 @pytest.mark.parametrize("check_after", [0, 1])
 def test_a_split_is_looked_at_once(check_after: int) -> None:
-    # After one round: (0.8 - 4)² + (-3.2 + 1)² = 10.24 + 4.84 is less than 17: the split stays, whatever comes later.
+    # After one round: (0.8 - 4)² + (-3.2 + 1)² = 10.24 + 4.84 is less than 17: the split stays,
+    # whatever comes later.
     case = diverging(check_after)
     assert len(case.round()) == 3
     assert case.state.frozen.tolist() == [check_after == 1, False, False]

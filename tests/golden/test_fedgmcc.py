@@ -1,13 +1,14 @@
 """FedGMCC worked by hand, with straight paths.
 
-The model is one number w, the loss (w x - y)², so a full-batch step with lr = 0.1 is w <- w - 0.2 x (w x - y). From w = 0:
-client 0, one sample (1, 2):    w = 0.4
-client 1, two samples (1, 3):   w = 0.6
-client 2, three samples (2, 3): w = 1.2
+The model is one number w, the loss (w x - y)², so a full-batch step with lr = 0.1 is w <- w - 0.2 x
+(w x - y). From w = 0: client 0, one sample (1, 2):    w = 0.4 client 1, two samples (1, 3):   w =
+0.6 client 2, three samples (2, 3): w = 1.2
 
-On a straight path the outputs of w_k and w_l differ by (w_k - w_l) x, those of γ(u) and w_k by u times that, of γ(u) and w_l by 1 - u
-times. The loss at u is ½ (u² + (1 - u)²) (w_k - w_l)² E x², and at u = 1/16, 3/16, …, 15/16 the mean of u², and of (1 - u)², is 85/256.
-So the scores are 85/256 E x² times (w_k - w_l)²: for the pairs (0, 1), (0, 2), (1, 2) in the first round times 0.04, 0.64, 0.36.
+On a straight path the outputs of w_k and w_l differ by (w_k - w_l) x, those of γ(u) and w_k by u
+times that, of γ(u) and w_l by 1 - u times. The loss at u is ½ (u² + (1 - u)²) (w_k - w_l)² E x²,
+and at u = 1/16, 3/16, …, 15/16 the mean of u², and of (1 - u)², is 85/256. So the scores are 85/256
+E x² times (w_k - w_l)²: for the pairs (0, 1), (0, 2), (1, 2) in the first round times 0.04, 0.64,
+0.36.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ class Case:
 
     def served(self) -> list[float]:
         """The number each client would use now."""
-        weights: Tensor = self.method.assign_models(self.state, torch.arange(3)).gather({})["weight"]
+        weights: Tensor = self.method.assign_models(self.state, torch.arange(3)).gather({})[
+            "weight"
+        ]
         return weights.flatten().tolist()
 
 
@@ -73,18 +76,21 @@ def test_scores() -> None:
 def test_the_closest_pair_is_joined_and_the_third_stays_alone() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
-    # The 25th percentile of 0.04, 0.36, 0.64 is halfway between the first two, 0.20. Sizes do not count.
+    # The 25th percentile of 0.04, 0.36, 0.64 is halfway between the first two, 0.20. Sizes do not
+    # count.
     assert case.state.cluster_ids.tolist() == [0, 0, 1]
     assert case.served() == pytest.approx([0.5, 0.5, 1.2], abs=1e-6)
     assert float(case.state.percentile) == 30
     case.round(0, 1, 2)
-    # From 0.5: 0.5 - 0.2 (0.5 - 2) = 0.8, 0.5 - 0.2 (0.5 - 3) = 1.0; from 1.2: 1.2 - 0.4 (2.4 - 3) = 1.44. Squares of differences:
-    # 0.04, 0.4096, 0.1936; the 30th percentile is 0.04 + 0.6 (0.1936 - 0.04). The partition comes back: the percentile stays.
+    # From 0.5: 0.5 - 0.2 (0.5 - 2) = 0.8, 0.5 - 0.2 (0.5 - 3) = 1.0; from 1.2: 1.2 - 0.4 (2.4 - 3)
+    # = 1.44. Squares of differences: 0.04, 0.4096, 0.1936; the 30th percentile is 0.04 + 0.6
+    # (0.1936 - 0.04). The partition comes back: the percentile stays.
     assert case.served() == pytest.approx([0.9, 0.9, 1.44], abs=1e-6)
     assert (bool(case.state.settled), float(case.state.percentile)) == (True, 30)
     case.round(0, 1, 2)
-    # 0.9 - 0.2 (0.9 - 2) = 1.12, 0.9 - 0.2 (0.9 - 3) = 1.32, 1.44 - 0.4 (2.88 - 3) = 1.488; squares 0.04, 0.1354, 0.0282. Now the others
-    # are the closest pair, and the percentile stays all the same.
+    # 0.9 - 0.2 (0.9 - 2) = 1.12, 0.9 - 0.2 (0.9 - 3) = 1.32, 1.44 - 0.4 (2.88 - 3) = 1.488; squares
+    # 0.04, 0.1354, 0.0282. Now the others are the closest pair, and the percentile stays all the
+    # same.
     assert case.state.cluster_ids.tolist() == [0, 1, 1]
     assert case.served() == pytest.approx([1.12, 1.404, 1.404], abs=1e-6)
     assert float(case.state.percentile) == 30
@@ -100,9 +106,12 @@ def test_one_cluster_then_two() -> None:
     assert float(case.state.percentile) == 45
     case.round(0, 1, 2)
     first, second, third = w - 0.2 * (w - 2), w - 0.2 * (w - 3), w - 0.4 * (2 * w - 3)
-    # 0.987, 1.187, 1.347; squares 0.04, 0.1296, 0.0256; the 45th percentile is 0.0256 + 0.9 (0.04 - 0.0256), less than 0.04.
+    # 0.987, 1.187, 1.347; squares 0.04, 0.1296, 0.0256; the 45th percentile is 0.0256 + 0.9 (0.04 -
+    # 0.0256), less than 0.04.
     assert case.state.cluster_ids.tolist() == [0, 1, 1]
-    assert case.served() == pytest.approx([first, (second + third) / 2, (second + third) / 2], abs=1e-6)
+    assert case.served() == pytest.approx(
+        [first, (second + third) / 2, (second + third) / 2], abs=1e-6
+    )
     assert (bool(case.state.settled), float(case.state.percentile)) == (False, 50)
 
 
@@ -155,9 +164,12 @@ def test_a_late_client_takes_the_model_with_the_least_loss() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
     lost = torch.tensor([0, 2])
-    case.state = replace(case.state, cluster_ids=case.state.cluster_ids.index_fill(0, lost, UNKNOWN))
+    case.state = replace(
+        case.state, cluster_ids=case.state.cluster_ids.index_fill(0, lost, UNKNOWN)
+    )
     state, cohort = case.method.prepare_cohort(case.fed, case.state, torch.arange(3), key=1)
-    # Models 0.5 and 1.2. Client 0: (0.5 - 2)² = 2.25, (1.2 - 2)² = 0.64. Client 2: (1 - 3)² = 4, (2.4 - 3)² = 0.36.
+    # Models 0.5 and 1.2. Client 0: (0.5 - 2)² = 2.25, (1.2 - 2)² = 0.64. Client 2: (1 - 3)² = 4,
+    # (2.4 - 3)² = 0.36.
     assert state.cluster_ids.tolist() == [1, 0, 1]
     assert cohort.tolist() == [0, 1, 2]
 

@@ -1,8 +1,10 @@
 """FedSEM worked by hand.
 
-The model is one number w, the loss (w - y)², so a step with lr = 0.25 is w <- (w + y) / 2. The four clients have targets y = 0, 10, 16, 24
-and 4, 1, 4, 1 samples; from w = 0 they come to 0, 5, 8, 12. The best two groups are {0, 5}, {8, 12}, with 12.5 + 8 = 20.5 squared to their
-means ({0}, {5, 8, 12}: 24.7; {0, 5, 8}, {12}: 32.7). By examples the centres are (4 · 0 + 5) / 5 = 1 and (4 · 8 + 12) / 5 = 8.8.
+The model is one number w, the loss (w - y)², so a step with lr = 0.25 is w <- (w + y) / 2. The four
+clients have targets y = 0, 10, 16, 24 and 4, 1, 4, 1 samples; from w = 0 they come to 0, 5, 8, 12.
+The best two groups are {0, 5}, {8, 12}, with 12.5 + 8 = 20.5 squared to their means ({0}, {5, 8,
+12}: 24.7; {0, 5, 8}, {12}: 32.7). By examples the centres are (4 · 0 + 5) / 5 = 1 and (4 · 8 + 12)
+/ 5 = 8.8.
 """
 
 from __future__ import annotations
@@ -36,7 +38,12 @@ class Case:
     """FedSEM on clients, driven as the runner drives it."""
 
     def __init__(
-        self, method: FedSEM, clients: Clients, model: nn.Module | None = None, lr: float = 0.25, absent: Sequence[int] = ()
+        self,
+        method: FedSEM,
+        clients: Clients,
+        model: nn.Module | None = None,
+        lr: float = 0.25,
+        absent: Sequence[int] = (),
     ) -> None:
         model = model or nn.Linear(1, 1, bias=False)
         for parameter in model.parameters():
@@ -55,11 +62,15 @@ class Case:
         return state
 
     def round(self, *cohort: int) -> FedSEMState:
-        self.state = self._typed(self.method.round(self.fed, self.state, torch.tensor(cohort), key=1))
+        self.state = self._typed(
+            self.method.round(self.fed, self.state, torch.tensor(cohort), key=1)
+        )
         return self.state
 
     def add_clients(self, *ids: int) -> FedSEMState:
-        self.state = self._typed(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
+        self.state = self._typed(
+            self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2)
+        )
         return self.state
 
     def centres(self) -> list[float]:
@@ -80,7 +91,8 @@ def test_the_one_off_phase_is_k_means_and_the_centres_are_means_by_examples() ->
 
 def test_a_client_goes_to_the_centre_that_its_trained_weights_are_nearest_to() -> None:
     case = four()
-    # From its own centre each comes to 0.5, 5.5 | 12.4, 16.4. Client 1 is 4.5 away from 1 and 3.3 away from 8.8: it moves.
+    # From its own centre each comes to 0.5, 5.5 | 12.4, 16.4. Client 1 is 4.5 away from 1 and 3.3
+    # away from 8.8: it moves.
     assert case.round(0, 1, 2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([0.5, (5.5 + 4 * 12.4 + 16.4) / 6], abs=1e-5)
     # Now it begins at 11.917 and comes to 10.96: it stays.
@@ -92,9 +104,13 @@ def test_a_client_goes_to_the_centre_that_its_trained_weights_are_nearest_to() -
 def test_a_centre_nobody_went_to_stays() -> None:
     case = four()
     assert case.round(1).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([1.0, 5.5], abs=1e-6)  # 5.5 came from the model that stays, and left it
+    assert case.centres() == pytest.approx(
+        [1.0, 5.5], abs=1e-6
+    )  # 5.5 came from the model that stays, and left it
     case.round(3, 2)
-    assert case.centres() == pytest.approx([1.0, (4 * (5.5 + 16) / 2 + (5.5 + 24) / 2) / 5], abs=1e-5)
+    assert case.centres() == pytest.approx(
+        [1.0, (4 * (5.5 + 16) / 2 + (5.5 + 24) / 2) / 5], abs=1e-5
+    )
 
 
 def test_a_cluster_without_any_client_stays() -> None:
@@ -102,7 +118,8 @@ def test_a_cluster_without_any_client_stays() -> None:
     case.state = replace(case.state, cluster_ids=torch.ones(4, dtype=torch.int64))
     assert case.round(2, 3).cluster_ids.tolist() == [1, 1, 1, 1]
     assert case.centres() == pytest.approx([1.0, (4 * 12.4 + 16.4) / 5], abs=1e-5)
-    # From there, 13.2, client 0 comes to 6.6, 5.6 away from 1 and 6.6 away from 13.2: it goes to the model that nobody had.
+    # From there, 13.2, client 0 comes to 6.6, 5.6 away from 1 and 6.6 away from 13.2: it goes to
+    # the model that nobody had.
     assert case.round(0).cluster_ids.tolist() == [0, 1, 1, 1]
     assert case.centres() == pytest.approx([6.6, 13.2], abs=1e-5)
 
@@ -132,8 +149,8 @@ def test_a_late_client_takes_the_look_that_the_others_took() -> None:
     case = four()
     case.round(0, 1, 2, 3)  # centres 0.5 and 11.917
     case.fed = Simulator(with_targets([*CLIENTS, (1, 12.0), (1, 9.6)]), faults=case._answer)
-    # From the first model they come to 6 and 4.8; the first centres were 1 and 8.8. (Now 0.5 would be nearer to both; and from 0.5 both
-    # would come nearer to 8.8.)
+    # From the first model they come to 6 and 4.8; the first centres were 1 and 8.8. (Now 0.5 would
+    # be nearer to both; and from 0.5 both would come nearer to 8.8.)
     assert case.add_clients(5, 4).cluster_ids.tolist() == [0, 1, 1, 1, 1, 0]
 
 
@@ -170,13 +187,24 @@ class Two(nn.Module):
     ("method", "cluster", "centres"),
     [
         (FedSEM(2, "all"), [0, 1, 0], [[0.0, 1.5], [10.0, 0.0]]),
-        (FedSEM(2, "last"), [0, 0, 1], [[5.0, 0.0], [0.0, 3.0]]),  # the mean is of the whole model all the same
+        (
+            FedSEM(2, "last"),
+            [0, 0, 1],
+            [[5.0, 0.0], [0.0, 3.0]],
+        ),  # the mean is of the whole model all the same
     ],
 )
-def test_distances_on_all_parameters_or_on_the_last_layer(method: FedSEM, cluster: list[int], centres: list[list[float]]) -> None:
+def test_distances_on_all_parameters_or_on_the_last_layer(
+    method: FedSEM, cluster: list[int], centres: list[list[float]]
+) -> None:
     # The samples (1, 0) with y = a and (0, 1) with y = b and lr = 1: w <- (a, b), whatever it was.
     targets = [(0.0, 0.0), (10.0, 0.0), (0.0, 3.0)]
-    case = Case(method, from_arrays([(torch.eye(2), torch.tensor(target)) for target in targets]), Two(), lr=1.0)
+    case = Case(
+        method,
+        from_arrays([(torch.eye(2), torch.tensor(target)) for target in targets]),
+        Two(),
+        lr=1.0,
+    )
     for _ in range(2):
         assert case.state.cluster_ids.tolist() == cluster
         models = case.state.models
@@ -186,6 +214,9 @@ def test_distances_on_all_parameters_or_on_the_last_layer(method: FedSEM, cluste
 
 def test_bytes() -> None:
     case = four()
-    assert (case.fed.traffic.up, case.fed.traffic.down) == (4 * 4, 4 * 4)  # once: all clients, one float32 each way
+    assert (case.fed.traffic.up, case.fed.traffic.down) == (
+        4 * 4,
+        4 * 4,
+    )  # once: all clients, one float32 each way
     case.round(0, 2)
     assert (case.fed.traffic.up, case.fed.traffic.down) == (6 * 4, 6 * 4)

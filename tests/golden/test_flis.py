@@ -1,9 +1,10 @@
 """FLIS worked by hand.
 
-A client with the targets (a, b), vectors with a number for each class, has the samples x = (1, 0), y = a and x = (0, 1), y = b, each
-several times. The model is a matrix W, the loss ‖W x − y‖², so a full-batch step with learning rate lr is W <- W − lr (W − [a b]): with
-lr = 1 every client trains to W = [a b], wherever it begins. Of the probe (1, 0), (0, 1), (−1, 0), (0, −1) such a model predicts the classes
-of the largest a, the largest b, the least a and the least b.
+A client with the targets (a, b), vectors with a number for each class, has the samples x = (1, 0),
+y = a and x = (0, 1), y = b, each several times. The model is a matrix W, the loss ‖W x − y‖², so a
+full-batch step with learning rate lr is W <- W − lr (W − [a b]): with lr = 1 every client trains to
+W = [a b], wherever it begins. Of the probe (1, 0), (0, 1), (−1, 0), (0, −1) such a model predicts
+the classes of the largest a, the largest b, the least a and the least b.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Target = tuple[Sequence[float], Sequence[float]]
 THREE: list[Target] = [((2, 0, 1), (0, 2, 1)), ((4, 0, 2), (2, 0, 4)), ((1, 3, 0), (1, 0, 3))]
 TWICE = [1, 2, 3]  # how often each client has its two samples: n = 2, 4 and 6
 CORNERS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-# Clients 0 and 1 agree on the first and the third, 1 and 2 on the second and the fourth, 0 and 2 on none.
-# Each corner once: A_01 = A_12 = 0.5, A_02 = 0. With this probe of ten, A_01 = 0.6, A_12 = 0.4, A_02 = 0.
+# Clients 0 and 1 agree on the first and the third, 1 and 2 on the second and the fourth, 0 and 2 on
+# none. Each corner once: A_01 = A_12 = 0.5, A_02 = 0. With this probe of ten, A_01 = 0.6, A_12 =
+# 0.4, A_02 = 0.
 TEN = CORNERS.repeat_interleave(torch.tensor([4, 3, 2, 1]), 0)
 
 
@@ -44,14 +46,19 @@ class Case:
     """FLIS on clients with these targets."""
 
     def __init__(
-        self, method: FLISDC | FLISHC, targets: Sequence[Target] = THREE, repeats: Sequence[int] = TWICE, absent: Sequence[int] = ()
+        self,
+        method: FLISDC | FLISHC,
+        targets: Sequence[Target] = THREE,
+        repeats: Sequence[int] = TWICE,
+        absent: Sequence[int] = (),
     ):
         model = nn.Linear(2, len(targets[0][0]), bias=False)
         nn.init.zeros_(model.weight)
         self.objective = Objective(model, distance)
         self.absent = set(absent)
         pairs = [
-            (torch.eye(2).repeat(r, 1), torch.tensor(t, dtype=torch.float32).repeat(r, 1)) for r, t in zip(repeats, targets, strict=True)
+            (torch.eye(2).repeat(r, 1), torch.tensor(t, dtype=torch.float32).repeat(r, 1))
+            for r, t in zip(repeats, targets, strict=True)
         ]
         self.fed = Simulator(from_arrays(pairs), faults=self._answer)
         self.method = method
@@ -62,7 +69,9 @@ class Case:
         return None if client in self.absent else reply
 
     def train(self, lr: float) -> None:
-        self.method = self.method.with_local_config(LocalTraining(self.objective, lr=lr, batch_size=10))
+        self.method = self.method.with_local_config(
+            LocalTraining(self.objective, lr=lr, batch_size=10)
+        )
 
     def round(self, *cohort: int) -> State:
         self.state = self.method.round(self.fed, self.state, torch.tensor(cohort), key=1)
@@ -74,14 +83,19 @@ class Case:
 
     def served(self, client: int) -> list[list[float]]:
         """[a, b] of the model that this client uses."""
-        weight: Tensor = self.method.assign_models(self.state, torch.tensor([client])).gather({})["weight"][0]
+        weight: Tensor = self.method.assign_models(self.state, torch.tensor([client])).gather({})[
+            "weight"
+        ][0]
         return weight.T.tolist()
 
 
 def mean(*parts: tuple[int, int]) -> list[object]:
     """The mean of the targets of clients, (client, weight) each, within rounding."""
     total = sum(weight for _, weight in parts)
-    sums = [[sum(weight * THREE[k][column][c] for k, weight in parts) / total for c in range(3)] for column in range(2)]
+    sums = [
+        [sum(weight * THREE[k][column][c] for k, weight in parts) / total for c in range(3)]
+        for column in range(2)
+    ]
     return [pytest.approx(column, abs=1e-6) for column in sums]
 
 
@@ -91,22 +105,45 @@ def mean(*parts: tuple[int, int]) -> list[object]:
 def test_joint_clusters_overlap_and_are_weighted_by_examples() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
     state = case.round(0, 1, 2)
-    # Ã has the rows {0, 1}, {0, 1, 2} and {1, 2}: a similarity of β itself counts. In order: 0 1 1, 1 1 0, 1 1 1.
+    # Ã has the rows {0, 1}, {0, 1, 2} and {1, 2}: a similarity of β itself counts. In order: 0 1 1,
+    # 1 1 0, 1 1 1.
     assert state.cluster_ids.tolist() == [1, 2, 0]
     # (2 W0 + 4 W1) / 6, (2 W0 + 4 W1 + 6 W2) / 12, (4 W1 + 6 W2) / 10
-    assert case.served(0) == [pytest.approx([20 / 6, 0, 10 / 6], abs=1e-6), pytest.approx([8 / 6, 4 / 6, 3], abs=1e-6)]
-    assert case.served(1) == [pytest.approx([26 / 12, 18 / 12, 10 / 12], abs=1e-6), pytest.approx([14 / 12, 4 / 12, 3], abs=1e-6)]
-    assert case.served(2) == [pytest.approx([2.2, 1.8, 0.8], abs=1e-6), pytest.approx([1.4, 0, 3.4], abs=1e-6)]
+    assert case.served(0) == [
+        pytest.approx([20 / 6, 0, 10 / 6], abs=1e-6),
+        pytest.approx([8 / 6, 4 / 6, 3], abs=1e-6),
+    ]
+    assert case.served(1) == [
+        pytest.approx([26 / 12, 18 / 12, 10 / 12], abs=1e-6),
+        pytest.approx([14 / 12, 4 / 12, 3], abs=1e-6),
+    ]
+    assert case.served(2) == [
+        pytest.approx([2.2, 1.8, 0.8], abs=1e-6),
+        pytest.approx([1.4, 0, 3.4], abs=1e-6),
+    ]
 
 
 @pytest.mark.parametrize(
     ("beta", "clusters"),
-    [(0.0, 1), (0.4, 3), (0.41, 2), (0.6, 2), (0.61, 3), (1.0, 3)],  # {all}; {01}{012}{12}; {01}{2}; {01}{2}; alone; alone
+    [
+        (0.0, 1),
+        (0.4, 3),
+        (0.41, 2),
+        (0.6, 2),
+        (0.61, 3),
+        (1.0, 3),
+    ],  # {all}; {01}{012}{12}; {01}{2}; {01}{2}; alone; alone
 )
 def test_beta_says_from_where_on_clients_are_related(beta: float, clusters: int) -> None:
     case = Case(FLISDC(beta=beta, probe=TEN))
     assert len(case.round(0, 1, 2)) == clusters
-    assert case.served(2) == (mean((0, 2), (1, 4), (2, 6)) if beta == 0 else mean((1, 4), (2, 6)) if beta == 0.4 else mean((2, 1)))
+    assert case.served(2) == (
+        mean((0, 2), (1, 4), (2, 6))
+        if beta == 0
+        else mean((1, 4), (2, 6))
+        if beta == 0.4
+        else mean((2, 1))
+    )
 
 
 def test_clients_of_one_joint_cluster_share_one_model() -> None:
@@ -118,13 +155,18 @@ def test_clients_of_one_joint_cluster_share_one_model() -> None:
 
 
 def test_soft_labels_see_how_sure_a_model_is() -> None:
-    # On the probe (1, 0) alone softmax gives B0 = (3/4, 1/4), B1 = (1/4, 3/4), B2 = (9/10, 1/10), of squared lengths 5/8, 5/8 and 41/50.
-    # A01 = (3/16 + 3/16) / (5/8) = 0.6, A02 = (27/40 + 1/40) / sqrt(5/8 · 41/50) = 0.978, A12 = (9/40 + 3/40) / sqrt(…) = 0.419
+    # On the probe (1, 0) alone softmax gives B0 = (3/4, 1/4), B1 = (1/4, 3/4), B2 = (9/10, 1/10),
+    # of squared lengths 5/8, 5/8 and 41/50. A01 = (3/16 + 3/16) / (5/8) = 0.6, A02 = (27/40 + 1/40)
+    # / sqrt(5/8 · 41/50) = 0.978, A12 = (9/40 + 3/40) / sqrt(…) = 0.419
     log3, none = float(torch.tensor(3.0).log()), (0.0, 0.0)
     targets = [((log3, 0.0), none), ((0.0, log3), none), ((2 * log3, 0.0), none)]
-    soft, hard = (Case(FLISDC(beta=0.55, labels=labels, probe=CORNERS[:1]), targets) for labels in ("soft", "onehot"))
+    soft, hard = (
+        Case(FLISDC(beta=0.55, labels=labels, probe=CORNERS[:1]), targets)
+        for labels in ("soft", "onehot")
+    )
     soft.round(0, 1, 2)
-    # {0, 1, 2}, {0, 1}, {0, 2}: (2 · 1 + 6 · 2) / 12 = 7/6 of log 3 and 4/12; 2/6 and 4/6; (2 + 12) / 8 and 0
+    # {0, 1, 2}, {0, 1}, {0, 2}: (2 · 1 + 6 · 2) / 12 = 7/6 of log 3 and 4/12; 2/6 and 4/6; (2 + 12)
+    # / 8 and 0
     expected = [(7 / 6, 1 / 3), (1 / 3, 2 / 3), (7 / 4, 0.0)]
     for client, (first, second) in enumerate(expected):
         assert soft.served(client)[0] == pytest.approx([first * log3, second * log3], abs=1e-6)
@@ -145,17 +187,36 @@ def test_a_client_begins_with_the_model_of_its_least_training_loss() -> None:
     case.train(lr=0.5)  # half of the way from the chosen model to the target
     case.round(0, 1)
     # Client 0, squared distances from [a b] to the models of
-    # {0, 1}: (4/3)² + (2/3)² + (4/3)² + (4/3)² + 2² = 9.8; {0, 1, 2}: (1/6)² + (3/2)² + (1/6)² + (7/6)² + (5/3)² + 2² = 10.4; {1, 2}: more.
-    # Client 1: (2/3)² + (1/3)² + (2/3)² + (2/3)² + 1² = 2.4 to {0, 1}, more to the others. So both begin at the model of {0, 1}.
-    halves = [[[(w + t) / 2 for w, t in zip(*pair, strict=True)] for pair in zip(before[0], THREE[k], strict=True)] for k in (0, 1)]
-    # 0: a (8/3, 0, 4/3), b (2/3, 4/3, 2) -> 0 1 1 0; 1: a (11/3, 0, 11/6), b (5/3, 1/3, 7/2) -> 0 2 1 1. A01 = 0.5, so they share.
-    broadcast = [[(2 * one + 4 * two) / 6 for one, two in zip(*pair, strict=True)] for pair in zip(*halves, strict=True)]
-    assert case.served(0) == case.served(1) == [pytest.approx(column, abs=1e-6) for column in broadcast]
+    # {0, 1}: (4/3)² + (2/3)² + (4/3)² + (4/3)² + 2² = 9.8; {0, 1, 2}: (1/6)² + (3/2)² + (1/6)² +
+    # (7/6)² + (5/3)² + 2² = 10.4; {1, 2}: more. Client 1: (2/3)² + (1/3)² + (2/3)² + (2/3)² + 1² =
+    # 2.4 to {0, 1}, more to the others. So both begin at the model of {0, 1}.
+    halves = [
+        [
+            [(w + t) / 2 for w, t in zip(*pair, strict=True)]
+            for pair in zip(before[0], THREE[k], strict=True)
+        ]
+        for k in (0, 1)
+    ]
+    # 0: a (8/3, 0, 4/3), b (2/3, 4/3, 2) -> 0 1 1 0; 1: a (11/3, 0, 11/6), b (5/3, 1/3, 7/2) -> 0 2
+    # 1 1. A01 = 0.5, so they share.
+    broadcast = [
+        [(2 * one + 4 * two) / 6 for one, two in zip(*pair, strict=True)]
+        for pair in zip(*halves, strict=True)
+    ]
+    assert (
+        case.served(0)
+        == case.served(1)
+        == [pytest.approx(column, abs=1e-6) for column in broadcast]
+    )
 
 
 def test_who_was_not_in_the_round_chooses_among_its_models() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
-    assert case.round(0, 2).cluster_ids.tolist() == [1, UNKNOWN, 0]  # A02 = 0: rows {0} and {2}; the first model is gone
+    assert case.round(0, 2).cluster_ids.tolist() == [
+        1,
+        UNKNOWN,
+        0,
+    ]  # A02 = 0: rows {0} and {2}; the first model is gone
     # Client 1 to W0: 2² + 1² + 2² + 2² + 3² = 22; to W2: 3² + 3² + 2² + 1² + 1² = 24
     assert case.add_clients(1) == [1, 1, 0]
 
@@ -178,8 +239,9 @@ def clusters(method: FLISHC) -> list[int]:
 @pytest.mark.parametrize(
     ("linkage", "beta", "expected"),
     [
-        # 1 − A: 0.4 between 0 and 1, 0.6 between 1 and 2, 1 between 0 and 2. The first merge is {0, 1} at 0.4,
-        # the second at (0.6 + 1) / 2 = 0.8 by the mean, at 0.6 by the nearest, at 1 by the farthest. A merge at 1 − β itself counts.
+        # 1 − A: 0.4 between 0 and 1, 0.6 between 1 and 2, 1 between 0 and 2. The first merge is {0,
+        # 1} at 0.4, the second at (0.6 + 1) / 2 = 0.8 by the mean, at 0.6 by the nearest, at 1 by
+        # the farthest. A merge at 1 − β itself counts.
         ("average", 0.61, [0, 1, 2]),
         ("average", 0.6, [0, 0, 1]),
         ("average", 0.21, [0, 0, 1]),
@@ -210,12 +272,15 @@ def test_late_clients_join_the_cluster_most_similar_in_the_mean() -> None:
     # client   predictions   A with 0, 1 and their mean   with 2
     # 3        1 2 0 1       0, 0.4: 0.2                  0.8
     # 4        0 2 1 1       0.6, 1: 0.8                  0.4
-    # 5        2 2 0 1       0, 0.4: 0.2                  0.4: not further than client 1, but than the cluster
+    # 5        2 2 0 1       0, 0.4: 0.2                  0.4: not further than client 1, but than
+    # the cluster
     late: list[Target] = [((0, 3, 1), (1, 0, 3)), ((5, 0, 1), (1, 0, 3)), ((0, 1, 3), (1, 0, 3))]
     case = Case(FLISHC(beta=0.5, probe=TEN), [*THREE, *late], [*TWICE, 1, 1, 1], absent=[3, 4, 5])
     assert case.state.cluster_ids.tolist() == [0, 0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
     case.round(0, 1, 2)
-    case.train(lr=0.1)  # 0 -> 0.1 [a b], which predicts as [a b] does; one of the models of now would hardly change
+    case.train(
+        lr=0.1
+    )  # 0 -> 0.1 [a b], which predicts as [a b] does; one of the models of now would hardly change
     case.absent = {4}
     assert case.add_clients(5, 3, 4) == [0, 0, 1, 1, UNKNOWN, 1]
     case.absent = set()
@@ -235,7 +300,8 @@ def test_the_first_to_answer_form_the_clusters() -> None:
 
 def test_what_is_kept_of_a_cluster_is_its_mean_prediction() -> None:
     case = Case(FLISHC(beta=0.5, probe=CORNERS[[0, 0, 1]]))
-    # On (1, 0), (1, 0), (0, 1): 0 0 1, 0 0 2 and 1 1 2. A01 = 2/3, A12 = 1/3: {0, 1} and {2}. Each B has three ones: its length is √3.
+    # On (1, 0), (1, 0), (0, 1): 0 0 1, 0 0 2 and 1 1 2. A01 = 2/3, A12 = 1/3: {0, 1} and {2}. Each
+    # B has three ones: its length is √3.
     assert isinstance(case.state, FLISHCState)
     expected = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0.5, 0.5], [0, 1, 0, 0, 1, 0, 0, 0, 1]]) / 3**0.5
     torch.testing.assert_close(case.state.profiles, expected)
@@ -248,7 +314,9 @@ def test_what_travels_is_what_is_declared() -> None:
     for method in (FLISDC(beta=0.5, probe=CORNERS), FLISHC(beta=0.5, probe=TEN)):
         case = Case(method)
         traffic = case.fed.traffic
-        once = 3 * 24 if isinstance(method, FLISHC) else 0  # six weights of four bytes from each client
+        once = (
+            3 * 24 if isinstance(method, FLISHC) else 0
+        )  # six weights of four bytes from each client
         assert (traffic.up, traffic.down) == (once, once)
         case.round(0, 1, 2)
         traffic.up = traffic.down = 0
@@ -260,19 +328,31 @@ def test_what_travels_is_what_is_declared() -> None:
 
 @pytest.mark.parametrize("mode", ["dc", "hc"])
 def test_no_probe_is_refused_before_any_training(mode: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"method\.probe = None: .*partition\(…, probe=n\).*FLIS\(probe=array\)"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"method\.probe = None: .*partition\(…, probe=n\).*FLIS\(probe=array\)",
+    ):
         Case(FLIS(mode))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", ["dc", "hc"])
 def test_one_output_is_no_prediction_of_a_class(mode: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"outputs = \(4, 1\): must be \(samples, classes\) with two classes or more"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"outputs = \(4, 1\): must be \(samples, classes\) with two classes or more",
+    ):
         Case(FLIS(mode, probe=CORNERS), [((1.0,), (2.0,))], [1])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("mode", "field", "value"),
-    [("dc", "beta", -0.1), ("hc", "beta", 1.1), ("dc", "beta", float("nan")), ("dc", "labels", "hard"), ("hc", "linkage", "ward")],
+    [
+        ("dc", "beta", -0.1),
+        ("hc", "beta", 1.1),
+        ("dc", "beta", float("nan")),
+        ("dc", "labels", "hard"),
+        ("hc", "linkage", "ward"),
+    ],
 )
 def test_what_cannot_be_is_refused(mode: str, field: str, value: object) -> None:
     with pytest.raises(InvalidInputError, match=f"method.{field}"):
@@ -283,5 +363,7 @@ def test_the_mode_says_which_variant() -> None:
     assert FLIS() == FLISDC()
     assert FLIS("hc", beta=0.2, linkage="single") == FLISHC(beta=0.2, linkage="single")
     assert FLIS(mode="dc", beta=0.2) == replace(FLISDC(), beta=0.2)
-    with pytest.raises(InvalidInputError, match=r"method\.mode = 'tree': must be one of 'dc', 'hc'"):
+    with pytest.raises(
+        InvalidInputError, match=r"method\.mode = 'tree': must be one of 'dc', 'hc'"
+    ):
         FLIS("tree")  # type: ignore[arg-type]

@@ -1,10 +1,12 @@
 """FLT with three clients worked by hand.
 
-The model is one number w, the loss (w x - y)^2; from w = 0 one step with lr = 0.1 gives 0.4, 0.8 and 1.2, and w becomes
-w - 0.2 (w - 2) on client 0, w - 0.2 (w - 4) on client 1 and w - 0.4 (2 w - 3) on client 2. Clients have 1, 2 and 3 samples.
+The model is one number w, the loss (w x - y)^2; from w = 0 one step with lr = 0.1 gives 0.4, 0.8
+and 1.2, and w becomes w - 0.2 (w - 2) on client 0, w - 0.2 (w - 4) on client 1 and w - 0.4 (2 w -
+3) on client 2. Clients have 1, 2 and 3 samples.
 
-The encoder reads a second column, the same number in all samples of a client (0.0, 0.9, 1.8), which is then its one centre. With gamma = 1
-client 1 is related to both others, and they not to each other: A = [[1, 1, 0], [1, 1, 1], [0, 1, 1]].
+The encoder reads a second column, the same number in all samples of a client (0.0, 0.9, 1.8), which
+is then its one centre. With gamma = 1 client 1 is related to both others, and they not to each
+other: A = [[1, 1, 0], [1, 1, 1], [0, 1, 1]].
 """
 
 from __future__ import annotations
@@ -49,8 +51,12 @@ class Case:
         method = FLT(**{"manifold": "none", "k": 2, "encoder_module": SecondColumn(), **settings})
         self.method = method.with_local_config(LocalTraining(objective, lr=0.1, batch_size=10))
         self.silent = set(silent)
-        clients = from_arrays([(torch.tensor([[x, at]] * n), torch.full((n,), y)) for n, x, y, at in CLIENTS])
-        self.fed = Simulator(clients, faults=lambda key, client, reply: None if client in self.silent else reply)
+        clients = from_arrays(
+            [(torch.tensor([[x, at]] * n), torch.full((n,), y)) for n, x, y, at in CLIENTS]
+        )
+        self.fed = Simulator(
+            clients, faults=lambda key, client, reply: None if client in self.silent else reply
+        )
         self.state = self._flt(self.method.init(self.fed, objective.params(), key=0))
 
     def round(self, *cohort: int) -> list[float]:
@@ -58,7 +64,9 @@ class Case:
         return self.served()
 
     def add_clients(self, *ids: int) -> None:
-        self.state = self._flt(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
+        self.state = self._flt(
+            self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2)
+        )
 
     def served(self) -> list[float]:
         known = torch.arange(3)[self.state.cluster_ids[:3] != UNKNOWN]
@@ -94,7 +102,9 @@ def test_case_1_lets_an_absent_client_in_with_its_last_model() -> None:
     w0, w1, w2 = case.round(0, 1, 2)
     case.silent = {2}  # asked, but it does not answer; client 1 is not asked at all
     v0 = w0 - 0.2 * (w0 - 2)
-    assert case.round(0, 2) == near((v0 + 2 * w1) / 3, (v0 + 2 * w1 + 3 * w2) / 6, (2 * w1 + 3 * w2) / 5)
+    assert case.round(0, 2) == near(
+        (v0 + 2 * w1) / 3, (v0 + 2 * w1 + 3 * w2) / 6, (2 * w1 + 3 * w2) / 5
+    )
 
 
 def test_case_1_may_leave_absent_clients_out() -> None:
@@ -131,7 +141,8 @@ def test_a_late_client_is_treated_as_the_nearest_known_one() -> None:
     case.silent = set()
     case.add_clients(2)
     assert case.served() == near(w0, w1, w1)
-    # it counts from now on wherever client 1 does: with its last model in the next round, of which it is no part
+    # it counts from now on wherever client 1 does: with its last model in the next round, of which
+    # it is no part
     v0 = w0 - 0.2 * (w0 - 2)
     assert case.round(0) == near(*[(v0 + 2 * w1 + 3 * w1) / 6] * 3)
 

@@ -1,14 +1,17 @@
 """PCA+kM+HC with three clients worked by hand.
 
-Each client has two different points in the plane, k = 2, so that its centres are their projections on the line through both:
+Each client has two different points in the plane, k = 2, so that its centres are their projections
+on the line through both:
 
 client 0: (1, 2), (5, 2)  mean (3, 2), axis (1, 0),      projections -2, 2
 client 1: (4, 0), (4, 6)  mean (4, 3), axis (0, 1),      projections -3, 3; it has each point twice
 client 2: (0, 0), (6, 8)  mean (3, 4), axis (0.6, 0.8),  projections -5, 5
 
-Best matchings: A_01 = sqrt(1 + 1) / 2, A_02 = sqrt(9 + 9) / 2, A_12 = sqrt(4 + 4) / 2. The first merge is that of 0 and 1.
+Best matchings: A_01 = sqrt(1 + 1) / 2, A_02 = sqrt(9 + 9) / 2, A_12 = sqrt(4 + 4) / 2. The first
+merge is that of 0 and 1.
 
-The model is one number w, the loss (w - y)², y = 2, 4, 6: a step with lr = 0.25 is w <- (w + y) / 2.
+The model is one number w, the loss (w - y)², y = 2, 4, 6: a step with lr = 0.25 is w <- (w + y) /
+2.
 """
 
 from __future__ import annotations
@@ -30,8 +33,13 @@ from fedclade.methods.base import UNKNOWN
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.programs.pca_signature import principal_axes
 
-POINTS = [[(1.0, 2.0), (5.0, 2.0)], [(4.0, 0.0), (4.0, 6.0), (4.0, 0.0), (4.0, 6.0)], [(0.0, 0.0), (6.0, 8.0)]]
-# Its mean is 0 and its axes are those of the plane: what a client projects are its points themselves.
+POINTS = [
+    [(1.0, 2.0), (5.0, 2.0)],
+    [(4.0, 0.0), (4.0, 6.0), (4.0, 0.0), (4.0, 6.0)],
+    [(0.0, 0.0), (6.0, 8.0)],
+]
+# Its mean is 0 and its axes are those of the plane: what a client projects are its points
+# themselves.
 PROBE = torch.tensor([(10.0, 0.0), (-10.0, 0.0), (0.0, 1.0), (0.0, -1.0)])
 
 
@@ -47,7 +55,12 @@ class Constant(nn.Module):
 
 
 def with_points(points: Sequence[Sequence[tuple[float, float]]]) -> Clients:
-    return from_arrays([(torch.tensor(params), torch.full((len(params),), 2.0 * (client + 1))) for client, params in enumerate(points)])
+    return from_arrays(
+        [
+            (torch.tensor(params), torch.full((len(params),), 2.0 * (client + 1)))
+            for client, params in enumerate(points)
+        ]
+    )
 
 
 class Case:
@@ -67,11 +80,15 @@ class Case:
         return state
 
     def round(self, *cohort: int) -> list[float]:
-        self.state = self._typed(self.method.round(self.fed, self.state, torch.tensor(cohort), key=1))
+        self.state = self._typed(
+            self.method.round(self.fed, self.state, torch.tensor(cohort), key=1)
+        )
         return self.served()
 
     def add_clients(self, *ids: int) -> list[int]:
-        self.state = self._typed(self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2))
+        self.state = self._typed(
+            self.method.add_clients(self.fed, self.state, torch.tensor(ids), key=2)
+        )
         return self.state.cluster_ids.tolist()
 
     def served(self) -> list[float]:
@@ -89,7 +106,9 @@ def near(*numbers: float) -> Any:
 
 def test_each_client_projects_on_its_own_axes() -> None:
     case = Case()
-    for client, at in enumerate((2.0, 3.0, 5.0)):  # two points have one axis: the other components are zeros
+    for client, at in enumerate(
+        (2.0, 3.0, 5.0)
+    ):  # two points have one axis: the other components are zeros
         low, high = case.centres(client)
         assert (low, high) == (near(-at, 0, 0), near(at, 0, 0))
     assert case.state.counts.tolist() == [2, 2, 2]
@@ -105,10 +124,13 @@ def test_groups_are_wards() -> None:
 
 
 def test_wards_groups_are_not_a_chain() -> None:
-    # Centres at -t and t: the distance of two clients is |t - t'| / sqrt(2). In these units 1 and 2 merge at 1, 3.2 and 4.2 too, then
-    # {3.2, 4.2} and 5.6 at sqrt(4 / 3) 1.9 = 2.2, before {1, 2} and {3.2, 4.2} at sqrt(2) 2.2 = 3.1. (The widest gap is below 5.6.)
+    # Centres at -t and t: the distance of two clients is |t - t'| / sqrt(2). In these units 1 and 2
+    # merge at 1, 3.2 and 4.2 too, then {3.2, 4.2} and 5.6 at sqrt(4 / 3) 1.9 = 2.2, before {1, 2}
+    # and {3.2, 4.2} at sqrt(2) 2.2 = 3.1. (The widest gap is below 5.6.)
     clients = with_points([[(-t, 0.0), (t, 0.0)] for t in (1.0, 2.0, 3.2, 4.2, 5.6)])
-    assert PCAHC(clusters=2, k=2).init(Simulator(clients), {"w": torch.zeros(1)}, key=0).cluster_ids.tolist() == [0, 0, 1, 1, 1]
+    assert PCAHC(clusters=2, k=2).init(
+        Simulator(clients), {"w": torch.zeros(1)}, key=0
+    ).cluster_ids.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_fedavg_inside_each_group() -> None:
@@ -123,7 +145,8 @@ def test_a_shared_basis_leaves_the_points_where_they_are() -> None:
     case = Case(basis="shared", probe=PROBE)
     assert case.centres(0) == [near(1, 2, 0), near(5, 2, 0)]
     assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
-    # A_01 = sqrt(30) / 2, A_02 = sqrt(5 + 37) / 2, A_12 = sqrt(16 + 8) / 2: now 1 and 2 are nearest to each other.
+    # A_01 = sqrt(30) / 2, A_02 = sqrt(5 + 37) / 2, A_12 = sqrt(16 + 8) / 2: now 1 and 2 are nearest
+    # to each other.
     A = distances(case.state.centres.numpy(), case.state.counts.numpy())
     assert [A[0, 1], A[0, 2], A[1, 2]] == near(sqrt(30) / 2, sqrt(42) / 2, sqrt(24) / 2)
     assert case.state.cluster_ids.tolist() == [0, 1, 1]
@@ -138,7 +161,8 @@ def test_a_late_client_joins_the_nearest_known_one() -> None:
     assert case.add_clients(2) == [0, 1, 1]  # A_12 < A_02
     assert case.state.counts.tolist() == [2, 2, 2]
     assert case.served() == near(1.0, 2.0, 2.0)
-    # A fourth comes when three are known: ±2.4 along its own axis, nearest to client 0. It needs room in the state first.
+    # A fourth comes when three are known: ±2.4 along its own axis, nearest to client 0. It needs
+    # room in the state first.
     case.fed = Simulator(with_points([*POINTS, [(0.0, 9.0), (0.0, 4.2)]]), faults=case._answer)
     assert case.add_clients(3) == [0, 1, 1, 0]
 
@@ -146,7 +170,9 @@ def test_a_late_client_joins_the_nearest_known_one() -> None:
 def test_a_late_client_is_projected_on_the_basis_that_the_others_had() -> None:
     case = Case(absent=[2], basis="shared", probe=PROBE)
     case.absent = set()
-    case.method = PCAHC(clusters=2, k=2, components=3, basis="shared", probe=PROBE + 100).with_local_config(case.method.local)
+    case.method = PCAHC(
+        clusters=2, k=2, components=3, basis="shared", probe=PROBE + 100
+    ).with_local_config(case.method.local)
     assert case.add_clients(2) == [0, 1, 1]
     assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
 
@@ -176,8 +202,13 @@ def test_the_sign_of_an_axis() -> None:
 
 def test_bytes() -> None:
     case = Case()
-    assert (case.fed.traffic.up, case.fed.traffic.down) == (3 * (2 * 3 * 4 + 8), 0)  # k × components numbers and the count
+    assert (case.fed.traffic.up, case.fed.traffic.down) == (
+        3 * (2 * 3 * 4 + 8),
+        0,
+    )  # k × components numbers and the count
     case = Case(basis="shared", probe=PROBE)
-    assert case.fed.traffic.down == 3 * (3 + 1) * 2 * 4  # three axes and the mean, of two numbers each
+    assert (
+        case.fed.traffic.down == 3 * (3 + 1) * 2 * 4
+    )  # three axes and the mean, of two numbers each
     case.round(0, 1)
     assert case.fed.traffic.down == 3 * (3 + 1) * 2 * 4 + 2 * 4

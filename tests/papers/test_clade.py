@@ -1,4 +1,6 @@
-"""Clade on real data: the right groups with nothing given, and none where there are none. `benchmarks/clade_groups.py` has them all."""
+"""Clade on real data: the right groups with nothing given, and none where there are none.
+`benchmarks/clade_groups.py` has them all.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade.core.functional_model import Objective
 from fedclade.core.rng import fold_in
-from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation, Scheme, load, partition
+from fedclade.data import (
+    Clients,
+    Iid,
+    LabelClusters,
+    LabelPermutation,
+    LabelSwap,
+    PowerLawClusters,
+    Rotation,
+    Scheme,
+    load,
+    partition,
+)
 
 PLANTED: list[tuple[Scheme, int]] = [
     (LabelClusters(5, 2, samples=30), 100),
@@ -32,8 +45,12 @@ def groups(clients: Clients, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("scheme", "count"), PLANTED, ids=lambda value: getattr(value, "name", None))
-def test_finds_planted_groups_on_mnist(real_data: Callable[[str], Path], scheme: Scheme, count: int, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "count"), PLANTED, ids=lambda value: getattr(value, "name", None)
+)
+def test_finds_planted_groups_on_mnist(
+    real_data: Callable[[str], Path], scheme: Scheme, count: int, seed: int
+) -> None:
     clients = partition(load("mnist", real_data("mnist").parent), scheme, count, seed)
     assert adjusted_rand_score(clients.groups, groups(clients, seed)) >= 0.99
 
@@ -48,5 +65,7 @@ def test_finds_no_groups_where_there_are_none(real_data: Callable[[str], Path], 
 
 @pytest.mark.slow
 def test_finds_the_ten_groups_of_scenario_4(real_data: Callable[[str], Path]) -> None:
-    clients = partition(load("emnist47", real_data("emnist47").parent), PowerLawClusters(), 2400, seed=0)
+    clients = partition(
+        load("emnist47", real_data("emnist47").parent), PowerLawClusters(), 2400, seed=0
+    )
     assert adjusted_rand_score(clients.groups, groups(clients, 0)) == 1.0

@@ -1,4 +1,6 @@
-"""Names of one's own: what may be registered, what a file may do, and what is said about a file that is wrong."""
+"""Names of one's own: what may be registered, what a file may do, and what is said about a file
+that is wrong.
+"""
 
 from __future__ import annotations
 
@@ -90,12 +92,26 @@ def own(tmp_path: Path) -> Path:
     return file
 
 
-SETS = ["data.name=spots", "partition.name=in_rows", "partition.clients=6", "model.name=thin", "method.name=eager", "run.rounds=2"]
+SETS = [
+    "data.name=spots",
+    "partition.name=in_rows",
+    "partition.clients=6",
+    "model.name=thin",
+    "method.name=eager",
+    "run.rounds=2",
+]
 
 
-def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(own: Path, tmp_path: Path) -> None:
+def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(
+    own: Path, tmp_path: Path
+) -> None:
     import_file(str(own))
-    made = experiment(apply(read("quickstart"), [*SETS, "method.mood=wild", "method.weights=[3.0]", "partition.gap=2"]))
+    made = experiment(
+        apply(
+            read("quickstart"),
+            [*SETS, "method.mood=wild", "method.weights=[3.0]", "partition.gap=2"],
+        )
+    )
     result = made.to_run(made.clients(), "cpu").run(tmp_path / "run")
     named = [result.summary[kind] for kind in ("method", "dataset", "partition", "model")]
     assert named == ["eager", "spots", "in_rows", "thin"]
@@ -105,7 +121,9 @@ def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(o
     again = experiment(read(tmp_path / "run" / "experiment.toml"))
     assert (again.method, again.scheme, again.model) == (made.method, made.scheme, made.model)
     again.to_run(again.clients(), "cpu").run(tmp_path / "again")
-    assert (tmp_path / "run/models/models.safetensors").read_bytes() == (tmp_path / "again/models/models.safetensors").read_bytes()
+    assert (tmp_path / "run/models/models.safetensors").read_bytes() == (
+        tmp_path / "again/models/models.safetensors"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +138,9 @@ def test_a_file_brings_a_method_a_data_set_a_partition_and_a_model_of_ones_own(o
         ("model.name=thinn", ["model.name", "'thin'"]),
     ],
 )
-def test_the_fields_of_ones_own_things_are_checked_as_ours_are(given: str, says: list[str], own: Path) -> None:
+def test_the_fields_of_ones_own_things_are_checked_as_ours_are(
+    given: str, says: list[str], own: Path
+) -> None:
     import_file(str(own))
     with pytest.raises(InvalidInputError) as refused:
         experiment(apply(read("quickstart"), [*SETS, given]))
@@ -128,10 +148,15 @@ def test_the_fields_of_ones_own_things_are_checked_as_ours_are(given: str, says:
         assert part in str(refused.value)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("method", "fedavg"), ("method", "local"), ("dataset", "digits"), ("model", "mlp")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("method", "fedavg"), ("method", "local"), ("dataset", "digits"), ("model", "mlp")],
+)
 def test_our_own_names_are_not_to_be_replaced(kind: Any, name: str) -> None:
     before = REGISTRY[kind][name]
-    with pytest.raises(InvalidInputError, match=rf"the {kind} '{name}' is fedclade's own; choose another name"):
+    with pytest.raises(
+        InvalidInputError, match=rf"the {kind} '{name}' is fedclade's own; choose another name"
+    ):
         fc.register(kind, name)(type("Mine", (), {"__module__": "mine"}))
     assert REGISTRY[kind][name] is before
 
@@ -171,8 +196,14 @@ def test_an_unknown_kind_and_an_unknown_name_are_refused_with_what_there_is() ->
         ("def f(:\n    pass\n", "SyntaxError"),
         ("import no_such_module\n", "no_such_module"),
         ("1 / 0\n", "ZeroDivisionError"),
-        ('import fedclade as fc\n@fc.register("method", "fedavg")\nclass A(fc.FedAvg): pass\n', "fedclade's own"),
-        ('import fedclade as fc\n@fc.register("metod", "a")\nclass A(fc.FedAvg): pass\n', "'method'"),
+        (
+            'import fedclade as fc\n@fc.register("method", "fedavg")\nclass A(fc.FedAvg): pass\n',
+            "fedclade's own",
+        ),
+        (
+            'import fedclade as fc\n@fc.register("metod", "a")\nclass A(fc.FedAvg): pass\n',
+            "'method'",
+        ),
     ],
 )
 def test_an_error_in_the_file_is_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -205,7 +236,9 @@ def test_a_file_named_like_a_module_does_not_replace_it(tmp_path: Path) -> None:
     assert sys.modules["json"] is json
 
 
-def test_two_files_of_one_name_in_two_folders_can_both_be_imported(own: Path, tmp_path: Path) -> None:
+def test_two_files_of_one_name_in_two_folders_can_both_be_imported(
+    own: Path, tmp_path: Path
+) -> None:
     import_file(str(own))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / own.name).write_text("x = 1")
@@ -213,7 +246,8 @@ def test_two_files_of_one_name_in_two_folders_can_both_be_imported(own: Path, tm
     assert experiment(apply(read("quickstart"), SETS)).method.name == "eager"
 
 
-# --- things that are not of the form we want -------------------------------------------------------------------------------------------
+# --- things that are not of the form we want
+# -------------------------------------------------------------------------------------------
 
 PLAIN = """
 import numpy as np
@@ -264,9 +298,13 @@ def test_a_required_field_that_is_not_given_is_named() -> None:
         experiment(apply(read("quickstart"), ["method.name=needy"]))
 
 
-def test_a_data_set_without_a_name_of_its_own_goes_by_the_one_it_was_registered_under(tmp_path: Path) -> None:
+def test_a_data_set_without_a_name_of_its_own_goes_by_the_one_it_was_registered_under(
+    tmp_path: Path,
+) -> None:
     data = fc.data.load("digits")
-    fc.register("dataset", "mine")(lambda: fc.data.dataset(data.x_train, data.y_train, data.x_test, data.y_test))
+    fc.register("dataset", "mine")(
+        lambda: fc.data.dataset(data.x_train, data.y_train, data.x_test, data.y_test)
+    )
     made = experiment(apply(read("quickstart"), ["data.name=mine", "run.rounds=1"]))
     result = made.to_run(made.clients(), "cpu").run(tmp_path / "run")
     assert result.summary["dataset"] == "mine"

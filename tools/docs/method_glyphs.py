@@ -1,4 +1,6 @@
-"""What the pictures of docs/methods/ are drawn of: circles for clients, squares for models, trees, clouds and arrows, as SVG."""
+"""What the pictures of docs/methods/ are drawn of: circles for clients, squares for models, trees,
+clouds and arrows, as SVG.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,49 @@ def circle(x: float, y: float, colour: str, r: float = 9) -> str:
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:g}" fill="{colour}"/>'
 
 
-def model(x: float, y: float, colour: str, label: str = "", size: float = 26, top: str | None = None) -> list[str]:
-    """A square; with `top` its upper half has another colour (a head that is shared, for instance)."""
-    parts = [f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}" rx="4" fill="{colour}"/>']
+def model(
+    x: float, y: float, colour: str, label: str = "", size: float = 26, top: str | None = None
+) -> list[str]:
+    """A square; with `top` its upper half has another colour (a head that is shared, for
+    instance).
+    """
+    parts = [
+        f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}"'
+        f' rx="4" fill="{colour}"/>'
+    ]
     if top:
-        parts.append(f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size / 2:g}" rx="4" fill="{top}"/>')
+        parts.append(
+            f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}"'
+            f' height="{size / 2:g}" rx="4" fill="{top}"/>'
+        )
     return [*parts, *([words(x, y + 4.5, label, "#fff")] if label else [])]
 
 
-def words(x: float, y: float, text: str, colour: str = INK, size: float = 13, anchor: str = "middle") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{colour}" text-anchor="{anchor}">{escape(text)}</text>'
+def words(
+    x: float, y: float, text: str, colour: str = INK, size: float = 13, anchor: str = "middle"
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{colour}"'
+        f' text-anchor="{anchor}">{escape(text)}</text>'
+    )
 
 
-def line(x1: float, y1: float, x2: float, y2: float, colour: str = INK, width: float = 1.6, dash: str = "", head: bool = False) -> str:
+def line(
+    x1: float,
+    y1: float,
+    x2: float,
+    y2: float,
+    colour: str = INK,
+    width: float = 1.6,
+    dash: str = "",
+    head: bool = False,
+) -> str:
     style = f' stroke-dasharray="{dash}"' if dash else ""
     end = f' marker-end="url(#to{colour[1:]})"' if head else ""
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width:g}"{style}{end}/>'
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
+        f' stroke-width="{width:g}"{style}{end}/>'
+    )
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = INK, width: float = 1.6) -> str:
@@ -42,14 +71,25 @@ def column(client: int) -> float:
     return 30 + client * 38
 
 
-def star(models: Sequence[str], of: Sequence[int], way: str, colours: Sequence[str] = GROUPS, label: str = "w") -> Glyph:
-    """Models above, six clients below; each client and its model, with what is sent "up" or "down", or nothing."""
+def star(
+    models: Sequence[str],
+    of: Sequence[int],
+    way: str,
+    colours: Sequence[str] = GROUPS,
+    label: str = "w",
+) -> Glyph:
+    """Models above, six clients below; each client and its model, with what is sent "up" or "down",
+    or nothing.
+    """
 
     def drawn() -> list[str]:
         xs = [WIDTH / (len(models) + 1) * (number + 1) for number in range(len(models))]
         parts = []
         for client, number in enumerate(of):
-            low, high = (column(client), 112), (xs[number] + (column(client) - xs[number]) * 0.25, 48)
+            low, high = (
+                (column(client), 112),
+                (xs[number] + (column(client) - xs[number]) * 0.25, 48),
+            )
             if way == "down":
                 parts.append(arrow(*high, *low))
             elif way == "up":
@@ -65,7 +105,10 @@ def alone() -> list[str]:
     return [
         part
         for client, colour in enumerate(GROUPS)
-        for part in (*model(column(client), 84, colour, size=20), circle(column(client), 118, colour))
+        for part in (
+            *model(column(client), 84, colour, size=20),
+            circle(column(client), 118, colour),
+        )
     ]
 
 
@@ -85,19 +128,29 @@ def personal() -> list[str]:
     parts = model(WIDTH / 2, 126, GREY, "w")
     for client, colour in enumerate(GROUPS):
         x = column(client)
-        parts += [arrow(WIDTH / 2 + (x - WIDTH / 2) * 0.25, 108, x, 62, colour), *model(x, 44, colour, size=20)]
+        parts += [
+            arrow(WIDTH / 2 + (x - WIDTH / 2) * 0.25, 108, x, 62, colour),
+            *model(x, 44, colour, size=20),
+        ]
     return parts
 
 
 def cloud(centres: Sequence[tuple[float, float]], mark: str = "", reach: float = 0) -> Glyph:
-    """Clients as points of the plane; `mark` the centre of each group, `reach` the distance within which clients are related."""
+    """Clients as points of the plane; `mark` the centre of each group, `reach` the distance within
+    which clients are related.
+    """
 
     def drawn() -> list[str]:
         parts = []
         for (x, y), colour in zip(centres, (BLUE, ORANGE, GREEN), strict=False):
-            near = [(x + 17 * math.cos(2.4 * k + x), y + 15 * math.sin(2.4 * k + x)) for k in range(6)]
+            near = [
+                (x + 17 * math.cos(2.4 * k + x), y + 15 * math.sin(2.4 * k + x)) for k in range(6)
+            ]
             if reach:
-                parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{reach:g}" fill="{colour}" fill-opacity="0.13" stroke="{colour}"/>']
+                parts += [
+                    f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{reach:g}" fill="{colour}"'
+                    f' fill-opacity="0.13" stroke="{colour}"/>'
+                ]
             parts += [circle(px, py, colour, 5.5) for px, py in near]
             if mark:
                 parts.append(words(x, y + 5, mark, INK, 16))
@@ -146,7 +199,14 @@ def updates(split: bool) -> Glyph:
 
     def drawn() -> list[str]:
         x, y, parts = WIDTH / 2, 76, []
-        for angle, colour in ((-165, BLUE), (-188, BLUE), (-205, BLUE), (14, ORANGE), (-6, ORANGE), (-26, ORANGE)):
+        for angle, colour in (
+            (-165, BLUE),
+            (-188, BLUE),
+            (-205, BLUE),
+            (14, ORANGE),
+            (-6, ORANGE),
+            (-26, ORANGE),
+        ):
             to = math.radians(angle)
             parts.append(arrow(x, y, x + 78 * math.cos(to), y + 78 * math.sin(to), colour, 2.4))
         if split:
@@ -160,16 +220,36 @@ def updates(split: bool) -> Glyph:
 
 def nodes() -> list[str]:
     """CFL's tree of models."""
-    places = {(125, 24): GREY, (66, 76): BLUE, (184, 76): GREY, (150, 126): ORANGE, (218, 126): GREEN}
-    links = (((125, 24), (66, 76)), ((125, 24), (184, 76)), ((184, 76), (150, 126)), ((184, 76), (218, 126)))
-    return [*(line(*a, *b) for a, b in links), *(part for (x, y), colour in places.items() for part in model(x, y, colour, "w"))]
+    places = {
+        (125, 24): GREY,
+        (66, 76): BLUE,
+        (184, 76): GREY,
+        (150, 126): ORANGE,
+        (218, 126): GREEN,
+    }
+    links = (
+        ((125, 24), (66, 76)),
+        ((125, 24), (184, 76)),
+        ((184, 76), (150, 126)),
+        ((184, 76), (218, 126)),
+    )
+    return [
+        *(line(*a, *b) for a, b in links),
+        *(part for (x, y), colour in places.items() for part in model(x, y, colour, "w")),
+    ]
 
 
 def spring() -> list[str]:
     zigzag = " ".join(f"{70 + step * 11} {92 + (-7 if step % 2 else 7)}" for step in range(1, 10))
     return [
-        f'<path d="M64 78C100 20 150 20 192 62" fill="none" stroke="{BLUE}" stroke-width="2" marker-end="url(#to{BLUE[1:]})"/>',
-        f'<polyline points="70 92 {zigzag} 180 92" fill="none" stroke="{ORANGE}" stroke-width="1.8"/>',
+        (
+            f'<path d="M64 78C100 20 150 20 192 62" fill="none" stroke="{BLUE}" stroke-width="2"'
+            f' marker-end="url(#to{BLUE[1:]})"/>'
+        ),
+        (
+            f'<polyline points="70 92 {zigzag} 180 92" fill="none" stroke="{ORANGE}"'
+            ' stroke-width="1.8"/>'
+        ),
         *model(56, 92, GREY, "w"),
         *model(196, 84, BLUE, "w"),
         words(126, 122, "μ pulls back", ORANGE),
@@ -185,7 +265,10 @@ def steps(normed: bool) -> Glyph:
             y, length = 32 + row * 44, 92.0 if normed else count * 30.0
             parts.append(arrow(36, y, 36 + length, y, colour, 3))
             if not normed:
-                parts += [circle(36 + (step + 1) * length / count - 3, y, colour, 4) for step in range(count - 1)]
+                parts += [
+                    circle(36 + (step + 1) * length / count - 3, y, colour, 4)
+                    for step in range(count - 1)
+                ]
             parts.append(circle(22, y, colour))
         return parts
 
@@ -209,15 +292,32 @@ def chosen() -> list[str]:
     parts = []
     for number, (colour, loss) in enumerate(((BLUE, 62), (ORANGE, 18), (GREEN, 48))):
         x = 62 + number * 62
-        parts += [line(x, 46, 125, 118, INK, 1.0, "4 3") if loss > 20 else line(x, 46, 125, 118, ORANGE, 3), *model(x, 30, colour, "w")]
-        parts += [f'<rect x="{x + 18}" y="{44 - loss * 0.42:.1f}" width="8" height="{loss * 0.42:.1f}" fill="{colour}"/>']
+        parts += [
+            (
+                line(x, 46, 125, 118, INK, 1.0, "4 3")
+                if loss > 20
+                else line(x, 46, 125, 118, ORANGE, 3)
+            ),
+            *model(x, 30, colour, "w"),
+        ]
+        parts += [
+            f'<rect x="{x + 18}" y="{44 - loss * 0.42:.1f}" width="8" height="{loss * 0.42:.1f}"'
+            f' fill="{colour}"/>'
+        ]
     return [*parts, circle(125, 126, ORANGE, 10), words(240, 92, "bars: loss", INK, 11, "end")]
 
 
 def encoded() -> list[str]:
     """Samples through an encoder to k centres."""
-    parts = [f'<rect x="{16 + 7 * k}" y="{44 + 7 * k}" width="38" height="38" fill="#fff" stroke="{INK}"/>' for k in range(3)]
-    parts += [f'<path d="M92 36L138 60V98L92 122Z" fill="{GREY}" fill-opacity="0.35" stroke="{INK}"/>', words(114, 83, "G", INK, 15)]
+    parts = [
+        f'<rect x="{16 + 7 * k}" y="{44 + 7 * k}" width="38" height="38" fill="#fff"'
+        f' stroke="{INK}"/>'
+        for k in range(3)
+    ]
+    parts += [
+        f'<path d="M92 36L138 60V98L92 122Z" fill="{GREY}" fill-opacity="0.35" stroke="{INK}"/>',
+        words(114, 83, "G", INK, 15),
+    ]
     return [
         *parts,
         arrow(142, 79, 164, 79),
@@ -228,7 +328,13 @@ def encoded() -> list[str]:
 
 def axes() -> list[str]:
     points = [
-        circle(125 + 62 * math.cos(1.9 * k) * 0.9, 78 + 22 * math.sin(2.6 * k) - 20 * math.cos(1.9 * k), BLUE, 4.5) for k in range(14)
+        circle(
+            125 + 62 * math.cos(1.9 * k) * 0.9,
+            78 + 22 * math.sin(2.6 * k) - 20 * math.cos(1.9 * k),
+            BLUE,
+            4.5,
+        )
+        for k in range(14)
     ]
     return [
         *points,
@@ -252,9 +358,19 @@ def path() -> list[str]:
 
 
 def linked() -> list[str]:
-    spots = [(44, 40, BLUE), (92, 62, BLUE), (52, 96, BLUE), (170, 36, ORANGE), (214, 70, ORANGE), (160, 116, GREEN), (212, 124, GREEN)]
+    spots = [
+        (44, 40, BLUE),
+        (92, 62, BLUE),
+        (52, 96, BLUE),
+        (170, 36, ORANGE),
+        (214, 70, ORANGE),
+        (160, 116, GREEN),
+        (212, 124, GREEN),
+    ]
     pairs = ((0, 1), (1, 2), (3, 4), (5, 6))
-    links = [line(spots[a][0], spots[a][1], spots[b][0], spots[b][1], spots[a][2], 3) for a, b in pairs]
+    links = [
+        line(spots[a][0], spots[a][1], spots[b][0], spots[b][1], spots[a][2], 3) for a, b in pairs
+    ]
     return [*links, *(circle(x, y, colour) for x, y, colour in spots)]
 
 
@@ -263,7 +379,10 @@ def probed() -> list[str]:
     parts = []
     for row, (colour, said) in enumerate(((BLUE, "334143"), (BLUE, "334141"), (ORANGE, "897798"))):
         y = 36 + row * 40
-        parts += [*model(36, y, colour, "w"), *(words(84 + 27 * k, y + 5, digit, colour, 16) for k, digit in enumerate(said))]
+        parts += [
+            *model(36, y, colour, "w"),
+            *(words(84 + 27 * k, y + 5, digit, colour, 16) for k, digit in enumerate(said)),
+        ]
     return parts
 
 
@@ -271,12 +390,16 @@ def signatures() -> list[str]:
     parts = [
         part
         for client in range(6)
-        for part in (circle(column(client), 126, GROUPS[client]), arrow(column(client), 112, column(client), 70, GROUPS[client]))
+        for part in (
+            circle(column(client), 126, GROUPS[client]),
+            arrow(column(client), 112, column(client), 70, GROUPS[client]),
+        )
     ]
     bars = ((3, 8, 5), (3, 8, 6), (9, 2, 4), (8, 2, 4), (5, 5, 10), (5, 6, 10))
     for client, heights in enumerate(bars):
         parts += [
-            f'<rect x="{column(client) - 11 + 8 * k:.0f}" y="{58 - 4 * height}" width="6" height="{4 * height}" fill="{GROUPS[client]}"/>'
+            f'<rect x="{column(client) - 11 + 8 * k:.0f}" y="{58 - 4 * height}" width="6"'
+            f' height="{4 * height}" fill="{GROUPS[client]}"/>'
             for k, height in enumerate(heights)
         ]
     return parts

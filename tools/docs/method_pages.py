@@ -1,10 +1,12 @@
-"""What the pages of docs/methods/ take from the code: parameters and their defaults, and what leaves a client.
+"""What the pages of docs/methods/ take from the code: parameters and their defaults, and what
+leaves a client.
 
 python tools/docs/method_pages.py [--check]
 
-A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->` before what leaves a client; each
-ends at `<!-- end -->`. What a parameter means is written by hand in the table's last column and stays; names and defaults come from the
-code, and a parameter that no row names, or a row that names no parameter, is refused.
+A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->`
+before what leaves a client; each ends at `<!-- end -->`. What a parameter means is written by hand
+in the table's last column and stays; names and defaults come from the code, and a parameter that no
+row names, or a row that names no parameter, is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from fedclade.methods.base import GROUPS, NEEDS, Method, hyperparameters
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "methods"
 BLOCK = re.compile(r"(<!-- (parameters|leaves): ([a-z_ ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CELLS = re.compile(r"(?<!\\)\|")
-NONE = "None of its own: `[local]` and `[run]` of [the experiment](../experiments.md) are all there is.\n"
+NONE = (
+    "None of its own: `[local]` and `[run]` of [the experiment](../experiments.md) are all there"
+    " is.\n"
+)
 
 
 def parameters(kinds: list[type[Method]], block: str) -> str:
@@ -46,7 +51,12 @@ def parameters(kinds: list[type[Method]], block: str) -> str:
 
 
 def _defaults(kinds: list[type[Method]], name: str) -> str:
-    found = {kind.name: _default(field) for kind in kinds for field in hyperparameters(kind) if field.name == name}
+    found = {
+        kind.name: _default(field)
+        for kind in kinds
+        for field in hyperparameters(kind)
+        if field.name == name
+    }
     if len(set(found.values())) == 1 and len(found) == len(kinds):
         return next(iter(found.values()))
     return ", ".join(f"{value} ({kind})" for kind, value in found.items())
@@ -68,10 +78,18 @@ def leaves(kinds: list[type[Method]]) -> str:
 
 def _leaves(kind: type[Method], named: bool) -> list[str]:
     who = f"`{kind.name}`: " if named else ""
-    cost = f"{kind.upload_cost} up, {kind.download_cost} down{f'; {kind.extra_traffic}' if kind.extra_traffic else ''}".replace("*", "·")
+    cost = (
+        f"{kind.upload_cost} up, {kind.download_cost}"
+        f" down{f'; {kind.extra_traffic}' if kind.extra_traffic else ''}".replace("*", "·")
+    )
     return [
-        f"- {who}{kind.client_disclosure if named else kind.client_disclosure[0].upper() + kind.client_disclosure[1:]}.",
-        f"- The server needs {NEEDS[kind.server_visibility]}. Groups: the method {GROUPS[kind.groups]}.",
+        (
+            f"- {who}{kind.client_disclosure if named else kind.client_disclosure[0].upper() + kind.client_disclosure[1:]}."
+        ),
+        (
+            f"- The server needs {NEEDS[kind.server_visibility]}. Groups: the method"
+            f" {GROUPS[kind.groups]}."
+        ),
         f"- Bytes of a client in a round: {cost} ([W, K, G](README.md)).",
     ]
 
@@ -86,8 +104,12 @@ def page(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="Change nothing; fail where a page is out of date.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="Change nothing; fail where a page is out of date."
+    )
     check = parser.parse_args().check
     for file in sorted(PAGES.glob("*.md")):
         made = page(file.read_text())

@@ -1,9 +1,10 @@
-"""The pictures of docs/methods/: for each method two or three panels that show its idea, drawn as SVG and nothing measured.
+"""The pictures of docs/methods/: for each method two or three panels that show its idea, drawn as
+SVG and nothing measured.
 
 python tools/docs/method_pictures.py [--out docs/images/methods]
 
-Colour is the group that a client belongs to, a circle a client, a square a model. Colours are told apart by the colour-blind too, and
-every picture says in words what it shows.
+Colour is the group that a client belongs to, a circle a client, a square a model. Colours are told
+apart by the colour-blind too, and every picture says in words what it shows.
 """
 
 from __future__ import annotations
@@ -58,7 +59,10 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             (UP, "2. Trained weights go up", "w becomes their mean, by examples"),
         ],
     ),
-    "local": ("Local: no exchange", [(alone, "Each client its own model", "nothing is sent; nothing is shared")]),
+    "local": (
+        "Local: no exchange",
+        [(alone, "Each client its own model", "nothing is sent; nothing is shared")],
+    ),
     "fedprox": (
         "FedProx: FedAvg with a spring",
         [
@@ -91,7 +95,11 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         "Per-FedAvg: a start from which one step fits",
         [
             (UP, "1. One model is trained", "to be good after a step"),
-            (personal, "2. Each client makes that step", "on its own training data, and uses the result"),
+            (
+                personal,
+                "2. Each client makes that step",
+                "on its own training data, and uses the result",
+            ),
         ],
     ),
     "ifca": (
@@ -113,7 +121,11 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         "PCA+kM+HC: principal components of the data",
         [
             (axes, "1. A client's own axes", "k-means on the projections, k centres"),
-            (tree("C given"), "2. Ward's tree of the clients", "cut into the C groups that are given"),
+            (
+                tree("C given"),
+                "2. Ward's tree of the clients",
+                "cut into the C groups that are given",
+            ),
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
@@ -157,7 +169,10 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
-    "oracle": ("Oracle: FedAvg inside the true groups", [(BY_GROUP, "The groups are told", "what others are measured against")]),
+    "oracle": (
+        "Oracle: FedAvg inside the true groups",
+        [(BY_GROUP, "The groups are told", "what others are measured against")],
+    ),
 }
 
 
@@ -165,28 +180,38 @@ def svg(title: str, panels: Sequence[tuple[Glyph, str, str]]) -> str:
     width, height = WIDTH * len(panels) + 20, HEIGHT + TEXT + 14
     said = "; ".join(f"{head}{': ' + rest if rest else ''}" for _, head, rest in panels)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-        'font-family="system-ui, sans-serif">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
+            f' width="{width}" height="{height}" role="img" font-family="system-ui, sans-serif">'
+        ),
         f"<title>{escape(title)}</title><desc>{escape(said)}</desc>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
         "<defs>",
         *(
-            f'<marker id="to{colour[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
-            f'<path d="M0 0L8 4L0 8Z" fill="{colour}"/></marker>'
+            f'<marker id="to{colour[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
+            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{colour}"/></marker>'
             for colour in (BLUE, ORANGE, GREEN, INK)
         ),
         "</defs>",
     ]
     for number, (glyph, head, rest) in enumerate(panels):
         parts += [f'<g transform="translate({10 + number * WIDTH} 8)">', *glyph()]
-        parts += [words(WIDTH / 2, HEIGHT + 20, head, INK, 13.5), words(WIDTH / 2, HEIGHT + 38, rest, "#565d68", 11.5), "</g>"]
+        parts += [
+            words(WIDTH / 2, HEIGHT + 20, head, INK, 13.5),
+            words(WIDTH / 2, HEIGHT + 38, rest, "#565d68", 11.5),
+            "</g>",
+        ]
         if number:
-            parts.append(line(10 + number * WIDTH, 18, 10 + number * WIDTH, height - 14, "#d9dce1", 1))
+            parts.append(
+                line(10 + number * WIDTH, 18, 10 + number * WIDTH, height - 14, "#d9dce1", 1)
+            )
     return "\n".join([*parts, "</svg>", ""])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)

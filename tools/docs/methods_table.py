@@ -1,9 +1,11 @@
-"""The table of all methods in docs/methods/README.md, from what the methods declare and what a round is counted to cost.
+"""The table of all methods in docs/methods/README.md, from what the methods declare and what a
+round is counted to cost.
 
 python tools/docs/methods_table.py [--out docs/methods/README.md]
 
-Every method runs the preset `quickstart`: the phase before the first round, then three rounds. What is counted is what the simulator
-says was sent in the last of them, for each client of the cohort; it is compared with the formula that the method declares.
+Every method runs the preset `quickstart`: the phase before the first round, then three rounds. What
+is counted is what the simulator says was sent in the last of them, for each client of the cohort;
+it is compared with the formula that the method declares.
 """
 
 from __future__ import annotations
@@ -49,10 +51,16 @@ average over all clients. `fedclade describe METHOD` tells the same, with what t
 """
 
 
-def counted(kind: type[Method], chosen: config.Experiment, clients: Clients) -> tuple[int, int, int, int, int]:
-    """K, the bytes up and down of a client in the last round, and those of a client before the first, on average."""
+def counted(
+    kind: type[Method], chosen: config.Experiment, clients: Clients
+) -> tuple[int, int, int, int, int]:
+    """K, the bytes up and down of a client in the last round, and those of a client before the
+    first, on average.
+    """
     objective = Objective(module_for(chosen.model, clients, seed=0))
-    method = inject_context(kind(), clients, seed=0).with_local_config(LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1))
+    method = inject_context(kind(), clients, seed=0).with_local_config(
+        LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1)
+    )
     fed, params = Simulator(clients), objective.params()
     fed.init_client_state(method.initial_client_state(params))
     state = method.init(fed, params, fold_in(0, "init"))
@@ -62,23 +70,42 @@ def counted(kind: type[Method], chosen: config.Experiment, clients: Clients) -> 
         state, cohort = method.prepare_cohort(fed, state, cohort, fold_in(0, "admit", number))
         before, symbols = (fed.traffic.up, fed.traffic.down), method.cost_symbols(state)
         state = method.round(fed, state, cohort, fold_in(0, "round", number))
-    up, down = (fed.traffic.up - before[0]) // len(cohort), (fed.traffic.down - before[1]) // len(cohort)
+    up, down = (
+        (fed.traffic.up - before[0]) // len(cohort),
+        (fed.traffic.down - before[1]) // len(cohort),
+    )
     for what, formula, real in (("up", kind.upload_cost, up), ("down", kind.download_cost, down)):
         if eval(formula, {"__builtins__": {}}, symbols) != real:
-            raise SystemExit(f"{kind.name} declares {what} = {formula} with {symbols}, but sent {real} bytes")
+            raise SystemExit(
+                f"{kind.name} declares {what} = {formula} with {symbols}, but sent {real} bytes"
+            )
     return symbols["K"], up, down, *once
 
 
 def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list[str]:
     models, up, down, once_up, once_down = counted(kind, chosen, clients)
     pages = (f"{kind.name}.md", f"{kind.name.partition('_')[0]}.md")  # FLIS's two methods share one
-    page = next((page for page in pages if (OUT.parent / page).exists()), f"baselines.md#{kind.name}")
+    page = next(
+        (page for page in pages if (OUT.parent / page).exists()), f"baselines.md#{kind.name}"
+    )
     name = f"[{kind.name}]({page})"
-    formula = f"{_pretty(kind.upload_cost)} up, {_pretty(kind.download_cost)} down" + (f"; {kind.extra_traffic}" if kind.extra_traffic else "")
-    cost = f"{_kb(up)} up, {_kb(down)} down" + (f" (K = {models})" if "K" in kind.download_cost else "")
+    formula = f"{_pretty(kind.upload_cost)} up, {_pretty(kind.download_cost)} down" + (
+        f"; {kind.extra_traffic}" if kind.extra_traffic else ""
+    )
+    cost = f"{_kb(up)} up, {_kb(down)} down" + (
+        f" (K = {models})" if "K" in kind.download_cost else ""
+    )
     if once_up or once_down:
         cost += f"; before: {_kb(once_up)} up, {_kb(once_down)} down"
-    return [name, kind.paper, kind.client_disclosure, NEEDS[kind.server_visibility], GROUPS[kind.groups], formula, cost]
+    return [
+        name,
+        kind.paper,
+        kind.client_disclosure,
+        NEEDS[kind.server_visibility],
+        GROUPS[kind.groups],
+        formula,
+        cost,
+    ]
 
 
 def _pretty(formula: str) -> str:
@@ -97,11 +124,15 @@ def table() -> str:
         warnings.simplefilter("ignore")
         rows = [row(kind, chosen, clients) for kind in METHODS.values()]
     lines = [HEAD, ["---"] * len(HEAD), *rows]
-    return ABOUT.format(clients=len(clients), size=size, symbols=SYMBOLS) + "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return ABOUT.format(clients=len(clients), size=size, symbols=SYMBOLS) + "".join(
+        f"| {' | '.join(cells)} |\n" for cells in lines
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)

@@ -1,8 +1,10 @@
-"""docs/images/quickstart.svg: what Clade sees of the quickstart's clients, and what each of them gains over FedAvg.
+"""docs/images/quickstart.svg: what Clade sees of the quickstart's clients, and what each of them
+gains over FedAvg.
 
 python tools/docs/quickstart_picture.py [--out docs/images/quickstart.svg]
 
-Both runs are the preset as it is. The map has the first two principal components of what Clade groups by, its whitened signatures.
+Both runs are the preset as it is. The map has the first two principal components of what Clade
+groups by, its whitened signatures.
 """
 
 from __future__ import annotations
@@ -41,11 +43,14 @@ def picture() -> str:
     points = PCA(2, random_state=0).fit_transform(known.features)
     before, after = (np.asarray(each.clients["accuracy"], dtype=float) for each in (fedavg, clade))
     title = (
-        f"The quickstart: {len(groups)} clients, {groups.max() + 1} groups found; FedAvg {before.mean():.1f} %, Clade {after.mean():.1f} %"
+        f"The quickstart: {len(groups)} clients, {groups.max() + 1} groups found; FedAvg"
+        f" {before.mean():.1f} %, Clade {after.mean():.1f} %"
     )
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        'font-family="system-ui, sans-serif">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
+            f' width="{WIDTH}" height="{HEIGHT}" role="img" font-family="system-ui, sans-serif">'
+        ),
         f"<title>{escape(title)}</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#fff"/>',
         *_map(points, groups),
@@ -58,19 +63,34 @@ def picture() -> str:
 def _map(points: np.ndarray, groups: np.ndarray) -> list[str]:
     low, span = points.min(0), np.ptp(points, axis=0)
     at = (points - low) / span * (SIDE - 24) + 12
-    parts = [f'<rect x="{LEFT - 26}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none" stroke="#c9cdd3"/>']
-    parts += [circle(LEFT - 26 + x, TOP + SIDE - y, COLOURS[group], 6) for (x, y), group in zip(at, groups, strict=True)]
+    parts = [
+        f'<rect x="{LEFT - 26}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none"'
+        ' stroke="#c9cdd3"/>'
+    ]
+    parts += [
+        circle(LEFT - 26 + x, TOP + SIDE - y, COLOURS[group], 6)
+        for (x, y), group in zip(at, groups, strict=True)
+    ]
     for group in np.unique(groups):  # the dots of a group may lie over each other
         x, y = at[groups == group].mean(0)
         inner = -16 if x > SIDE / 2 else 16
         parts.append(
-            words(LEFT - 26 + x + inner, TOP + SIDE - y + 4, f"{(groups == group).sum()}", INK, 12, "end" if inner < 0 else "start")
+            words(
+                LEFT - 26 + x + inner,
+                TOP + SIDE - y + 4,
+                f"{(groups == group).sum()}",
+                INK,
+                12,
+                "end" if inner < 0 else "start",
+            )
         )
     middle = LEFT - 26 + SIDE / 2
     return [
         *parts,
         words(middle, TOP - 14, "What Clade sees before training", INK, 14),
-        words(middle, TOP + SIDE + 22, "clients by the group it found, and how many", "#565d68", 11.5),
+        words(
+            middle, TOP + SIDE + 22, "clients by the group it found, and how many", "#565d68", 11.5
+        ),
     ]
 
 
@@ -89,20 +109,40 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
         ]
     for rank, client in enumerate(order):
         x = left + (rank + 0.5) * (right - left) / len(order)
-        parts += [line(x, height(before[client]), x, height(after[client]), COLOURS[groups[client]], 1.4)]
         parts += [
-            f'<circle cx="{x:.1f}" cy="{height(before[client]):.1f}" r="3.4" fill="#fff" stroke="{INK}" stroke-width="1.4"/>',
+            line(x, height(before[client]), x, height(after[client]), COLOURS[groups[client]], 1.4)
+        ]
+        parts += [
+            (
+                f'<circle cx="{x:.1f}" cy="{height(before[client]):.1f}" r="3.4" fill="#fff"'
+                f' stroke="{INK}" stroke-width="1.4"/>'
+            ),
             circle(x, height(after[client]), COLOURS[groups[client]], 4),
         ]
     worst = max(1, len(before) // 10)
     middle = (left + right) / 2
     for name, each, x in (("○ FedAvg", before, middle - 103), ("● Clade", after, middle + 103)):
-        parts.append(words(x, TOP + SIDE + 22, f"{name} {each.mean():.1f}, worst tenth {np.sort(each)[:worst].mean():.1f}", INK, 12))
-    return [*parts, words(middle, TOP + SIDE + 40, "clients in order of what FedAvg gives them", "#565d68", 11.5)]
+        parts.append(
+            words(
+                x,
+                TOP + SIDE + 22,
+                f"{name} {each.mean():.1f}, worst tenth {np.sort(each)[:worst].mean():.1f}",
+                INK,
+                12,
+            )
+        )
+    return [
+        *parts,
+        words(
+            middle, TOP + SIDE + 40, "clients in order of what FedAvg gives them", "#565d68", 11.5
+        ),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     torch.set_num_threads(1)
     parser.parse_args().out.write_text(picture())

@@ -1,4 +1,5 @@
-"""docs/reproduction.md from results/*.json: the papers' tables as they were measured, nothing typed by hand.
+"""docs/reproduction.md from results/*.json: the papers' tables as they were measured, nothing typed
+by hand.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
@@ -32,18 +33,35 @@ def written() -> str:
     found = [from_json(json.loads(file.read_text())) for file in RESULTS.glob("*.json")]
     found.sort(key=lambda outcome: order.index(outcome.table))
     contents = [f"- [{outcome.title}](#{_anchor(outcome.title)})" for outcome in found]
-    missing = [f"- {table.title} (`fedclade reproduce {name}`)" for name, table in tables().items() if name not in {o.table for o in found}]
-    later = ["", "Not measured at full size yet; each runs with `--quick`:", "", *missing] if missing else []
-    return ABOUT + "\n".join([*contents, *later, ""]) + "\n" + "\n".join(page(outcome, level=2) for outcome in found)
+    missing = [
+        f"- {table.title} (`fedclade reproduce {name}`)"
+        for name, table in tables().items()
+        if name not in {o.table for o in found}
+    ]
+    later = (
+        ["", "Not measured at full size yet; each runs with `--quick`:", "", *missing]
+        if missing
+        else []
+    )
+    return (
+        ABOUT
+        + "\n".join([*contents, *later, ""])
+        + "\n"
+        + "\n".join(page(outcome, level=2) for outcome in found)
+    )
 
 
 def _anchor(title: str) -> str:
     """As Markdown viewers make it of a heading."""
-    return "".join(sign for sign in title.lower().replace(" ", "-") if sign.isalnum() or sign in "-_")
+    return "".join(
+        sign for sign in title.lower().replace(" ", "-") if sign.isalnum() or sign in "-_"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reproduction.md")
     parser.parse_args().out.write_text(written())
 

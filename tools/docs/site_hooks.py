@@ -1,7 +1,8 @@
 """What mkdocs needs to know about this repository: pages and files that are outside docs/.
 
-Pages link to each other as a forge shows them, so docs/extend.md links to ../CONTRIBUTING.md. On the site there is nothing above docs/:
-pages of the root and notebooks become pages of the site, a single file is put beside it, and a link to a folder is left as plain text.
+Pages link to each other as a forge shows them, so docs/extend.md links to ../CONTRIBUTING.md. On
+the site there is nothing above docs/: pages of the root and notebooks become pages of the site, a
+single file is put beside it, and a link to a folder is left as plain text.
 """
 
 from __future__ import annotations
@@ -15,8 +16,16 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = {f"notebooks/{name}.ipynb": f"notebooks/{name}.md" for name in ("newcomer", "researcher", "engineer")}
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md", "README.md": "index.md", **NOTEBOOKS}
+NOTEBOOKS = {
+    f"notebooks/{name}.ipynb": f"notebooks/{name}.md"
+    for name in ("newcomer", "researcher", "engineer")
+}
+PAGES = {
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "README.md": "index.md",
+    **NOTEBOOKS,
+}
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|`[^`]*`)+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -68,7 +77,14 @@ def _text(file: Path) -> str:
     if file.suffix != ".ipynb":
         return file.read_text()
     cells = json.loads(file.read_text())["cells"]
-    said = ["".join(cell["source"]) if cell["cell_type"] == "markdown" else f"```python\n{''.join(cell['source'])}\n```" for cell in cells]
+    said = [
+        (
+            "".join(cell["source"])
+            if cell["cell_type"] == "markdown"
+            else f"```python\n{''.join(cell['source'])}\n```"
+        )
+        for cell in cells
+    ]
     return "\n\n".join(said) + "\n"
 
 

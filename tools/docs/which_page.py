@@ -2,9 +2,10 @@
 
 python tools/docs/which_page.py [--out docs/which.md]
 
-Numbers come from results/ (`fedclade reproduce`), benchmarks/results/which.json (`which_measured.py`) and dirichlet.json
-(`clade_training.py`). What the page advises is written here; each piece of advice names what must hold in the numbers for it to be true,
-and the page is not written where it does not.
+Numbers come from results/ (`fedclade reproduce`), benchmarks/results/which.json
+(`which_measured.py`) and dirichlet.json (`clade_training.py`). What the page advises is written
+here; each piece of advice names what must hold in the numbers for it to be true, and the page is
+not written where it does not.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Numbers:
     dirichlet: dict[str, list[float]]
 
     def small(self, federation: str, method: str, what: str = "accuracy") -> float | None:
-        values = [row[what] for row in self.digits.get((federation, method), []) if row[what] is not None]
+        values = [
+            row[what] for row in self.digits.get((federation, method), []) if row[what] is not None
+        ]
         return statistics.fmean(values) if values else None
 
     def paper(self, table: str, column: str, method: str) -> float | None:
@@ -69,7 +72,9 @@ def numbers() -> Numbers:
     for table in dict.fromkeys(table for _, table, _ in PAPERS):
         for cell in _read(f"results/{table}.json")["cells"]:
             if cell["mean"] is not None and cell["row"] != "Central SGD":
-                papers.setdefault((table, cell["column"], cell["method"]), (cell["mean"], len(cell["values"])))
+                papers.setdefault(
+                    (table, cell["column"], cell["method"]), (cell["mean"], len(cell["values"]))
+                )
     dirichlet: dict[str, list[float]] = {}
     for row in _read("benchmarks/results/dirichlet.json")["rows"]:
         dirichlet.setdefault(row["method"], []).append(row["accuracy"])
@@ -101,12 +106,23 @@ def near_best(values: list[float | None], reach: float) -> float:
 
 
 def small_table(found: Numbers) -> str:
-    least = {each: near_best([found.small(each, method) for method in METHODS if method != "oracle"], 0.5) for each in FEDERATIONS}
+    least = {
+        each: near_best(
+            [found.small(each, method) for method in METHODS if method != "oracle"], 0.5
+        )
+        for each in FEDERATIONS
+    }
     rows = []
     for method in METHODS:
         values = [(each, found.small(each, method)) for each in FEDERATIONS]
         rows.append(
-            [link(method), *(cell(value, method != "oracle" and value is not None and value >= least[each]) for each, value in values)]
+            [
+                link(method),
+                *(
+                    cell(value, method != "oracle" and value is not None and value >= least[each])
+                    for each, value in values
+                ),
+            ]
         )
     return table(["accuracy, %", *FEDERATIONS], rows)
 
@@ -114,7 +130,14 @@ def small_table(found: Numbers) -> str:
 def groups_table(found: Numbers) -> str:
     true = [each for each in FEDERATIONS if found.small(each, "oracle") is not None]
     rows = [
-        [link(method), *(f"{found.small(each, method, 'clusters'):.1f}, {found.small(each, method, 'ari'):.2f}" for each in true)]
+        [
+            link(method),
+            *(
+                f"{found.small(each, method, 'clusters'):.1f},"
+                f" {found.small(each, method, 'ari'):.2f}"
+                for each in true
+            ),
+        ]
         + [f"{found.small(each, method, 'clusters'):.1f}" for each in ("iid", "quantity skew")]
         for method in GROUPING
     ]
@@ -122,18 +145,34 @@ def groups_table(found: Numbers) -> str:
 
 
 def papers_table(found: Numbers) -> str:
-    shown = [method for method in METHODS if any(found.paper(name, column, method) is not None for _, name, column in PAPERS)]
-    least = [near_best([found.paper(name, column, method) for method in shown if method != "oracle"], 0.5) for _, name, column in PAPERS]
+    shown = [
+        method
+        for method in METHODS
+        if any(found.paper(name, column, method) is not None for _, name, column in PAPERS)
+    ]
+    least = [
+        near_best(
+            [found.paper(name, column, method) for method in shown if method != "oracle"], 0.5
+        )
+        for _, name, column in PAPERS
+    ]
     rows = []
     for method in shown:
         values = [found.paper(name, column, method) for _, name, column in PAPERS]
-        bold = [method != "oracle" and value is not None and value >= low for value, low in zip(values, least, strict=True)]
-        rows.append([link(method), *(cell(value, best) for value, best in zip(values, bold, strict=True))])
+        bold = [
+            method != "oracle" and value is not None and value >= low
+            for value, low in zip(values, least, strict=True)
+        ]
+        rows.append(
+            [link(method), *(cell(value, best) for value, best in zip(values, bold, strict=True))]
+        )
     return table(["accuracy, %", *(head for head, _, _ in PAPERS)], rows)
 
 
 def advice(found: Numbers) -> str:
-    """The short table. Each row: what clients are like, what to take, why; and what has to hold for it."""
+    """The short table. Each row: what clients are like, what to take, why; and what has to hold for
+    it.
+    """
     small, paper = found.small, found.paper
 
     def value(number: float | None) -> float:
@@ -145,60 +184,105 @@ def advice(found: Numbers) -> str:
         if not condition:
             raise SystemExit(f"docs/which.md would say what the numbers do not: {what}")
 
-    of = {each: {method: value(small(each, method)) for method in METHODS if small(each, method) is not None} for each in FEDERATIONS}
+    of = {
+        each: {
+            method: value(small(each, method))
+            for method in METHODS
+            if small(each, method) is not None
+        }
+        for each in FEDERATIONS
+    }
     for each in ("iid", "quantity skew"):
-        holds(abs(of[each]["clade"] - of[each]["fedavg"]) < 1 and of[each]["local"] < of[each]["fedavg"] - 3, f"{each}: FedAvg")
+        holds(
+            abs(of[each]["clade"] - of[each]["fedavg"]) < 1
+            and of[each]["local"] < of[each]["fedavg"] - 3,
+            f"{each}: FedAvg",
+        )
         holds(max(of[each].values()) - of[each]["scaffold"] < 0.5, f"{each}: SCAFFOLD")
     for each in ("label clusters", "labels swapped", "labels permuted", "rotated"):
         holds(max(of[each].values()) - of[each]["clade"] < 0.5, f"{each}: Clade")
     for each in ("any two classes", "Dirichlet(0.1)"):
-        holds(max(of[each].values()) - of[each]["lg_fedavg"] < 0.5 and of[each]["lg_fedavg"] - of[each]["local"] < 2, f"{each}: own models")
-    holds(value(paper("flt_3", "MLP", "fedavg")) > value(paper("flt_3", "MLP", "clade")), "writers: FedAvg")
+        holds(
+            max(of[each].values()) - of[each]["lg_fedavg"] < 0.5
+            and of[each]["lg_fedavg"] - of[each]["local"] < 2,
+            f"{each}: own models",
+        )
     holds(
-        value(paper("fedgmcc_1", "EMNIST62, EMD 48.9", "local")) > value(paper("fedgmcc_1", "EMNIST62, EMD 48.9", "clade")), "EMD 49: Local"
+        value(paper("flt_3", "MLP", "fedavg")) > value(paper("flt_3", "MLP", "clade")),
+        "writers: FedAvg",
+    )
+    holds(
+        value(paper("fedgmcc_1", "EMNIST62, EMD 48.9", "local"))
+        > value(paper("fedgmcc_1", "EMNIST62, EMD 48.9", "clade")),
+        "EMD 49: Local",
     )
 
     def pair(each: str, *methods: str) -> str:
         return ", ".join(f"{TITLES[method]} {of[each][method]:.1f}" for method in methods)
 
     def papers(name: str, column: str, *methods: str) -> str:
-        return ", ".join(f"{TITLES[method]} {value(paper(name, column, method)):.1f}" for method in methods)
+        return ", ".join(
+            f"{TITLES[method]} {value(paper(name, column, method)):.1f}" for method in methods
+        )
 
     rows = [
         [
             "are of one kind, or differ in size alone",
             f"{link('fedavg')}, or {link('scaffold')} for twice the traffic",
-            f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group and is FedAvg ({of['iid']['clade']:.1f})",
+            (
+                f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group"
+                f" and is FedAvg ({of['iid']['clade']:.1f})"
+            ),
         ],
         [
             "hold different classes, in groups",
             f"{link('clade')}; {link('fedsem')} where you know the number of groups",
-            f"MNIST, five groups: {papers('flt_1', 'MNIST', 'fedavg', 'local', 'fedsem', 'clade')}; 2,400 clients: "
-            f"{papers('flt_4', 'MLP', 'fedavg', 'fedsem', 'flt', 'clade')}",
+            (
+                "MNIST, five groups:"
+                f" {papers('flt_1', 'MNIST', 'fedavg', 'local', 'fedsem', 'clade')}; 2,400 clients:"
+                f" {papers('flt_4', 'MLP', 'fedavg', 'fedsem', 'flt', 'clade')}"
+            ),
         ],
         [
             "call the same things by other names (labels permuted, swapped, flipped)",
             f"{link('clade')}; {link('cfl')} with most clients in each round",
-            f"CIFAR-10, labels permuted: {papers('cfl_figure8', 'end', 'fedavg', 'local', 'cfl', 'clade')}; digits, two labels swapped: "
-            f"{pair('labels swapped', 'fedavg', 'fedsem', 'clade')}",
+            (
+                "CIFAR-10, labels permuted:"
+                f" {papers('cfl_figure8', 'end', 'fedavg', 'local', 'cfl', 'clade')}; digits, two"
+                f" labels swapped: {pair('labels swapped', 'fedavg', 'fedsem', 'clade')}"
+            ),
         ],
         [
             "see the same things differently, in groups (rotated, other devices)",
             f"{link('clade')}",
-            f"digits, four rotations: {pair('rotated', 'fedavg', 'local', 'fedsem', 'clade')}. Measured on small images only",
+            (
+                f"digits, four rotations: {pair('rotated', 'fedavg', 'local', 'fedsem', 'clade')}."
+                " Measured on small images only"
+            ),
         ],
         [
             "each have a mixture of their own, without groups (few classes each, Dirichlet)",
             f"{link('lg_fedavg')} or {link('local')}; {link('clade')} comes near",
-            f"digits, any two classes: {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; "
-            "MNIST, Dirichlet(0.1), two seeds: "
-            + ", ".join(f"{TITLES[method]} {statistics.fmean(found.dirichlet[method]):.1f}" for method in ("fedavg", "local", "clade")),
+            "digits, any two classes:"
+            f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
+            " Dirichlet(0.1), two seeds: "
+            + ", ".join(
+                f"{TITLES[method]} {statistics.fmean(found.dirichlet[method]):.1f}"
+                for method in ("fedavg", "local", "clade")
+            ),
         ],
         [
             "each have a manner of their own (writers)",
-            f"{link('fedavg')} where manners are near, {link('local')} where they are far apart and data are enough",
-            f"writers: {papers('flt_3', 'MLP', 'fedavg', 'local', 'clade')}; earth mover's distance 49: "
-            f"{papers('fedgmcc_1', 'EMNIST62, EMD 48.9', 'fedavg', 'local', 'clade')}. One seed each",
+            (
+                f"{link('fedavg')} where manners are near, {link('local')} where they are far apart"
+                " and data are enough"
+            ),
+            (
+                f"writers: {papers('flt_3', 'MLP', 'fedavg', 'local', 'clade')}; earth mover's"
+                " distance 49:"
+                f" {papers('fedgmcc_1', 'EMNIST62, EMD 48.9', 'fedavg', 'local', 'clade')}. One"
+                " seed each"
+            ),
         ],
     ]
     return table(["your clients", "take", "because, accuracy in %"], rows)
@@ -207,13 +291,26 @@ def advice(found: Numbers) -> str:
 def written() -> str:
     found = numbers()
     seeds = min(len(rows) for rows in found.digits.values())
-    absent = [TITLES[name] for name in METHODS if not any(found.paper(table, column, name) is not None for _, table, column in PAPERS)]
+    absent = [
+        TITLES[name]
+        for name in METHODS
+        if not any(found.paper(table, column, name) is not None for _, table, column in PAPERS)
+    ]
     (first, clade), *others = sorted(
-        ((name, _regret(found, name)) for name in ("clade", "fedavg", "local", "fedsem", "lg_fedavg")), key=lambda each: each[1]
+        (
+            (name, _regret(found, name))
+            for name in ("clade", "fedavg", "local", "fedsem", "lg_fedavg")
+        ),
+        key=lambda each: each[1],
     )
-    if first != "clade" or any(_regret(found, name) < clade for name in METHODS if name != "oracle"):
+    if first != "clade" or any(
+        _regret(found, name) < clade for name in METHODS if name != "oracle"
+    ):
         raise SystemExit("docs/which.md would say that Clade loses least, and it does not")
-    fewest, most = min(count for _, count in found.papers.values()), max(count for _, count in found.papers.values())
+    fewest, most = (
+        min(count for _, count in found.papers.values()),
+        max(count for _, count in found.papers.values()),
+    )
     return f"""# Which method for which federation
 
 Made by `python tools/docs/which_page.py` from what was measured; a test compares. What kind of federation is yours? `fedclade diagnose`
@@ -257,12 +354,16 @@ def _regret(found: Numbers, method: str) -> float:
     behind = []
     for each in FEDERATIONS:
         values = {name: found.small(each, name) for name in METHODS if name != "oracle"}
-        behind.append(max(value for value in values.values() if value is not None) - (values[method] or 0.0))
+        behind.append(
+            max(value for value in values.values() if value is not None) - (values[method] or 0.0)
+        )
     return max(behind)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=OUT)
     parser.parse_args().out.write_text(written())
 

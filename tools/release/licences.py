@@ -1,4 +1,5 @@
-"""docs/licences.md: the licences of all that fedclade is installed and tested with, as the packages themselves declare them.
+"""docs/licences.md: the licences of all that fedclade is installed and tested with, as the packages
+themselves declare them.
 
 python tools/release/licences.py     in an environment with all extras (`make test` sets one up)
 """
@@ -25,11 +26,17 @@ declares, on Linux with Python 3.11: *needed* are those that `pip install fedcla
 
 
 def licence(package: Distribution) -> str:
-    """The SPDX expression where there is one, else the classifiers, else the first line of the field."""
+    """The SPDX expression where there is one, else the classifiers, else the first line of the
+    field.
+    """
     told = package.metadata
     if told.get("License-Expression"):
         return str(told["License-Expression"])
-    kinds = [each.rsplit("::", 1)[1].strip() for each in told.get_all("Classifier") or [] if each.startswith("License ::")]
+    kinds = [
+        each.rsplit("::", 1)[1].strip()
+        for each in told.get_all("Classifier") or []
+        if each.startswith("License ::")
+    ]
     kinds = [kind for kind in kinds if kind != "OSI Approved"]
     field = (told.get("License") or "").strip().splitlines()
     return "; ".join(kinds) or (field[0][:60] if field else "not declared")
@@ -67,7 +74,10 @@ def page() -> str:
 
 def _row(version: str, name: str, core: set[str]) -> str:
     package = distribution(name)
-    return f"| {package.metadata['Name']} | {version} | {licence(package)} | {'needed' if name in core else ''} |\n"
+    return (
+        f"| {package.metadata['Name']} | {version} | {licence(package)} |"
+        f" {'needed' if name in core else ''} |\n"
+    )
 
 
 if __name__ == "__main__":

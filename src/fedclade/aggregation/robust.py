@@ -1,7 +1,8 @@
 """Means that a few bad models cannot spoil: coordinate median, trimmed mean, clipped mean.
 
-Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed mean, by coordinates); Karimireddy et al., Learning from
-History for Byzantine Robust Optimization, ICML 2021 (clipping around a centre).
+Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed mean, by coordinates);
+Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021 (clipping
+around a centre).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ TRIMMED = 0.2  # of the models, at each end
 
 
 def robust_sums(average: Aggregator, give: Tensor, models: dict[str, Tensor]) -> dict[str, Tensor]:
-    """For each row r of `give` (K, rows) its total weight times the robust mean of the models (K, …) that give to it, in float64.
+    """For each row r of `give` (K, rows) its total weight times the robust mean of the models (K,
+    …) that give to it, in float64.
 
-    So the sums take the place of Σ_k give_kr model_k wherever they are divided by the weight. Who gives little counts as much as who
-    gives much, except in "clipped_mean": a weight is no vote.
+    So the sums take the place of Σ_k give_kr model_k wherever they are divided by the weight. Who
+    gives little counts as much as who gives much, except in "clipped_mean": a weight is no vote.
     """
     vectors = _vectors(models)
     means = vectors.new_zeros(give.shape[1], vectors.shape[1])
@@ -35,7 +37,11 @@ def robust_sums(average: Aggregator, give: Tensor, models: dict[str, Tensor]) ->
 def _vectors(models: dict[str, Tensor]) -> Tensor:
     """(K, P) in float64."""
     whole = packed(models)
-    return (whole if whole is not None else torch.cat([value.reshape(len(value), -1) for value in models.values()], 1)).double()
+    return (
+        whole
+        if whole is not None
+        else torch.cat([value.reshape(len(value), -1) for value in models.values()], 1)
+    ).double()
 
 
 def _mean(average: Aggregator, vectors: Tensor, weight: Tensor) -> Tensor:

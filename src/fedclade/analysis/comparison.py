@@ -19,7 +19,17 @@ from fedclade.training.config import Table
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
 
-_AVERAGED = ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "clusters", "bytes_up", "bytes_down", "seconds")
+_AVERAGED = (
+    "accuracy",
+    "accuracy_stderr",
+    "accuracy_variance",
+    "accuracy_worst10",
+    "ari",
+    "clusters",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
 _UNSAFE = re.compile(r"[^\w.=+-]+")
 
 
@@ -39,7 +49,9 @@ class Planned:
 
 
 def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Variant]:
-    """An experiment for each method and each combination of listed values. `METHOD.KEY=VALUE` among the sets concerns that method alone."""
+    """An experiment for each method and each combination of listed values. `METHOD.KEY=VALUE` among
+    the sets concerns that method alone.
+    """
     if not methods:
         raise InvalidInputError("--methods: name at least one, for example --methods fedavg,local.")
     if len(set(methods)) != len(methods):
@@ -47,14 +59,23 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     for name in methods:
         find("method", name, f"--methods '{name}'")
     # `local` is a table and a method: the table is meant, since Local has no settings of its own.
-    own_sets = [given for given in sets if (head := given.split(".")[0]) in REGISTRY["method"] and head not in config.TABLES]
+    own_sets = [
+        given
+        for given in sets
+        if (head := given.split(".")[0]) in REGISTRY["method"] and head not in config.TABLES
+    ]
     for given in own_sets:
         if given.split(".")[0] not in methods:
-            raise InvalidInputError(f"--set {given}: '{given.split('.')[0]}' is not among the methods compared ({', '.join(methods)}).")
+            raise InvalidInputError(
+                f"--set {given}: '{given.split('.')[0]}' is not among the methods compared"
+                f" ({', '.join(methods)})."
+            )
     common = [given for given in sets if given not in own_sets]
     experiments = []
     for name in methods:
-        own = [f"method.{given.partition('.')[2]}" for given in own_sets if given.split(".")[0] == name]
+        own = [
+            f"method.{given.partition('.')[2]}" for given in own_sets if given.split(".")[0] == name
+        ]
         experiments += expand(tables, [*common, f'method.name="{name}"', *own])
     return experiments
 
@@ -62,20 +83,35 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
 def runs(experiments: Sequence[Variant], seeds: int) -> list[Planned]:
     """Every experiment with every seed."""
     if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
-        raise InvalidInputError(f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two.")
-    every = [replace(base, run=replace(base.run, seed=base.run.seed + seed)) for seed in range(seeds) for base in experiments]
+        raise InvalidInputError(
+            f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two."
+        )
+    every = [
+        replace(base, run=replace(base.run, seed=base.run.seed + seed))
+        for seed in range(seeds)
+        for base in experiments
+    ]
     planned = [Planned(each) for each in every]
     labels = [run.label for run in planned]
     for label in labels:
         if labels.count(label) > 1:
-            raise InvalidInputError(f"--set: two of the runs would be written to one folder, {label}; give values that are told apart.")
+            raise InvalidInputError(
+                f"--set: two of the runs would be written to one folder, {label}; give values that"
+                " are told apart."
+            )
     return planned
 
 
-def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callable[[Planned], Result]) -> list[dict[str, Any]]:
-    """Do the runs, each in its own folder, and write comparison.json: the rows of the table, the runs, which differences are real."""
+def execute(
+    planned: Sequence[Planned], folder: Path, resume: bool, one: Callable[[Planned], Result]
+) -> list[dict[str, Any]]:
+    """Do the runs, each in its own folder, and write comparison.json: the rows of the table, the
+    runs, which differences are real.
+    """
     if RunDirectory(folder).holds_run():
-        raise InvalidInputError(f"out = '{folder}': it holds a single run; give another folder for several.")
+        raise InvalidInputError(
+            f"out = '{folder}': it holds a single run; give another folder for several."
+        )
     for run in planned:  # before any has cost time
         RunDirectory.open(folder / run.label, resume)
     summaries: dict[str, list[dict[str, Any]]] = {}
@@ -84,11 +120,18 @@ def execute(planned: Sequence[Planned], folder: Path, resume: bool, one: Callabl
         result, of = one(run), run.experiment
         summaries.setdefault(of.title, []).append(result.summary)
         federation = (of.data, of.partition, of.scheme)
-        measured.append(significance.Measured(of.title, of.run.seed, federation, result.summary, result.clients))
+        measured.append(
+            significance.Measured(of.title, of.run.seed, federation, result.summary, result.clients)
+        )
     rows = [_row(title, found) for title, found in summaries.items()]
-    folders = {title: [run.label for run in planned if run.experiment.title == title] for title in summaries}
+    folders = {
+        title: [run.label for run in planned if run.experiment.title == title]
+        for title in summaries
+    }
     differences = significance.differences(measured)
-    RunDirectory(folder).write_comparison({"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()})
+    RunDirectory(folder).write_comparison(
+        {"rows": rows, "runs": summaries, "folders": folders, "differences": differences.to_json()}
+    )
     return rows
 
 

@@ -1,4 +1,6 @@
-"""Sweeps: `--set table.key=1,2,3` means one experiment for each value, and several such settings every combination."""
+"""Sweeps: `--set table.key=1,2,3` means one experiment for each value, and several such settings
+every combination.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _BY_THEMSELVES = ("method.name", "run.seed")
 
 @dataclass(frozen=True)
 class Variant(Experiment):
-    """One experiment of several. `chosen`: which of the listed values it has, what tells it from the others of its method."""
+    """One experiment of several. `chosen`: which of the listed values it has, what tells it from
+    the others of its method.
+    """
 
     chosen: dict[str, str] = field(default_factory=dict, hash=False)
 
@@ -26,8 +30,12 @@ class Variant(Experiment):
     def title(self) -> str:
         """As a table shows it: `clade beta=0.1`; with the table's name where two keys end alike."""
         ends = Counter(key.rpartition(".")[2] for key in self.chosen)
-        shown = {key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in self.chosen}
-        return " ".join([self.method.name, *(f"{shown[key]}={value}" for key, value in self.chosen.items())])
+        shown = {
+            key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in self.chosen
+        }
+        return " ".join(
+            [self.method.name, *(f"{shown[key]}={value}" for key, value in self.chosen.items())]
+        )
 
 
 def is_sweep(sets: Sequence[str]) -> bool:
@@ -44,26 +52,33 @@ def expand(tables: dict[str, Table], sets: Sequence[str]) -> list[Variant]:
         made = config.experiment(config.apply(tables, told))
         listed = [one for one, values in zip(combination, choices, strict=True) if len(values) > 1]
         chosen = {key: _bare(value) for key, value in listed if key not in _BY_THEMSELVES}
-        variants.append(Variant(**{each.name: getattr(made, each.name) for each in fields(made)}, chosen=chosen))
+        variants.append(
+            Variant(**{each.name: getattr(made, each.name) for each in fields(made)}, chosen=chosen)
+        )
     return variants
 
 
 def values_of(given: str) -> list[str]:
     """The values of `table.key=value` or `table.key=value,value,…`, as texts.
 
-    What is TOML as a whole is one value: `[9, 8]`, `"a,b"`. Else commas outside of quotes and brackets part the values: `[9, 8],[16]` has
-    two.
+    What is TOML as a whole is one value: `[9, 8]`, `"a,b"`. Else commas outside of quotes and
+    brackets part the values: `[9, 8],[16]` has two.
     """
     key, equals, text = given.partition("=")
     if not equals or "." not in key:
-        raise InvalidInputError(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
+        raise InvalidInputError(
+            f"--set {given}: write it as table.key=value, for example --set run.rounds=30."
+        )
     try:
         tomllib.loads(f"value = {text}")
         return [text.strip()]
     except (ValueError, RecursionError):
         values = _parted(text)
     if len(values) > 1 and not all(values):
-        raise InvalidInputError(f"--set {given}: a value is missing beside a comma. Text that has a comma goes in quotes: '{key}=\"a,b\"'.")
+        raise InvalidInputError(
+            f"--set {given}: a value is missing beside a comma. Text that has a comma goes in"
+            f" quotes: '{key}=\"a,b\"'."
+        )
     for value, count in Counter(values).items():
         if count > 1:
             raise InvalidInputError(f"--set {given}: {value} is given twice.")

@@ -17,12 +17,20 @@ from fedclade.errors import InvalidInputError
 from fedclade.training.config import value_of
 
 if TYPE_CHECKING:
-    from fedclade.integrations.flower.local_deployment.federation import Federation, ServiceStatus, Value
+    from fedclade.integrations.flower.local_deployment.federation import (
+        Federation,
+        ServiceStatus,
+        Value,
+    )
 
-flower_app = typer.Typer(help="Federations with Flower: one on this machine, and apps that run on any.")
+flower_app = typer.Typer(
+    help="Federations with Flower: one on this machine, and apps that run on any."
+)
 
 FOLDER = Path(".fedclade-federation")
-DirOption = Annotated[Path, typer.Option("--dir", help="The folder of the federation: keys, database, logs.")]
+DirOption = Annotated[
+    Path, typer.Option("--dir", help="The folder of the federation: keys, database, logs.")
+]
 
 
 @flower_app.callback(invoke_without_command=True)
@@ -32,8 +40,12 @@ def root(context: typer.Context) -> None:
 
 
 @flower_app.command()
-def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")]) -> None:
-    """Write a Flower app that runs as it is: a server, a client, and one file with your data and your model."""
+def new(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
+) -> None:
+    """Write a Flower app that runs as it is: a server, a client, and one file with your data and
+    your model.
+    """
     _local()
     from fedclade.integrations.flower.scaffold_app import new_app
 
@@ -41,13 +53,19 @@ def new(folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or emp
     for path in written:
         _say(f"  {path}")
     task = next(path for path in written if path.name == "task.py")
-    _say(f"Your data and your model go into {task}. To try it as it is:\n  fedclade flower up --nodes 3\n  fedclade flower run {folder}")
+    _say(
+        f"Your data and your model go into {task}. To try it as it is:\n  fedclade flower up"
+        f" --nodes 3\n  fedclade flower run {folder}"
+    )
 
 
 @flower_app.command()
 def up(
     nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes.")] = 3,
-    secure: Annotated[bool, typer.Option("--secure", help="TLS, and a key for each node that the SuperLink knows.")] = False,
+    secure: Annotated[
+        bool,
+        typer.Option("--secure", help="TLS, and a key for each node that the SuperLink knows."),
+    ] = False,
     folder: DirOption = FOLDER,
     port: Annotated[int, typer.Option(help="Of the SuperLink on 127.0.0.1; 0: a free one.")] = 0,
 ) -> None:
@@ -61,21 +79,31 @@ def up(
 
 @flower_app.command()
 def status(folder: DirOption = FOLDER) -> None:
-    """The SuperLink and the nodes: alive, restarted, seen by the SuperLink? The exit code is 1 where the federation is down."""
+    """The SuperLink and the nodes: alive, restarted, seen by the SuperLink? The exit code is 1
+    where the federation is down.
+    """
     federation = _local().open(folder)
     if not federation.running:
-        _say(f"The federation in {federation.plan.folder} is down. 'fedclade flower up' starts it again, with the same nodes.")
+        _say(
+            f"The federation in {federation.plan.folder} is down. 'fedclade flower up' starts it"
+            " again, with the same nodes."
+        )
         raise typer.Exit(1)
     _show(federation.status())
     _say(f"Logs: {federation.plan.folder}/logs")
     if not federation.supervised:
-        print_err("the supervisor is gone, so nothing is restarted that dies: 'fedclade flower down', then 'fedclade flower up'.")
+        print_err(
+            "the supervisor is gone, so nothing is restarted that dies: 'fedclade flower down',"
+            " then 'fedclade flower up'."
+        )
 
 
 @flower_app.command()
 def down(
     folder: DirOption = FOLDER,
-    purge: Annotated[bool, typer.Option("--purge", help="Remove the folder too: keys, database, logs.")] = False,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove the folder too: keys, database, logs.")
+    ] = False,
 ) -> None:
     """End the federation and every app that it runs."""
     local = _local()
@@ -83,22 +111,33 @@ def down(
         _say(f"There is no federation in {folder}; nothing to do.")
         return
     count = local.open(folder).down(purge)
-    _say(f"{f'{count} processes ended' if count else 'Nothing was running'}{f'; {folder} removed' if purge else ''}.")
+    ended = f"{count} processes ended" if count else "Nothing was running"
+    _say(f"{ended}{f'; {folder} removed' if purge else ''}.")
 
 
 @flower_app.command()
 def run(
-    app_dir: Annotated[Path, typer.Argument(metavar="APP_DIR", help="The folder of a Flower app (pyproject.toml).")],
+    app_dir: Annotated[
+        Path, typer.Argument(metavar="APP_DIR", help="The folder of a Flower app (pyproject.toml).")
+    ],
     folder: DirOption = FOLDER,
-    sets: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the app.")] = None,
-    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the run's log until it ends.")] = True,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the app."),
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream/--no-stream", help="Show the run's log until it ends.")
+    ] = True,
 ) -> None:
     """Run an app on the federation. The exit code is 0 where the run ended well."""
     federation = _local().open(folder)
     try:
         code = federation.run(app_dir, _settings(sets or []), stream)
     except KeyboardInterrupt:
-        print_err("the log is no longer shown; the run itself goes on until it ends, or until 'fedclade flower down'.")
+        print_err(
+            "the log is no longer shown; the run itself goes on until it ends, or until 'fedclade"
+            " flower down'."
+        )
         raise typer.Exit(130) from None
     raise typer.Exit(code)
 
@@ -106,7 +145,10 @@ def run(
 def _local() -> type[Federation]:
     """Imported only here: without flwr every other command works."""
     if importlib.util.find_spec("flwr") is None:
-        raise InvalidInputError("fedclade flower: flwr is not installed. Install it with: pip install 'fedclade[flower]'")
+        raise InvalidInputError(
+            "fedclade flower: flwr is not installed. Install it with: pip install"
+            " 'fedclade[flower]'"
+        )
     from fedclade.integrations.flower.local_deployment.federation import Federation
 
     return Federation
@@ -118,17 +160,31 @@ def _settings(sets: Sequence[str]) -> dict[str, Value]:
     for given in sets:
         key, equals, text = given.partition("=")
         if not equals or not key.strip():
-            raise InvalidInputError(f"--set {given}: write it as key=value, for example --set rounds=3.")
+            raise InvalidInputError(
+                f"--set {given}: write it as key=value, for example --set rounds=3."
+            )
         value = value_of(text)
         if not isinstance(value, str | int | float | bool):
-            raise InvalidInputError(f"--set {given}: Flower's settings are text, numbers, true and false.")
+            raise InvalidInputError(
+                f"--set {given}: Flower's settings are text, numbers, true and false."
+            )
         settings[key.strip()] = value
     return settings
 
 
 def _show(services: Sequence[ServiceStatus]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("", "pid", "alive", "port", "restarts", "online", "node id", "log", "ended last"):
+    for heading in (
+        "",
+        "pid",
+        "alive",
+        "port",
+        "restarts",
+        "online",
+        "node id",
+        "log",
+        "ended last",
+    ):
         table.add_column(heading, no_wrap=heading != "ended last", overflow="fold")
     for one in services:
         online = "–" if one.online is None else "yes" if one.online else "no"

@@ -16,7 +16,15 @@ from fedclade.cli.data import data_app
 from fedclade.cli.diagnose import diagnose
 from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
-from fedclade.cli.options import DataRootOption, DeviceOption, QuietOption, error_console, out_console, print_err, print_name_table
+from fedclade.cli.options import (
+    DataRootOption,
+    DeviceOption,
+    QuietOption,
+    error_console,
+    out_console,
+    print_err,
+    print_name_table,
+)
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import ImportOption, compare, import_all, run
@@ -30,14 +38,19 @@ from fedclade.training import config, encoder_pretraining
 
 app = typer.Typer(
     name="fedclade",
-    help="Clustered federated learning: find which clients belong together and train one model per group.",
+    help=(
+        "Clustered federated learning: find which clients belong together and train one model per"
+        " group."
+    ),
     pretty_exceptions_enable=False,
     add_completion=False,
 )
 
 
 def main() -> None:
-    """Entry point: what a person can mend is one line on stderr and exit code 2, never a traceback."""
+    """Entry point: what a person can mend is one line on stderr and exit code 2, never a
+    traceback.
+    """
     warnings.showwarning = _show_warning
     try:
         app(standalone_mode=False)
@@ -46,15 +59,21 @@ def main() -> None:
     except typer.Exit as stop:
         raise SystemExit(stop.exit_code) from None
     except OSError as error:
-        _fail(f"{error.filename or 'disk'}: it cannot be read or written ({error.strerror or error}).")
+        _fail(
+            f"{error.filename or 'disk'}: it cannot be read or written ({error.strerror or error})."
+        )
     except (KeyboardInterrupt, typer.Abort):
         print_err("stopped.")
         raise SystemExit(130) from None
     except Exception as error:
         if is_out_of_memory(error):
             reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
-            _fail(f"memory: there is none left ({reason}). Try a smaller engine.chunk, model or cohort; a run goes on with --resume.")
-        # typer passes click's own complaints about options through; anything else is a defect of ours and keeps its traceback.
+            _fail(
+                f"memory: there is none left ({reason}). Try a smaller engine.chunk, model or"
+                " cohort; a run goes on with --resume."
+            )
+        # typer passes click's own complaints about options through; anything else is a defect of
+        # ours and keeps its traceback.
         if hasattr(error, "format_message"):
             # Two libraries add the same suggestion.
             message, *suggestions = error.format_message().split(" Did you mean ")
@@ -63,13 +82,24 @@ def main() -> None:
 
 
 def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
 ) -> None:
-    """What fedclade itself warns of is for the person at the terminal: one line, without the line of code that it comes from."""
+    """What fedclade itself warns of is for the person at the terminal: one line, without the line
+    of code that it comes from.
+    """
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         print_err(str(message))
     else:
-        error_console.print(warnings.formatwarning(message, category, filename, lineno, line), markup=False, soft_wrap=True)
+        error_console.print(
+            warnings.formatwarning(message, category, filename, lineno, line),
+            markup=False,
+            soft_wrap=True,
+        )
 
 
 def _fail(message: str) -> NoReturn:
@@ -78,7 +108,10 @@ def _fail(message: str) -> NoReturn:
 
 
 @app.callback(invoke_without_command=True)
-def root(context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
     if version:
         out_console.print(f"fedclade {__version__}")
     elif context.invoked_subcommand is None:
@@ -91,30 +124,46 @@ app.command()(compare)
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|partitions|models|presets|tables")],
+    what: Annotated[
+        str, typer.Argument(metavar="methods|datasets|partitions|models|presets|tables")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
     imports: ImportOption = None,
 ) -> None:
     """What there is to choose from."""
     import_all(imports)
-    known = {f"{kind}s": {name: _first_line(thing) for name, thing in things.items()} for kind, things in REGISTRY.items()}
+    known = {
+        f"{kind}s": {name: _first_line(thing) for name, thing in things.items()}
+        for kind, things in REGISTRY.items()
+    }
     known["presets"] = config.presets()
     known["datasets"] |= {name: each.title for name, each in CATALOGUE.items()}
     known["tables"] = {name: table.title for name, table in tables().items()}
     if what not in known:
         raise InvalidInputError(f"list {what}: unknown.{nearest(what, known)}")
     if as_json:
-        typer.echo(json.dumps([{"name": name, "about": about} for name, about in known[what].items()], indent=2))
+        typer.echo(
+            json.dumps(
+                [{"name": name, "about": about} for name, about in known[what].items()], indent=2
+            )
+        )
         return
     print_name_table(known[what])
 
 
 @app.command()
 def describe(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A method, partition, model or data set (fedclade list …).")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A method, partition, model or data set (fedclade list …)."
+        ),
+    ],
     imports: ImportOption = None,
 ) -> None:
-    """What something does and its parameters; of a method also what leaves a client, and the paper."""
+    """What something does and its parameters; of a method also what leaves a client, and the
+    paper.
+    """
     import_all(imports)
     kind = next((kind for kind, things in REGISTRY.items() if name in things), None)
     if kind is None and name in CATALOGUE:
@@ -122,15 +171,30 @@ def describe(
         return
     if kind is None:
         every = {known for things in REGISTRY.values() for known in things} | CATALOGUE.keys()
-        raise InvalidInputError(f"describe '{name}': there is no method, partition, model or data set of that name.{nearest(name, every)}")
+        raise InvalidInputError(
+            f"describe '{name}': there is no method, partition, model or data set of that"
+            f" name.{nearest(name, every)}"
+        )
     chosen = REGISTRY[kind][name]
     text = inspect.getdoc(chosen) or ""
     if kind == "method":
         text = f"{chosen.title}\n\n{text}"
     if kind != "dataset":
-        settable = hyperparameters(chosen) if kind == "method" else fields(chosen) if is_dataclass(chosen) else ()
-        parameters = "\n".join(f"  {field.name} = {_default(field)}" for field in settable) or "  none of its own"
-        text += f"\n\nParameters ([{kind}] in an experiment file, {chosen.__name__}(…) in Python):\n{parameters}"
+        settable = (
+            hyperparameters(chosen)
+            if kind == "method"
+            else fields(chosen)
+            if is_dataclass(chosen)
+            else ()
+        )
+        parameters = (
+            "\n".join(f"  {field.name} = {_default(field)}" for field in settable)
+            or "  none of its own"
+        )
+        text += (
+            f"\n\nParameters ([{kind}] in an experiment file, {chosen.__name__}(…) in"
+            f" Python):\n{parameters}"
+        )
     out_console.print(text, markup=False, soft_wrap=True)
     if kind == "method":
         out_console.print(_declared(chosen), markup=False)
@@ -146,11 +210,27 @@ app.add_typer(flower_app, name="flower")
 
 @app.command()
 def pretrain(
-    data: Annotated[str, typer.Option("--data", metavar="NAME", help="A data set that no client holds: a name or an .npz file.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the encoder goes, for example encoder.safetensors.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            metavar="NAME",
+            help="A data set that no client holds: a name or an .npz file.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", metavar="FILE", help="Where the encoder goes, for example encoder.safetensors."
+        ),
+    ],
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
-    code: Annotated[int, typer.Option(min=1, help="Length e of the embedding.")] = encoder_pretraining.CODE,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first weights and the order of the samples.")] = 0,
+    code: Annotated[
+        int, typer.Option(min=1, help="Length e of the embedding.")
+    ] = encoder_pretraining.CODE,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the first weights and the order of the samples.")
+    ] = 0,
     device: DeviceOption = "auto",
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
@@ -161,7 +241,16 @@ def pretrain(
         if not quiet:
             out_console.print(f"epoch {epoch}/{epochs}  loss {loss:.5f}", markup=False)
 
-    encoder_pretraining.pretrain(data, out, epochs=epochs, code=code, seed=seed, root=data_root, on_epoch=on_epoch, device=device)
+    encoder_pretraining.pretrain(
+        data,
+        out,
+        epochs=epochs,
+        code=code,
+        seed=seed,
+        root=data_root,
+        on_epoch=on_epoch,
+        device=device,
+    )
     out_console.print(f"Encoder: {out}", markup=False, soft_wrap=True)
 
 
@@ -169,8 +258,10 @@ def _declared(method: type[Method]) -> str:
     """What a method says about itself beside its docstring."""
     besides = f"; {method.extra_traffic}" if method.extra_traffic else ""
     return (
-        f"\nWhat leaves a client: {method.client_disclosure}.\nThe server needs: {NEEDS[method.server_visibility]}.\nGroups: it {GROUPS[method.groups]}.\n"
-        f"Bytes of a client in a round: up {method.upload_cost}, down {method.download_cost}{besides}. {SYMBOLS}\nPaper: {method.paper}."
+        f"\nWhat leaves a client: {method.client_disclosure}.\nThe server needs:"
+        f" {NEEDS[method.server_visibility]}.\nGroups: it {GROUPS[method.groups]}.\nBytes of a"
+        f" client in a round: up {method.upload_cost}, down {method.download_cost}{besides}."
+        f" {SYMBOLS}\nPaper: {method.paper}."
     )
 
 

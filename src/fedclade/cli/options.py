@@ -17,10 +17,16 @@ out_console = _terminal if _terminal.is_terminal else Console(highlight=False, w
 error_console = Console(stderr=True, highlight=False)
 
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-OutOption = Annotated[Path | None, typer.Option(help="Folder for the results (default: a new one under runs/).")]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Folder for the results (default: a new one under runs/).")
+]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Go on where the run in --out stopped.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-DataRootOption = Annotated[str | None, typer.Option("--data-root", help="Folder in which data sets are looked for first.")]
+DataRootOption = Annotated[
+    str | None, typer.Option("--data-root", help="Folder in which data sets are looked for first.")
+]
 
 
 def print_err(message: str) -> None:
@@ -37,7 +43,9 @@ def print_name_table(known: Mapping[str, str]) -> None:
 
 
 def new_folder(name: str) -> Path:
-    """runs/NAME, or the first runs/NAME-2, -3, … that is free: a default name never stands in a newcomer's way."""
+    """runs/NAME, or the first runs/NAME-2, -3, … that is free: a default name never stands in a
+    newcomer's way.
+    """
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1

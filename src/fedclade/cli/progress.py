@@ -18,7 +18,12 @@ class Display(Protocol):
     """A context for the time of a run; `row` is given each round's row of the history."""
 
     def __enter__(self) -> Self: ...
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
     def row(self, row: dict[str, Any]) -> None: ...
 
 
@@ -40,7 +45,9 @@ class _Silent:
 
 
 class _Lines(_Silent):
-    """A line for each round that was evaluated, and at least one every half minute: what a log file or CI wants."""
+    """A line for each round that was evaluated, and at least one every half minute: what a log file
+    or CI wants.
+    """
 
     def __init__(self, label: str, rounds: int, console: Console) -> None:
         self.label, self.rounds, self.console = label, rounds, console
@@ -54,10 +61,15 @@ class _Lines(_Silent):
         evaluated = "train_loss" in row
         if not evaluated and time.perf_counter() - self.since < _SILENCE:
             return
-        pace = statistics.median(self.seconds)  # the first round also has what a method does once, before training
+        pace = statistics.median(
+            self.seconds
+        )  # the first round also has what a method does once, before training
         self.since, self.seconds = time.perf_counter(), []
         score = f"  {_score(row)}" if evaluated else ""
-        self.console.print(f"{self.label}: round {row['round']}/{self.rounds}{score}  {_clusters(row)}  {pace:.2f} s/round")
+        self.console.print(
+            f"{self.label}: round {row['round']}/{self.rounds}{score}  {_clusters(row)}  {pace:.2f}"
+            " s/round"
+        )
 
 
 class _Bar(_Silent):
@@ -86,7 +98,9 @@ class _Bar(_Silent):
         if "train_loss" in row:
             self.score = _score(row)
         pace = f"{row['seconds']:.2f} s/round"
-        self.progress.update(self.task, completed=row["round"], clusters=_clusters(row), pace=pace, score=self.score)
+        self.progress.update(
+            self.task, completed=row["round"], clusters=_clusters(row), pace=pace, score=self.score
+        )
 
 
 def _clusters(row: dict[str, Any]) -> str:
@@ -98,4 +112,8 @@ def _score(row: dict[str, Any]) -> str:
         return f"accuracy {row['accuracy']:.2f} %"
     if row.get("loss") is not None:
         return f"loss {row['loss']:.4f}"
-    return f"training loss {row['train_loss']:.4f}" if row["train_loss"] is not None else "not evaluated"
+    return (
+        f"training loss {row['train_loss']:.4f}"
+        if row["train_loss"] is not None
+        else "not evaluated"
+    )

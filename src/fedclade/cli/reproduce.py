@@ -35,15 +35,30 @@ from fedclade.training.runner import OnRound
 
 
 def reproduce(
-    table: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="fedclade list tables; without one they are listed.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small and short, one seed: to see that it runs.")] = False,
-    methods: Annotated[str | None, typer.Option(help="Only these, or rows of these names, with commas between.")] = None,
-    columns: Annotated[list[str] | None, typer.Option("--column", help="Only this one; may be repeated.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (default: the table's own).")] = None,
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TABLE]", help="fedclade list tables; without one they are listed."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small and short, one seed: to see that it runs.")
+    ] = False,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these, or rows of these names, with commas between.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option("--column", help="Only this one; may be repeated.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each cell (default: the table's own).")
+    ] = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
     resume: ResumeOption = False,
-    done_only: Annotated[bool, typer.Option("--so-far", help="Run nothing: the table of what --out holds.")] = False,
+    done_only: Annotated[
+        bool, typer.Option("--so-far", help="Run nothing: the table of what --out holds.")
+    ] = False,
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
@@ -51,17 +66,26 @@ def reproduce(
     if table is None:
         print_name_table({name: each.title for name, each in tables().items()})
         return
-    options = Options(seeds, quick, comma_separated(methods), tuple(columns or ()), device, data_root)
+    options = Options(
+        seeds, quick, comma_separated(methods), tuple(columns or ()), device, data_root
+    )
     chosen = find(table)
     if (resume or done_only) and out is None:
-        raise InvalidInputError(f"{'--so-far' if done_only else '--resume'}: say which with --out DIR.")
+        raise InvalidInputError(
+            f"{'--so-far' if done_only else '--resume'}: say which with --out DIR."
+        )
     folder = out or new_folder(f"reproduce-{table}{'-quick' * quick}")
     if folder.exists() and any(folder.iterdir()) and not (resume or done_only):
-        raise InvalidInputError(f"--out {folder}: it is not empty; give another folder, or go on with --resume.")
+        raise InvalidInputError(
+            f"--out {folder}: it is not empty; give another folder, or go on with --resume."
+        )
     planned = plan(chosen, options)
     if not planned.jobs:
         missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
-        raise InvalidInputError(f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data list`.")
+        raise InvalidInputError(
+            f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data"
+            " list`."
+        )
     if done_only:
         planned = so_far(planned, folder)
         if not planned.jobs:
@@ -94,19 +118,37 @@ def _show(result: Outcome) -> None:
     for column, data in result.data.items():
         cells = [cell for cell in result.cells if cell.column == column]
         if data is None:
-            print_err(f"{column}: not measured, no data here ({' or '.join(result.wanted[column])}).")
+            print_err(
+                f"{column}: not measured, no data here ({' or '.join(result.wanted[column])})."
+            )
             continue
         if not cells:  # nothing of it was run
             continue
-        stands_in = f" ({data} stands in for {result.wanted[column][0]})" if data != result.wanted[column][0] else ""
+        stands_in = (
+            f" ({data} stands in for {result.wanted[column][0]})"
+            if data != result.wanted[column][0]
+            else ""
+        )
         title = f"{column}, {cells[0].metric}{stands_in}{', a quick look' * result.quick}"
-        shown = Shown(title=escape(title), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        shown = Shown(
+            title=escape(title),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for heading in ("", "paper", "measured", "difference", ""):
             shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
         for cell in cells:
-            shown.add_row(cell.row, number(cell.paper), spread(cell), signed(cell.difference), in_words(cell))
+            shown.add_row(
+                cell.row, number(cell.paper), spread(cell), signed(cell.difference), in_words(cell)
+            )
         out_console.print(shown)
-    reasons = {cell.why: None for cell in result.cells if cell.why and cell.mark in ("above", "below", "not reached")}
+    reasons = {
+        cell.why: None
+        for cell in result.cells
+        if cell.why and cell.mark in ("above", "below", "not reached")
+    }
     for reason in reasons:
         out_console.print(f"- {reason}", markup=False)
     for claim in result.claims:

@@ -35,23 +35,63 @@ from fedclade.training import config
 from fedclade.training.result import Result
 from fedclade.training.runner import OnRound
 
-ExperimentArgument = Annotated[str, typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets).")]
+ExperimentArgument = Annotated[
+    str,
+    typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets)."),
+]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one setting; may be repeated. Several values: 0.1,0.3.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Change one setting; may be repeated. Several values: 0.1,0.3.",
+    ),
 ]
 ProfileOption = Annotated[bool, typer.Option("--profile", help="Show where the time went.")]
-EngineOption = Annotated[str, typer.Option("--engine", metavar="simulator|flower", help="Where clients run; flower: Flower's simulation.")]
-NodesOption = Annotated[int | None, typer.Option("--nodes", min=1, help="With --engine flower: nodes that share the clients (default 4).")]
-ImportOption = Annotated[list[str] | None, typer.Option("--import", metavar="FILE", help="Python file that registers your own things.")]
-LiveOption = Annotated[bool, typer.Option("--live", help="Show the report in a browser of this machine while the run goes on.")]
-PortOption = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="With --live: on 127.0.0.1 (default: a free one).")]
-TrackOption = Annotated[str | None, typer.Option("--track", metavar="tensorboard", help="Write TensorBoard's event files too.")]
-ReportOption = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="simulator|flower",
+        help="Where clients run; flower: Flower's simulation.",
+    ),
+]
+NodesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes", min=1, help="With --engine flower: nodes that share the clients (default 4)."
+    ),
+]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="FILE", help="Python file that registers your own things."),
+]
+LiveOption = Annotated[
+    bool,
+    typer.Option(
+        "--live", help="Show the report in a browser of this machine while the run goes on."
+    ),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--port", min=1, max=65535, help="With --live: on 127.0.0.1 (default: a free one)."
+    ),
+]
+TrackOption = Annotated[
+    str | None,
+    typer.Option("--track", metavar="tensorboard", help="Write TensorBoard's event files too."),
+]
+ReportOption = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")
+]
 
 
 @dataclass(frozen=True)
 class Watch:
-    """How runs are watched, and what is written beside them: the options that run and compare share."""
+    """How runs are watched, and what is written beside them: the options that run and compare
+    share.
+    """
 
     quiet: bool
     live: bool
@@ -79,7 +119,9 @@ class Watch:
     def rows(self, label: str, rounds: int, folder: Path) -> Iterator[OnRound]:
         """What is done with each round's row of one run."""
         with ExitStack() as stack:
-            steps: list[OnRound] = [stack.enter_context(display(label, rounds, out_console, self.quiet)).row]
+            steps: list[OnRound] = [
+                stack.enter_context(display(label, rounds, out_console, self.quiet)).row
+            ]
             if self.track is not None:
                 steps.append(stack.enter_context(Tracker(folder)).row)
 
@@ -120,7 +162,9 @@ def run(
     track: TrackOption = None,
     report: ReportOption = True,
 ) -> None:
-    """Run one experiment and write its run directory. With several values in a --set: every combination, and a table."""
+    """Run one experiment and write its run directory. With several values in a --set: every
+    combination, and a table.
+    """
     watch = Watch(quiet, live, port, track, report)
     import_all(imports)
     if engine not in ("simulator", "flower"):
@@ -130,9 +174,19 @@ def run(
     tables = config.read(experiment)
     if sweep.is_sweep(sets or []):
         if engine == "flower" or profile:
-            raise InvalidInputError(f"{'--profile' if profile else '--engine flower'}: for one run; give each --set one value.")
+            raise InvalidInputError(
+                f"{'--profile' if profile else '--engine flower'}: for one run; give each --set one"
+                " value."
+            )
         where = _folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
-        _several(comparison.runs(sweep.expand(tables, sets or []), 1), where, resume, watch, device, data_root)
+        _several(
+            comparison.runs(sweep.expand(tables, sets or []), 1),
+            where,
+            resume,
+            watch,
+            device,
+            data_root,
+        )
         return
     told = config.apply(tables, sets or [])
     chosen = config.experiment(told)
@@ -146,8 +200,15 @@ def run(
             prepared = replace(chosen.to_run(clients, device), profile=profile)
             with watch.rows(chosen.method.name, chosen.run.rounds, folder) as on_round:
                 if engine == "flower":
-                    given = {"resume": resume, "on_round": on_round, "data_root": data_root, "imports": imports or []}
-                    result = _flower().simulate(told, clients, folder, nodes=nodes or min(4, len(clients)), **given)
+                    given = {
+                        "resume": resume,
+                        "on_round": on_round,
+                        "data_root": data_root,
+                        "imports": imports or [],
+                    }
+                    result = _flower().simulate(
+                        told, clients, folder, nodes=nodes or min(4, len(clients)), **given
+                    )
                 else:
                     result = prepared.run(folder, resume, on_round)
     except KeyboardInterrupt:
@@ -168,8 +229,13 @@ def run(
 
 def compare(
     experiment: ExperimentArgument,
-    methods: Annotated[str, typer.Option(help="Names with commas between, for example fedavg,local.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: the experiment's own and those that follow it.")] = 1,
+    methods: Annotated[
+        str, typer.Option(help="Names with commas between, for example fedavg,local.")
+    ],
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="Number of seeds: the experiment's own and those that follow it."),
+    ] = 1,
     sets: SetOption = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
@@ -182,7 +248,9 @@ def compare(
     track: TrackOption = None,
     report: ReportOption = True,
 ) -> None:
-    """Run several methods on the same clients: a table, and which differences are real. A setting of one method: --set METHOD.KEY=VALUE."""
+    """Run several methods on the same clients: a table, and which differences are real. A setting
+    of one method: --set METHOD.KEY=VALUE.
+    """
     watch = Watch(quiet, live, port, track, report)
     import_all(imports)
     chosen = comparison.plan(config.read(experiment), comma_separated(methods), sets or [])
@@ -190,7 +258,14 @@ def compare(
     _several(comparison.runs(chosen, seeds), where, resume, watch, device, data_root)
 
 
-def _several(planned: Sequence[comparison.Planned], folder: Path, resume: bool, watch: Watch, device: str, data_root: str | None) -> None:
+def _several(
+    planned: Sequence[comparison.Planned],
+    folder: Path,
+    resume: bool,
+    watch: Watch,
+    device: str,
+    data_root: str | None,
+) -> None:
     """Do the runs, each in a folder of its own below this one, and show the table."""
 
     def one(run: comparison.Planned) -> Result:
@@ -200,7 +275,10 @@ def _several(planned: Sequence[comparison.Planned], folder: Path, resume: bool, 
     swept = any(run.experiment.chosen for run in planned)
     if swept and not watch.quiet:
         titles = len({run.experiment.title for run in planned})
-        print_out(f"{len(planned)} runs: {titles} settings{f', {len(planned) // titles} seeds each' * (len(planned) > titles)}")
+        print_out(
+            f"{len(planned)} runs: {titles}"
+            f" settings{f', {len(planned) // titles} seeds each' * (len(planned) > titles)}"
+        )
     try:
         with watch.served(folder):
             rows = comparison.execute(planned, folder, resume, one)
@@ -212,7 +290,9 @@ def _several(planned: Sequence[comparison.Planned], folder: Path, resume: bool, 
     for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
         print_out(line)
     if swept:
-        print_out("These accuracies are on test data: the best of many settings looks better than it is.")
+        print_out(
+            "These accuracies are on test data: the best of many settings looks better than it is."
+        )
     watch.write_report(folder)
     print_out(f"Run directories and comparison.json: {folder}")
 
@@ -232,7 +312,9 @@ def _flower() -> ModuleType:
     try:
         from fedclade.integrations.flower import simulation
     except ImportError as error:
-        raise InvalidInputError(f"--engine flower: Flower is not installed ({error}); pip install 'fedclade[flower]'.") from error
+        raise InvalidInputError(
+            f"--engine flower: Flower is not installed ({error}); pip install 'fedclade[flower]'."
+        ) from error
     return simulation
 
 

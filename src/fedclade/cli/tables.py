@@ -16,9 +16,15 @@ _WIDTH, _NAME = 92, 8  # of the table in all, and of a method's name in it
 def show_result(result: Result) -> None:
     summary = result.summary
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    rows = [("method", summary["method"]), ("clients", summary["clients"]), ("clusters", summary["clusters"])]
+    rows = [
+        ("method", summary["method"]),
+        ("clients", summary["clients"]),
+        ("clusters", summary["clusters"]),
+    ]
     if summary["accuracy"] is not None:
-        rows.append(("accuracy", f"{_accuracy(summary)} (worst tenth {summary['accuracy_worst10']:.2f} %)"))
+        rows.append(
+            ("accuracy", f"{_accuracy(summary)} (worst tenth {summary['accuracy_worst10']:.2f} %)")
+        )
     if summary.get("accuracy_tuned") is not None:
         rows.append(("after fine-tuning", f"{summary['accuracy_tuned']:.2f} %"))
     if summary["ari"] is not None:
@@ -27,7 +33,10 @@ def show_result(result: Result) -> None:
         rows.append(("clients without test data, not evaluated", summary["clients_without_test"]))
     if summary["failures"]:
         rows.append(("replies missing or refused", summary["failures"]))
-    rows += [("sent up / down", f"{_size(summary['bytes_up'])} / {_size(summary['bytes_down'])}"), ("seconds", f"{summary['seconds']:.1f}")]
+    rows += [
+        ("sent up / down", f"{_size(summary['bytes_up'])} / {_size(summary['bytes_down'])}"),
+        ("seconds", f"{summary['seconds']:.1f}"),
+    ]
     for name, value in rows:
         table.add_row(name, str(value))
     out_console.print(table)
@@ -36,8 +45,21 @@ def show_result(result: Result) -> None:
 def show_comparison(rows: list[dict[str, Any]]) -> None:
     several = any(row["seeds"] > 1 for row in rows)
     note = "up, down: MB that clients sent and were sent"
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=note, caption_justify="left")
-    headings = ["method", "accuracy %", *(["seeds"] if several else []), "var.", "worst10", "clusters", "ARI", "up", "down", "s"]
+    table = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=note, caption_justify="left"
+    )
+    headings = [
+        "method",
+        "accuracy %",
+        *(["seeds"] if several else []),
+        "var.",
+        "worst10",
+        "clusters",
+        "ARI",
+        "up",
+        "down",
+        "s",
+    ]
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
     for row in rows:
@@ -55,7 +77,9 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
         )
     # Rather a line that the terminal folds than numbers cut off.
     longest = max(len(row["method"]) for row in rows)
-    out_console.print(table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False)
+    out_console.print(
+        table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False
+    )
 
 
 def print_out(message: str) -> None:

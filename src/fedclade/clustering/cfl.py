@@ -1,4 +1,6 @@
-"""Clusters that split in two (CFL): the test, the tree of the splits, and the place of a new update in it."""
+"""Clusters that split in two (CFL): the test, the tree of the splits, and the place of a new update
+in it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from fedclade.clustering.similarity import bipartition, cosine
 
 UNASSIGNED = -1
 WARM_UP = 3  # rounds of a node before its scale means anything
-MARGIN = 1.2  # clients of one kind part by chance at 1.02 to 1.08 times the noise inside the sides; docs/methods/cfl.md
+# clients of one kind part by chance at 1.02 to 1.08 times the noise inside the sides;
+# docs/methods/cfl.md
+MARGIN = 1.2
 BLOCK = 1024  # rows at a time, where a matrix would otherwise have all clients on both sides
 
 
@@ -28,12 +32,15 @@ def bisect(
     gamma_max: float | Literal["auto"] = "auto",
     linkage: Literal["single", "complete"] = "single",
 ) -> Tensor | None:
-    """The side (M,) of each client if their cluster is to be split by these updates Δθ_i (M, P), else None.
+    """The side (M,) of each client if their cluster is to be split by these updates Δθ_i (M, P),
+    else None.
 
-    The cluster must rest while its clients do not: ‖Δθ_c‖ < eps1, Δθ_c the mean by `weight` (M,), and max_i ‖Δθ_i‖ > eps2. Then the
-    optimal bipartition must stand out from noise. gamma_max is the largest noise of an update relative to its length: two updates of
-    one direction are at most 2 arcsin(gamma_max) apart, their similarity is at least 1 - 2 gamma_max². Where all pairs across are less
-    similar than that, gamma_max < sqrt((1 - α_cross^max) / 2), no two clients of one distribution have come to different sides.
+    The cluster must rest while its clients do not: ‖Δθ_c‖ < eps1, Δθ_c the mean by `weight` (M,),
+    and max_i ‖Δθ_i‖ > eps2. Then the optimal bipartition must stand out from noise. gamma_max is
+    the largest noise of an update relative to its length: two updates of one direction are at most
+    2 arcsin(gamma_max) apart, their similarity is at least 1 - 2 gamma_max². Where all pairs across
+    are less similar than that, gamma_max < sqrt((1 - α_cross^max) / 2), no two clients of one
+    distribution have come to different sides.
     """
     centre = (weight / weight.sum()).to(updates) @ updates
     if not (float(length(centre[None])) < eps1 and float(length(updates).max()) > eps2):
@@ -45,11 +52,13 @@ def bisect(
 
 
 def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) -> float:
-    """γ_max from the updates themselves: if all but noise were equal on each side, how large would the noise be, with some margin.
+    """γ_max from the updates themselves: if all but noise were equal on each side, how large would
+    the noise be, with some margin.
 
-    ᾱ is the mean, over the clients with company on their side, of the similarity to the most similar one there. The bound that γ_max
-    comes from, similarity >= 1 - 2 γ_max², gives γ_max = MARGIN sqrt((1 - ᾱ) / 2). A single client on each side has no company: then
-    nothing is known of the noise, and 0 leaves the decision to eps1 and eps2.
+    ᾱ is the mean, over the clients with company on their side, of the similarity to the most
+    similar one there. The bound that γ_max comes from, similarity >= 1 - 2 γ_max², gives γ_max =
+    MARGIN sqrt((1 - ᾱ) / 2). A single client on each side has no company: then nothing is known of
+    the noise, and 0 leaves the decision to eps1 and eps2.
     """
     company = (side[:, None] == side) & ~np.eye(len(side), dtype=bool)
     closest = np.where(company, similarity, -np.inf).max(1)[company.any(1)]
@@ -66,8 +75,9 @@ def length(updates: Tensor) -> Tensor:
 class ParameterTree:
     """A tree of models that grows by splitting leaves in two, and the clients in its leaves.
 
-    Node 0 is the root; children have higher numbers than their parent. A leaf's model is trained; an inner node keeps the one at its
-    split, and the cache has, projected, the updates that its clients made from this model: they decided the split.
+    Node 0 is the root; children have higher numbers than their parent. A leaf's model is trained;
+    an inner node keeps the one at its split, and the cache has, projected, the updates that its
+    clients made from this model: they decided the split.
     """
 
     models: dict[str, Tensor]  # a row for each node
@@ -75,10 +85,14 @@ class ParameterTree:
     parent: Tensor  # (nodes,) the parent of each, -1 for the root
     age: Tensor  # (nodes,) rounds that it was trained in
     scale: Tensor  # (nodes,) the longest update of its rounds so far
-    frozen: Tensor  # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and is not tried again
+    # (nodes,) inner node: its split was looked at again and stays; leaf: its split was undone and
+    # is not tried again
+    frozen: Tensor
     cached: Tensor  # (entries, d) the updates that decided splits
     cached_at: Tensor  # (entries,) the child that the client of the update went to
-    latest: Tensor  # (who trained, d) the latest update of each client that made one: a row for all would be copied every round
+    # (who trained, d) the latest update of each client that made one: a row for all would be copied
+    # every round
+    latest: Tensor
     latest_row: Tensor  # (clients,) its row there, or -1
     latest_at: Tensor  # (clients,) the node that it was made in, or -1
 
@@ -87,7 +101,19 @@ class ParameterTree:
         """A root with this model and all clients in it; updates are projected to `size` numbers."""
         zero, nowhere = torch.zeros(1, dtype=torch.int64), torch.full((clients,), UNASSIGNED)
         none = torch.zeros(0, size)
-        return cls(models, nowhere + 1, zero - 1, zero, zero.double(), zero.bool(), none, zero[:0], none, nowhere, nowhere)
+        return cls(
+            models,
+            nowhere + 1,
+            zero - 1,
+            zero,
+            zero.double(),
+            zero.bool(),
+            none,
+            zero[:0],
+            none,
+            nowhere,
+            nowhere,
+        )
 
     def is_leaf(self) -> Tensor:
         """(nodes,) which nodes have no children."""
@@ -106,7 +132,9 @@ class ParameterTree:
 
     def latest_updates(self) -> tuple[Tensor, Tensor]:
         """(clients, d) the latest update of each, projected; and who has made one."""
-        rows = torch.cat([self.latest, self.latest.new_zeros(1, self.latest.shape[1])])  # row -1 is the last
+        rows = torch.cat(
+            [self.latest, self.latest.new_zeros(1, self.latest.shape[1])]
+        )  # row -1 is the last
         return rows[self.latest_row], self.latest_row >= 0
 
     def with_num_clients(self, clients: int) -> Self:
@@ -142,22 +170,32 @@ class ParameterTree:
         )
 
     def split(self, node: int, ids: Tensor, side: Tensor, projected: Tensor) -> Self:
-        """Two children, both with the node's model: the clients `ids`, whose updates decided it, by their side.
+        """Two children, both with the node's model: the clients `ids`, whose updates decided it, by
+        their side.
 
-        The node's other clients go where the update went that is most similar to their own latest; who has made none in this node is not
-        known any more.
+        The node's other clients go where the update went that is most similar to their own latest;
+        who has made none in this node is not known any more.
         """
         child = len(self.parent) + side.long()
         known = torch.nonzero((self.cluster_ids == node) & (self.latest_at == node)).flatten()
-        place = most_similar(self.latest[self.latest_row[known]], torch.zeros_like(known), projected, torch.zeros_like(ids))
-        cluster = torch.where(self.cluster_ids == node, UNASSIGNED, self.cluster_ids).index_copy(0, known, child[place])
+        place = most_similar(
+            self.latest[self.latest_row[known]],
+            torch.zeros_like(known),
+            projected,
+            torch.zeros_like(ids),
+        )
+        cluster = torch.where(self.cluster_ids == node, UNASSIGNED, self.cluster_ids).index_copy(
+            0, known, child[place]
+        )
 
         def two_more(values: Tensor, new: int) -> Tensor:
             return torch.cat([values, values.new_full((2,), new)])
 
         return replace(
             self,
-            models={name: torch.cat([value, value[[node, node]]]) for name, value in self.models.items()},
+            models={
+                name: torch.cat([value, value[[node, node]]]) for name, value in self.models.items()
+            },
             cluster_ids=cluster.index_copy(0, ids, child),
             parent=two_more(self.parent, node),
             age=two_more(self.age, 0),
@@ -168,7 +206,9 @@ class ParameterTree:
         )
 
     def revert(self, nodes: Tensor) -> Self:
-        """The children of these nodes, all leaves, are gone; their clients are back at the node and its model."""
+        """The children of these nodes, all leaves, are gone; their clients are back at the node and
+        its model.
+        """
         left = ~torch.isin(self.parent, nodes)
         number = left.cumsum(0) - 1
         now = number[torch.where(left, torch.arange(len(left)), self.parent)]
@@ -191,20 +231,26 @@ class ParameterTree:
         )
 
     def unfrozen(self, age: int) -> Tensor:
-        """(nodes,) whose split has not been looked at again, though both children are leaves of at least this age."""
+        """(nodes,) whose split has not been looked at again, though both children are leaves of at
+        least this age.
+        """
         old = self.is_leaf() & (self.age >= age) & (self.parent >= 0)
         return (torch.bincount(self.parent[old], minlength=len(old)) == 2) & ~self.frozen
 
     def next_node(self, at: Tensor, projected: Tensor) -> Tensor:
-        """The child of the inner node `at` (M,) that an update made from that node's model (M, d) belongs to: Algorithm 4."""
+        """The child of the inner node `at` (M,) that an update made from that node's model (M, d)
+        belongs to: Algorithm 4.
+        """
         return self.cached_at[most_similar(projected, at, self.cached, self.parent[self.cached_at])]
 
 
 def project(updates: Tensor, bits: Tensor, size: int) -> Tensor:
-    """(M, P) -> (M, size): each of the `size` numbers is the sum of its own P / size coordinates with random signs.
+    """(M, P) -> (M, size): each of the `size` numbers is the sum of its own P / size coordinates
+    with random signs.
 
-    `bits` (P,), random whole numbers, say which coordinate goes where and with which sign. Inner products, and so lengths and cosines,
-    are kept up to about 1 / sqrt(size) of the lengths. With P <= size nothing is changed.
+    `bits` (P,), random whole numbers, say which coordinate goes where and with which sign. Inner
+    products, and so lengths and cosines, are kept up to about 1 / sqrt(size) of the lengths. With P
+    <= size nothing is changed.
     """
     count = updates.shape[1]
     if count <= size:
@@ -214,13 +260,18 @@ def project(updates: Tensor, bits: Tensor, size: int) -> Tensor:
     order, rounds = order.to(updates.device), -(-count // size)
 
     def dealt(rows: Tensor) -> Tensor:
-        return F.pad(rows[:, order] * sign, (0, rounds * size - count)).view(len(rows), rounds, size).sum(1)
+        return (
+            F.pad(rows[:, order] * sign, (0, rounds * size - count))
+            .view(len(rows), rounds, size)
+            .sum(1)
+        )
 
     return torch.cat([dealt(rows) for rows in torch.split(updates, BLOCK)])
 
 
 def most_similar(updates: Tensor, at: Tensor, cached: Tensor, cached_at: Tensor) -> Tensor:
-    """For each of the updates (M, d), the place of the cached update (N, d) with the largest cosine among those with cached_at == at.
+    """For each of the updates (M, d), the place of the cached update (N, d) with the largest cosine
+    among those with cached_at == at.
 
     There must be one for each; of several equally similar ones the first is taken.
     """

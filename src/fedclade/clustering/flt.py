@@ -1,4 +1,6 @@
-"""FLT's mathematics: the centres of all clients laid out in the plane, which clients are related, and who is nearest to a newcomer."""
+"""FLT's mathematics: the centres of all clients laid out in the plane, which clients are related,
+and who is nearest to a newcomer.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,24 @@ def relate(
     seed: int,
     graph: bool = True,
 ) -> tuple[NDArray[np.int64], Related | None]:
-    """The group of each client and, where a threshold was used, the graph Ã of which the groups are the connected components.
+    """The group of each client and, where a threshold was used, the graph Ã of which the groups are
+    the connected components.
 
-    `centres` is (M, k, e), of which the first counts[i] of client i are real. All of them are placed on the manifold together; A is the
-    distance between clients there. Related is who is nearer than gamma (cut="threshold"); or groups come from a tree over A: `clusters` of
-    them by Ward, or as many as the widest gap in the merge heights of average linkage leaves (cut="gap"). Without `graph` only groups.
+    `centres` is (M, k, e), of which the first counts[i] of client i are real. All of them are
+    placed on the manifold together; A is the distance between clients there. Related is who is
+    nearer than gamma (cut="threshold"); or groups come from a tree over A: `clusters` of them by
+    Ward, or as many as the widest gap in the merge heights of average linkage leaves (cut="gap").
+    Without `graph` only groups.
     """
     points = on_manifold(centres, counts, manifold, seed)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
-        # Only the components are wanted, and of nearest points a spatial index finds them: 100,000 clients need no matrix of all pairs.
+        # Only the components are wanted, and of nearest points a spatial index finds them: 100,000
+        # clients need no matrix of all pairs.
         real = np.arange(points.shape[1]) < counts[:, None]
-        return close_components(points[real], gamma, np.repeat(np.arange(len(points)), counts)), None
+        return (
+            close_components(points[real], gamma, np.repeat(np.arange(len(points)), counts)),
+            None,
+        )
     A = distances(points, counts, distance)
     if clusters is not None:
         return cut_number(linkage(A, "ward"), min(clusters, len(A))), None
@@ -60,8 +69,11 @@ def relate(
     return components(related), related if graph else None
 
 
-def nearest(centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance) -> NDArray[np.int64]:
-    """For each signature the place of the nearest one in `known`, measured between the embeddings themselves.
+def nearest(
+    centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
+) -> NDArray[np.int64]:
+    """For each signature the place of the nearest one in `known`, measured between the embeddings
+    themselves.
 
     The known ones come in blocks, of which only the nearest are kept.
     """
@@ -75,7 +87,9 @@ def nearest(centres: Points, counts: Counts, known: Points, known_counts: Counts
 
 
 def mixing_rows(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
-    """The distinct rows of Ã (rows, M), and for each client which is its own; without a graph the members of a group are related."""
+    """The distinct rows of Ã (rows, M), and for each client which is its own; without a graph the
+    members of a group are related.
+    """
     if related is not None:
         return distinct_rows(torch.from_numpy(related.toarray()))
     row = torch.from_numpy(groups)
@@ -83,7 +97,9 @@ def mixing_rows(groups: NDArray[np.int64], related: Related | None) -> tuple[Ten
 
 
 def on_manifold(centres: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
-    """The real centres of all clients placed together: (M, k, e) -> (M, k, u), zeros where there is none."""
+    """The real centres of all clients placed together: (M, k, e) -> (M, k, u), zeros where there is
+    none.
+    """
     real = np.arange(centres.shape[1]) < counts[:, None]
     placed = place(centres[real], manifold, seed)
     points = np.zeros((*real.shape, placed.shape[1]))
@@ -92,36 +108,53 @@ def on_manifold(centres: Points, counts: Counts, manifold: Manifold, seed: int) 
 
 
 def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
-    """The points (n, d) in the plane (n, 2): by UMAP with its default parameters and this seed, or by PCA. "none": as they are.
+    """The points (n, d) in the plane (n, 2): by UMAP with its default parameters and this seed, or
+    by PCA. "none": as they are.
 
-    Where UMAP cannot work, PCA takes its place with a warning. A graph of neighbours in several pieces alone is no such case: UMAP lays
-    the pieces out side by side, and well separated groups look like that.
+    Where UMAP cannot work, PCA takes its place with a warning. A graph of neighbours in several
+    pieces alone is no such case: UMAP lays the pieces out side by side, and well separated groups
+    look like that.
     """
     if kind == "none":
         return points
     if kind == "pca":
         return pca(points)
-    # With up to twice as many points as neighbours every point is a neighbour of half of all: there is nothing local to preserve.
+    # With up to twice as many points as neighbours every point is a neighbour of half of all: there
+    # is nothing local to preserve.
     if len(points) <= 2 * NEIGHBOURS:
-        return _instead(points, f"{len(points)} points are too few: with {NEIGHBOURS} neighbours it needs more than {2 * NEIGHBOURS}")
+        return _instead(
+            points,
+            f"{len(points)} points are too few: with {NEIGHBOURS} neighbours it needs more than"
+            f" {2 * NEIGHBOURS}",
+        )
     threads = torch.get_num_threads()
     umap = _umap()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about threads, pieces of the graph, …: what matters is looked at in the result
-            placed: Points = umap.UMAP(n_neighbors=NEIGHBOURS, n_components=DIMENSIONS, random_state=seed, n_jobs=1).fit_transform(points)
+            warnings.simplefilter(
+                "ignore"
+            )  # about threads, pieces of the graph, …: what matters is looked at in the result
+            placed: Points = umap.UMAP(
+                n_neighbors=NEIGHBOURS, n_components=DIMENSIONS, random_state=seed, n_jobs=1
+            ).fit_transform(points)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         return _instead(points, f"it failed ({type(error).__name__}: {error})")
     finally:
         torch.set_num_threads(threads)  # numba sets those of the whole process
     lost = int((~np.isfinite(placed)).any(1).sum())
     if lost:
-        return _instead(points, f"{lost} of {len(points)} points have no finite coordinates, cut off from the graph of neighbours")
+        return _instead(
+            points,
+            f"{lost} of {len(points)} points have no finite coordinates, cut off from the graph of"
+            " neighbours",
+        )
     return placed
 
 
 def pca(points: Points) -> Points:
-    """The first two principal components; the sign of each is the one that makes its largest loading positive."""
+    """The first two principal components; the sign of each is the one that makes its largest
+    loading positive.
+    """
     centred = points - points.mean(0, dtype=np.float64)
     if len(points) < MANY:
         axes = np.linalg.svd(centred, full_matrices=False)[2][:DIMENSIONS]
@@ -144,5 +177,8 @@ def _umap() -> Any:
             warnings.simplefilter("ignore")  # it warns that Tensorflow is not there
             import umap  # type: ignore[import-untyped]  # only when it is used: it compiles for many seconds
     except ImportError as error:
-        raise InvalidInputError("manifold = 'umap' needs the package umap-learn (pip install umap-learn); or use 'pca' or 'none'.") from error
+        raise InvalidInputError(
+            "manifold = 'umap' needs the package umap-learn (pip install umap-learn); or use 'pca'"
+            " or 'none'."
+        ) from error
     return umap

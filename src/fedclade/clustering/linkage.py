@@ -1,8 +1,9 @@
 """Trees of merges and where to cut them.
 
-A tree of M clients is scipy's linkage matrix (M−1, 4): row s merges nodes tree[s, 0] and tree[s, 1] at height tree[s, 2] into node M+s of
-tree[s, 3] clients; nodes below M are the clients; heights do not fall. A cut applies the first merges and leaves the others out; its labels
-are numbered by first appearance.
+A tree of M clients is scipy's linkage matrix (M−1, 4): row s merges nodes tree[s, 0] and tree[s, 1]
+at height tree[s, 2] into node M+s of tree[s, 3] clients; nodes below M are the clients; heights do
+not fall. A cut applies the first merges and leaves the others out; its labels are numbered by first
+appearance.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ FLOAT64_UP_TO = 5000  # clients; 200 MB
 METHODS = ("single", "average", "complete", "ward")
 
 
-def linkage(distance: NDArray[np.floating[Any]], method: Literal["single", "average", "complete", "ward"]) -> Tree:
-    """The tree of a square matrix of distances. Ward takes the distances as if they were Euclidean, as scipy does."""
+def linkage(
+    distance: NDArray[np.floating[Any]], method: Literal["single", "average", "complete", "ward"]
+) -> Tree:
+    """The tree of a square matrix of distances. Ward takes the distances as if they were Euclidean,
+    as scipy does.
+    """
     require(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
     square(distance, "distance")
     if len(distance) == 1:
@@ -36,22 +41,35 @@ def linkage(distance: NDArray[np.floating[Any]], method: Literal["single", "aver
 
 
 def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[Any]]) -> Tree:
-    """Size-weighted Ward: the height of a merge is n_A n_B / (n_A + n_B) · ‖μ_A − μ_B‖² / e, the two-sample statistic itself.
+    """Size-weighted Ward: the height of a merge is n_A n_B / (n_A + n_B) · ‖μ_A − μ_B‖² / e, the
+    two-sample statistic itself.
 
-    `points` (M, e) are the clients' means, `weight` (M,) their sizes n. With points in units of the sampling noise at n = 1 the height is
-    about 1 for two clients of one source, whatever their sizes.
+    `points` (M, e) are the clients' means, `weight` (M,) their sizes n. With points in units of the
+    sampling noise at n = 1 the height is about 1 for two clients of one source, whatever their
+    sizes.
 
-    A chain of nearest neighbours ends in two clusters that are each other's nearest; these merge at once, since with Ward's cost a merge
-    brings nobody nearer to a third (reducibility), and in the end the merges are sorted. So each merge costs a few rows: O(M²) always.
-    The costs to the others follow from Lance and Williams' formula in one M × M matrix (float32 above 5,000 clients, else float64); the
-    heights themselves are computed from the means in float64.
+    A chain of nearest neighbours ends in two clusters that are each other's nearest; these merge at
+    once, since with Ward's cost a merge brings nobody nearer to a third (reducibility), and in the
+    end the merges are sorted. So each merge costs a few rows: O(M²) always. The costs to the others
+    follow from Lance and Williams' formula in one M × M matrix (float32 above 5,000 clients, else
+    float64); the heights themselves are computed from the means in float64.
     """
-    mean, n = np.array(points, np.float64), np.array(weight, np.float64)  # of the clusters: copies, they change
-    require(mean.ndim == 2 and mean.size > 0, "points.shape", mean.shape, "must be (M, e) with M, e ≥ 1")
+    mean, n = (
+        np.array(points, np.float64),
+        np.array(weight, np.float64),
+    )  # of the clusters: copies, they change
+    require(
+        mean.ndim == 2 and mean.size > 0, "points.shape", mean.shape, "must be (M, e) with M, e ≥ 1"
+    )
     require(bool(np.isfinite(mean).all()), "points", "NaN or infinity", "must be finite")
     clients, dim = mean.shape
     require(n.shape == (clients,), "weight.shape", n.shape, f"must be ({clients},)")
-    require(bool((np.isfinite(n) & (n > 0)).all()), "weight", float(n.min()), "must be above 0 and finite")
+    require(
+        bool((np.isfinite(n) & (n > 0)).all()),
+        "weight",
+        float(n.min()),
+        "must be above 0 and finite",
+    )
 
     cost = _costs(mean, n)
     node, count, height = np.arange(clients), np.ones(clients, np.int64), np.zeros(clients)
@@ -79,7 +97,9 @@ def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[A
         merged = np.maximum(merged, np.minimum(ours, theirs))
         merged[kept] = np.inf
         cost[kept], cost[:, kept], cost[:, gone] = merged, merged, np.inf
-        mean[kept] += n[gone] / total * (mean[gone] - mean[kept])  # equal means stay exactly equal: their cost is 0, not rounding
+        mean[kept] += (
+            n[gone] / total * (mean[gone] - mean[kept])
+        )  # equal means stay exactly equal: their cost is 0, not rounding
         n[kept], node[kept], alive[gone] = total, clients + len(merges) - 1, False
     return _sorted(merges, clients)
 
@@ -90,14 +110,19 @@ def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.fl
     cost = np.empty((clients, clients), np.float64 if clients <= FLOAT64_UP_TO else np.float32)
     for start in range(0, clients, 512):
         rows = slice(start, start + 512)
-        # By differences, not by the Gram matrix: an outlier must not cost the others their digits, and the matrix is exactly symmetric.
-        cost[rows] = cdist(points[rows], points, "sqeuclidean") * (n[rows, None] * n / (n[rows, None] + n))
+        # By differences, not by the Gram matrix: an outlier must not cost the others their digits,
+        # and the matrix is exactly symmetric.
+        cost[rows] = cdist(points[rows], points, "sqeuclidean") * (
+            n[rows, None] * n / (n[rows, None] + n)
+        )
     np.fill_diagonal(cost, np.inf)
     return cost
 
 
 def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
-    """Merges in order of height as scipy's linkage matrix. The sort is stable and a parent is not lower: parts stay before the whole."""
+    """Merges in order of height as scipy's linkage matrix. The sort is stable and a parent is not
+    lower: parts stay before the whole.
+    """
     tree = np.array(merges, np.float64).reshape(-1, 4)
     order = np.argsort(tree[:, 2], kind="stable")
     name = np.concatenate([np.arange(clients), clients + np.argsort(order)])
@@ -106,24 +131,35 @@ def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
 
 
 def cut_number(tree: Tree, clusters: int) -> NDArray[np.int64]:
-    """Exactly so many clusters, also where merge heights are equal (scipy's `maxclust` gives fewer then)."""
+    """Exactly so many clusters, also where merge heights are equal (scipy's `maxclust` gives fewer
+    then).
+    """
     clients = len(_heights(tree)) + 1
-    require(1 <= clusters <= clients, "clusters", clusters, f"must be between 1 and the number of clients, {clients}")
+    require(
+        1 <= clusters <= clients,
+        "clusters",
+        clusters,
+        f"must be between 1 and the number of clients, {clients}",
+    )
     return _labels(tree, clients - clusters)
 
 
 def cut_height(tree: Tree, height: float) -> NDArray[np.int64]:
-    """All merges lower than `height`, strictly: scipy's `distance` criterion with < for ≤, as in FLT's graph."""
+    """All merges lower than `height`, strictly: scipy's `distance` criterion with < for ≤, as in
+    FLT's graph.
+    """
     require(not np.isnan(height), "height", height, "must be a number")
     return _labels(tree, int(np.searchsorted(_heights(tree), height, side="left")))
 
 
 def cut_gap(tree: Tree) -> NDArray[np.int64]:
-    """Cut where the widest gap between successive merge heights is; of equal gaps the highest, which gives fewer clusters.
+    """Cut where the widest gap between successive merge heights is; of equal gaps the highest,
+    which gives fewer clusters.
 
-    Neither what is below the first merge nor what is above the last is a gap. So one cluster comes out for two clients, and where all
-    heights are equal (up to rounding); in any other tree some gap is the widest, and is cut: this rule finds groups that are there, it does
-    not say whether there are any.
+    Neither what is below the first merge nor what is above the last is a gap. So one cluster comes
+    out for two clients, and where all heights are equal (up to rounding); in any other tree some
+    gap is the widest, and is cut: this rule finds groups that are there, it does not say whether
+    there are any.
     """
     heights = _heights(tree)
     gaps = np.diff(heights)[::-1]  # from the top: gap g separates g + 2 clusters
@@ -134,11 +170,13 @@ def cut_gap(tree: Tree) -> NDArray[np.int64]:
 
 
 def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
-    """Cut where the ratio between successive merge heights is widest (Clade, step 4), among the top `most` of them (M // 2 if not given).
+    """Cut where the ratio between successive merge heights is widest (Clade, step 4), among the top
+    `most` of them (M // 2 if not given).
 
-    The result has no more than most + 1 clusters; of equal ratios the highest counts. Heights below 1e-12 of the top are taken as that, so
-    that clients with equal points (height 0) do not divide by nothing. One cluster comes out for two clients, and where all those heights
-    are equal (up to rounding).
+    The result has no more than most + 1 clusters; of equal ratios the highest counts. Heights below
+    1e-12 of the top are taken as that, so that clients with equal points (height 0) do not divide
+    by nothing. One cluster comes out for two clients, and where all those heights are equal (up to
+    rounding).
     """
     heights = _heights(tree)
     most = max(1, (len(heights) + 1) // 2) if most is None else most
@@ -155,9 +193,19 @@ def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
 
 def _heights(tree: Tree) -> NDArray[np.float64]:
     """The merge heights of a tree that is one."""
-    require(tree.ndim == 2 and tree.shape[1] == 4, "tree.shape", tree.shape, "must be (M−1, 4), scipy's linkage matrix")
+    require(
+        tree.ndim == 2 and tree.shape[1] == 4,
+        "tree.shape",
+        tree.shape,
+        "must be (M−1, 4), scipy's linkage matrix",
+    )
     heights = np.asarray(tree[:, 2])
-    require(bool((np.diff(heights) >= 0).all()), "tree", "a merge lower than the one before", "merge heights must not fall")
+    require(
+        bool((np.diff(heights) >= 0).all()),
+        "tree",
+        "a merge lower than the one before",
+        "merge heights must not fall",
+    )
     return heights
 
 
@@ -166,5 +214,7 @@ def _labels(tree: Tree, merges: int) -> NDArray[np.int64]:
     clients = len(tree) + 1
     parts = tree[:merges, :2].astype(np.int64).ravel()
     whole = np.repeat(clients + np.arange(merges), 2)
-    links = coo_array((np.ones(len(parts), bool), (parts, whole)), shape=(2 * clients - 1, 2 * clients - 1))
+    links = coo_array(
+        (np.ones(len(parts), bool), (parts, whole)), shape=(2 * clients - 1, 2 * clients - 1)
+    )
     return numbered(connected_components(links, directed=False)[1][:clients])

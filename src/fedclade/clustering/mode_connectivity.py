@@ -1,9 +1,11 @@
-"""Paths between models: chains with one bend, how far the outputs stray along them, which models that joins, and the mean along the way.
+"""Paths between models: chains with one bend, how far the outputs stray along them, which models
+that joins, and the mean along the way.
 
-Symbols of the FedGMCC paper: γ_θ(u) goes straight from w_k (u = 0) to the bend θ (u = ½) and on to w_l (u = 1). The loss of a point on it
-is ½ (‖f(γ_θ(u)) − f(w_k)‖² + ‖f(γ_θ(u)) − f(w_l)‖²), averaged over outputs f and inputs. With m the mean of f(w_k) and f(w_l) this is
-‖f(γ_θ(u)) − m‖² + ¼ ‖f(w_k) − f(w_l)‖²: a bend can change the first term only. Models come in stacks, a row for each, and what is done to
-several pairs is done to each pair by itself.
+Symbols of the FedGMCC paper: γ_θ(u) goes straight from w_k (u = 0) to the bend θ (u = ½) and on to
+w_l (u = 1). The loss of a point on it is ½ (‖f(γ_θ(u)) − f(w_k)‖² + ‖f(γ_θ(u)) − f(w_l)‖²),
+averaged over outputs f and inputs. With m the mean of f(w_k) and f(w_l) this is ‖f(γ_θ(u)) − m‖² +
+¼ ‖f(w_k) − f(w_l)‖²: a bend can change the first term only. Models come in stacks, a row for each,
+and what is done to several pairs is done to each pair by itself.
 """
 
 from __future__ import annotations
@@ -26,17 +28,22 @@ Models: TypeAlias = dict[str, Tensor]
 Outputs: TypeAlias = Callable[[Models, Tensor], Tensor]
 """(parameters, inputs) -> outputs."""
 
-LR = 3e-4  # of Adam on a bend: it moves a weight by about this much a step, and more overshoots (measured, docs/methods/fedgmcc.md)
+# of Adam on a bend: it moves a weight by about this much a step, and more overshoots (measured,
+# docs/methods/fedgmcc.md)
+LR = 3e-4
 AT_ONCE = 64 * 2**20  # bytes that the pairs learned together may take
 KEPT = 128 * 2**20  # bytes of bends that are remembered: 200 pairs of a model of 160,000 numbers
 
 
 def evenly(points: int) -> list[float]:
-    """The middles of equal parts of [0, 1], the midpoint rule for E_u: symmetric, and without the ends, where no bend has a say."""
+    """The middles of equal parts of [0, 1], the midpoint rule for E_u: symmetric, and without the
+    ends, where no bend has a say.
+    """
     return [(part + 0.5) / points for part in range(points)]
 
 
-LEARNED_AT = evenly(3)  # with only two points the bend itself, at ½, is left out and strays; more lower the loss no further
+# with only two points the bend itself, at ½, is left out and strays; more lower the loss no further
+LEARNED_AT = evenly(3)
 SCORED_AT = evenly(8)
 
 
@@ -56,15 +63,21 @@ def midpoint(a: Models, b: Models) -> Models:
     return {name: torch.lerp(a[name], b[name], 0.5) for name in a}
 
 
-def losses_along(outputs: Outputs, a: Models, bend: Models, b: Models, inputs: Tensor, at: Sequence[float]) -> Tensor:
+def losses_along(
+    outputs: Outputs, a: Models, bend: Models, b: Models, inputs: Tensor, at: Sequence[float]
+) -> Tensor:
     """(len(at), pairs): the loss of the chain of each pair at these u."""
     loss = _Loss(outputs, a, b, inputs)
     with torch.no_grad():
         return torch.stack([loss(chain(a, bend, b, u)) for u in at])
 
 
-def learned_bends(outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps: int, lr: float = LR) -> Models:
-    """The bend of each pair after so many steps of Adam from the midpoint on the mean loss along its chain; 0 steps: the straight path."""
+def learned_bends(
+    outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps: int, lr: float = LR
+) -> Models:
+    """The bend of each pair after so many steps of Adam from the midpoint on the mean loss along
+    its chain; 0 steps: the straight path.
+    """
     straight = midpoint(a, b)
     if not steps:
         return straight
@@ -74,11 +87,16 @@ def learned_bends(outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps:
     with torch.enable_grad(), _repeatable():
         for _ in range(steps):
             optimiser.zero_grad()
-            for u in LEARNED_AT:  # one after the other: what is held for the backward pass is that of one point
+            for u in (
+                LEARNED_AT
+            ):  # one after the other: what is held for the backward pass is that of one point
                 torch.autograd.backward(loss(chain(a, bend, b, u)).sum() / len(LEARNED_AT))
             optimiser.step()
     # Of models so large that their outputs are not finite nothing can be learned.
-    return {name: torch.where(value.isfinite(), value, straight[name]).detach() for name, value in bend.items()}
+    return {
+        name: torch.where(value.isfinite(), value, straight[name]).detach()
+        for name, value in bend.items()
+    }
 
 
 def _repeatable() -> AbstractContextManager[None]:
@@ -91,7 +109,9 @@ def _repeatable() -> AbstractContextManager[None]:
 
 
 class _Loss:
-    """How far the outputs of models, a row for each pair, are from those of their pair's ends: (pairs,)."""
+    """How far the outputs of models, a row for each pair, are from those of their pair's ends:
+    (pairs,).
+    """
 
     def __init__(self, outputs: Outputs, a: Models, b: Models, inputs: Tensor) -> None:
         self.outputs, self.inputs = vmap(outputs, (0, None)), inputs
@@ -107,24 +127,40 @@ class _Loss:
 class Paths:
     """The learned chains between all pairs k < l of a stack of models.
 
-    Pairs are learned in blocks, so that the memory is bounded for any number of them. As many bends as fit into KEPT bytes are
-    remembered, the others are learned again when they are needed: neither changes a result beyond rounding.
+    Pairs are learned in blocks, so that the memory is bounded for any number of them. As many bends
+    as fit into KEPT bytes are remembered, the others are learned again when they are needed:
+    neither changes a result beyond rounding.
     """
 
-    def __init__(self, outputs: Outputs, models: Models, inputs: Tensor, steps: int, lr: float = LR) -> None:
-        self.outputs, self.models, self.inputs, self.steps, self.lr = outputs, models, inputs, steps, lr
+    def __init__(
+        self, outputs: Outputs, models: Models, inputs: Tensor, steps: int, lr: float = LR
+    ) -> None:
+        self.outputs, self.models, self.inputs, self.steps, self.lr = (
+            outputs,
+            models,
+            inputs,
+            steps,
+            lr,
+        )
         self.count = len(next(iter(models.values())))
         self.pairs = torch.combinations(torch.arange(self.count))
         self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs)
         self._block = max(1, AT_ONCE // self.bytes_of_a_pair)
-        self._kept = {name: value[:0] for name, value in models.items()}  # the bends of the first pairs
+        self._kept = {
+            name: value[:0] for name, value in models.items()
+        }  # the bends of the first pairs
 
     def scores(self) -> Tensor:
         """(pairs,) in float64: the mean loss along the chain of each pair."""
         scores, kept = [], []
         for which in self._blocks(torch.arange(len(self.pairs))):
             a, bend, b = self._learned(which)
-            scores.append(losses_along(self.outputs, a, bend, b, self.inputs, SCORED_AT).double().mean(0).cpu())
+            scores.append(
+                losses_along(self.outputs, a, bend, b, self.inputs, SCORED_AT)
+                .double()
+                .mean(0)
+                .cpu()
+            )
             if (int(which[-1]) + 1) * _bytes(self.models) <= KEPT * self.count:
                 kept.append(bend)
         if kept:
@@ -132,11 +168,19 @@ class Paths:
         return torch.cat([torch.zeros(0, dtype=torch.float64), *scores])
 
     def joined(self, percentile: float) -> Tensor:
-        """(models,): the cluster of each, numbered by first appearance. Pairs are joined whose score is at most the percentile of all."""
+        """(models,): the cluster of each, numbered by first appearance. Pairs are joined whose
+        score is at most the percentile of all.
+        """
         scores = self.scores()
         finite = scores[scores.isfinite()].numpy()  # where outputs are not, nothing is close
-        close = self.pairs[scores <= np.percentile(finite, percentile)] if len(finite) else self.pairs[:0]
-        links = csr_array((np.ones(len(close), bool), tuple(close.T.numpy())), shape=(self.count, self.count))
+        close = (
+            self.pairs[scores <= np.percentile(finite, percentile)]
+            if len(finite)
+            else self.pairs[:0]
+        )
+        links = csr_array(
+            (np.ones(len(close), bool), tuple(close.T.numpy())), shape=(self.count, self.count)
+        )
         return torch.from_numpy(components(links))
 
     def mean(self, members: Tensor) -> Models:
@@ -144,18 +188,25 @@ class Paths:
         if len(members) == 1:
             return {name: value[members[0]] for name, value in self.models.items()}
         inside = torch.isin(self.pairs, members).all(1).nonzero().flatten()
-        sums = {name: torch.zeros_like(value[0], dtype=torch.float64) for name, value in self.models.items()}
+        sums = {
+            name: torch.zeros_like(value[0], dtype=torch.float64)
+            for name, value in self.models.items()
+        }
         for which in self._blocks(inside):
             for name, value in chain_mean(*self._learned(which)).items():
                 sums[name] += value.sum(0, dtype=torch.float64)
-        return {name: (value / len(inside)).to(self.models[name].dtype) for name, value in sums.items()}
+        return {
+            name: (value / len(inside)).to(self.models[name].dtype) for name, value in sums.items()
+        }
 
     def _blocks(self, which: Tensor) -> Iterator[Tensor]:
         return (which[start : start + self._block] for start in range(0, len(which), self._block))
 
     def _learned(self, which: Tensor) -> tuple[Models, Models, Models]:
         """Start, bend and end of some pairs, by their numbers in rising order."""
-        a, b = ({name: value[end] for name, value in self.models.items()} for end in self.pairs[which].T)
+        a, b = (
+            {name: value[end] for name, value in self.models.items()} for end in self.pairs[which].T
+        )
         if which[-1] < len(next(iter(self._kept.values()))):
             return a, {name: value[which] for name, value in self._kept.items()}, b
         return a, learned_bends(self.outputs, a, b, self.inputs, self.steps, self.lr), b
@@ -166,8 +217,10 @@ def _bytes(models: Models) -> int:
 
 
 def _bytes_of_a_pair(outputs: Outputs, models: Models, inputs: Tensor) -> int:
-    """What one more pair takes while it is learned: eight models (both ends, the bend, a point of the chain, their gradients, Adam's two
-    means) and what the forward pass leaves for the backward one."""
+    """What one more pair takes while it is learned: eight models (both ends, the bend, a point of
+    the chain, their gradients, Adam's two means) and what the forward pass leaves for the backward
+    one.
+    """
     one, left = {name: value[0].detach().requires_grad_() for name, value in models.items()}, 0
 
     def count(value: Tensor) -> Tensor:
@@ -181,24 +234,38 @@ def _bytes_of_a_pair(outputs: Outputs, models: Models, inputs: Tensor) -> int:
 
 
 class Curves(NamedTuple):
-    """Losses between two models at u = 0 … 1: along the straight path and along the chain with a learned bend. For plots."""
+    """Losses between two models at u = 0 … 1: along the straight path and along the chain with a
+    learned bend. For plots.
+    """
 
     u: Tensor
     linear: Tensor
     bent: Tensor
 
 
-def curve_losses(model_a: nn.Module, model_b: nn.Module, inputs: Tensor, steps: int = 100, points: int = 21) -> Curves:
-    """How far the outputs for `inputs` stray from those of both ends on the way from one module to another of the same form.
+def curve_losses(
+    model_a: nn.Module, model_b: nn.Module, inputs: Tensor, steps: int = 100, points: int = 21
+) -> Curves:
+    """How far the outputs for `inputs` stray from those of both ends on the way from one module to
+    another of the same form.
 
-    The bend takes `steps` steps of Adam from the midpoint, on the same inputs. A module's buffers are not on the way: they are model_a's.
+    The bend takes `steps` steps of Adam from the midpoint, on the same inputs. A module's buffers
+    are not on the way: they are model_a's.
     """
     require(steps >= 0, "steps", steps, "must be at least 0")
     require(points >= 2, "points", points, "must be at least 2: both ends")
-    a, b = ({name: value.detach()[None] for name, value in model.named_parameters()} for model in (model_a, model_b))
-    form, other = ({name: tuple(value.shape[1:]) for name, value in model.items()} for model in (a, b))
+    a, b = (
+        {name: value.detach()[None] for name, value in model.named_parameters()}
+        for model in (model_a, model_b)
+    )
+    form, other = (
+        {name: tuple(value.shape[1:]) for name, value in model.items()} for model in (a, b)
+    )
     if form != other:
-        raise InvalidInputError(f"model_b: its parameters are {other}, those of model_a {form}: a path needs two modules of the same form.")
+        raise InvalidInputError(
+            f"model_b: its parameters are {other}, those of model_a {form}: a path needs two"
+            " modules of the same form."
+        )
     module = copy.deepcopy(model_a).eval()
 
     def outputs(params: Models, x: Tensor) -> Tensor:
@@ -207,4 +274,6 @@ def curve_losses(model_a: nn.Module, model_b: nn.Module, inputs: Tensor, steps: 
 
     u = torch.linspace(0, 1, points)
     bends = midpoint(a, b), learned_bends(outputs, a, b, inputs, steps)
-    return Curves(u, *(losses_along(outputs, a, bend, b, inputs, u.tolist())[:, 0] for bend in bends))
+    return Curves(
+        u, *(losses_along(outputs, a, bend, b, inputs, u.tolist())[:, 0] for bend in bends)
+    )

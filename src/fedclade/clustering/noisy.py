@@ -1,7 +1,8 @@
 """Clade's statistics where clients hide their means in noise of a known size.
 
-The noise has variance v in each number of a client's sum, so v / n² in its mean. So n times the covariance of the mean of a client of n
-samples is Σ + v/n · I, with Σ the covariance of its samples: unlike sampling noise alone, it is not the same for all sizes.
+The noise has variance v in each number of a client's sum, so v / n² in its mean. So n times the
+covariance of the mean of a client of n samples is Σ + v/n · I, with Σ the covariance of its
+samples: unlike sampling noise alone, it is not the same for all sizes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ Array = NDArray[np.float64]
 
 
 def effective_sizes(size: Array, scatter: Array, variance: float) -> Array:
-    """What each mean is worth, in place of the sizes n: in inverse proportion to its mean square error, and as much as `size` in all.
+    """What each mean is worth, in place of the sizes n: in inverse proportion to its mean square
+    error, and as much as `size` in all.
 
-    `scatter` (e, e) is that of the samples within clients. With b = tr Σ / e the mean square error of a number is b/n + v/n².
+    `scatter` (e, e) is that of the samples within clients. With b = tr Σ / e the mean square error
+    of a number is b/n + v/n².
     """
     if not variance:
         return size
@@ -23,11 +26,15 @@ def effective_sizes(size: Array, scatter: Array, variance: float) -> Array:
     return np.asarray(weight * (size.sum() / weight.sum()))
 
 
-def with_noise(scatter: Array, size: Array, variance: float, label: NDArray[np.int64] | None = None) -> Array:
-    """The scatter (K, e, e) that goes with `worth`, from that of the samples of each group, as clients tell it.
+def with_noise(
+    scatter: Array, size: Array, variance: float, label: NDArray[np.int64] | None = None
+) -> Array:
+    """The scatter (K, e, e) that goes with `worth`, from that of the samples of each group, as
+    clients tell it.
 
-    Divided by the worth of the group's clients less their number, it is the mean of their worth times the covariance of their means:
-    with r = v / (b n) the mean of (Σ + b r I) / (1 + r), but for a factor. What noise has left below 0 of Σ is 0.
+    Divided by the worth of the group's clients less their number, it is the mean of their worth
+    times the covariance of their means: with r = v / (b n) the mean of (Σ + b r I) / (1 + r), but
+    for a factor. What noise has left below 0 of Σ is 0.
     """
     if not variance:
         return scatter

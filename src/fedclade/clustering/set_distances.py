@@ -1,4 +1,6 @@
-"""Distances between signatures: a client reveals a few points (FLT: its k cluster centres), and two clients' sets are compared."""
+"""Distances between signatures: a client reveals a few points (FLT: its k cluster centres), and two
+clients' sets are compared.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,19 @@ def distances(
     kind: Kind = "matching",
     block: int = BLOCK,
 ) -> NDArray[np.float64]:
-    """FLT's A (M, M): the distance between the point sets u_i of every two clients; symmetric, 0 on the diagonal.
+    """FLT's A (M, M): the distance between the point sets u_i of every two clients; symmetric, 0 on
+    the diagonal.
 
-    `points` is (M, k, d); of client i the first counts[i] points count (all k if not given), the others are ignored.
+    `points` is (M, k, d); of client i the first counts[i] points count (all k if not given), the
+    others are ignored.
 
-    - "matching": the best one-to-one matching π of the smaller set into the larger, min_π sqrt(Σ_r ‖u_ir − u_jπ(r)‖²) / k_small
+    - "matching": the best one-to-one matching π of the smaller set into the larger, min_π sqrt(Σ_r
+    ‖u_ir − u_jπ(r)‖²) / k_small
     - "min": the formula as printed, min_rs ‖u_ir − u_js‖
     - "chamfer": the mean of the two directions' mean distance to the nearest point of the other
 
-    Pairs are computed in tiles of block × block clients of equal counts; beside the result only a tile is held.
+    Pairs are computed in tiles of block × block clients of equal counts; beside the result only a
+    tile is held.
     """
     points, counts = _checked(points, counts, kind)
     require(block >= 1, "block", block, "must be 1 or more")
@@ -57,8 +63,13 @@ def distances_to(
     other_counts: NDArray[np.integer[Any]],
     kind: Kind = "matching",
 ) -> NDArray[np.float64]:
-    """(M, N): the same distances from each of M clients to each of N others, and no more pairs than these."""
-    tiles, other_tiles = (_tiles(*_checked(*given, kind), BLOCK) for given in ((points, counts), (others, other_counts)))
+    """(M, N): the same distances from each of M clients to each of N others, and no more pairs than
+    these.
+    """
+    tiles, other_tiles = (
+        _tiles(*_checked(*given, kind), BLOCK)
+        for given in ((points, counts), (others, other_counts))
+    )
     result = np.empty((len(points), len(others)))
     for rows, mine in tiles:
         for columns, other in other_tiles:
@@ -72,24 +83,45 @@ def _checked(
     points: NDArray[np.floating[Any]], counts: NDArray[np.integer[Any]] | None, kind: Kind
 ) -> tuple[NDArray[np.float64], NDArray[np.integer[Any]]]:
     where = np.asarray(points, np.float64)
-    require(where.ndim == 3 and where.size > 0, "points.shape", where.shape, "must be (M, k, d) with M, k, d ≥ 1")
+    require(
+        where.ndim == 3 and where.size > 0,
+        "points.shape",
+        where.shape,
+        "must be (M, k, d) with M, k, d ≥ 1",
+    )
     clients, k, _ = where.shape
     counts = np.full(clients, k) if counts is None else np.asarray(counts)
-    require(counts.shape == (clients,), "counts.shape", counts.shape, f"must be ({clients},), a count for each client")
+    require(
+        counts.shape == (clients,),
+        "counts.shape",
+        counts.shape,
+        f"must be ({clients},), a count for each client",
+    )
     wrong = np.flatnonzero((counts < 1) | (counts > k))
     require(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
-    require(bool(np.isfinite(where[np.arange(k) < counts[:, None]]).all()), "points", "NaN or infinity", "must be finite where they count")
+    require(
+        bool(np.isfinite(where[np.arange(k) < counts[:, None]]).all()),
+        "points",
+        "NaN or infinity",
+        "must be finite where they count",
+    )
     require(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
     if kind == "matching":
-        require(counts.max() <= MOST, "k", int(counts.max()), f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"')
+        require(
+            counts.max() <= MOST,
+            "k",
+            int(counts.max()),
+            f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"',
+        )
     return where, counts
 
 
 def _tiles(
     points: NDArray[np.float64], counts: NDArray[np.integer[Any]], block: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Clients of one count together, in ascending order, so that the first set of a pair is never the larger; point axis first, so that
-    what is computed for one pair of points lies side by side for all pairs of clients.
+    """Clients of one count together, in ascending order, so that the first set of a pair is never
+    the larger; point axis first, so that what is computed for one pair of points lies side by side
+    for all pairs of clients.
     """
     tiles = []
     for count in np.unique(counts):
@@ -101,7 +133,9 @@ def _tiles(
 
 
 def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[np.float64]:
-    """‖u_ir − u_js‖² of all points r, s of all clients i, j of two tiles: (k_small, k_large, rows, columns)."""
+    """‖u_ir − u_js‖² of all points r, s of all clients i, j of two tiles: (k_small, k_large, rows,
+    columns).
+    """
     squares = np.empty((len(small), len(large), small.shape[1], large.shape[1]))
     for r, s in np.ndindex(len(small), len(large)):
         cdist(small[r], large[s], "sqeuclidean", out=squares[r, s])
@@ -109,10 +143,12 @@ def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[
 
 
 def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """sqrt of the least sum of squares over matchings, over k_small; `squares` is (k_small, k_large, rows, columns).
+    """sqrt of the least sum of squares over matchings, over k_small; `squares` is (k_small,
+    k_large, rows, columns).
 
-    table[S] is the least sum that matches the first |S| points of the smaller set to the points S of the larger:
-    table[S] = min over s in S of table[S without s] + squares[|S| − 1, s], for all pairs at once.
+    table[S] is the least sum that matches the first |S| points of the smaller set to the points S
+    of the larger: table[S] = min over s in S of table[S without s] + squares[|S| − 1, s], for all
+    pairs at once.
     """
     small, large, rows, columns = squares.shape
     flat = squares.reshape(small, large, rows * columns)
@@ -136,10 +172,17 @@ def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @cache
-def _subsets(small: int, large: int) -> tuple[list[tuple[int, int, list[tuple[int, int]]]], list[int]]:
-    """The order of the table: (S as bits, |S| − 1, [(S without s, s)]) for 1 ≤ |S| ≤ small by size of S; and the S with |S| = small."""
+def _subsets(
+    small: int, large: int
+) -> tuple[list[tuple[int, int, list[tuple[int, int]]]], list[int]]:
+    """The order of the table: (S as bits, |S| − 1, [(S without s, s)]) for 1 ≤ |S| ≤ small by size
+    of S; and the S with |S| = small.
+    """
     subsets = sorted((s for s in range(1, 1 << large) if s.bit_count() <= small), key=int.bit_count)
-    steps = [(s, s.bit_count() - 1, [(s ^ (1 << p), p) for p in range(large) if s >> p & 1]) for s in subsets]
+    steps = [
+        (s, s.bit_count() - 1, [(s ^ (1 << p), p) for p in range(large) if s >> p & 1])
+        for s in subsets
+    ]
     return steps, [s for s in subsets if s.bit_count() == small]
 
 
@@ -151,4 +194,8 @@ def _chamfer(squares: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray((np.sqrt(squares.min(1)).mean(0) + np.sqrt(squares.min(0)).mean(0)) / 2)
 
 
-_KINDS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {"matching": _matching, "min": _min, "chamfer": _chamfer}
+_KINDS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    "matching": _matching,
+    "min": _min,
+    "chamfer": _chamfer,
+}

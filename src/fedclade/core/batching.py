@@ -1,4 +1,6 @@
-"""The plan of a client's minibatches, made before the program runs: which of its samples are in which step."""
+"""The plan of a client's minibatches, made before the program runs: which of its samples are in
+which step.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ WHOLE_BLOCK = 64
 
 @dataclass(frozen=True)
 class Batches:
-    """How a program reads a client's data: `epochs` passes in batches of `size`, `group` batches a step.
+    """How a program reads a client's data: `epochs` passes in batches of `size`, `group` batches a
+    step.
 
-    The last batch of an epoch may be smaller than `size`: it is padded with weight 0. Where the number of batches is no multiple of
-    `group`, the last group goes on with the epoch's first batches, so that a client with a single batch makes a step too.
+    The last batch of an epoch may be smaller than `size`: it is padded with weight 0. Where the
+    number of batches is no multiple of `group`, the last group goes on with the epoch's first
+    batches, so that a client with a single batch makes a step too.
     """
 
     size: int
@@ -29,7 +33,12 @@ class Batches:
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
             value = getattr(self, field)
-            require(isinstance(value, int) and value >= 1, f"batches.{field}", value, "must be a whole number of at least 1")
+            require(
+                isinstance(value, int) and value >= 1,
+                f"batches.{field}",
+                value,
+                "must be a whole number of at least 1",
+            )
 
     @staticmethod
     def whole(block: int = WHOLE_BLOCK) -> Batches:
@@ -52,9 +61,12 @@ class Batches:
 
 @dataclass(frozen=True)
 class Plan:
-    """For each of K clients and S steps: which of its own samples, how many of them count, and the step's key."""
+    """For each of K clients and S steps: which of its own samples, how many of them count, and the
+    step's key.
+    """
 
-    position: Tensor  # (K, S, group, size) places in the client's own data; padding repeats samples of the same batch
+    # (K, S, group, size) places in the client's own data; padding repeats samples of the same batch
+    position: Tensor
     valid: Tensor  # (K, S, group) how many places of a batch count
     key: Tensor  # (K, S)
 
@@ -62,14 +74,17 @@ class Plan:
 def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Plan:
     """Plan for clients with `sizes` samples, none with more than `longest`, and `keys`.
 
-    Rows beyond a client's own number of steps are never read. `longest` says how much room is made and changes nothing else.
+    Rows beyond a client's own number of steps are never read. `longest` says how much room is made
+    and changes nothing else.
     """
     device = sizes.device
     groups = batches._groups(sizes)
     step = torch.arange(batches.most(longest), device=device)
 
     epoch = (step // groups[:, None]).clamp(max=batches.epochs - 1)
-    number = (step % groups[:, None])[..., None] * batches.group + torch.arange(batches.group, device=device)
+    number = (step % groups[:, None])[..., None] * batches.group + torch.arange(
+        batches.group, device=device
+    )
     per_epoch = (sizes + batches.size - 1) // batches.size
     first = (number % per_epoch[:, None, None]) * batches.size
     valid = (sizes[:, None, None] - first).clamp(max=batches.size)
@@ -83,9 +98,12 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
 
 
 def _orders(epochs: int, sizes: Tensor, longest: int, keys: Tensor) -> Tensor:
-    """(K, epochs, longest): a random order of the client's samples for each epoch, by sorting hashes."""
+    """(K, epochs, longest): a random order of the client's samples for each epoch, by sorting
+    hashes.
+    """
     device = sizes.device
-    # Epoch keys come from a range of counters that no step reaches, so that an order never shares bits with a step's dropout.
+    # Epoch keys come from a range of counters that no step reaches, so that an order never shares
+    # bits with a step's dropout.
     epoch_key = hash_with(keys[:, None], counter_block(epochs, 1 << 31, device))
     rank = hash_with(epoch_key[..., None], counter_block(longest, 0, device))
     absent = torch.arange(longest, device=device) >= sizes[:, None]

@@ -14,14 +14,18 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, tree_index
 
 Aggregator: TypeAlias = Literal["mean", "median", "trimmed_mean", "clipped_mean"]
-"""How the models of a group become one: the mean weighted by examples, or a mean that is robust to a few bad models."""
+"""How the models of a group become one: the mean weighted by examples, or a mean that is robust to
+a few bad models.
+"""
 
 
 @dataclass(frozen=True)
 class ModelAssignment:
-    """A row of `models` for each client, by index: the engine gathers inside a chunk, so that no stack of all models is ever held.
+    """A row of `models` for each client, by index: the engine gathers inside a chunk, so that no
+    stack of all models is ever held.
 
-    The parameters named in `own` are not in `models` but in the client's memory, and never leave it.
+    The parameters named in `own` are not in `models` but in the client's memory, and never leave
+    it.
     """
 
     models: Tree
@@ -32,20 +36,31 @@ class ModelAssignment:
         return ModelAssignment(self.models, self.model_ids[places], self.local_params)
 
     def gather(self, memory: Tree) -> Tree:
-        """One tree with a row for each client; `memory` has the clients' memory in the same order."""
-        models = {name: value for name, value in self.models.items() if name not in self.local_params}
-        rows = tree_index(models, self.model_ids.to(next(iter(models.values())).device)) if models else {}
+        """One tree with a row for each client; `memory` has the clients' memory in the same
+        order.
+        """
+        models = {
+            name: value for name, value in self.models.items() if name not in self.local_params
+        }
+        rows = (
+            tree_index(models, self.model_ids.to(next(iter(models.values())).device))
+            if models
+            else {}
+        )
         return rows | {name: memory[name] for name in self.local_params}
 
 
 @dataclass(frozen=True)
 class SegmentSum:
-    """Add the replies up on the way in: `sums[r] = sum of weight_k * reply_k` over the clients k that go to row r.
+    """Add the replies up on the way in: `sums[r] = sum of weight_k * reply_k` over the clients k
+    that go to row r.
 
     row:    (K,) the row each client goes to, or the name of a reply that says it (IFCA's choice)
-    weight: (K,) the weight of each client; or (K, rows), how much it gives to each row (then without `row`)
+    weight: (K,) the weight of each client; or (K, rows), how much it gives to each row (then
+    without `row`)
     keys:   which replies to add; default: all that are not `row`
-    models: whether what is added are models to be averaged, so that a federation may take another `average` than the mean
+    models: whether what is added are models to be averaged, so that a federation may take another
+    `average` than the mean
     """
 
     weights: Tensor
@@ -57,7 +72,9 @@ class SegmentSum:
     def summed_keys(self, replies: Tree) -> tuple[str, ...]:
         """The names of those that are added."""
         row = self.segment_ids if isinstance(self.segment_ids, str) else None
-        return tuple(name for name in (self.keys if self.keys is not None else replies) if name != row)
+        return tuple(
+            name for name in (self.keys if self.keys is not None else replies) if name != row
+        )
 
 
 def contribution_matrix(reduce: SegmentSum, places: Tensor, replies: Tree) -> Tensor:
@@ -65,7 +82,11 @@ def contribution_matrix(reduce: SegmentSum, places: Tensor, replies: Tree) -> Te
     weight = reduce.weights[places].double().cpu()
     if reduce.segment_ids is None:
         return weight
-    where = replies[reduce.segment_ids].flatten() if isinstance(reduce.segment_ids, str) else reduce.segment_ids[places]
+    where = (
+        replies[reduce.segment_ids].flatten()
+        if isinstance(reduce.segment_ids, str)
+        else reduce.segment_ids[places]
+    )
     give = np.zeros((len(places), reduce.num_segments))
     give[np.arange(len(places)), where.cpu().numpy()] = weight.numpy()
     return torch.from_numpy(give)
@@ -87,7 +108,9 @@ class ClientResults:
     ids: Tensor  # who answered; may be fewer than asked
     outputs: Tree  # leading axis = len(ids); what `reduce` took is not in it
     sums: Tree = field(default_factory=dict)  # float64, leading axis = rows of `reduce`
-    total_weight: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))  # (rows,) total weight that went into `sums`
+    total_weight: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.float64)
+    )  # (rows,) total weight that went into `sums`
     failures: Sequence[Failure] = ()
 
 
@@ -114,6 +137,7 @@ class Federation(Protocol):
     ) -> ClientResults:
         """Run the program on these clients' training data.
 
-        shared: sent to all; each: a row for each client; key: this call's randomness (two calls in one round need different keys
-        unless their programs differ); reduce: add replies up instead of returning them.
+        shared: sent to all; each: a row for each client; key: this call's randomness (two calls in
+        one round need different keys unless their programs differ); reduce: add replies up instead
+        of returning them.
         """

@@ -1,4 +1,6 @@
-"""A model and a loss as pure functions of the parameters, so that many clients' copies can be trained in one step."""
+"""A model and a loss as pure functions of the parameters, so that many clients' copies can be
+trained in one step.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    """What a step sees of the data. `weight` is 0 where the batch is padded; `key` is the step's randomness."""
+    """What a step sees of the data. `weight` is 0 where the batch is padded; `key` is the step's
+    randomness.
+    """
 
     x: Tensor
     y: Tensor
@@ -40,22 +44,32 @@ class Batch(NamedTuple):
         return self.weight.sum(-1)
 
     def member(self, number: int) -> Batch:
-        """One of the batches of a step that is given several (`Batches.group`), with a key of its own."""
-        return Batch(self.x[number], self.y[number], self.weight[number], hash_bits(self.key, number))
+        """One of the batches of a step that is given several (`Batches.group`), with a key of its
+        own.
+        """
+        return Batch(
+            self.x[number], self.y[number], self.weight[number], hash_bits(self.key, number)
+        )
 
 
 class ClientStackedBatch(Batch):
-    """The batches of many clients in one, a row for each. `share` is what an example counts for in the mean of its batch."""
+    """The batches of many clients in one, a row for each. `share` is what an example counts for in
+    the mean of its batch.
+    """
 
     share: Tensor
 
-    def __new__(cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None) -> ClientStackedBatch:
+    def __new__(
+        cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None
+    ) -> ClientStackedBatch:
         stack = super().__new__(cls, x, y, weight, key)
         stack.share = share_of(weight) if share is None else share
         return stack
 
     def member(self, number: int) -> ClientStackedBatch:
-        x, y, weight, share = (value[:, number] for value in (self.x, self.y, self.weight, self.share))
+        x, y, weight, share = (
+            value[:, number] for value in (self.x, self.y, self.weight, self.share)
+        )
         return ClientStackedBatch(x, y, weight, hash_bits(self.key, number), share)
 
 
@@ -65,24 +79,36 @@ def share_of(weight: Tensor) -> Tensor:
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """The default loss, one value for each example: of a sequence of labels the mean over its positions."""
+    """The default loss, one value for each example: of a sequence of labels the mean over its
+    positions.
+    """
     if y.ndim == 1:
         return F.cross_entropy(outputs, y, reduction="none")
-    return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape).flatten(1).mean(1)
+    return (
+        F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
+        .view(y.shape)
+        .flatten(1)
+        .mean(1)
+    )
 
 
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest output is the label; of a sequence of labels the share of positions where it is."""
+    """1 where the largest output is the label; of a sequence of labels the share of positions where
+    it is.
+    """
     right = (outputs.argmax(-1) == y).to(torch.float32)
     return right if y.ndim == 1 else right.flatten(1).mean(1)
 
 
-# The step's key, and how many dropout layers have run in this forward pass: each call has a mask of its own.
+# The step's key, and how many dropout layers have run in this forward pass: each call has a mask of
+# its own.
 _dropout: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("dropout", default=None)
 
 
 class _CounterDropout(nn.Module):
-    """Dropout whose mask is a hash of the step's key: torch's own draws from a generator, which depends on who runs beside whom."""
+    """Dropout whose mask is a hash of the step's key: torch's own draws from a generator, which
+    depends on who runs beside whom.
+    """
 
     def __init__(self, p: float, whole_channels: bool) -> None:
         super().__init__()
@@ -101,7 +127,9 @@ class _CounterDropout(nn.Module):
 def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
     """The module with every dropout layer replaced, in every place where it stands."""
     if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        raise VectorizationError(f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout.")
+        raise VectorizationError(
+            f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout."
+        )
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
     for name, child in module._modules.items():
@@ -111,7 +139,9 @@ def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
 
 
 class Objective:
-    """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an example."""
+    """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an
+    example.
+    """
 
     def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
         plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
@@ -119,7 +149,9 @@ class Objective:
         # What the user froze stays in the module: it is neither trained nor sent.
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
-            raise InvalidInputError("model: it has no trainable parameter, so there is nothing to train.")
+            raise InvalidInputError(
+                "model: it has no trainable parameter, so there is nothing to train."
+            )
         # Tracing would go through our dropout as if it were not there.
         drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
         self._dense = None if drops else dense_form(plain, self.names)
@@ -141,7 +173,9 @@ class Objective:
         """The model's outputs; with a key as in training (dropout on), without one as in use."""
         token = _dropout.set(None if key is None else (key, count()))
         try:
-            result: Tensor = functional_call((self._in_use if key is None else self._in_training).own, params, (x,))
+            result: Tensor = functional_call(
+                (self._in_use if key is None else self._in_training).own, params, (x,)
+            )
             return result
         finally:
             _dropout.reset(token)
@@ -160,7 +194,10 @@ class Objective:
         """The model's head."""
         layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
         if not layers:
-            raise InvalidInputError("model: it has no linear layer, so its features and last layer's gradient are not defined.")
+            raise InvalidInputError(
+                "model: it has no linear layer, so its features and last layer's gradient are not"
+                " defined."
+            )
         return layers[-1]
 
     def head_param_names(self) -> tuple[str, ...]:
@@ -170,12 +207,21 @@ class Objective:
         return self.param_names_under([layer]) if layer else self.names  # the model is that layer
 
     def param_names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
-        """The names of the parameters of these layers, given by the names of layers or of single parameters."""
+        """The names of the parameters of these layers, given by the names of layers or of single
+        parameters.
+        """
         for layer in layers:
             if not any(name == layer or name.startswith(f"{layer}.") for name in self.names):
                 every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
-                raise InvalidInputError(f"layer '{layer}': the model has no trainable parameter of that name.{nearest(layer, every)}")
-        return tuple(name for name in self.names if any(name == layer or name.startswith(f"{layer}.") for layer in layers))
+                raise InvalidInputError(
+                    f"layer '{layer}': the model has no trainable parameter of that"
+                    f" name.{nearest(layer, every)}"
+                )
+        return tuple(
+            name
+            for name in self.names
+            if any(name == layer or name.startswith(f"{layer}.") for layer in layers)
+        )
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
         """Mean loss of the batch's real examples."""
@@ -188,41 +234,58 @@ class Objective:
         losses: Tensor = vmap(self.example_loss)(outputs, y)
         return losses
 
-    def add_scaled_gradient(self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False) -> Tree:
-        """base + scale · the gradient of `loss` at `params`: what every step of training is made of.
+    def add_scaled_gradient(
+        self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False
+    ) -> Tree:
+        """base + scale · the gradient of `loss` at `params`: what every step of training is made
+        of.
 
-        For one client, or for a `Stack` of them (then scale is a number or one for each). overwrite: base is not needed any more,
-        and the result may take its memory.
+        For one client, or for a `Stack` of them (then scale is a number or one for each).
+        overwrite: base is not needed any more, and the result may take its memory.
         """
         if not isinstance(batch, ClientStackedBatch):
             return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
         share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
-            return mlp.add_scaled_gradient(self._dense, loss, base, params, batch.x, batch.y, share, overwrite)
+            return mlp.add_scaled_gradient(
+                self._dense, loss, base, params, batch.x, batch.y, share, overwrite
+            )
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
     def gradient(self, params: Tree, batch: Batch) -> Tree:
         """The gradient of `loss`, for one client or a `Stack` of them."""
-        return self.add_scaled_gradient(tree_map(torch.zeros_like, params), batch.weight.new_ones(()), params, batch, overwrite=True)
+        return self.add_scaled_gradient(
+            tree_map(torch.zeros_like, params),
+            batch.weight.new_ones(()),
+            params,
+            batch,
+            overwrite=True,
+        )
 
     def checked_outputs(self, x: Tensor) -> Tensor:
-        """The outputs for a few inputs, refusing before any training a model that cannot take them."""
+        """The outputs for a few inputs, refusing before any training a model that cannot take
+        them.
+        """
         _refuse_running_statistics(self.module)
         with _layer_of_failure(self.module) as where:
             try:
                 return self.outputs(self.params(), x)
             except Exception as error:
-                raise InvalidInputError(f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}") from error
+                raise InvalidInputError(
+                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}"
+                ) from error
 
     def check(self, x: Tensor, y: Tensor) -> None:
-        """Refuse, before any training, a model or loss that cannot run on these data or on several clients at once."""
+        """Refuse, before any training, a model or loss that cannot run on these data or on several
+        clients at once.
+        """
         outputs = self.checked_outputs(x)
         losses = self.example_loss(outputs, y)
         if losses.shape != y.shape[:1]:
             raise InvalidInputError(
-                f"loss: it must give one value for each example, shape ({len(y)},), got {tuple(losses.shape)}: "
-                "leave the mean out (reduction='none')."
+                f"loss: it must give one value for each example, shape ({len(y)},), got"
+                f" {tuple(losses.shape)}: leave the mean out (reduction='none')."
             )
         self._check_vectorised(x, y)
 
@@ -231,7 +294,12 @@ class Objective:
             return torch.stack([value, value])
 
         two = {name: twice(value) for name, value in self.params().items()}
-        batch = Batch(twice(x), twice(y), twice(torch.ones(len(y), device=x.device)), torch.arange(2, device=x.device))
+        batch = Batch(
+            twice(x),
+            twice(y),
+            twice(torch.ones(len(y), device=x.device)),
+            torch.arange(2, device=x.device),
+        )
 
         def total(params: Tree, batch: Batch) -> Tensor:
             return self.outputs(params, batch.x, batch.key).sum()
@@ -253,18 +321,28 @@ def _refuse_running_statistics(module: nn.Module) -> None:
             kind = type(child).__name__
             channels = getattr(child, "num_features", "channels")
             raise VectorizationError(
-                f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no client and cannot be averaged: "
-                f"use nn.GroupNorm(groups, {channels}), or {kind}(…, track_running_stats=False) for the statistics of each batch."
+                f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no"
+                f" client and cannot be averaged: use nn.GroupNorm(groups, {channels}), or"
+                f" {kind}(…, track_running_stats=False) for the statistics of each batch."
             )
 
 
 def _why_not(error: Exception, what: str) -> str:
     text = str(error)
     if "randomness" in text:
-        return f"{what}: it draws random numbers itself (torch.nn.functional.dropout?): use the module nn.Dropout instead."
+        return (
+            f"{what}: it draws random numbers itself (torch.nn.functional.dropout?): use the module"
+            " nn.Dropout instead."
+        )
     if "data-dependent" in text or "item()" in text:
-        return f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot share a step: use torch.where."
-    return f"{what}: it cannot be run on several clients at once with torch.func.vmap: {text.splitlines()[0]}"
+        return (
+            f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot"
+            " share a step: use torch.where."
+        )
+    return (
+        f"{what}: it cannot be run on several clients at once with torch.func.vmap:"
+        f" {text.splitlines()[0]}"
+    )
 
 
 @contextmanager
@@ -275,7 +353,9 @@ def _layer_of_failure(module: nn.Module) -> Iterator[Callable[[], str]]:
     for name, child in module.named_modules():
         if name:
             label = f"layer '{name}' ({type(child).__name__.removeprefix('_')})"
-            hooks.append(child.register_forward_pre_hook(lambda *_, label=label: running.append(label)))
+            hooks.append(
+                child.register_forward_pre_hook(lambda *_, label=label: running.append(label))
+            )
             hooks.append(child.register_forward_hook(lambda *_: running.pop() and None))
     try:
         yield lambda: f", {running[-1]}" if running else ""

@@ -1,7 +1,7 @@
 """Stacks of trees that lie in memory as one tensor: a row for each tree, its values side by side.
 
-One kernel then does for all names what would be one for each, and on a GPU a small kernel costs no more than its launch. Such a tree is
-an ordinary one to everybody else: its values are views.
+One kernel then does for all names what would be one for each, and on a GPU a small kernel costs no
+more than its launch. Such a tree is an ordinary one to everybody else: its values are views.
 """
 
 from __future__ import annotations
@@ -23,14 +23,24 @@ def _places(tree: dict[str, Tensor]) -> list[int]:
 
 
 def packed(tree: dict[str, Tensor]) -> Tensor | None:
-    """The one tensor (rows, …) of which the tree's values are the parts, if they lie so in memory."""
+    """The one tensor (rows, …) of which the tree's values are the parts, if they lie so in
+    memory.
+    """
     values = list(tree.values())
-    if len(values) < 2 or values[0].ndim < 2 or values[0].stride(0) == math.prod(values[0].shape[1:]):
+    if (
+        len(values) < 2
+        or values[0].ndim < 2
+        or values[0].stride(0) == math.prod(values[0].shape[1:])
+    ):
         return None
     *places, length = _places(tree)
     begin, dtype, size = values[0].data_ptr(), values[0].dtype, values[0].element_size()
     for value, place in zip(values, places, strict=True):
-        if value.dtype != dtype or value.data_ptr() != begin + place * size or value.stride() != _strides(value.shape, length):
+        if (
+            value.dtype != dtype
+            or value.data_ptr() != begin + place * size
+            or value.stride() != _strides(value.shape, length)
+        ):
             return None
     return values[0].as_strided((len(values[0]), length), (length, 1))
 
@@ -40,7 +50,9 @@ def unpacked(whole: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
     result = {}
     for (name, value), place in zip(like.items(), _places(like), strict=False):
         shape = (len(whole), *value.shape[1:])
-        result[name] = whole.as_strided(shape, _strides(shape, whole.shape[1]), whole.storage_offset() + place)
+        result[name] = whole.as_strided(
+            shape, _strides(shape, whole.shape[1]), whole.storage_offset() + place
+        )
     return result
 
 
@@ -53,9 +65,16 @@ def _strides(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def packed_like(tree: dict[str, Tensor], zeros: bool = True) -> dict[str, Tensor]:
-    """Room for a tree of such a shape, packed where all values are of one kind; what is between them must be 0."""
+    """Room for a tree of such a shape, packed where all values are of one kind; what is between
+    them must be 0.
+    """
     values = list(tree.values())
-    if len(values) > 1 and all(value.dtype == values[0].dtype and value.ndim > 1 for value in values):
+    if len(values) > 1 and all(
+        value.dtype == values[0].dtype and value.ndim > 1 for value in values
+    ):
         make = values[0].new_zeros if zeros else values[0].new_empty
         return unpacked(make((len(values[0]), _places(tree)[-1])), tree)
-    return {name: torch.empty_like(value, memory_format=torch.contiguous_format) for name, value in tree.items()}
+    return {
+        name: torch.empty_like(value, memory_format=torch.contiguous_format)
+        for name, value in tree.items()
+    }

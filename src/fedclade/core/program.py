@@ -1,4 +1,6 @@
-"""Programs: what a client computes, as a fold over its batches in pure functions. The engine owns the loop."""
+"""Programs: what a client computes, as a fold over its batches in pure functions. The engine owns
+the loop.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,12 @@ _takes_stacks: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 def natively_batched(function: F) -> F:
-    """Declare that a function of a program is right for a stack of clients as it stands, so that no vmap is needed.
+    """Declare that a function of a program is right for a stack of clients as it stands, so that no
+    vmap is needed.
 
-    Besides what the objective does (a step gets a `Stack`) it is elementwise. What a client has comes with a leading axis, a number of
-    its own is (K,), and what all share has no such axis. A step that takes stacks owns the tensors of `carry` and may write into them.
+    Besides what the objective does (a step gets a `Stack`) it is elementwise. What a client has
+    comes with a leading axis, a number of its own is (K,), and what all share has no such axis. A
+    step that takes stacks owns the tensors of `carry` and may write into them.
     """
     _takes_stacks.add(function)
     return function
@@ -41,7 +45,9 @@ def is_natively_batched(function: Callable[..., Any]) -> bool:
 
 
 def batch_step(step: Step) -> StackStep:
-    """The step of one client as the step of a stack of them: by vmap, unless it takes stacks itself."""
+    """The step of one client as the step of a stack of them: by vmap, unless it takes stacks
+    itself.
+    """
     if is_natively_batched(step):
         return step
     each = vmap(step, in_dims=(None, 0, 0, 0))
@@ -56,9 +62,10 @@ class Program:
     step:   (shared, const, carry, batch) -> carry
     finish: (shared, const, carry) -> (reply, memory, or None where it is unchanged)
 
-    All three are pure functions for one client and branch on no tensor. `settings` are numbers that may change between rounds (the
-    learning rate); they come to the functions in `shared`, so that the functions stay the same. `draws_as` says whose randomness it has,
-    its own name's if it is empty: all local training draws as "sgd", so that methods are compared on the same batches.
+    All three are pure functions for one client and branch on no tensor. `settings` are numbers that
+    may change between rounds (the learning rate); they come to the functions in `shared`, so that
+    the functions stay the same. `draws_as` says whose randomness it has, its own name's if it is
+    empty: all local training draws as "sgd", so that methods are compared on the same batches.
     """
 
     start: Start
@@ -67,13 +74,19 @@ class Program:
     batches: Batches
     name: str
     hyperparams: Mapping[str, float] = field(default_factory=dict)
-    vectorised: bool = True  # False: run client by client on batches without padding, with numpy or scikit-learn
+    # False: run client by client on batches without padding, with numpy or scikit-learn
+    vectorised: bool = True
     rng_stream: str = ""
-    spec: ProgramSpec | None = field(default=None, repr=False, compare=False)  # how it is made elsewhere
+    spec: ProgramSpec | None = field(
+        default=None, repr=False, compare=False
+    )  # how it is made elsewhere
 
     def __post_init__(self) -> None:
         if not self.vectorised and self.batches.group > 1:
-            raise ValueError(f"program '{self.name}': batches without padding come one a step; use group=1 with vectorised=False")
+            raise ValueError(
+                f"program '{self.name}': batches without padding come one a step; use group=1 with"
+                " vectorised=False"
+            )
 
     @property
     def rng_streams(self) -> tuple[str, ...]:
@@ -110,22 +123,30 @@ class ChainedProgram:
 AnyProgram: TypeAlias = Program | ChainedProgram
 
 
-def chain(first: AnyProgram, second: AnyProgram, connect: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]) -> ChainedProgram:
+def chain(
+    first: AnyProgram, second: AnyProgram, connect: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
+) -> ChainedProgram:
     """Run `first`, then `second`, without asking the server in between.
 
-    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of it the server is told. Of what is
-    sent to all `second` has only what the link gives it: its steps are the same however many models there were to choose from. Each
-    draws the batches that it would draw alone.
+    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of
+    it the server is told. Of what is sent to all `second` has only what the link gives it: its
+    steps are the same however many models there were to choose from. Each draws the batches that it
+    would draw alone.
     """
     twice = set(first.rng_streams) & set(second.rng_streams)
     if twice:
-        raise ValueError(f"programs '{first.name}' and '{second.name}' would draw the same batches, as {sorted(twice)}: set draws_as")
+        raise ValueError(
+            f"programs '{first.name}' and '{second.name}' would draw the same batches, as"
+            f" {sorted(twice)}: set draws_as"
+        )
     return ChainedProgram(first, second, connect)
 
 
 @serializable_program
 def chain_training(first: AnyProgram, second: AnyProgram) -> ChainedProgram:
-    """Two programs that each train a model: the second goes on with what the first has made of it."""
+    """Two programs that each train a model: the second goes on with what the first has made of
+    it.
+    """
     return chain(first, second, _continue_from)
 
 
@@ -151,7 +172,9 @@ class LocalTraining:
 
 @serializable_program
 def sgd(local: LocalTraining) -> Program:
-    """Local SGD from the model the client was given; it replies with the trained weights. Shared by most methods."""
+    """Local SGD from the model the client was given; it replies with the trained weights. Shared by
+    most methods.
+    """
     start, step, finish = _sgd(local.objective, local.momentum, local.weight_decay)
     return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
 
@@ -186,10 +209,11 @@ def sgd_step(
     plus: Tree | None = None,
     at: Tree | None = None,
 ) -> Tree:
-    """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w - lr v.
+    """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w -
+    lr v.
 
-    g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it. The weights' memory may be used for the
-    result: what else needs them comes first.
+    g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it. The
+    weights' memory may be used for the result: what else needs them comes first.
     """
     w = strip_prefix("w", carry)
     at = w if at is None else at
@@ -206,9 +230,11 @@ def sgd_step(
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """How many plain steps so many steps with momentum amount to: the sum of what each step's gradient counts for in the end.
+    """How many plain steps so many steps with momentum amount to: the sum of what each step's
+    gradient counts for in the end.
 
-    The gradient of step s of τ enters all later steps too, (1 - ρ^(τ-s)) / (1 - ρ) times in all; without momentum this is τ.
+    The gradient of step s of τ enters all later steps too, (1 - ρ^(τ-s)) / (1 - ρ) times in all;
+    without momentum this is τ.
     """
     if not momentum:
         return steps
@@ -217,16 +243,25 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 @lru_cache(maxsize=32)
 def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
-    """Sums of the loss and of each metric over all of a client's examples, and how many there were."""
+    """Sums of the loss and of each metric over all of a client's examples, and how many there
+    were.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
-        return params, {name: zero.clone() for name in ("loss", *(name for name, _ in metrics), "examples")}
+        return params, {
+            name: zero.clone() for name in ("loss", *(name for name, _ in metrics), "examples")
+        }
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         outputs = objective.outputs(const, batch.x)
-        values = {"loss": objective.example_loss(outputs, batch.y), **{name: metric(outputs, batch.y) for name, metric in metrics}}
-        sums = {name: (value * batch.weight).sum(dtype=torch.float64) for name, value in values.items()}
+        values = {
+            "loss": objective.example_loss(outputs, batch.y),
+            **{name: metric(outputs, batch.y) for name, metric in metrics},
+        }
+        sums = {
+            name: (value * batch.weight).sum(dtype=torch.float64) for name, value in values.items()
+        }
         sums["examples"] = batch.weight.sum(dtype=torch.float64)
         return tree_map(torch.add, carry, sums)
 
@@ -239,7 +274,9 @@ def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss
 @serializable_program
 @lru_cache(maxsize=32)
 def evaluate_losses(objective: Objective) -> Program:
-    """Sum of the losses of a client's examples under each of several models: a stack in `shared`, or one of its own in `each`."""
+    """Sum of the losses of a client's examples under each of several models: a stack in `shared`,
+    or one of its own in `each`.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         first = next(iter((params or broadcast).values()))
@@ -247,7 +284,9 @@ def evaluate_losses(objective: Objective) -> Program:
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         def total(params: Tree) -> Tensor:
-            return (objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight).sum(dtype=torch.float64)
+            return (
+                objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight
+            ).sum(dtype=torch.float64)
 
         return {"loss": carry["loss"] + vmap(total)(const or broadcast)}
 

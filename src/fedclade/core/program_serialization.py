@@ -21,7 +21,9 @@ _TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "o
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What a place has of its own, and is never sent: the model and its loss, the encoder, the clients' secret."""
+    """What a place has of its own, and is never sent: the model and its loss, the encoder, the
+    clients' secret.
+    """
 
     objective: Objective
     encoder: Encoder | None = None
@@ -33,14 +35,19 @@ def to_spec(program: AnyProgram) -> Description:
     spec = program.spec
     if spec is None:
         raise InvalidInputError(
-            f"program '{program.name}': it cannot be sent to another machine; declare the function that makes it with @serializable_program."
+            f"program '{program.name}': it cannot be sent to another machine; declare the function"
+            " that makes it with @serializable_program."
         )
     if spec.functions != program.functions:
         raise InvalidInputError(
-            f"program '{program.name}': it was changed after '{spec.factory}' had made it, so another machine would make another one; "
-            "declare the function that changes it with @serializable_program."
+            f"program '{program.name}': it was changed after '{spec.factory}' had made it, so"
+            " another machine would make another one; declare the function that changes it with"
+            " @serializable_program."
         )
-    return {"make": spec.factory, "with": {name: _sent(name, value, program) for name, value in spec.arguments.items()}}
+    return {
+        "make": spec.factory,
+        "with": {name: _sent(name, value, program) for name, value in spec.arguments.items()},
+    }
 
 
 def _sent(name: str, value: Any, program: AnyProgram) -> Any:
@@ -56,22 +63,33 @@ def _sent(name: str, value: Any, program: AnyProgram) -> Any:
         return {"training": {field: getattr(value, field) for field in _TRAINING}}
     if isinstance(value, Program | ChainedProgram):
         return {"program": to_spec(value)}
-    raise InvalidInputError(f"program '{program.name}': its argument '{name}' is a {type(value).__name__}, which cannot be sent.")
+    raise InvalidInputError(
+        f"program '{program.name}': its argument '{name}' is a {type(value).__name__}, which cannot"
+        " be sent."
+    )
 
 
 def from_spec(description: Mapping[str, Any], here: NodeContext) -> AnyProgram:
-    """The program that a description means in this place. Only functions that were declared to travel are ever called."""
+    """The program that a description means in this place. Only functions that were declared to
+    travel are ever called.
+    """
     try:
         name, given = description["make"], dict(description["with"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInputError("program: what was sent describes none.") from error
     if name not in PROGRAM_FACTORIES:
-        raise InvalidInputError(f"program: there is no '{name}' here; the two sides run different versions.{nearest(str(name), PROGRAM_FACTORIES)}")
+        raise InvalidInputError(
+            f"program: there is no '{name}' here; the two sides run different"
+            f" versions.{nearest(str(name), PROGRAM_FACTORIES)}"
+        )
     maker: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
         return maker(**{str(argument): _received(value, here) for argument, value in given.items()})
     except (TypeError, ValueError) as error:
-        raise InvalidInputError(f"program '{name}': what was sent does not fit ({error}); the two sides run different versions.") from error
+        raise InvalidInputError(
+            f"program '{name}': what was sent does not fit ({error}); the two sides run different"
+            " versions."
+        ) from error
 
 
 def _received(value: Any, here: NodeContext) -> Any:
@@ -82,7 +100,9 @@ def _received(value: Any, here: NodeContext) -> Any:
             return tuple(_received(each, here) for each in values)
         case {"here": "objective" | "encoder" | "secret" as name}:
             if getattr(here, name) is None:
-                raise InvalidInputError(f"program: it needs the {name} of this place, and there is none.")
+                raise InvalidInputError(
+                    f"program: it needs the {name} of this place, and there is none."
+                )
             return getattr(here, name)
         case {"training": dict(settings)} if set(settings) == set(_TRAINING):
             return LocalTraining(here.objective, **settings)

@@ -1,4 +1,6 @@
-"""Trees: flat dictionaries of tensors. Parameters, carries, replies and client memory are all of this form."""
+"""Trees: flat dictionaries of tensors. Parameters, carries, replies and client memory are all of
+this form.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ Tree: TypeAlias = dict[str, Tensor]
 
 def tree_map(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tree:
     """Apply `function` to the tensors of the same name."""
-    return {name: function(value, *(tree[name] for tree in others)) for name, value in first.items()}
+    return {
+        name: function(value, *(tree[name] for tree in others)) for name, value in first.items()
+    }
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
@@ -35,7 +39,11 @@ def tree_index(tree: Tree, rows: Tensor | slice) -> Tree:
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
     """Rows of several trees after one another."""
-    return dict(trees[0]) if len(trees) == 1 else {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+    return (
+        dict(trees[0])
+        if len(trees) == 1
+        else {name: torch.cat([tree[name] for tree in trees]) for name in trees[0]}
+    )
 
 
 def add_prefix(prefix: str, tree: Tree) -> Tree:
@@ -46,11 +54,15 @@ def add_prefix(prefix: str, tree: Tree) -> Tree:
 def strip_prefix(prefix: str, tree: Tree) -> Tree:
     """What `prefixed` put in, under its own names again."""
     start = f"{prefix}/"
-    return {name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)}
+    return {
+        name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)
+    }
 
 
 def shapes(*trees: Tree) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    """Name, shape and dtype of every value: what trees that a step can be made for once have in common."""
+    """Name, shape and dtype of every value: what trees that a step can be made for once have in
+    common.
+    """
     return tuple((name, value.shape, value.dtype) for tree in trees for name, value in tree.items())
 
 

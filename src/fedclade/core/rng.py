@@ -1,8 +1,9 @@
 """Randomness as data: every random number is a hash of what it is for.
 
-On the server a key is an integer, and `fold` makes a new one for each purpose and round. On the device a key is a tensor of 32-bit
-numbers, one for each client, hashed with counters (epoch, step, position). Nothing is drawn from a generator, so a number depends
-neither on the order in which clients run nor on who else runs, and is the same on every device.
+On the server a key is an integer, and `fold` makes a new one for each purpose and round. On the
+device a key is a tensor of 32-bit numbers, one for each client, hashed with counters (epoch, step,
+position). Nothing is drawn from a generator, so a number depends neither on the order in which
+clients run nor on who else runs, and is the same on every device.
 """
 
 from __future__ import annotations
@@ -22,12 +23,18 @@ _MASK = 0xFFFFFFFF
 
 def fold_in(key: int, *purpose: int | str) -> int:
     """The key for a purpose: `fold(seed, "cohort", round)`."""
-    text = "\0".join([str(key), *(f"str:{part}" if isinstance(part, str) else f"int:{index(part)}" for part in purpose)])
+    text = "\0".join(
+        [
+            str(key),
+            *(f"str:{part}" if isinstance(part, str) else f"int:{index(part)}" for part in purpose),
+        ]
+    )
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 2
 
 
 def _scramble(bits: Any) -> Any:
-    """A bijection on 32-bit numbers, a tensor of them or a plain one, in which every input bit moves about half of the output bits.
+    """A bijection on 32-bit numbers, a tensor of them or a plain one, in which every input bit
+    moves about half of the output bits.
 
     Multiply-xorshift; both factors are below 2**31, so that the products fit into int64 exactly.
     """
@@ -43,7 +50,8 @@ Bits = TypeVar("Bits", Tensor, NDArray[np.int64])
 
 def hash_bits(key: Bits, counter: Tensor | int) -> Bits:
     """32 random bits for each pair of a key and a counter."""
-    # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA graph cannot hold.
+    # A plain number stays one: made a tensor it would have to be copied to the device, which a CUDA
+    # graph cannot hold.
     return hash_with(key, _scrambled(counter))
 
 
@@ -57,7 +65,9 @@ def hash_with(key: Bits, scrambled: Tensor | int) -> Bits:
 
 
 def counter_block(count: int, first: int, device: torch.device) -> Tensor:
-    """The numbers first … first + count - 1 as `with_counter` wants them: made once, since every plan of a run needs the same."""
+    """The numbers first … first + count - 1 as `with_counter` wants them: made once, since every
+    plan of a run needs the same.
+    """
     return _counters(max(1, count - 1).bit_length(), first, device)[:count]
 
 
@@ -74,7 +84,9 @@ def client_keys(key: int, ids: Bits) -> Bits:
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Numbers in [0, 1), one for each place of `shape`; `key` is a single key (or one a lane under vmap)."""
+    """Numbers in [0, 1), one for each place of `shape`; `key` is a single key (or one a lane under
+    vmap).
+    """
     count = 1
     for side in shape:
         count *= side

@@ -9,7 +9,9 @@ from torch import nn
 
 
 class PerThread(threading.local):
-    """A module of which every thread has a copy: `functional_call` puts the given weights into the module while it runs."""
+    """A module of which every thread has a copy: `functional_call` puts the given weights into the
+    module while it runs.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.own = copy.deepcopy(module)

@@ -5,7 +5,13 @@ from fedclade.data.emd import EarthMovers, earth_movers_distance
 from fedclade.data.federated_dataset import Clients, Description, RaggedIndex
 from fedclade.data.partitioning.base import Scheme, Split
 from fedclade.data.partitioning.feature_shift import FeatureClusters
-from fedclade.data.partitioning.grouped import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
+from fedclade.data.partitioning.grouped import (
+    LabelClusters,
+    LabelPermutation,
+    LabelSwap,
+    PowerLawClusters,
+    Rotation,
+)
 from fedclade.data.partitioning.schemes import PARTITIONS, partition
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic

@@ -1,7 +1,8 @@
-"""What is known of published data sets: what they are, where their files come from, and how to tell the right ones.
+"""What is known of published data sets: what they are, where their files come from, and how to tell
+the right ones.
 
-The SHA-256 sums and sizes are those that tensorflow/datasets keeps (checksums.tsv), AG News' those of huggingface/datasets
-(dataset_infos.json).
+The SHA-256 sums and sizes are those that tensorflow/datasets keeps (checksums.tsv), AG News' those
+of huggingface/datasets (dataset_infos.json).
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ class File:
 
 @dataclass(frozen=True)
 class Published:
-    """A data set whose files lie in PLACE/`folder`: those of `files`, or one of the sets of names in `unpacked`."""
+    """A data set whose files lie in PLACE/`folder`: those of `files`, or one of the sets of names
+    in `unpacked`.
+    """
 
     name: str
     title: str
-    samples: tuple[int, ...]  # training and test part; one number where whoever makes the files splits them
+    samples: tuple[
+        int, ...
+    ]  # training and test part; one number where whoever makes the files splits them
     shape: tuple[int, ...]  # of one sample, as it is read
     classes: int
     licence: str
@@ -42,7 +47,8 @@ class Published:
     folder: str
     unpacked: tuple[tuple[str, ...], ...] = ()
     made_by: str = ""
-    texts: bool = False  # samples are texts, which are cut into windows when they are read; classes are their topics
+    # samples are texts, which are cut into windows when they are read; classes are their topics
+    texts: bool = False
 
     @property
     def megabytes(self) -> float | None:
@@ -53,8 +59,15 @@ class Published:
         samples = " + ".join(f"{count:,}" for count in self.samples)
         kind = "texts" if self.texts else f"samples of {' × '.join(map(str, self.shape))}"
         urls = "".join(f"\n  {file.url}" for file in self.files)
-        source = f"`fedclade data get {self.name}` fetches it:{urls}" if urls else f"{self.made_by} Put them into a folder {self.folder}."
-        return f"{self.title}: {samples} {kind}, {self.classes} classes. Licence: {self.licence}.\n\n{source}"
+        source = (
+            f"`fedclade data get {self.name}` fetches it:{urls}"
+            if urls
+            else f"{self.made_by} Put them into a folder {self.folder}."
+        )
+        return (
+            f"{self.title}: {samples} {kind}, {self.classes} classes. Licence:"
+            f" {self.licence}.\n\n{source}"
+        )
 
     def here(self, places: Iterable[Path]) -> list[Path] | None:
         """The files of the first place that has all that reading needs."""
@@ -87,13 +100,21 @@ class Published:
         return downloaded + self.unpacked
 
 
-MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+MNIST_FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 CIFAR10_FILES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 CIFAR100_FILES = ("train.bin", "test.bin")
 
 
 def _gz(base: str, sums: Sequence[tuple[int, str]]) -> tuple[File, ...]:
-    return tuple(File(f"{name}.gz", f"{base}/{name}.gz", size, sha256) for name, (size, sha256) in zip(MNIST_FILES, sums, strict=True))
+    return tuple(
+        File(f"{name}.gz", f"{base}/{name}.gz", size, sha256)
+        for name, (size, sha256) in zip(MNIST_FILES, sums, strict=True)
+    )
 
 
 def _in_folder(folder: str, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
@@ -105,7 +126,15 @@ _CIFAR10_SUM = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
 _CIFAR100_SUM = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"
 
 
-def _cifar(classes: int, what: str, label_bytes: int, members: tuple[str, ...], folder: str, size: int, sha256: str) -> Published:
+def _cifar(
+    classes: int,
+    what: str,
+    label_bytes: int,
+    members: tuple[str, ...],
+    folder: str,
+    size: int,
+    sha256: str,
+) -> Published:
     archive = f"cifar-{classes}-binary.tar.gz"
     return Published(
         name=f"cifar{classes}",
@@ -188,7 +217,15 @@ _KNOWN = (
     _emnist("balanced", (112_800, 18_800), 47),
     _emnist("byclass", (697_932, 116_323), 62),
     _cifar(10, "photographs", 1, CIFAR10_FILES, "cifar-10-batches-bin", 170_052_171, _CIFAR10_SUM),
-    _cifar(100, "photographs, fine labels", 2, CIFAR100_FILES, "cifar-100-binary", 168_513_733, _CIFAR100_SUM),
+    _cifar(
+        100,
+        "photographs, fine labels",
+        2,
+        CIFAR100_FILES,
+        "cifar-100-binary",
+        168_513_733,
+        _CIFAR100_SUM,
+    ),
     Published(
         name="svhn",
         title="Street View House Numbers, cropped digits",
@@ -224,8 +261,11 @@ _KNOWN = (
         read=partial(readers.leaf, "femnist", 62),
         folder="femnist",
         unpacked=(("train", "test"),),
-        made_by="FEMNIST is made by LEAF's own script: in github.com/TalwalkarLab/leaf, data/femnist, run ./preprocess.sh -s niid --sf 1.0 "
-        "-k 0 -t sample; the JSON files are then in its folders data/train and data/test.",
+        made_by=(
+            "FEMNIST is made by LEAF's own script: in github.com/TalwalkarLab/leaf, data/femnist,"
+            " run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample; the JSON files are then in its"
+            " folders data/train and data/test."
+        ),
     ),
     Published(
         name="ag_news",
@@ -243,8 +283,16 @@ _KNOWN = (
                 sha256,
             )
             for name, size, sha256 in (
-                ("train.csv", 29_470_338, "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e"),
-                ("test.csv", 1_857_427, "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699"),
+                (
+                    "train.csv",
+                    29_470_338,
+                    "76a0a2d2f92b286371fe4d4044640910a04a803fdd2538e0f3f29a5c6f6b672e",
+                ),
+                (
+                    "test.csv",
+                    1_857_427,
+                    "521465c2428ed7f02f8d6db6ffdd4b5447c1c701962353eb2c40d548c3c85699",
+                ),
             )
         ),
         read=readers.ag_news,

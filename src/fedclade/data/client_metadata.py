@@ -15,11 +15,14 @@ _FEW = 2  # samples on which a model is tried before a run
 
 @dataclass(frozen=True, eq=False)
 class ClientMetadata:
-    """How much each client holds, and of what kind it is: all that a run needs to know of them beside their answers."""
+    """How much each client holds, and of what kind it is: all that a run needs to know of them
+    beside their answers.
+    """
 
     sizes: Tensor  # (clients,) training examples
     test_sizes: Tensor  # (clients,) test examples
-    test_samples: int  # the different ones among these: a sample may be in several clients' test parts
+    # the different ones among these: a sample may be in several clients' test parts
+    test_samples: int
     x: Tensor  # a few inputs of this kind
     y: Tensor  # a few targets
     classes: int | None = None  # None: the targets are not class labels
@@ -27,7 +30,9 @@ class ClientMetadata:
     probe: Tensor | None = None  # inputs that the server has
     dataset: str = "arrays"
     partition: str = "arrays"
-    origin: dict[str, Any] = field(default_factory=dict)  # what an experiment file would say of the partition
+    origin: dict[str, Any] = field(
+        default_factory=dict
+    )  # what an experiment file would say of the partition
 
     @staticmethod
     def of(clients: Clients) -> ClientMetadata:
@@ -55,7 +60,9 @@ class ClientMetadata:
 
 
 def _distinct_test_samples(clients: Clients) -> int:
-    """How many different samples the clients are tested on; a rotated or relabelled copy is the same sample."""
+    """How many different samples the clients are tested on; a rotated or relabelled copy is the
+    same sample.
+    """
     used = torch.zeros(len(clients.test), dtype=torch.bool)
     used[clients.test_part_id[clients.test_part_id >= 0]] = True
     rows = clients.test.index[used.repeat_interleave(clients.test.sizes)]

@@ -21,14 +21,18 @@ from fedclade.io import safe_read
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
 CACHE = "~/.cache/fedclade"
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """A training and a test part, before they are dealt to clients.
 
-    `keys` tell whose a sample is: "writer" -> (one id a training sample, one id a test sample or None).
+    `keys` tell whose a sample is: "writer" -> (one id a training sample, one id a test sample or
+    None).
     """
 
     name: str
@@ -45,13 +49,20 @@ class Dataset:
 
 
 def dataset(
-    x_train: object, y_train: object, x_test: object | None = None, y_test: object | None = None, name: str = "arrays", **keys: object
+    x_train: object,
+    y_train: object,
+    x_test: object | None = None,
+    y_test: object | None = None,
+    name: str = "arrays",
+    **keys: object,
 ) -> Dataset:
-    """A data set from arrays or tensors. Keys are given as `writer=(ids_train, ids_test)` or `writer=ids_train`.
+    """A data set from arrays or tensors. Keys are given as `writer=(ids_train, ids_test)` or
+    `writer=ids_train`.
 
-    uint8 inputs are images that are read as x / 255, floats become float32 and other integers int64. Integer targets are class
-    labels, float targets regression targets. Data are not copied where their type fits already. Without a test part clients have
-    none, except where a partition cuts one off (`NaturalId`).
+    uint8 inputs are images that are read as x / 255, floats become float32 and other integers
+    int64. Integer targets are class labels, float targets regression targets. Data are not copied
+    where their type fits already. Without a test part clients have none, except where a partition
+    cuts one off (`NaturalId`).
     """
     if (x_test is None) != (y_test is None):
         missing = "x_test" if x_test is None else "y_test"
@@ -59,16 +70,22 @@ def dataset(
     given = {"x_train": x_train, "y_train": y_train}
     if x_test is not None:
         given |= {"x_test": x_test, "y_test": y_test}
-    pairs = {key: value if isinstance(value, tuple) and len(value) == 2 else (value, None) for key, value in keys.items()}
+    pairs = {
+        key: value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+        for key, value in keys.items()
+    }
     return _build(name, given, pairs)
 
 
-def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> Dataset:
+def load(
+    name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None
+) -> Dataset:
     """A data set by name or by path of an `.npz` file.
 
-    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and ~/.cache/fedclade, then as the published
-    files that `catalogue` knows, in the folder NAME of these places. An .npz file holds x_train, y_train, x_test and y_test; further
-    pairs of whole numbers or text such as writer_train and writer_test are keys.
+    A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and
+    ~/.cache/fedclade, then as the published files that `catalogue` knows, in the folder NAME of
+    these places. An .npz file holds x_train, y_train, x_test and y_test; further pairs of whole
+    numbers or text such as writer_train and writer_test are keys.
     """
     from fedclade.data.catalog import CATALOGUE  # its readers make data sets by this module
 
@@ -86,9 +103,12 @@ def load(name_or_path: str | os.PathLike[str], root: str | os.PathLike[str] | No
     if (files := published.here(looked)) is not None:
         return published.read(files)
     raise InvalidInputError(
-        f"data set '{name}' was not found. Looked for {', '.join(str(path) for path in candidates)}, and for the published files in "
-        f"{', '.join(str(place / published.folder) for place in looked)}.{published.lacking(looked)} 'fedclade data get {name}' downloads "
-        "them, or says what to put where; --data-root or $FEDCLADE_DATA name another place."
+        f"data set '{name}' was not found. Looked for"
+        f" {', '.join(str(path) for path in candidates)}, and for the published files in"
+        f" {', '.join(str(place / published.folder) for place in looked)}."
+        f"{published.lacking(looked)}"
+        f" 'fedclade data get {name}' downloads them, or says what to put where; --data-root or"
+        " $FEDCLADE_DATA name another place."
     )
 
 
@@ -98,8 +118,11 @@ def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
     return [Path(place).expanduser() for place in given if place is not None]
 
 
-def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Tensor | None = None) -> Clients:
-    """Own data: for each client (x, y), or (x, y, x_test, y_test). `groups` are the true groups of the clients, where they are known.
+def from_arrays(
+    clients: Sequence[Sequence[object]], groups: Sequence[int] | Tensor | None = None
+) -> Clients:
+    """Own data: for each client (x, y), or (x, y, x_test, y_test). `groups` are the true groups of
+    the clients, where they are known.
 
     With (x, y) no test part is cut off: such a client is evaluated on nothing.
     """
@@ -107,17 +130,29 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
         raise InvalidInputError("from_arrays got no clients: give at least one (x, y).")
     for number, given in enumerate(clients):
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
-            raise InvalidInputError(f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}.")
+            raise InvalidInputError(
+                f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}."
+            )
     rows = sum(_length(given[1]) for given in clients)
-    train = validation.Pool(rows, *validation.samples(clients[0][0], clients[0][1], "x", "y", "client 0: "))
-    test = validation.Pool(sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y)
+    train = validation.Pool(
+        rows, *validation.samples(clients[0][0], clients[0][1], "x", "y", "client 0: ")
+    )
+    test = validation.Pool(
+        sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y
+    )
     test_part_id: list[int] = []
     for number, given in enumerate(clients):
         where = f"client {number}: "
-        train.add(*validation.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0")
+        train.add(
+            *validation.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0"
+        )
         test_part_id.append(len(test.offsets) - 1 if len(given) == 4 else -1)
         if len(given) == 4:
-            test.add(*validation.samples(given[2], given[3], "x_test", "y_test", where), f"{where}its test part", "client 0")
+            test.add(
+                *validation.samples(given[2], given[3], "x_test", "y_test", where),
+                f"{where}its test part",
+                "client 0",
+            )
     return Clients(
         train.x,
         train.y,
@@ -133,7 +168,9 @@ def from_arrays(clients: Sequence[Sequence[object]], groups: Sequence[int] | Ten
 
 
 def digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits, 8 x 8, values in [0, 1]. The last fifth of each class is the test part."""
+    """scikit-learn's 1,797 handwritten digits, 8 x 8, values in [0, 1]. The last fifth of each
+    class is the test part.
+    """
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # half a second to import, and rarely needed
 
     raw = load_digits()
@@ -150,13 +187,27 @@ DATASETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
 """Data sets that go by name without a file. Enter your own: `DATASETS["mine"] = my_loader`."""
 
 
-def _build(name: str, given: Mapping[str, object], keys: Mapping[str, tuple[object, object]], where: str = "") -> Dataset:
-    x_train, y_train = validation.samples(given["x_train"], given["y_train"], "x_train", "y_train", where)
+def _build(
+    name: str,
+    given: Mapping[str, object],
+    keys: Mapping[str, tuple[object, object]],
+    where: str = "",
+) -> Dataset:
+    x_train, y_train = validation.samples(
+        given["x_train"], given["y_train"], "x_train", "y_train", where
+    )
     x_test, y_test = x_train[:0], y_train[:0]
     if "x_test" in given:
-        x_test, y_test = validation.samples(given["x_test"], given["y_test"], "x_test", "y_test", where)
-        validation.alike(x_test, y_test, x_train, y_train, f"{where}the test part", "the training part")
-    checked = {key: validation.ids(train, test, len(y_train), len(y_test), where + key) for key, (train, test) in keys.items()}
+        x_test, y_test = validation.samples(
+            given["x_test"], given["y_test"], "x_test", "y_test", where
+        )
+        validation.alike(
+            x_test, y_test, x_train, y_train, f"{where}the test part", "the training part"
+        )
+    checked = {
+        key: validation.ids(train, test, len(y_train), len(y_test), where + key)
+        for key, (train, test) in keys.items()
+    }
     return Dataset(name, x_train, y_train, x_test, y_test, checked)
 
 
@@ -171,8 +222,14 @@ def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
 def _missing(name: str, candidates: Sequence[Path], known: Collection[str]) -> str:
     if len(candidates) == 1:
         what = safe_read.instead(candidates[0]) or "there is no such file"
-        return f"data set '{name}': {what}. Give the path of an .npz file with the arrays {', '.join(NEEDED)}."
-    looked = ", ".join(str(path) + (f" ({found})" if (found := safe_read.instead(path)) else "") for path in candidates)
+        return (
+            f"data set '{name}': {what}. Give the path of an .npz file with the arrays"
+            f" {', '.join(NEEDED)}."
+        )
+    looked = ", ".join(
+        str(path) + (f" ({found})" if (found := safe_read.instead(path)) else "")
+        for path in candidates
+    )
     file = candidates[-1].name
     return (
         f"data set '{name}' was not found. Looked for: {looked}.{nearest(name, known)} "
@@ -183,13 +240,19 @@ def _missing(name: str, candidates: Sequence[Path], known: Collection[str]) -> s
 
 def _read(path: Path) -> Dataset:
     found = _arrays(path)
-    if path.stem == "ag_news" and all(found[part].dtype.kind == "U" for part in ("x_train", "x_test")):
+    if path.stem == "ag_news" and all(
+        found[part].dtype.kind == "U" for part in ("x_train", "x_test")
+    ):
         return _language_model(path, found)
     keys = {
         name.removesuffix("_train"): (array, found.get(name.removesuffix("_train") + "_test"))
         for name, array in found.items()
-        # A file may hold other things beside keys (sample weights, say): only what can be a key is taken.
-        if name.endswith("_train") and name not in NEEDED and array.ndim == 1 and array.dtype.kind in "iuUS"
+        # A file may hold other things beside keys (sample weights, say): only what can be a key is
+        # taken.
+        if name.endswith("_train")
+        and name not in NEEDED
+        and array.ndim == 1
+        and array.dtype.kind in "iuUS"
     }
     return _build(path.stem, found, keys, f"{path}: ")
 
@@ -201,10 +264,12 @@ def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dat
         x, y = found[f"x_{part}"], found[f"y_{part}"]
         if y.dtype.kind not in "iu" or x.ndim != 1 or x.shape != y.shape:
             raise InvalidInputError(
-                f"{path}: x_{part} has shape {x.shape}, y_{part} shape {y.shape} and type {y.dtype}: give one text and one topic "
-                "(a whole number) a sample."
+                f"{path}: x_{part} has shape {x.shape}, y_{part} shape {y.shape} and type"
+                f" {y.dtype}: give one text and one topic (a whole number) a sample."
             )
-    train, test = ((found[f"x_{part}"].tolist(), found[f"y_{part}"].tolist()) for part in ("train", "test"))
+    train, test = (
+        (found[f"x_{part}"].tolist(), found[f"y_{part}"].tolist()) for part in ("train", "test")
+    )
     return language_model(train, test, name=path.stem)
 
 
@@ -215,26 +280,49 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     try:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
-                raise InvalidInputError(f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…, y_train=…, …).")
+                raise InvalidInputError(
+                    f"{path}: this is not an .npz file: write one with np.savez(path, x_train=…,"
+                    " y_train=…, …)."
+                )
             with zipfile.ZipFile(file) as archive:
                 members = {member.removesuffix(".npy"): member for member in archive.namelist()}
                 if missing := [needed for needed in NEEDED if needed not in members]:
                     has = ", ".join(members) or "no arrays"
-                    raise InvalidInputError(f"{path}: {', '.join(missing)} missing, the file has {has}: all of {', '.join(NEEDED)} are needed.")
-                wanted = {name: member for name, member in members.items() if name.endswith(("_train", "_test"))}
-                safe_read.fit(f"{path}: its arrays", sum(archive.getinfo(member).file_size for member in wanted.values()))
+                    raise InvalidInputError(
+                        f"{path}: {', '.join(missing)} missing, the file has {has}: all of"
+                        f" {', '.join(NEEDED)} are needed."
+                    )
+                wanted = {
+                    name: member
+                    for name, member in members.items()
+                    if name.endswith(("_train", "_test"))
+                }
+                safe_read.fit(
+                    f"{path}: its arrays",
+                    sum(archive.getinfo(member).file_size for member in wanted.values()),
+                )
                 for name, member in wanted.items():
                     if (array := _array(path, archive, member)) is not None:
                         found[name] = array
                     elif name in NEEDED:
-                        raise InvalidInputError(f"{path}: {name} holds text or something else, no array of numbers: write it with np.savez.")
+                        raise InvalidInputError(
+                            f"{path}: {name} holds text or something else, no array of numbers:"
+                            " write it with np.savez."
+                        )
     except InvalidInputError:
         raise
-    except Exception as error:  # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
+    # zipfile and numpy raise a dozen kinds for a damaged file, and each means the same to a user
+    except Exception as error:
         if "allow_pickle" in str(error):
-            raise InvalidInputError(f"{path}: {name} holds Python objects, which are never loaded: store an array of numbers.") from error
+            raise InvalidInputError(
+                f"{path}: {name} holds Python objects, which are never loaded: store an array of"
+                " numbers."
+            ) from error
         reason = str(error).split("\n", 1)[0] or type(error).__name__
-        raise InvalidInputError(f"{path}: {name} cannot be read, damaged or cut short ({reason}): copy or make the file again.") from error
+        raise InvalidInputError(
+            f"{path}: {name} cannot be read, damaged or cut short ({reason}): copy or make the file"
+            " again."
+        ) from error
     return found
 
 
@@ -265,7 +353,9 @@ def _classes(labels: Sequence[Tensor]) -> int | None:
 
 
 def _length(targets: object) -> int:
-    """How many there are; 0 where this cannot be counted, which is reported when the client's turn comes."""
+    """How many there are; 0 where this cannot be counted, which is reported when the client's turn
+    comes.
+    """
     try:
         return len(targets)  # type: ignore[arg-type]
     except TypeError:
@@ -282,5 +372,8 @@ def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | Non
     checked = validation.targets(groups, "groups")
     if checked.is_floating_point() or len(checked) != clients:
         kind = validation.type_name(checked)
-        raise InvalidInputError(f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one whole number a client.")
+        raise InvalidInputError(
+            f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one"
+            " whole number a client."
+        )
     return checked

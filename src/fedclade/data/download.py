@@ -1,4 +1,6 @@
-"""Downloads of published files: resumed where they broke off, and not taken over before their SHA-256 is the right one."""
+"""Downloads of published files: resumed where they broke off, and not taken over before their
+SHA-256 is the right one.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,21 @@ class NotDownloaded(FedcladeError):
 def get(published: Published, place: Path, progress: Progress) -> Path:
     """Download the files of a data set that are not here yet into its folder, which is returned."""
     if not published.files:
-        raise InvalidInputError(f"data set '{published.name}' cannot be downloaded. {published.by_hand(place)}")
+        raise InvalidInputError(
+            f"data set '{published.name}' cannot be downloaded. {published.by_hand(place)}"
+        )
     folder = place / published.folder
     folder.mkdir(parents=True, exist_ok=True)
     for number, file in enumerate(published.files):
         try:
             fetch(file, folder, progress)
         except NotDownloaded as error:
-            missing = [later for later in published.files[number:] if not (folder / later.name).exists()]
-            raise NotDownloaded(f"{error} Or do it by hand. {published.by_hand(place, missing)}") from error
+            missing = [
+                later for later in published.files[number:] if not (folder / later.name).exists()
+            ]
+            raise NotDownloaded(
+                f"{error} Or do it by hand. {published.by_hand(place, missing)}"
+            ) from error
     return folder
 
 
@@ -68,11 +76,16 @@ def _transfer(file: File, part: Path, progress: Progress) -> None:
     if have >= file.size:  # nothing to ask for: its checksum tells
         return
     with _opened(file, have) as response:
-        if response.status != 206:  # the whole file, from a server that cannot resume or because nothing was here
+        if (
+            response.status != 206
+        ):  # the whole file, from a server that cannot resume or because nothing was here
             have = 0
         announced = response.length
         if announced is not None and have + announced != file.size:
-            raise NotDownloaded(f"{file.url} has {have + announced} bytes instead of {file.size}: it is not the published file.")
+            raise NotDownloaded(
+                f"{file.url} has {have + announced} bytes instead of {file.size}: it is not the"
+                " published file."
+            )
         with part.open("ab" if have else "wb") as out:
             while block := _next(response, file, have):
                 out.write(block)
@@ -90,7 +103,9 @@ def _opened(file: File, have: int) -> HTTPResponse:
     try:
         response: HTTPResponse = urlopen(Request(file.url, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException) as error:
-        raise NotDownloaded(f"{file.url} cannot be reached ({_reason(error)}). Try again.") from error
+        raise NotDownloaded(
+            f"{file.url} cannot be reached ({_reason(error)}). Try again."
+        ) from error
     return response
 
 
@@ -102,7 +117,10 @@ def _next(response: HTTPResponse, file: File, have: int) -> bytes:
 
 
 def _broken_off(file: File, have: int, reason: str) -> NotDownloaded:
-    return NotDownloaded(f"{file.url} broke off after {have} of {file.size} bytes ({reason}). The same command goes on from there.")
+    return NotDownloaded(
+        f"{file.url} broke off after {have} of {file.size} bytes ({reason}). The same command goes"
+        " on from there."
+    )
 
 
 def _reason(error: Exception) -> str:

@@ -20,7 +20,9 @@ def as_inputs(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RaggedIndex:
-    """A ragged list of row numbers: part i is `index[offsets[i]:offsets[i + 1]]`. Parts may share rows."""
+    """A ragged list of row numbers: part i is `index[offsets[i]:offsets[i + 1]]`. Parts may share
+    rows.
+    """
 
     index: Tensor
     offsets: Tensor
@@ -44,10 +46,12 @@ class RaggedIndex:
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """The data of all clients. Images stay as they came (uint8 is read as x / 255 when a batch is made).
+    """The data of all clients. Images stay as they came (uint8 is read as x / 255 when a batch is
+    made).
 
-    Samples live in two pools, `x, y` and `x_test, y_test`; a client is a set of rows of each. Test parts are stored once even where
-    many clients share one (`test_of`), so that a model is evaluated on it once.
+    Samples live in two pools, `x, y` and `x_test, y_test`; a client is a set of rows of each. Test
+    parts are stored once even where many clients share one (`test_of`), so that a model is
+    evaluated on it once.
     """
 
     x: Tensor
@@ -56,21 +60,29 @@ class Clients:
     x_test: Tensor
     y_test: Tensor
     test: RaggedIndex
-    test_part_id: Tensor  # (clients,) the part of `test` that is the client's own; -1 where it has none
-    test_sample_id: Tensor  # (rows of x_test,) the original sample a row was made from: what "distinct test samples" counts
+    # (clients,) the part of `test` that is the client's own; -1 where it has none
+    test_part_id: Tensor
+    # (rows of x_test,) the original sample a row was made from: what "distinct test samples" counts
+    test_sample_id: Tensor
     groups: Tensor | None = None  # (clients,) the true group of each, where it is known
     classes: int | None = None  # None: the targets are not class labels
-    probe: Tensor | None = None  # inputs set apart before the partition: in no client's train or test part
+    # inputs set apart before the partition: in no client's train or test part
+    probe: Tensor | None = None
     dataset: str = "arrays"
     partition: str = "arrays"
-    origin: dict[str, Any] = field(default_factory=dict)  # the partition's fields, seed and probe: what an experiment file would say
+    origin: dict[str, Any] = field(
+        default_factory=dict
+    )  # the partition's fields, seed and probe: what an experiment file would say
 
     def __len__(self) -> int:
         return len(self.train)
 
     def __repr__(self) -> str:
         groups = f", {len(torch.unique(self.groups))} groups" if self.groups is not None else ""
-        return f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() tells more)"
+        return (
+            f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() tells"
+            " more)"
+        )
 
     @property
     def sizes(self) -> Tensor:
@@ -80,7 +92,9 @@ class Clients:
     @property
     def test_sizes(self) -> Tensor:
         """Test examples of each client; 0 where it has no test part."""
-        return torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[self.test_part_id]  # part -1 is the last
+        return torch.cat([self.test.sizes, torch.zeros(1, dtype=torch.int64)])[
+            self.test_part_id
+        ]  # part -1 is the last
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -96,10 +110,14 @@ class Clients:
         return self.x[rows], self.y[rows], self.x_test[held], self.y_test[held]
 
     def only(self, ids: Sequence[int]) -> Clients:
-        """These clients alone, numbered from 0 in this order, with the samples that any of them has."""
+        """These clients alone, numbered from 0 in this order, with the samples that any of them
+        has.
+        """
         keep = torch.as_tensor(ids, dtype=torch.int64)
         train = [self.train[client] for client in keep.tolist()]
-        rows, place = torch.unique(torch.cat([*train, torch.empty(0, dtype=torch.int64)]), return_inverse=True)
+        rows, place = torch.unique(
+            torch.cat([*train, torch.empty(0, dtype=torch.int64)]), return_inverse=True
+        )
         return replace(
             self,
             x=self.x[rows],
@@ -116,13 +134,17 @@ class Clients:
         if self.classes is not None and self.y.ndim == 1:
             client = torch.arange(len(self)).repeat_interleave(self.sizes)
             cell = client * self.classes + self.y[self.train.index]
-            counts = cell.bincount(minlength=len(self) * self.classes).reshape(len(self), self.classes)
+            counts = cell.bincount(minlength=len(self) * self.classes).reshape(
+                len(self), self.classes
+            )
         return Description(counts, self.sizes, self.test_sizes, self.groups)
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """What `Clients.describe` gives. `counts` has a row for each client and a column for each class; None where samples have no class."""
+    """What `Clients.describe` gives. `counts` has a row for each client and a column for each
+    class; None where samples have no class.
+    """
 
     counts: Tensor | None
     sizes: Tensor
@@ -143,7 +165,10 @@ class Description:
             columns["classes"] = [str(n) for n in (self.counts[:shown] > 0).sum(1).tolist()]
         widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]
         rows = [tuple(columns), *zip(*columns.values(), strict=True)]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
         if shown < len(self.sizes):
             lines.append(f"… and {len(self.sizes) - shown} more")
         return "\n".join([*lines, self._summary()])
@@ -151,7 +176,10 @@ class Description:
     def _summary(self) -> str:
         number = 0 if self.groups is None else len(set(self.groups.tolist()))
         known = f"{number} group{'s' * (number > 1)}" if number else "groups not known"
-        return f"{len(self.sizes)} clients, {known}; train {_spread(self.sizes)}; test {_spread(self.test_sizes)}"
+        return (
+            f"{len(self.sizes)} clients, {known}; train {_spread(self.sizes)}; test"
+            f" {_spread(self.test_sizes)}"
+        )
 
 
 def _spread(sizes: Tensor) -> str:

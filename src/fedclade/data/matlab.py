@@ -1,7 +1,9 @@
-"""Arrays of numbers in MATLAB files (level 5). By hand and not by scipy, whose reader is C and can be brought down by a damaged file.
+"""Arrays of numbers in MATLAB files (level 5). By hand and not by scipy, whose reader is C and can
+be brought down by a damaged file.
 
-A file is 128 bytes, of which the last two tell the byte order, and then elements: kind, length, content, filled up to eight bytes. A matrix
-is an element whose content is elements: its class, its shape, its name, its values by columns. Elements may be packed by zlib.
+A file is 128 bytes, of which the last two tell the byte order, and then elements: kind, length,
+content, filled up to eight bytes. A matrix is an element whose content is elements: its class, its
+shape, its name, its values by columns. Elements may be packed by zlib.
 """
 
 from __future__ import annotations
@@ -18,13 +20,37 @@ from fedclade.io import safe_read
 
 _HEAD, _ORDERS = 128, {b"IM": "<", b"MI": ">"}
 _INT8, _INT32, _MATRIX, _PACKED = 1, 5, 14, 15
-_KINDS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}  # of an element's values
-_CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}  # of a matrix
+_KINDS = {
+    1: "i1",
+    2: "u1",
+    3: "i2",
+    4: "u2",
+    5: "i4",
+    6: "u4",
+    7: "f4",
+    9: "f8",
+    12: "i8",
+    13: "u8",
+}  # of an element's values
+_CLASSES = {
+    6: "f8",
+    7: "f4",
+    8: "i1",
+    9: "u1",
+    10: "i2",
+    11: "u2",
+    12: "i4",
+    13: "u4",
+    14: "i8",
+    15: "u8",
+}  # of a matrix
 _COMPLEX = 0x800
 
 
 def arrays(where: object, data: bytes, names: Collection[str]) -> dict[str, NDArray[np.generic]]:
-    """Those of the arrays of real numbers with these names that the file has, each as it is first. A ValueError tells what is damaged."""
+    """Those of the arrays of real numbers with these names that the file has, each as it is first.
+    A ValueError tells what is damaged.
+    """
     order = _ORDERS.get(data[_HEAD - 2 : _HEAD])
     if order is None:
         raise ValueError("not a MATLAB file of level 5")
@@ -32,7 +58,11 @@ def arrays(where: object, data: bytes, names: Collection[str]) -> dict[str, NDAr
     for kind, content in _elements(memoryview(data)[_HEAD:], order):
         if kind == _PACKED:
             kind, content = _unpacked(where, content, order)
-        if kind == _MATRIX and (one := _matrix(where, content, order)) is not None and one[0] in names:
+        if (
+            kind == _MATRIX
+            and (one := _matrix(where, content, order)) is not None
+            and one[0] in names
+        ):
             found.setdefault(*one)
     return found
 
@@ -65,20 +95,28 @@ def _unpacked(where: object, packed: memoryview, order: str) -> tuple[int, memor
     return kind, memoryview(content)[8:]
 
 
-def _matrix(where: object, content: memoryview, order: str) -> tuple[str, NDArray[np.generic]] | None:
+def _matrix(
+    where: object, content: memoryview, order: str
+) -> tuple[str, NDArray[np.generic]] | None:
     """The name and the values of a matrix; None where these are no real numbers."""
     (_, flags), *rest = _elements(content, order)
     (about,) = _numbers(f"{order}I", flags, 0)
     if about & 0xFF not in _CLASSES or about & _COMPLEX:
         return None
-    if [kind for kind, _ in rest[:2]] != [_INT32, _INT8] or len(rest) != 3 or rest[2][0] not in _KINDS:
+    if (
+        [kind for kind, _ in rest[:2]] != [_INT32, _INT8]
+        or len(rest) != 3
+        or rest[2][0] not in _KINDS
+    ):
         raise ValueError("a matrix without its shape, name and values")
     (_, sides), (_, name), (kind, values) = rest
     shape = np.frombuffer(sides, f"{order}i4").tolist()
     flat = np.frombuffer(values, f"{order}{_KINDS[kind]}")
     if min(shape, default=-1) < 0 or math.prod(shape) != len(flat):
         raise ValueError(f"{len(flat)} values for the shape {tuple(shape)}")
-    kept = np.dtype(_CLASSES[about & 0xFF])  # values are stored in the smallest kind that holds them all
+    kept = np.dtype(
+        _CLASSES[about & 0xFF]
+    )  # values are stored in the smallest kind that holds them all
     safe_read.allow(f"{where}, unpacked", kept.itemsize * len(flat))
     return name.tobytes().decode("ascii"), flat.astype(kept, copy=False).reshape(shape, order="F")
 

@@ -27,8 +27,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What is measured: on which of a client's parts, by which metrics beside the loss; `tune` trains its copy on its own training part
-    first."""
+    """What is measured: on which of a client's parts, by which metrics beside the loss; `tune`
+    trains its copy on its own training part first.
+    """
 
     model: Objective
     metrics: Mapping[str, ExampleLoss]
@@ -75,16 +76,25 @@ class Engine(Federation, Protocol):
     def init_client_state(self, initial: Tree) -> None:
         """Give every client this memory to start from (a method's `memory0`)."""
 
-    def evaluate(self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0) -> list[Tree]:
-        """For each look the mean loss and metrics of each client's model on its own data, (len(ids),), NaN where there is none.
+    def evaluate(
+        self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0
+    ) -> list[Tree]:
+        """For each look the mean loss and metrics of each client's model on its own data,
+        (len(ids),), NaN where there is none.
 
         Only the runner asks this: methods never see test data.
         """
 
-    def models_of(self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `Look`."""
+    def models_of(
+        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+    ) -> Tree:
+        """The models themselves, a row for each of these clients, what is in their memory included;
+        `tune` as in `Look`.
+        """
 
-    def push_final_models(self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
+    def push_final_models(
+        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+    ) -> None:
         """At the end of a run: every client gets the model that it is served, to keep."""
 
     def pop_failures(self) -> list[Failure]:

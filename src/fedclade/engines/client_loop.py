@@ -13,7 +13,14 @@ from fedclade.core import rng
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch
 from fedclade.core.packed_tree import packed_like
-from fedclade.core.program import AnyProgram, ChainedProgram, Program, StackStep, Step, is_natively_batched
+from fedclade.core.program import (
+    AnyProgram,
+    ChainedProgram,
+    Program,
+    StackStep,
+    Step,
+    is_natively_batched,
+)
 from fedclade.core.pytree import Tree, concatenate, stack, tree_index, tree_map
 from fedclade.engines.cuda_graphs import CudaGraphCache, copy_into
 from fedclade.engines.device_dataset import BatchReader, DeviceDataset, active_counts
@@ -30,7 +37,9 @@ class CompiledSteps:
 
 @dataclass(frozen=True)
 class ClientBatch:
-    """The clients of one chunk: what each reads, who it is (both on the CPU), and what it starts from."""
+    """The clients of one chunk: what each reads, who it is (both on the CPU), and what it starts
+    from.
+    """
 
     pool: DeviceDataset
     part: Tensor
@@ -40,20 +49,36 @@ class ClientBatch:
 
     def __getitem__(self, order: Tensor) -> ClientBatch:
         there = order.to(self.pool.device)
-        return ClientBatch(self.pool, self.part[order], self.client[order], tree_index(self.params, there), tree_index(self.memory, there))
+        return ClientBatch(
+            self.pool,
+            self.part[order],
+            self.client[order],
+            tree_index(self.params, there),
+            tree_index(self.memory, there),
+        )
 
 
-def run_program(program: AnyProgram, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps) -> tuple[Tree, Tree | None]:
-    """The program's replies for these lanes, and the memory they want kept (None: unchanged). What lanes start from may be overwritten."""
+def run_program(
+    program: AnyProgram, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+) -> tuple[Tree, Tree | None]:
+    """The program's replies for these lanes, and the memory they want kept (None: unchanged). What
+    lanes start from may be overwritten.
+    """
     try:
         if isinstance(program, ChainedProgram):
             return _chained(program, lanes, broadcast, key, runs)
         device = lanes.pool.device
-        settings = {name: torch.full((), value, dtype=torch.float32, device=device) for name, value in program.hyperparams.items()}
+        settings = {
+            name: torch.full((), value, dtype=torch.float32, device=device)
+            for name, value in program.hyperparams.items()
+        }
         program = replace(program, batches=_fitting(program.batches, lanes.pool))
         taken = sorted(settings.keys() & broadcast.keys())
         if taken:
-            raise InvalidInputError(f"model: its parameter '{taken[0]}' has the name of a setting of the program '{program.name}'; rename it.")
+            raise InvalidInputError(
+                f"model: its parameter '{taken[0]}' has the name of a setting of the program"
+                f" '{program.name}'; rename it."
+            )
         key = rng.fold_in(key, *program.rng_streams)
         broadcast = {**settings, **broadcast}
         if not program.vectorised:
@@ -66,8 +91,12 @@ def run_program(program: AnyProgram, lanes: ClientBatch, broadcast: Tree, key: i
         raise plain from error
 
 
-def _chained(program: ChainedProgram, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps) -> tuple[Tree, Tree | None]:
-    first = replace(lanes, params=tree_map(torch.clone, lanes.params))  # the link asks for it once more
+def _chained(
+    program: ChainedProgram, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+) -> tuple[Tree, Tree | None]:
+    first = replace(
+        lanes, params=tree_map(torch.clone, lanes.params)
+    )  # the link asks for it once more
     reply, memory = run_program(program.first, first, broadcast, key, runs)
     params, told = vmap(program.connect, in_dims=(None, 0, 0))(broadcast, lanes.params, reply)
     lanes = replace(lanes, params=params, memory=lanes.memory if memory is None else memory)
@@ -76,11 +105,15 @@ def _chained(program: ChainedProgram, lanes: ClientBatch, broadcast: Tree, key: 
 
 
 def _fitting(batches: Batches, pool: DeviceDataset) -> Batches:
-    """No larger than the largest client: a batch of everything costs no more padding than it must."""
+    """No larger than the largest client: a batch of everything costs no more padding than it
+    must.
+    """
     return replace(batches, size=min(batches.size, pool.longest))
 
 
-def _by_falling_size(program: Program, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps) -> tuple[Tree, Tree | None]:
+def _by_falling_size(
+    program: Program, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+) -> tuple[Tree, Tree | None]:
     """Put the lanes into the order that `_vectorised` needs, and its results back into theirs."""
     sizes = lanes.pool.sizes[lanes.part]
     if all(first >= second for first, second in pairwise(sizes.tolist())):  # as `map` asks it
@@ -91,13 +124,24 @@ def _by_falling_size(program: Program, lanes: ClientBatch, broadcast: Tree, key:
     return tree_index(reply, back), tree_index(memory, back) if memory is not None else None
 
 
-def _vectorised(program: Program, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps) -> tuple[Tree, Tree | None]:
-    """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are a prefix, which only shrinks."""
+def _vectorised(
+    program: Program, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+) -> tuple[Tree, Tree | None]:
+    """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are
+    a prefix, which only shrinks.
+    """
     const, carry = _started(program, lanes, broadcast)
     reading = BatchReader(lanes.pool, program.batches, lanes.part, lanes.client, key)
     after = runs.captures.run(program.step, reading, broadcast, const, carry)
     if after is None:
-        after = _stepped(program.step, reading, broadcast, const, _owned(carry, broadcast, const, lanes.memory), runs.traces)
+        after = _stepped(
+            program.step,
+            reading,
+            broadcast,
+            const,
+            _owned(carry, broadcast, const, lanes.memory),
+            runs.traces,
+        )
     return _finished(program, lanes, broadcast, const, after)
 
 
@@ -105,7 +149,8 @@ def _started(program: Program, lanes: ClientBatch, broadcast: Tree) -> tuple[Tre
     if is_natively_batched(program.start):
         return program.start(broadcast, lanes.params, lanes.memory)
 
-    # The client's number goes along unused: vmap needs a batched input even where a program starts from nothing of its own.
+    # The client's number goes along unused: vmap needs a batched input even where a program starts
+    # from nothing of its own.
     def start(params: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
         return program.start(broadcast, params, memory)
 
@@ -113,7 +158,9 @@ def _started(program: Program, lanes: ClientBatch, broadcast: Tree) -> tuple[Tre
     return const, carry
 
 
-def _finished(program: Program, lanes: ClientBatch, broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
+def _finished(
+    program: Program, lanes: ClientBatch, broadcast: Tree, const: Tree, carry: Tree
+) -> tuple[Tree, Tree | None]:
     if is_natively_batched(program.finish):
         return program.finish(broadcast, const, carry)
     keeps_memory = True
@@ -135,10 +182,15 @@ def _owned(carry: Tree, *others: Tree) -> Tree:
         copy_into(room, carry)
         return room
     used = {value.untyped_storage().data_ptr() for tree in others for value in tree.values()}
-    return {name: value.clone() if value.untyped_storage().data_ptr() in used else value.contiguous() for name, value in carry.items()}
+    return {
+        name: value.clone() if value.untyped_storage().data_ptr() in used else value.contiguous()
+        for name, value in carry.items()
+    }
 
 
-def _stepped(step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree, traces: TraceCache) -> Tree:
+def _stepped(
+    step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree, traces: TraceCache
+) -> Tree:
     """The carries after all steps, one after another."""
     pool, counts = reading.pool, reading.counts
     with pool.clock.phase("plan"):
@@ -153,7 +205,9 @@ def _stepped(step: Step, reading: BatchReader, broadcast: Tree, const: Tree, car
             alive, steps = left, len(list(same))
             run: StackStep | None = None
             for now in reads[number : number + steps]:
-                batch = pool.batch(*(now if alive == len(counts) else (value[:alive] for value in now)))
+                batch = pool.batch(
+                    *(now if alive == len(counts) else (value[:alive] for value in now))
+                )
                 run = run or traces.step(step, steps, broadcast, const, carry, batch)
                 carry = run(broadcast, const, carry, batch)
             number += steps
@@ -161,26 +215,40 @@ def _stepped(step: Step, reading: BatchReader, broadcast: Tree, const: Tree, car
     return concatenate([carry, *reversed(done)])
 
 
-def _one_by_one(program: Program, lanes: ClientBatch, broadcast: Tree, key: int) -> tuple[Tree, Tree | None]:
+def _one_by_one(
+    program: Program, lanes: ClientBatch, broadcast: Tree, key: int
+) -> tuple[Tree, Tree | None]:
     """Programs that use numpy or scikit-learn: a plain loop, on batches without padding."""
     replies: list[Tree] = []
     memories: list[Tree | None] = []
     for lane in range(len(lanes.client)):
         one = slice(lane, lane + 1)
-        const, carry = program.start(broadcast, tree_index(lanes.params, torch.tensor(lane)), tree_index(lanes.memory, torch.tensor(lane)))
+        const, carry = program.start(
+            broadcast,
+            tree_index(lanes.params, torch.tensor(lane)),
+            tree_index(lanes.memory, torch.tensor(lane)),
+        )
         reading = BatchReader(lanes.pool, program.batches, lanes.part[one], lanes.client[one], key)
         reads = reading.steps()
         for now in range(reading.counts[0]):
             batch = lanes.pool.batch(*(value[now] for value in reads))
             real = batch.weight[0] > 0
-            carry = program.step(broadcast, const, carry, Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]))
+            carry = program.step(
+                broadcast,
+                const,
+                carry,
+                Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]),
+            )
         reply, memory = program.finish(broadcast, const, carry)
         replies.append(reply)
         memories.append(memory)
     if all(memory is None for memory in memories):
         return stack(replies), None
     # Who wrote nothing keeps what it had.
-    kept = [tree_index(lanes.memory, torch.tensor(lane)) if memory is None else memory for lane, memory in enumerate(memories)]
+    kept = [
+        tree_index(lanes.memory, torch.tensor(lane)) if memory is None else memory
+        for lane, memory in enumerate(memories)
+    ]
     return stack(replies), stack(kept)
 
 
@@ -190,9 +258,13 @@ def _in_plain_words(error: RuntimeError, program: AnyProgram) -> VectorizationEr
         return None
     if "data-dependent" in text or ".item()" in text:
         return VectorizationError(
-            f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so clients cannot share a step: "
-            "use torch.where, or declare it vectorised=False to have it run client by client."
+            f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so"
+            " clients cannot share a step: use torch.where, or declare it vectorised=False to have"
+            " it run client by client."
         )
     if "randomness" in text:
-        return VectorizationError(f"program '{program.name}' draws from torch's generator: take it from batch.key (core/rng.py).")
+        return VectorizationError(
+            f"program '{program.name}' draws from torch's generator: take it from batch.key"
+            " (core/rng.py)."
+        )
     return None

@@ -9,7 +9,9 @@ from fedclade.core.pytree import Tree, tree_index
 
 
 class _Slots:
-    """Rows for some of the clients: a stack that grows with the clients that have written, not with all clients."""
+    """Rows for some of the clients: a stack that grows with the clients that have written, not with
+    all clients.
+    """
 
     def __init__(self, like: Tree, clients: int) -> None:
         device = next(iter(like.values())).device
@@ -23,7 +25,9 @@ class _Slots:
         for name, value in self.rows.items():
             if len(value) < used:
                 room = min(len(self.slot), max(2 * len(value), used))
-                self.rows[name] = torch.cat([value, value.new_empty((room - len(value), *value.shape[1:]))])
+                self.rows[name] = torch.cat(
+                    [value, value.new_empty((room - len(value), *value.shape[1:]))]
+                )
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         self.make_room(ids)
@@ -46,10 +50,11 @@ class _Slots:
 
 
 class ClientStateStore:
-    """Client memory of a simulated federation: read, write, then commit or roll back with the round.
+    """Client memory of a simulated federation: read, write, then commit or roll back with the
+    round.
 
-    Every client starts from `initial`. What is written is seen by later calls of the same round, and lasts once it is committed: a
-    round that is done again finds the memory of the round before.
+    Every client starts from `initial`. What is written is seen by later calls of the same round,
+    and lasts once it is committed: a round that is done again finds the memory of the round before.
     """
 
     def __init__(self, initial: Tree, clients: int) -> None:
@@ -62,7 +67,10 @@ class ClientStateStore:
     def read(self, ids: Tensor) -> Tree:
         if self._committed is None or self._pending is None:
             return {}
-        rows = {name: value.expand(len(ids), *value.shape).clone() for name, value in self.initial.items()}
+        rows = {
+            name: value.expand(len(ids), *value.shape).clone()
+            for name, value in self.initial.items()
+        }
         for slots in (self._committed, self._pending):
             places = torch.nonzero(slots.slot[ids] >= 0).flatten()
             if len(places):
@@ -77,11 +85,17 @@ class ClientStateStore:
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if self._pending is None or rows.keys() != self.initial.keys():
-            raise ValueError(f"a program wrote the memory {sorted(rows)}, the method declared {sorted(self.initial)} in memory0")
+            raise ValueError(
+                f"a program wrote the memory {sorted(rows)}, the method declared"
+                f" {sorted(self.initial)} in memory0"
+            )
         for name, value in rows.items():
             if value.shape[1:] != self.initial[name].shape:
                 given, declared = tuple(value.shape[1:]), tuple(self.initial[name].shape)
-                raise ValueError(f"a program wrote the memory '{name}' of shape {given}, the method declared {declared} in memory0")
+                raise ValueError(
+                    f"a program wrote the memory '{name}' of shape {given}, the method declared"
+                    f" {declared} in memory0"
+                )
         self._pending.write(ids, rows)
 
     def commit(self, version: int) -> None:
@@ -97,11 +111,16 @@ class ClientStateStore:
             self._pending.clear()
 
     def tensors(self) -> Tree:
-        """The committed memory, for a checkpoint: a row for each client that has written, and their ids."""
+        """The committed memory, for a checkpoint: a row for each client that has written, and their
+        ids.
+        """
         if self._committed is None:
             return {}
         ids = self._committed.written()
-        return {"ids": ids, **{f"rows/{name}": value for name, value in self._committed.read(ids).items()}}
+        return {
+            "ids": ids,
+            **{f"rows/{name}": value for name, value in self._committed.read(ids).items()},
+        }
 
     def restore(self, tensors: Tree, version: int) -> None:
         """The memory that `tensors` gave."""

@@ -1,4 +1,6 @@
-"""Things that are worth making only for what is asked for again and again: graphs and traces of steps."""
+"""Things that are worth making only for what is asked for again and again: graphs and traces of
+steps.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ Made = TypeVar("Made")
 
 
 class LazyLRUCache(Generic[Made]):
-    """Makes what was asked for more than `after` times; of more than `most` kinds, those not asked for longest are let go."""
+    """Makes what was asked for more than `after` times; of more than `most` kinds, those not asked
+    for longest are let go.
+    """
 
     def __init__(self, after: int, most: int) -> None:
         self._after, self._most = after, most
@@ -20,7 +24,9 @@ class LazyLRUCache(Generic[Made]):
         self._lock = Lock()
 
     def get(self, what: Hashable, make: Callable[[], Made | None], times: int = 1) -> Made | None:
-        """What was made for this kind; None where it was asked for too seldom so far, or cannot be made."""
+        """What was made for this kind; None where it was asked for too seldom so far, or cannot be
+        made.
+        """
         with self._lock:
             self._query_nodes[what] = self._query_nodes.pop(what, 0) + times
             while len(self._query_nodes) > self._most:

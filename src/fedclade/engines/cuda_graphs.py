@@ -1,8 +1,10 @@
-"""Steps on CUDA without Python in between: a program's step is captured once in a CUDA graph for each of a few stack widths.
+"""Steps on CUDA without Python in between: a program's step is captured once in a CUDA graph for
+each of a few stack widths.
 
-A step of many small models is over in microseconds on a GPU, far sooner than Python has launched its kernels one by one. A graph holds
-them all, with the gather of the batch; a counter on the device says which step it is, so that replaying it is all there is to do. What
-clients read in which step is drawn by a graph too.
+A step of many small models is over in microseconds on a GPU, far sooner than Python has launched
+its kernels one by one. A graph holds them all, with the gather of the batch; a counter on the
+device says which step it is, so that replaying it is all there is to do. What clients read in which
+step is drawn by a graph too.
 """
 
 from __future__ import annotations
@@ -24,24 +26,56 @@ from fedclade.engines.compile_cache import LazyLRUCache
 from fedclade.engines.device_dataset import BatchReader, Steps, active_counts
 
 LEAST_STEPS = 4  # fewer are not worth a capture
-NARROWER = 0.85  # of two captured widths: what is computed for nobody is half of the rest on average
-BLOCKS = (16, 8, 5, 4, 3, 2, 1)  # steps in one graph: launching it costs more than a small step does; five epochs make five steps alike
+# of two captured widths: what is computed for nobody is half of the rest on average
+NARROWER = 0.85
+# steps in one graph: launching it costs more than a small step does; five epochs make five steps
+# alike
+BLOCKS = (
+    16,
+    8,
+    5,
+    4,
+    3,
+    2,
+    1,
+)
 KEPT = 8  # captured programs of a federation: each holds a stack of its own
-SHARE = 64  # a captured stack may be this part of the device's memory: it takes three times that, and a larger one needs no graph
+# a captured stack may be this part of the device's memory: it takes three times that, and a larger
+# one needs no graph
+SHARE = 64
 _WARM_UP = 2
 
 
 class CapturedStep:
-    """The step of one program for stacks of up to K clients of one pool, in buffers that stay where they are."""
+    """The step of one program for stacks of up to K clients of one pool, in buffers that stay where
+    they are.
+    """
 
-    def __init__(self, step: Step, reading: BatchReader, longest: int, broadcast: Tree, const: Tree, carry: Tree) -> None:
-        self.step, self.pool, self.batches, self.longest = batch_step(step), reading.pool, reading.batches, longest
-        self.broadcast, self.const, self.carry = (packed_like(tree) for tree in (broadcast, const, carry))
+    def __init__(
+        self,
+        step: Step,
+        reading: BatchReader,
+        longest: int,
+        broadcast: Tree,
+        const: Tree,
+        carry: Tree,
+    ) -> None:
+        self.step, self.pool, self.batches, self.longest = (
+            batch_step(step),
+            reading.pool,
+            reading.batches,
+            longest,
+        )
+        self.broadcast, self.const, self.carry = (
+            packed_like(tree) for tree in (broadcast, const, carry)
+        )
         self.whole = packed(self.carry)
         device = self.pool.device
         self.now = torch.zeros((), dtype=torch.int64, device=device)
         self.ahead = torch.arange(BLOCKS[0], device=device)
-        self.asked = torch.zeros(2, len(reading.client), dtype=torch.int64, device=device)  # parts and keys
+        self.asked = torch.zeros(
+            2, len(reading.client), dtype=torch.int64, device=device
+        )  # parts and keys
         self.plan = Steps(*(torch.empty_like(value) for value in self._drawn()))
         self.memory: Any = None  # what all graphs share: they never run at the same time
         self.draw: torch.cuda.CUDAGraph | None = None
@@ -59,7 +93,9 @@ class CapturedStep:
             self.draw.replay()
         blocks = _blocks(counts)
         with clock.phase("steps"):
-            for width, steps in sorted({(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True):
+            for width, steps in sorted(
+                {(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True
+            ):
                 copy_into(self.carry, carry)
                 self.now.zero_()
                 self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
@@ -107,14 +143,28 @@ class CapturedStep:
         before, const = tree_index(self.carry, slice(width)), tree_index(self.const, slice(width))
         after = before
         for step in range(steps):
-            after = self.step(self.broadcast, const, dict(after), self.pool.batch(*(value[step, :width] for value in reads)))
-        copy_into({name: value for name, value in before.items() if after[name].data_ptr() != value.data_ptr()}, after)
+            after = self.step(
+                self.broadcast,
+                const,
+                dict(after),
+                self.pool.batch(*(value[step, :width] for value in reads)),
+            )
+        copy_into(
+            {
+                name: value
+                for name, value in before.items()
+                if after[name].data_ptr() != value.data_ptr()
+            },
+            after,
+        )
         self.now += steps
 
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """An older federation's graphs must not be collected during a capture: to destroy a graph is among what breaks one off."""
+    """An older federation's graphs must not be collected during a capture: to destroy a graph is
+    among what breaks one off.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -127,20 +177,39 @@ def _no_garbage_collected() -> Iterator[None]:
 class CudaGraphCache:
     """The captured programs of a federation. What is asked for once is not captured.
 
-    The kernels are the same with and without a graph, so it makes no difference to a result which call is the first.
+    The kernels are the same with and without a graph, so it makes no difference to a result which
+    call is the first.
     """
 
     def __init__(self) -> None:
         self._kept: LazyLRUCache[CapturedStep] = LazyLRUCache(after=1, most=KEPT)
 
-    def run(self, step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree) -> Tree | None:
-        """The carries after all steps by way of CUDA graphs, or None where that is not possible or not worth while."""
+    def run(
+        self, step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree
+    ) -> Tree | None:
+        """The carries after all steps by way of CUDA graphs, or None where that is not possible or
+        not worth while.
+        """
         pool, batches = reading.pool, reading.batches
-        if pool.device.type != "cuda" or not carry or batches.most(reading.longest) < LEAST_STEPS or not _fits(carry):
+        if (
+            pool.device.type != "cuda"
+            or not carry
+            or batches.most(reading.longest) < LEAST_STEPS
+            or not _fits(carry)
+        ):
             return None
         longest = _room(reading.longest, pool.longest)
-        what = (step, batches, id(pool), longest, len(reading.client), shapes(broadcast, const, carry))
-        captured = self._kept.get(what, lambda: CapturedStep(step, reading, longest, broadcast, const, carry))
+        what = (
+            step,
+            batches,
+            id(pool),
+            longest,
+            len(reading.client),
+            shapes(broadcast, const, carry),
+        )
+        captured = self._kept.get(
+            what, lambda: CapturedStep(step, reading, longest, broadcast, const, carry)
+        )
         if captured is None:
             return None
         try:
@@ -148,18 +217,24 @@ class CudaGraphCache:
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
-            self._kept.give_up(what)  # it asks the device for something in its step: it runs without a graph from now on
+            self._kept.give_up(
+                what
+            )  # it asks the device for something in its step: it runs without a graph from now on
             return None
 
 
 def _fits(carry: Tree) -> bool:
-    """Whether a stack is small enough to be captured: by the size of the device, not by what is free on it just now."""
+    """Whether a stack is small enough to be captured: by the size of the device, not by what is
+    free on it just now.
+    """
     device = next(iter(carry.values())).device
     return nbytes(carry) <= torch.cuda.get_device_properties(device).total_memory // SHARE
 
 
 def _room(longest: int, most: int) -> int:
-    """How many samples of a client a plan has room for: one of a few numbers, so that a few graphs will do."""
+    """How many samples of a client a plan has room for: one of a few numbers, so that a few graphs
+    will do.
+    """
     room = most
     while room // 2 >= longest:
         room //= 2
@@ -167,7 +242,9 @@ def _room(longest: int, most: int) -> int:
 
 
 class _Block(NamedTuple):
-    """Steps that one graph runs: in all of them so many clients have steps left, in a stack that may be wider."""
+    """Steps that one graph runs: in all of them so many clients have steps left, in a stack that
+    may be wider.
+    """
 
     living: int
     width: int
@@ -175,7 +252,9 @@ class _Block(NamedTuple):
 
 
 def _blocks(counts: list[int]) -> list[_Block]:
-    """All steps of clients whose numbers of steps fall; widths and lengths are of a few kinds, so that a few graphs will do."""
+    """All steps of clients whose numbers of steps fall; widths and lengths are of a few kinds, so
+    that a few graphs will do.
+    """
     widths = [len(counts)]
     blocks = []
     for left, same in groupby(active_counts(counts)):

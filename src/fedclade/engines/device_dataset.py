@@ -17,7 +17,9 @@ from fedclade.engines.profiler import Profiler
 
 
 class Steps(NamedTuple):
-    """The plan of a call: for each step and client the rows of the pool, what each of them counts for, and the step's key."""
+    """The plan of a call: for each step and client the rows of the pool, what each of them counts
+    for, and the step's key.
+    """
 
     rows: Tensor  # (S, K, group, size); the group is left out where it is one batch
     weight: Tensor  # the same shape: 1, or 0 where padded
@@ -28,32 +30,53 @@ class Steps(NamedTuple):
 class DeviceDataset:
     """Samples on the device as they came, and which of them each part holds."""
 
-    def __init__(self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
+    ) -> None:
         self.device, self.clock = device, clock
         self.x, self.y = x.to(device), y.to(device)
-        self.sizes = parts.sizes  # here and on the device: what is known here need not be asked for there
+        self.sizes = (
+            parts.sizes
+        )  # here and on the device: what is known here need not be asked for there
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
-        self._index, self._offsets, self._sizes = (value.to(device) for value in (parts.index, parts.offsets, parts.sizes))
+        self._index, self._offsets, self._sizes = (
+            value.to(device) for value in (parts.index, parts.offsets, parts.sizes)
+        )
 
     def steps(self, batches: Batches, part: Tensor, keys: Tensor, longest: int) -> Steps:
         """What clients with these parts (of at most `longest` samples) and keys read."""
         plan = make_plan(batches, self._sizes[part], keys, longest)
         rows = self._index[self._offsets[part][:, None, None, None] + plan.position]
-        weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(torch.float32)
+        weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(
+            torch.float32
+        )
         if batches.group == 1:
             rows, weight = rows[:, :, 0], weight[:, :, 0]
-        return Steps(*(value.transpose(0, 1).contiguous() for value in (rows, weight, plan.key, share_of(weight))))
+        return Steps(
+            *(
+                value.transpose(0, 1).contiguous()
+                for value in (rows, weight, plan.key, share_of(weight))
+            )
+        )
 
     def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
         """One step's batch for each client."""
         flat = rows.flatten()
         inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        return ClientStackedBatch(inputs, self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]), weight, key, share)
+        return ClientStackedBatch(
+            inputs,
+            self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]),
+            weight,
+            key,
+            share,
+        )
 
 
 @dataclass(frozen=True)
 class BatchReader:
-    """What the clients of a chunk read: parts of a pool, by falling size, in batches that are drawn with a key."""
+    """What the clients of a chunk read: parts of a pool, by falling size, in batches that are drawn
+    with a key.
+    """
 
     pool: DeviceDataset
     batches: Batches
@@ -77,11 +100,15 @@ class BatchReader:
 
     def steps(self) -> Steps:
         device = self.pool.device
-        return self.pool.steps(self.batches, self.part.to(device), self.keys.to(device), self.longest)
+        return self.pool.steps(
+            self.batches, self.part.to(device), self.keys.to(device), self.longest
+        )
 
 
 def active_counts(counts: list[int]) -> Iterator[int]:
-    """For each step how many clients have steps left: a prefix of them, since their numbers of steps (`counts`) fall."""
+    """For each step how many clients have steps left: a prefix of them, since their numbers of
+    steps (`counts`) fall.
+    """
     left = len(counts)
     for number in range(counts[0] if counts else 0):
         while counts[left - 1] <= number:

@@ -11,10 +11,11 @@ import torch
 
 
 class Profiler:
-    """Counts steps of single clients: those that were asked for, and those computed, some for nobody where a stack was too wide.
+    """Counts steps of single clients: those that were asked for, and those computed, some for
+    nobody where a stack was too wide.
 
-    With `on` it also adds up the seconds of each phase. To time a phase is to wait for a GPU before and after it, so a profiled run is
-    slower. Workers add up their own seconds.
+    With `on` it also adds up the seconds of each phase. To time a phase is to wait for a GPU before
+    and after it, so a profiled run is slower. Workers add up their own seconds.
     """
 
     def __init__(self, device: torch.device, on: bool = False) -> None:

@@ -1,4 +1,6 @@
-"""What an engine takes from a client: one policy for all methods and engines, and the sums made of what was taken."""
+"""What an engine takes from a client: one policy for all methods and engines, and the sums made of
+what was taken.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ EXAMPLES = "examples"
 """A reply under this name claims how many examples it was computed from."""
 NO_ANSWER = "no answer"
 LARGEST = 1e12
-"""No weight, gradient or loss of training that goes well is larger than this, and squares of what is smaller are still finite."""
+"""No weight, gradient or loss of training that goes well is larger than this, and squares of what
+is smaller are still finite.
+"""
 Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor of one client's reply."""
 
@@ -36,7 +40,10 @@ def rejection_reason(reply: Tree, expected: Spec, size: int) -> str | None:
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             return f"'{name}' is not finite"
         if value.is_floating_point() and value.numel() and float(value.abs().max()) > LARGEST:
-            return f"'{name}' has a number of size {float(value.abs().max()):.1g}, more than {LARGEST:.0e}"
+            return (
+                f"'{name}' has a number of size {float(value.abs().max()):.1g}, more than"
+                f" {LARGEST:.0e}"
+            )
     if EXAMPLES in reply and not 0 <= float(reply[EXAMPLES]) <= size:
         return f"claims {float(reply[EXAMPLES]):g} examples, holds {size}"
     return None
@@ -49,13 +56,24 @@ def spec_of(reply: Tree) -> Spec:
 def rows_out_of_range(replies: Tree) -> list[int]:
     """Which rows of stacked replies have numbers that are not finite, or absurdly large."""
     whole = packed(replies)
-    floats = [whole] if whole is not None else [_as_rows(value) for value in replies.values() if value.is_floating_point()]
+    floats = (
+        [whole]
+        if whole is not None
+        else [_as_rows(value) for value in replies.values() if value.is_floating_point()]
+    )
     if not floats:
         return []
-    # A norm tells in one fast pass whether anything may be wrong: no number is larger than it. Then the suspects are looked at.
-    norms = torch.stack([torch.linalg.vector_norm(value, dim=1) for value in floats]).amax(0).tolist()
+    # A norm tells in one fast pass whether anything may be wrong: no number is larger than it. Then
+    # the suspects are looked at.
+    norms = (
+        torch.stack([torch.linalg.vector_norm(value, dim=1) for value in floats]).amax(0).tolist()
+    )
     suspects = [row for row, norm in enumerate(norms) if not norm <= LARGEST]
-    return [row for row in suspects if not all(bool((value[row].abs() <= LARGEST).all()) for value in floats)]
+    return [
+        row
+        for row in suspects
+        if not all(bool((value[row].abs() <= LARGEST).all()) for value in floats)
+    ]
 
 
 def _as_rows(value: Tensor) -> Tensor:
@@ -65,8 +83,8 @@ def _as_rows(value: Tensor) -> Tensor:
 class Accumulator:
     """Adds replies up in float64 as chunks come in.
 
-    On the CPU one client after another in the order of arrival, which the engine keeps the same for every chunk size: so chunking
-    cannot change a bit. On CUDA by a matrix product of each chunk.
+    On the CPU one client after another in the order of arrival, which the engine keeps the same for
+    every chunk size: so chunking cannot change a bit. On CUDA by a matrix product of each chunk.
     """
 
     def __init__(self, reduce: SegmentSum) -> None:
@@ -78,7 +96,9 @@ class Accumulator:
         return self.reduce.summed_keys(reply)
 
     def copy(self) -> Accumulator:
-        """The same sums, of which further ones can be made on CUDA without changing these. On the CPU they share their memory."""
+        """The same sums, of which further ones can be made on CUDA without changing these. On the
+        CPU they share their memory.
+        """
         other = Accumulator(self.reduce)
         other.sums, other.weight = dict(self.sums), self.weight
         return other
@@ -99,7 +119,9 @@ class Accumulator:
         # All memory first: where there is too little of it, nothing has been added yet.
         for name in names:
             if name not in self.sums:
-                self.sums[name] = reply[name].new_zeros((self.reduce.num_segments, *reply[name].shape[1:]), dtype=torch.float64)
+                self.sums[name] = reply[name].new_zeros(
+                    (self.reduce.num_segments, *reply[name].shape[1:]), dtype=torch.float64
+                )
         lengths = {name: _as_rows(reply[name]).shape[1] for name in names}
         room = torch.empty(max(lengths.values(), default=0), dtype=torch.float64)
         for name in names:
@@ -124,16 +146,30 @@ def check_sum(reduce: SegmentSum, clients: int) -> None:
     row = reduce.segment_ids
     expected = (clients, reduce.num_segments) if row is None else (clients,)
     if tuple(reduce.weights.shape) != expected:
-        raise InvalidInputError(f"reduce: weight has shape {tuple(reduce.weights.shape)}, expected {expected} for {clients} clients.")
+        raise InvalidInputError(
+            f"reduce: weight has shape {tuple(reduce.weights.shape)}, expected {expected} for"
+            f" {clients} clients."
+        )
     if isinstance(row, Tensor):
         if len(row) != clients:
             raise InvalidInputError(f"reduce: {len(row)} rows for {clients} clients.")
         if clients and not 0 <= int(row.min()) <= int(row.max()) < reduce.num_segments:
-            raise InvalidInputError(f"reduce: rows {int(row.min())} to {int(row.max())}, but there are {reduce.num_segments}, numbered from 0.")
+            raise InvalidInputError(
+                f"reduce: rows {int(row.min())} to {int(row.max())}, but there are"
+                f" {reduce.num_segments}, numbered from 0."
+            )
 
 
-def in_order_asked(ids: Tensor, places: list[Tensor], kept: list[Tree], total: Accumulator | None, failures: list[Failure]) -> ClientResults:
-    """Replies that came in pieces, those of the clients asked at `places`, put together in the order of `ids`."""
+def in_order_asked(
+    ids: Tensor,
+    places: list[Tensor],
+    kept: list[Tree],
+    total: Accumulator | None,
+    failures: list[Failure],
+) -> ClientResults:
+    """Replies that came in pieces, those of the clients asked at `places`, put together in the
+    order of `ids`.
+    """
     place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
     order = place.argsort()
     out: Tree = {}

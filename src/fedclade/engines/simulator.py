@@ -39,10 +39,13 @@ from fedclade.errors import InvalidInputError, require
 
 Precision: TypeAlias = Literal["tf32", "float32"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
-"""(key, client, reply) -> the reply that arrives, or None where none does: to study absence and poison."""
+"""(key, client, reply) -> the reply that arrives, or None where none does: to study absence and
+poison.
+"""
 
-# What the weights of a chunk may take. On the CPU small stacks that stay in the cache beat large ones (measured with the MLP of
-# 784-200-62: 4 to 10 clients); on CUDA a part of the device's memory, whatever is free on it just now, so that runs repeat.
+# What the weights of a chunk may take. On the CPU small stacks that stay in the cache beat large
+# ones (measured with the MLP of 784-200-62: 4 to 10 clients); on CUDA a part of the device's
+# memory, whatever is free on it just now, so that runs repeat.
 _CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
 
@@ -50,12 +53,12 @@ _CUDA_CHUNK_SHARE = 0.1
 class Simulator:
     """A federation whose clients all live here.
 
-    chunk: so many clients run in one step; `chunk=1` is the sequential reference. workers: threads that run chunks on the CPU, by
-    default one for each core that the process may use. Neither changes a result of a linear model or an MLP. profile: time the phases
-    of every call (`clock`).
+    chunk: so many clients run in one step; `chunk=1` is the sequential reference. workers: threads
+    that run chunks on the CPU, by default one for each core that the process may use. Neither
+    changes a result of a linear model or an MLP. profile: time the phases of every call (`clock`).
 
-    Clients are numbered from 0. `names` are the numbers from which their randomness is made: others where they are part of a larger
-    federation.
+    Clients are numbered from 0. `names` are the numbers from which their randomness is made: others
+    where they are part of a larger federation.
     """
 
     name = "simulator"
@@ -75,8 +78,18 @@ class Simulator:
     ) -> None:
         for name, value in (("chunk", chunk), ("threads", threads)):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            require(value is None or whole, f"engine.{name}", value, "must be a whole number of at least 1")
-        require(precision in ("tf32", "float32"), "engine.precision", precision, "must be 'tf32' or 'float32'")
+            require(
+                value is None or whole,
+                f"engine.{name}",
+                value,
+                "must be a whole number of at least 1",
+            )
+        require(
+            precision in ("tf32", "float32"),
+            "engine.precision",
+            precision,
+            "must be 'tf32' or 'float32'",
+        )
         self.device = pick_device(device)
         self.chunk, self.precision, self.faults = chunk, precision, faults
         self.traffic = Traffic()
@@ -86,7 +99,9 @@ class Simulator:
         self.names = torch.arange(len(clients))
         self.clock = Profiler(self.device, profile)
         self._train = DeviceDataset(clients.x, clients.y, clients.train, self.device, self.clock)
-        self._test = DeviceDataset(clients.x_test, clients.y_test, clients.test, self.device, self.clock)
+        self._test = DeviceDataset(
+            clients.x_test, clients.y_test, clients.test, self.device, self.clock
+        )
         self._runs = CompiledSteps()
         self._room = OomRetry(self.device, self._forget_runs)
         keep_freed_memory()
@@ -107,15 +122,23 @@ class Simulator:
     def refresh_membership(self) -> None:
         """All clients are here, always."""
 
-    def push_final_models(self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> None:
+    def push_final_models(
+        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+    ) -> None:
         """The clients live here: what they are served is theirs."""
 
     def init_client_state(self, initial: Tree) -> None:
         """Give every client this memory to start from (a method's `memory0`)."""
-        self.client_state = ClientStateStore({name: value.to(self.device) for name, value in initial.items()}, len(self._sizes))
+        self.client_state = ClientStateStore(
+            {name: value.to(self.device) for name, value in initial.items()}, len(self._sizes)
+        )
 
-    def models_of(self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included; `tune` as in `Look`."""
+    def models_of(
+        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+    ) -> Tree:
+        """The models themselves, a row for each of these clients, what is in their memory included;
+        `tune` as in `Look`.
+        """
         here = self._on_device(rows, len(ids))
         assert here is not None
         if tune is None or not len(ids):
@@ -125,11 +148,15 @@ class Simulator:
             for place in chunks:
                 client = ids[place]
                 memory = self.client_state.read(client.to(self.device))
-                lanes = ClientBatch(self._train, client, self.names[client], here[place].gather(memory), memory)
+                lanes = ClientBatch(
+                    self._train, client, self.names[client], here[place].gather(memory), memory
+                )
                 yield run_program(tune, lanes, {}, key, self._runs)[0]
 
         with self._settings():
-            found = list(self._room.run_chunks(run, torch.arange(len(ids)), self._width(len(ids), here, {})))
+            found = list(
+                self._room.run_chunks(run, torch.arange(len(ids)), self._width(len(ids), here, {}))
+            )
         return concatenate([params for _, params in found])
 
     def pop_failures(self) -> list[Failure]:
@@ -172,19 +199,27 @@ class Simulator:
 
         def run(chunks: Sequence[Tensor]) -> Iterator[None]:
             nonlocal total
-            results = map(work, lanes(chunks)) if _uses_numpy(program) else self.workers.in_order(work, lanes(chunks))
+            results = (
+                map(work, lanes(chunks))
+                if _uses_numpy(program)
+                else self.workers.in_order(work, lanes(chunks))
+            )
             for place in chunks:
                 with self.clock.phase("clients"):
                     reply, written = next(results)
-                # Memory may run out up to where a chunk is added up, and it is run again: nothing is kept of it before.
+                # Memory may run out up to where a chunk is added up, and it is run again: nothing
+                # is kept of it before.
                 one = nbytes(reply) // max(1, len(place))
-                # To look at replies is to wait for the device. Sums of all that was asked are queued before; refusals are rare.
+                # To look at replies is to wait for the device. Sums of all that was asked are
+                # queued before; refusals are rare.
                 trusting = total.copy() if total and self._queues(reduce) else None
                 if trusting:
                     with self.clock.phase("sums"):
                         trusting.add(place, reply)
                 with self.clock.phase("replies"):
-                    good, reply, reasons = self._accept(key, ids[place], reply, written or {}, reduce)
+                    good, reply, reasons = self._accept(
+                        key, ids[place], reply, written or {}, reduce
+                    )
                 if written is not None:
                     self.client_state.make_room(ids[place].to(self.device))
                     written = tree_index(written, good.to(self.device)) if reasons else written
@@ -201,19 +236,25 @@ class Simulator:
                     self.client_state.write(ids[place][good].to(self.device), written)
                 failures.extend(reasons)
                 # What was refused had been sent all the same.
-                self.traffic.up += one * (len(place) - sum(failure.reason == NO_ANSWER for failure in reasons))
+                self.traffic.up += one * (
+                    len(place) - sum(failure.reason == NO_ANSWER for failure in reasons)
+                )
                 kept.append(reply)
                 places.append(place[good])
                 del reply, written  # the next chunk needs the memory
                 yield
 
         with self._settings():
-            for _ in self._room.run_chunks(run, _by_size(self._train, ids), self._width(len(ids), per_client, broadcast)):
+            for _ in self._room.run_chunks(
+                run, _by_size(self._train, ids), self._width(len(ids), per_client, broadcast)
+            ):
                 pass
         self._failures += failures
         return in_order_asked(ids, places, kept, total, failures)
 
-    def evaluate(self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0) -> list[Tree]:
+    def evaluate(
+        self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0
+    ) -> list[Tree]:
         return [self.measure(rows, ids, look, key) for look in looks]
 
     def measure(self, rows: ModelAssignment, ids: Tensor, look: EvalRequest, key: int = 0) -> Tree:
@@ -239,14 +280,27 @@ class Simulator:
             for place in chunks:
                 client = asked[first[place]]
                 memory = self.client_state.read(client.to(self.device))
-                yield ClientBatch(pool, distinct[place, 1], self.names[client], device_rows[first[place]].gather(memory), memory), client
+                yield (
+                    ClientBatch(
+                        pool,
+                        distinct[place, 1],
+                        self.names[client],
+                        device_rows[first[place]].gather(memory),
+                        memory,
+                    ),
+                    client,
+                )
 
         def work(chunk: tuple[ClientBatch, Tensor]) -> Tree:
             lanes, client = chunk
             params = lanes.params
             if tune is not None:
-                params, _ = run_program(tune, replace(lanes, pool=self._train, part=client), {}, key, self._runs)
-            return run_program(program, replace(lanes, params=params, memory={}), {}, key, self._runs)[0]
+                params, _ = run_program(
+                    tune, replace(lanes, pool=self._train, part=client), {}, key, self._runs
+                )
+            return run_program(
+                program, replace(lanes, params=params, memory={}), {}, key, self._runs
+            )[0]
 
         def run(chunks: Sequence[Tensor]) -> Iterator[Tree]:
             return self.workers.in_order(work, lanes(chunks))
@@ -255,7 +309,9 @@ class Simulator:
             width = self._width(len(distinct), device_rows, {})
             for place, reply in self._room.run_chunks(run, _by_size(pool, distinct[:, 1]), width):
                 for name, value in reply.items():
-                    sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[place] = value.cpu()
+                    sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[
+                        place
+                    ] = value.cpu()
         result: Tree = {}
         for name in ("loss", *metrics):
             result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)
@@ -264,26 +320,51 @@ class Simulator:
         return result
 
     def _queues(self, reduce: SegmentSum | None) -> bool:
-        return self.device.type == "cuda" and self.faults is None and reduce is not None and not isinstance(reduce.segment_ids, str)
+        return (
+            self.device.type == "cuda"
+            and self.faults is None
+            and reduce is not None
+            and not isinstance(reduce.segment_ids, str)
+        )
 
-    def _accept(self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: SegmentSum | None) -> tuple[Tensor, Tree, list[Failure]]:
+    def _accept(
+        self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: SegmentSum | None
+    ) -> tuple[Tensor, Tree, list[Failure]]:
         """Places of the replies that are taken, those replies, and why the others are not."""
-        reasons = dict.fromkeys(rows_out_of_range(written), "its memory is not finite, or absurdly large")
+        reasons = dict.fromkeys(
+            rows_out_of_range(written), "its memory is not finite, or absurdly large"
+        )
         if self.faults is not None:
             reply, refused = self._tampered(key, ids, reply)
             reasons |= refused
         else:
-            claims = (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist() if EXAMPLES in reply else []
+            claims = (
+                (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist()
+                if EXAMPLES in reply
+                else []
+            )
             for place in [*rows_out_of_range(reply), *claims]:
                 row = tree_index(reply, torch.tensor(place))
-                reasons[place] = rejection_reason(row, spec_of(row), int(self._sizes[ids[place]])) or "not finite"
+                reasons[place] = (
+                    rejection_reason(row, spec_of(row), int(self._sizes[ids[place]]))
+                    or "not finite"
+                )
         if reduce is not None and isinstance(reduce.segment_ids, str):
             claimed = reply[reduce.segment_ids].flatten().tolist()
-            reasons |= {place: f"chose row {row} of {reduce.num_segments}" for place, row in enumerate(claimed) if not 0 <= row < reduce.num_segments}
+            reasons |= {
+                place: f"chose row {row} of {reduce.num_segments}"
+                for place, row in enumerate(claimed)
+                if not 0 <= row < reduce.num_segments
+            }
         if not reasons:
             return torch.arange(len(ids)), reply, []
-        failures = [Failure(int(ids[place]), reason, reason != NO_ANSWER) for place, reason in reasons.items()]
-        taken = torch.tensor([place for place in range(len(ids)) if place not in reasons], dtype=torch.int64)
+        failures = [
+            Failure(int(ids[place]), reason, reason != NO_ANSWER)
+            for place, reason in reasons.items()
+        ]
+        taken = torch.tensor(
+            [place for place in range(len(ids)) if place not in reasons], dtype=torch.int64
+        )
         return taken, tree_index(reply, taken.to(self.device)), failures
 
     def _tampered(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tree, dict[int, str]]:
@@ -294,7 +375,11 @@ class Simulator:
         for place, client in enumerate(ids.tolist()):
             honest = tree_index(reply, torch.tensor(place))
             arrived = self.faults(key, client, dict(honest))
-            reason = NO_ANSWER if arrived is None else rejection_reason(arrived, spec, int(self._sizes[client]))
+            reason = (
+                NO_ANSWER
+                if arrived is None
+                else rejection_reason(arrived, spec, int(self._sizes[client]))
+            )
             if reason is not None:
                 reasons[place] = reason
             rows.append(honest if arrived is None or reason is not None else arrived)
@@ -308,9 +393,15 @@ class Simulator:
         if self.chunk:
             return self.chunk
         # What a lane trains: its row, or what it picks from what is sent to all.
-        lane = max(_row_bytes(each), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024)
+        lane = max(
+            _row_bytes(each), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024
+        )
         if self.device.type == "cuda":
-            return max(1, int(torch.cuda.get_device_properties(self.device).total_memory * _CUDA_CHUNK_SHARE) // lane)
+            return max(
+                1,
+                int(torch.cuda.get_device_properties(self.device).total_memory * _CUDA_CHUNK_SHARE)
+                // lane,
+            )
         most = max(1, _CPU_CHUNK_BYTES // lane)
         # As many chunks for every worker, as far as clients go round.
         rounds = -(-clients // (most * self.workers.count))
@@ -320,7 +411,10 @@ class Simulator:
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
         asked = ids.tolist()
         if asked and not 0 <= min(asked) <= max(asked) < len(self._sizes):
-            raise InvalidInputError(f"clients are numbered 0 to {len(self._sizes) - 1}; asked for {min(asked)} to {max(asked)}.")
+            raise InvalidInputError(
+                f"clients are numbered 0 to {len(self._sizes) - 1}; asked for {min(asked)} to"
+                f" {max(asked)}."
+            )
         if len(set(asked)) != len(asked):
             raise InvalidInputError("a client was asked twice in one call: ids must be distinct.")
         return ids
@@ -330,18 +424,31 @@ class Simulator:
             return None
         if len(each.model_ids) != count:
             raise InvalidInputError(f"each: {len(each.model_ids)} rows for {count} clients.")
-        shared_rows = [value for name, value in each.models.items() if name not in each.local_params]
+        shared_rows = [
+            value for name, value in each.models.items() if name not in each.local_params
+        ]
         rows = len(shared_rows[0]) if shared_rows else 0
         if count and rows and (int(each.model_ids.min()) < 0 or int(each.model_ids.max()) >= rows):
-            wrong = int(each.model_ids.min()) if int(each.model_ids.min()) < 0 else int(each.model_ids.max())
-            raise InvalidInputError(f"each: row {wrong} of {rows} models; a client whose group is not known (-1) must be admitted first.")
+            wrong = (
+                int(each.model_ids.min())
+                if int(each.model_ids.min()) < 0
+                else int(each.model_ids.max())
+            )
+            raise InvalidInputError(
+                f"each: row {wrong} of {rows} models; a client whose group is not known (-1) must"
+                " be admitted first."
+            )
         models = {name: value.to(self.device) for name, value in each.models.items()}
         return ModelAssignment(models, each.model_ids.cpu(), each.local_params)
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
         """Threads and arithmetic for the time of a call; the caller's own are put back."""
-        threads, precision, cudnn = torch.get_num_threads(), torch.get_float32_matmul_precision(), torch.backends.cudnn
+        threads, precision, cudnn = (
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn,
+        )
         before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
         torch.set_num_threads(1)
         if self.device.type == "cuda":
@@ -360,11 +467,18 @@ class Simulator:
 def pick_device(device: str) -> torch.device:
     """`auto` takes CUDA where there is one."""
     device = str(device)  # a torch.device will do
-    require(device in ("auto", "cpu", "cuda") or device.startswith("cuda:"), "device", device, "must be 'auto', 'cpu' or 'cuda'")
+    require(
+        device in ("auto", "cpu", "cuda") or device.startswith("cuda:"),
+        "device",
+        device,
+        "must be 'auto', 'cpu' or 'cuda'",
+    )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidInputError("device = 'cuda': this torch sees no CUDA device; use device = 'cpu' or 'auto'.")
+        raise InvalidInputError(
+            "device = 'cuda': this torch sees no CUDA device; use device = 'cpu' or 'auto'."
+        )
     return torch.device(device)
 
 
@@ -377,7 +491,9 @@ def _by_size(pool: DeviceDataset, parts: Tensor) -> Tensor:
 
 
 def _uses_numpy(program: AnyProgram) -> bool:
-    """Whether any part of it runs client by client: numpy's and scikit-learn's threads are no business of several workers at once."""
+    """Whether any part of it runs client by client: numpy's and scikit-learn's threads are no
+    business of several workers at once.
+    """
     if isinstance(program, ChainedProgram):
         return _uses_numpy(program.first) or _uses_numpy(program.second)
     return not program.vectorised
@@ -387,4 +503,8 @@ def _row_bytes(each: ModelAssignment | None) -> int:
     """Bytes of the row that one client is sent."""
     if each is None:
         return 0
-    return sum(math.prod(value.shape[1:]) * value.element_size() for name, value in each.models.items() if name not in each.local_params)
+    return sum(
+        math.prod(value.shape[1:]) * value.element_size()
+        for name, value in each.models.items()
+        if name not in each.local_params
+    )

@@ -22,26 +22,34 @@ def cores() -> int:
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed. It returns blocks of some size to the system, and a round that gets its stacks anew, page by page,
-    takes a fifth longer. The largest block it has seen freed tells it what is worth keeping, up to 32 MiB."""
+    """Have glibc keep what is freed. It returns blocks of some size to the system, and a round that
+    gets its stacks anew, page by page, takes a fifth longer. The largest block it has seen freed
+    tells it what is worth keeping, up to 32 MiB.
+    """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 class ThreadPool:
-    """Does work on several items at a time. Torch runs on one thread in each: matrix products of a client's size are not worth more, and
-    on several threads they would round by the size of a chunk."""
+    """Does work on several items at a time. Torch runs on one thread in each: matrix products of a
+    client's size are not worth more, and on several threads they would round by the size of a
+    chunk.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """work(item) for each item, in their order. Items are asked for here, one after another, and only a few ahead."""
+        """work(item) for each item, in their order. Items are asked for here, one after another,
+        and only a few ahead.
+        """
         if self.count == 1:
             yield from map(work, items)
             return
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, "fedclade", initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ThreadPoolExecutor(
+                self.count, "fedclade", initializer=torch.set_num_threads, initargs=(1,)
+            )
         ahead: deque[Future[R]] = deque()
         try:
             for item in items:
@@ -53,7 +61,8 @@ class ThreadPool:
         except BaseException as error:
             for future in ahead:
                 future.cancel()
-            # Where memory ran out, what still runs must have given back its own before fewer are tried. An interrupt does not wait.
+            # Where memory ran out, what still runs must have given back its own before fewer are
+            # tried. An interrupt does not wait.
             if isinstance(error, Exception):
                 wait(ahead)
             raise

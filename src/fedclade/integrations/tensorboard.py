@@ -1,4 +1,6 @@
-"""The rounds of a run for TensorBoard: event files beside the run's own, written while it goes on."""
+"""The rounds of a run for TensorBoard: event files beside the run's own, written while it goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,15 @@ def check_tracker(name: str) -> None:
     if name not in TRACKERS:
         raise InvalidInputError(f"--track {name}: must be {' or '.join(TRACKERS)}.")
     if importlib.util.find_spec("tensorboard") is None:
-        raise InvalidInputError("--track tensorboard: TensorBoard is not installed; pip install 'fedclade[track]'.")
+        raise InvalidInputError(
+            "--track tensorboard: TensorBoard is not installed; pip install 'fedclade[track]'."
+        )
 
 
 class Tracker:
-    """A context for the time of a run; `row` is given each round's row, after the run has written it down."""
+    """A context for the time of a run; `row` is given each round's row, after the run has written
+    it down.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,10 +43,19 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self.writer is not None:
             # Where the run has failed already, that is what matters.
-            with suppress(OSError) if error is not None else translate_os_errors(self.folder / FOLDER):
+            with (
+                suppress(OSError)
+                if error is not None
+                else translate_os_errors(self.folder / FOLDER)
+            ):
                 self.writer.close()
 
     def row(self, row: dict[str, Any]) -> None:
@@ -51,10 +66,13 @@ class Tracker:
                 self.writer = self._begun()
 
     def _begun(self) -> SummaryWriter:
-        from torch.utils.tensorboard import SummaryWriter  # a second to import, for those who want it
+        from torch.utils.tensorboard import (
+            SummaryWriter,
+        )  # a second to import, for those who want it
 
-        # A resumed run may go back to its last checkpoint, and may not have been tracked before: all rounds are written again, and
-        # `purge_step` tells TensorBoard to forget those that it had.
+        # A resumed run may go back to its last checkpoint, and may not have been tracked before:
+        # all rounds are written again, and `purge_step` tells TensorBoard to forget those that it
+        # had.
         writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
         for earlier in RunDirectory(self.folder).history():
             _write(writer, earlier)

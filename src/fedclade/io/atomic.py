@@ -20,7 +20,8 @@ _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your share of the disk
 
 @contextmanager
 def atomic_write(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Where to write what is to be at `path`: it comes there when it is written and on the disk, or, if the power is cut, not at all.
+    """Where to write what is to be at `path`: it comes there when it is written and on the disk,
+    or, if the power is cut, not at all.
 
     size: bytes that it takes, where they are known.
     """
@@ -71,7 +72,9 @@ def translate_os_errors(path: Path, size: int | None = None) -> Iterator[None]:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what a process that was killed left half written: a file of ours, or the one that safetensors makes first."""
+    """Remove what a process that was killed left half written: a file of ours, or the one that
+    safetensors makes first.
+    """
     for pattern in ("*.partial", ".tmp??????"):
         for path in folder.glob(pattern):
             if path.is_file():
@@ -79,7 +82,9 @@ def remove_partials(folder: Path) -> None:
 
 
 def _number(error: OSError | SafetensorError) -> int | None:
-    """The system's number of an error; None where it is another kind, or has been put in words already."""
+    """The system's number of an error; None where it is another kind, or has been put in words
+    already.
+    """
     if isinstance(error, OSError):
         return error.errno
     told = re.search(r"\(os error (\d+)\)", str(error))  # safetensors passes on the message alone
@@ -89,14 +94,23 @@ def _number(error: OSError | SafetensorError) -> int | None:
 def _why(number: int, path: Path, size: int | None) -> str:
     if number not in _FULL:
         return f"the system says: {os.strerror(number)}"
-    free = shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
-    # A disk may have bytes left and no place for another file; and of a share only the system knows what is left.
-    numbers = f" ({decimal(size)} needed, {decimal(free)} free)" if size is not None and number == errno.ENOSPC and free < size else ""
+    free = shutil.disk_usage(
+        next(folder for folder in path.absolute().parents if folder.exists())
+    ).free
+    # A disk may have bytes left and no place for another file; and of a share only the system knows
+    # what is left.
+    numbers = (
+        f" ({decimal(size)} needed, {decimal(free)} free)"
+        if size is not None and number == errno.ENOSPC and free < size
+        else ""
+    )
     return f"{_FULL[number]}{numbers}: make room"
 
 
 def _sync(path: Path) -> None:
-    """What was written to this file, or renamed in this folder, is on the disk when this returns."""
+    """What was written to this file, or renamed in this folder, is on the disk when this
+    returns.
+    """
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,4 +1,6 @@
-"""Checkpoints: state, client memory and history in one safetensors file, written whole or not at all, and checked when it is read."""
+"""Checkpoints: state, client memory and history in one safetensors file, written whole or not at
+all, and checked when it is read.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Checkpoint:
     state: Tree
     memory: Tree
     history: list[dict[str, Any]]
-    configuration: str  # hash of the configuration and the data: another experiment's checkpoint is recognised
+    # hash of the configuration and the data: another experiment's checkpoint is recognised
+    configuration: str
 
 
 def flatten(state: State) -> Tree:
@@ -48,7 +51,9 @@ def restore(kind: type[State], flat: Tree) -> State:
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for field in fields(kind):
-        values[field.name] = strip_prefix(field.name, flat) if hints[field.name] == Tree else flat[field.name]
+        values[field.name] = (
+            strip_prefix(field.name, flat) if hints[field.name] == Tree else flat[field.name]
+        )
     return kind(**values)
 
 
@@ -69,7 +74,9 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run that is whole, or None where there is none at all. One that is passed over is told in a warning."""
+    """The newest checkpoint of a run that is whole, or None where there is none at all. One that is
+    passed over is told in a warning.
+    """
     damaged: list[InvalidInputError] = []
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
@@ -81,7 +88,9 @@ def latest(folder: Path) -> Checkpoint | None:
             warnings.warn(f"{passed} The run goes on from round {found.round}.", stacklevel=2)
         return found
     if damaged:
-        raise InvalidInputError(f"{damaged[0]} There is no other to go on from: start the run anew in another folder.")
+        raise InvalidInputError(
+            f"{damaged[0]} There is no other to go on from: start the run anew in another folder."
+        )
     return None
 
 
@@ -89,11 +98,19 @@ def _read(path: Path) -> Checkpoint:
     try:
         about, tensors = read_tensors(path)
         if about.get("format") != FORMAT:
-            raise InvalidInputError(f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).")
+            raise InvalidInputError(
+                f"{path}: not a checkpoint of this version of fedclade ({FORMAT})."
+            )
         number, history = about["round"], schemas.history(about["history"])
         if (history[-1]["round"] if history else 0) != number:
             raise ValueError("its history does not end with its round")
-        return Checkpoint(number, strip_prefix("state", tensors), strip_prefix("memory", tensors), history, about["configuration"])
+        return Checkpoint(
+            number,
+            strip_prefix("state", tensors),
+            strip_prefix("memory", tensors),
+            history,
+            about["configuration"],
+        )
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
@@ -108,7 +125,8 @@ def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
     metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
     size = len(metadata["fedclade"]) + sum(value.nbytes for value in here.values())
     with atomic_write(path, size) as temporary:
-        temporary.touch()  # with the permissions that files of this user have; safetensors would make it private
+        # with the permissions that files of this user have; safetensors would make it private
+        temporary.touch()
         mode = temporary.stat().st_mode
         save_file(here, temporary, metadata)
         temporary.chmod(mode)
@@ -146,6 +164,10 @@ def _about(entry: dict[str, str]) -> dict[str, Any]:
 
 def _entry(file: Any) -> dict[str, str]:
     entry = safe_read.parse_json((file.metadata() or {}).get("fedclade", "{}"))
-    if not isinstance(entry, dict) or entry.keys() != {"about", "digest"} or not all(isinstance(value, str) for value in entry.values()):
+    if (
+        not isinstance(entry, dict)
+        or entry.keys() != {"about", "digest"}
+        or not all(isinstance(value, str) for value in entry.values())
+    ):
         raise ValueError("not written by this version of fedclade")
     return entry

@@ -16,10 +16,14 @@ PACKAGES = ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")
 
 
 def about(device: str = "cpu") -> dict[str, str]:
-    """The commit has a "+" where the source was changed since; FEDCLADE_COMMIT says it for a copy without its history."""
+    """The commit has a "+" where the source was changed since; FEDCLADE_COMMIT says it for a copy
+    without its history.
+    """
     return {
         "machine": torch.cuda.get_device_name() if device != "cpu" else _processor(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ),
         "commit": os.environ.get("FEDCLADE_COMMIT") or _commit() or "unknown",
         "python": platform.python_version(),
         "fedclade": __version__,
@@ -31,15 +35,22 @@ def about(device: str = "cpu") -> dict[str, str]:
 def _processor() -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _commit() -> str:
     def git(*words: str) -> str:
-        done = subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True
+        )
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    return git("rev-parse", "--short", "HEAD") + "+" * bool(git("status", "--porcelain", "--untracked-files=no", "."))
+    return git("rev-parse", "--short", "HEAD") + "+" * bool(
+        git("status", "--porcelain", "--untracked-files=no", ".")
+    )
 
 
 def _version(name: str) -> str:

@@ -27,20 +27,27 @@ _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 
 class RunDirectory:
-    """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/, checkpoint/."""
+    """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/,
+    checkpoint/.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @staticmethod
     def open(folder: str | os.PathLike[str], resume: bool) -> RunDirectory:
-        """A folder to write a run to. One that holds a run already is refused unless it is resumed."""
+        """A folder to write a run to. One that holds a run already is refused unless it is
+        resumed.
+        """
         path = Path(folder)
         if path.exists() and not path.is_dir():
             raise InvalidInputError(f"out = '{path}': it is a file; give a folder.")
         store = RunDirectory(path)
         if store.holds_run() and not resume:
-            raise InvalidInputError(f"out = '{path}': it already holds a run; give another folder, or resume it (--resume, resume=True).")
+            raise InvalidInputError(
+                f"out = '{path}': it already holds a run; give another folder, or resume it"
+                " (--resume, resume=True)."
+            )
         return store
 
     def begin(self, tables: dict[str, dict[str, Any]], history: list[dict[str, Any]]) -> None:
@@ -48,9 +55,14 @@ class RunDirectory:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInputError(f"out = '{self.folder}': it cannot be made ({error.strerror}).") from error
+            raise InvalidInputError(
+                f"out = '{self.folder}': it cannot be made ({error.strerror})."
+            ) from error
         with translate_os_errors(self.folder):
-            for folder in ("checkpoint", "models"):  # ours alone, unlike the folder that they are in
+            for folder in (
+                "checkpoint",
+                "models",
+            ):  # ours alone, unlike the folder that they are in
                 remove_partials(self.folder / folder)
             (self.folder / "summary.json").unlink(missing_ok=True)
         self.write_experiment(tables)
@@ -61,7 +73,11 @@ class RunDirectory:
 
     def summary(self) -> dict[str, Any] | None:
         """What a finished run wrote, or None."""
-        return schemas.read(path, schemas.summary) if (path := self.folder / "summary.json").exists() else None
+        return (
+            schemas.read(path, schemas.summary)
+            if (path := self.folder / "summary.json").exists()
+            else None
+        )
 
     def history(self) -> list[dict[str, Any]]:
         return schemas.read(self.folder / "rounds.jsonl", schemas.rounds)
@@ -71,7 +87,10 @@ class RunDirectory:
         return schemas.read(self.folder / "experiment.toml", schemas.tables, safe_read.MOST_TOML)
 
     def write_experiment(self, tables: dict[str, dict[str, Any]]) -> None:
-        known = {name: {key: value for key, value in table.items() if value is not None} for name, table in tables.items()}
+        known = {
+            name: {key: value for key, value in table.items() if value is not None}
+            for name, table in tables.items()
+        }
         self._write("experiment.toml", tomli_w.dumps(known))
 
     def write_history(self, rows: list[dict[str, Any]]) -> None:
@@ -102,14 +121,27 @@ class RunDirectory:
         return schemas.read(self.folder / "clients.csv", lambda text: schemas.columns(text, number))
 
     def write_models(
-        self, models: Tree, fixed: Tree, assignment: Tensor, clusters: Tensor, shape: tuple[int, ...], classes: int | None
+        self,
+        models: Tree,
+        fixed: Tree,
+        assignment: Tensor,
+        clusters: Tensor,
+        shape: tuple[int, ...],
+        classes: int | None,
     ) -> None:
-        """models/models.safetensors: `models/…`, a row for each model; `fixed/…`, what all share and none trains (buffers, frozen
-        weights); `assignment`, the row each client uses (-1: none); `clusters`."""
+        """models/models.safetensors: `models/…`, a row for each model; `fixed/…`, what all share
+        and none trains (buffers, frozen weights); `assignment`, the row each client uses (-1:
+        none); `clusters`.
+        """
         with translate_os_errors(self.folder / "models"):
             (self.folder / "models").mkdir(exist_ok=True)
         about = {"shape": shape, "classes": classes}
-        tensors = {"assignment": assignment, "clusters": clusters, **add_prefix("models", models), **add_prefix("fixed", fixed)}
+        tensors = {
+            "assignment": assignment,
+            "clusters": clusters,
+            **add_prefix("models", models),
+            **add_prefix("fixed", fixed),
+        }
         write_tensors(self.folder / "models" / "models.safetensors", tensors, about)
 
     def save_checkpoint(self, point: Checkpoint) -> None:
@@ -136,13 +168,17 @@ def resumable(store: RunDirectory | None) -> Iterator[None]:
 def _left(store: RunDirectory) -> str:
     """What a run that has just broken can be resumed from."""
     try:
-        with warnings.catch_warnings(action="ignore"):  # of damaged ones the run has told when it began
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of damaged ones the run has told when it began
             found = store.latest_checkpoint()
     except InvalidInputError as error:
         return str(error)
     if found is None:
         return "There is no checkpoint yet: resumed, the run begins anew."
-    return f"The last checkpoint, round {found.round}, is whole: resumed, the run goes on from there."
+    return (
+        f"The last checkpoint, round {found.round}, is whole: resumed, the run goes on from there."
+    )
 
 
 class StoredModels:
@@ -151,16 +187,26 @@ class StoredModels:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "models" / "models.safetensors"
         if not self.path.exists():
-            raise InvalidInputError(f"{folder}: no finished run (there is no models/models.safetensors); run it, or resume it with --resume.")
+            raise InvalidInputError(
+                f"{folder}: no finished run (there is no models/models.safetensors); run it, or"
+                " resume it with --resume."
+            )
         try:
             safe_read.size(self.path)  # no more: rows are read one at a time
             with safe_open(self.path, framework="pt") as file:
                 about = read_about(file)
                 self.assignment: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
-                names = [name for name in file.keys() if name.startswith("fixed/")]  # noqa: SIM118 (not a mapping)
-                self.fixed: Tree = {name.removeprefix("fixed/"): file.get_tensor(name) for name in names}
-                shapes = [file.get_slice(name).get_shape() for name in file.keys() if name.startswith("models/")]  # noqa: SIM118
+                stored = list(file.keys())
+                names = [name for name in stored if name.startswith("fixed/")]
+                self.fixed: Tree = {
+                    name.removeprefix("fixed/"): file.get_tensor(name) for name in names
+                }
+                shapes = [
+                    file.get_slice(name).get_shape()
+                    for name in stored
+                    if name.startswith("models/")
+                ]
             self.shape: tuple[int, ...] = tuple(about["shape"])
             self.classes: int | None = about["classes"]
             self._check(shapes)
@@ -170,17 +216,36 @@ class StoredModels:
             raise InvalidInputError(f"{self.path}: damaged ({error}).") from error
 
     def _check(self, shapes: list[list[int]]) -> None:
-        """A file of another's making may hold anything: what `row` and whoever builds the model rely on."""
+        """A file of another's making may hold anything: what `row` and whoever builds the model
+        rely on.
+        """
         rows = {shape[0] if shape else 0 for shape in shapes}
-        if len(rows) > 1 or self.assignment.ndim != 1 or self.assignment.shape != self.clusters.shape:
+        if (
+            len(rows) > 1
+            or self.assignment.ndim != 1
+            or self.assignment.shape != self.clusters.shape
+        ):
             raise ValueError("its models are not equally many, or clients and clusters are not")
-        for name, value, most in (("assignment", self.assignment, min(rows, default=0)), ("clusters", self.clusters, 2**63)):
-            if value.dtype != torch.int64 or (len(value) and not -1 <= int(value.min()) <= int(value.max()) < most):
+        for name, value, most in (
+            ("assignment", self.assignment, min(rows, default=0)),
+            ("clusters", self.clusters, 2**63),
+        ):
+            if value.dtype != torch.int64 or (
+                len(value) and not -1 <= int(value.min()) <= int(value.max()) < most
+            ):
                 raise ValueError(f"'{name}' has other numbers than -1 … {most - 1}")
-        if not all(type(side) is int and side > 0 for side in (*self.shape, 1 if self.classes is None else self.classes)):
-            raise ValueError(f"shape {self.shape} and classes {self.classes} are no whole numbers above 0")
+        if not all(
+            type(side) is int and side > 0
+            for side in (*self.shape, 1 if self.classes is None else self.classes)
+        ):
+            raise ValueError(
+                f"shape {self.shape} and classes {self.classes} are no whole numbers above 0"
+            )
 
     def row(self, number: int) -> Tree:
         with safe_open(self.path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith("models/")]  # noqa: SIM118 (not a mapping)
-            return {name.removeprefix("models/"): torch.as_tensor(file.get_slice(name)[number]) for name in names}
+            names = [name for name in list(file.keys()) if name.startswith("models/")]
+            return {
+                name.removeprefix("models/"): torch.as_tensor(file.get_slice(name)[number])
+                for name in names
+            }

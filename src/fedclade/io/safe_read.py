@@ -1,6 +1,7 @@
 """Files of strangers: looked at before they are read, and never unpacked beyond what was allowed.
 
-A packed file of some kilobytes can unpack to all the memory there is, and opening a pipe waits for ever: both are refused in words.
+A packed file of some kilobytes can unpack to all the memory there is, and opening a pipe waits for
+ever: both are refused in words.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any, Protocol, cast
 from fedclade.errors import InvalidInputError
 
 MOST = 1 << 30
-"""Bytes of one published file, packed or not, or one text file of a run. The largest published one has 562 MB."""
+"""Bytes of one published file, packed or not, or one text file of a run. The largest published one
+has 562 MB.
+"""
 MOST_TOML = 1 << 20
 """An experiment file has about a thousand bytes."""
 _DEEPEST = 50  # JSON and TOML inside each other; ours goes to six
@@ -36,13 +39,21 @@ def memory() -> int:
 def allow(where: object, size: int, most: int = MOST) -> None:
     """Refuse what has, or unpacks to, more bytes than `most`."""
     if size > most:
-        raise InvalidInputError(f"{where}: {size:,} bytes, at most {most:,} are allowed: damaged, or another file than is meant; get it again.")
+        raise InvalidInputError(
+            f"{where}: {size:,} bytes, at most {most:,} are allowed: damaged, or another file than"
+            " is meant; get it again."
+        )
 
 
 def fit(where: object, size: int) -> None:
-    """Refuse what is larger than the machine's memory: the bound where an honest file may have any size."""
+    """Refuse what is larger than the machine's memory: the bound where an honest file may have any
+    size.
+    """
     if size > (most := memory()):
-        raise InvalidInputError(f"{where}: {size:,} bytes, this machine's memory has {most:,}: take a smaller file or a larger machine.")
+        raise InvalidInputError(
+            f"{where}: {size:,} bytes, this machine's memory has {most:,}: take a smaller file or a"
+            " larger machine."
+        )
 
 
 def instead(path: Path) -> str:
@@ -53,7 +64,9 @@ def instead(path: Path) -> str:
 
 
 def size(path: Path) -> int:
-    """How many bytes a file has. What is no ordinary file is refused unopened: to open a pipe waits until somebody writes to it."""
+    """How many bytes a file has. What is no ordinary file is refused unopened: to open a pipe waits
+    until somebody writes to it.
+    """
     try:
         has = path.stat().st_size
     except OSError as error:
@@ -74,15 +87,21 @@ def read(path: Path, most: int = MOST) -> bytes:
 
 
 def gunzip(data: bytes, most: int) -> bytes:
-    """The first bytes of what gzip packed, `most` at most. Its checksum is compared where this is all."""
+    """The first bytes of what gzip packed, `most` at most. Its checksum is compared where this is
+    all.
+    """
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
         return file.read(most)
 
 
 def member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipExtFile:
-    """A member of an archive, of which no read unpacks more than was asked for: zipfile has that for these two ways of packing alone."""
+    """A member of an archive, of which no read unpacks more than was asked for: zipfile has that
+    for these two ways of packing alone.
+    """
     if archive.getinfo(name).compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InvalidInputError(f"{path}: {name} is packed in another way than deflate: pack the archive again.")
+        raise InvalidInputError(
+            f"{path}: {name} is packed in another way than deflate: pack the archive again."
+        )
     return cast(zipfile.ZipExtFile, archive.open(name))
 
 
@@ -104,7 +123,9 @@ class Limited:
 
 
 def parse_json(text: str) -> Any:
-    """JSON that can be walked through and written again: a ValueError also for what is nested deeply or holds half a sign."""
+    """JSON that can be walked through and written again: a ValueError also for what is nested
+    deeply or holds half a sign.
+    """
     try:
         found = _shallow(json.loads(text))
         if "\\u" in text:  # nothing else makes half a sign
@@ -129,7 +150,11 @@ def parse_toml(text: str) -> dict[str, Any]:
 def _shallow(found: Any) -> Any:
     level = [found]
     for _ in range(_DEEPEST):
-        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list))
+        inner = (
+            each.values() if isinstance(each, dict) else each
+            for each in level
+            if isinstance(each, dict | list)
+        )
         level = [one for several in inner for one in several]
     if level:
         raise ValueError(f"nested more than {_DEEPEST} deep")

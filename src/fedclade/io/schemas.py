@@ -72,7 +72,9 @@ def columns(text: str, number: int) -> dict[str, list[Any]]:
     """clients.csv, which has a line for each of so many clients; an empty place is None."""
     header, *rows = list(csv.reader(text.splitlines()))
     if "group" in header and "true_group" not in header:
-        raise ValueError("its column 'group' is called 'true_group' since version 0.2: run the experiment again")
+        raise ValueError(
+            "its column 'group' is called 'true_group' since version 0.2: run the experiment again"
+        )
     if len(rows) != number:
         raise ValueError(f"it has {len(rows)} clients, the run {number}")
     values = [[json.loads(value) if value else None for value in row] for row in rows]
@@ -102,7 +104,9 @@ def _numbers(row: Table) -> Table:
 
 def _check_numbers(name: str, values: Sequence[Any]) -> None:
     """What was measured is a number or None."""
-    if name.startswith(_MEASURED) and not all(value is None or type(value) is float or _is_whole(value) for value in values):
+    if name.startswith(_MEASURED) and not all(
+        value is None or type(value) is float or _is_whole(value) for value in values
+    ):
         raise ValueError(f"{name} is no number")
 
 

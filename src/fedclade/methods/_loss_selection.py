@@ -13,12 +13,23 @@ from fedclade.programs.model_selection import choose
 
 @dataclass(frozen=True)
 class LossSelectionMethod(Method):
-    """A client takes the model under which its own training examples have the least loss: in the round, if it takes part in one."""
+    """A client takes the model under which its own training examples have the least loss: in the
+    round, if it takes part in one.
+    """
 
-    def prepare_cohort(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
+    def prepare_cohort(
+        self, fed: Federation, state: State, cohort: Tensor, key: int
+    ) -> tuple[State, Tensor]:
         return state, cohort
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         state = state.with_num_clients(len(fed.sizes))
         got = fed.map(choose(self.local.objective), ids, broadcast=state.models, key=key)
-        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, got.ids, got.outputs["row"].cpu())) if len(got.ids) else state
+        return (
+            replace(
+                state,
+                cluster_ids=state.cluster_ids.index_copy(0, got.ids, got.outputs["row"].cpu()),
+            )
+            if len(got.ids)
+            else state
+        )

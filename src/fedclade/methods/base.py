@@ -1,4 +1,6 @@
-"""What every method is: a frozen dataclass of hyper-parameters with pure functions from state to state."""
+"""What every method is: a frozen dataclass of hyper-parameters with pure functions from state to
+state.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Features:
 
 @dataclass(frozen=True)
 class State:
-    """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any state fits into a checkpoint."""
+    """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any
+    state fits into a checkpoint.
+    """
 
     models: Tree  # a row for each cluster
     cluster_ids: Tensor  # (clients,) the row of each client, or UNKNOWN
@@ -60,7 +64,12 @@ class State:
         missing = clients - len(self.cluster_ids)
         if missing <= 0:
             return self
-        return replace(self, cluster_ids=torch.cat([self.cluster_ids, torch.full((missing,), UNKNOWN, dtype=torch.int64)]))
+        return replace(
+            self,
+            cluster_ids=torch.cat(
+                [self.cluster_ids, torch.full((missing,), UNKNOWN, dtype=torch.int64)]
+            ),
+        )
 
     def features(self) -> Features | None:
         """What the clients were grouped by, where the state still has it for each of them."""
@@ -68,7 +77,9 @@ class State:
 
 
 INJECTED = {"bound": True}
-"""Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file names it."""
+"""Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file
+names it.
+"""
 
 
 def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
@@ -82,12 +93,18 @@ def check_choices(method: Method) -> None:
     for each in hyperparameters(method):
         kind, value = hints[each.name], getattr(method, each.name)
         if get_origin(kind) is Literal:
-            require(value in get_args(kind), f"method.{each.name}", value, f"must be one of {', '.join(map(repr, get_args(kind)))}")
+            require(
+                value in get_args(kind),
+                f"method.{each.name}",
+                value,
+                f"must be one of {', '.join(map(repr, get_args(kind)))}",
+            )
 
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model, the loss and the local training.
+    """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model,
+    the loss and the local training.
 
     Subclasses say in class variables what `describe` and the docs tell about them.
     """
@@ -98,14 +115,19 @@ class Method(ABC):
     client_disclosure: ClassVar[str]  # what leaves a client, in words
     server_visibility: ClassVar[Needs]  # what the server must see of the clients
     groups: ClassVar[Groups] = "none"
-    # Bytes that one client of a cohort sends and is sent in a round, in terms of `symbols`; and what more there is, in words.
+    # Bytes that one client of a cohort sends and is sent in a round, in terms of `symbols`; and
+    # what more there is, in words.
     upload_cost: ClassVar[str] = "W"
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
-    custom_aggregation: ClassVar[str] = ""  # where it makes one model of several in a way of its own, which: there is no choice of `run.average`
+    # where it makes one model of several in a way of its own, which: there is no choice of
+    # `run.average`
+    custom_aggregation: ClassVar[str] = ""
     state: ClassVar[type[State]] = State
 
-    local_config: LocalTraining | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
+    local_config: LocalTraining | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
 
     def with_local_config(self, local: LocalTraining) -> Self:
         return replace(self, local_config=local)
@@ -113,7 +135,10 @@ class Method(ABC):
     @property
     def local(self) -> LocalTraining:
         if self.local_config is None:
-            raise FedcladeError(f"{type(self).__name__} is not bound to a model yet: use fc.run, or method.bind(LocalTraining(…)).")
+            raise FedcladeError(
+                f"{type(self).__name__} is not bound to a model yet: use fc.run, or"
+                " method.bind(LocalTraining(…))."
+            )
         return self.local_config
 
     def initial_client_state(self, params: Tree) -> Tree:
@@ -132,7 +157,9 @@ class Method(ABC):
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """Give a cluster to clients that were not there before."""
 
-    def prepare_cohort(self, fed: Federation, state: State, cohort: Tensor, key: int) -> tuple[State, Tensor]:
+    def prepare_cohort(
+        self, fed: Federation, state: State, cohort: Tensor, key: int
+    ) -> tuple[State, Tensor]:
         """Before a round: who is not known is admitted, and who still is not cannot take part."""
         unknown = cohort[state.cluster_ids[cohort] == UNKNOWN]
         if len(unknown):
@@ -145,7 +172,9 @@ class Method(ABC):
         return ModelAssignment(state.models, state.cluster_ids[ids])
 
     def personalization_program(self) -> AnyProgram | None:
-        """What a client does on its own training data with the model it is served before it uses it; None: nothing."""
+        """What a client does on its own training data with the model it is served before it uses
+        it; None: nothing.
+        """
         return None
 
     def cost_symbols(self, state: State) -> dict[str, int]:

@@ -1,4 +1,6 @@
-"""CFL: one model for all at first; where the clients of a cluster pull it in different directions, the cluster splits in two."""
+"""CFL: one model for all at first; where the clients of a cluster pull it in different directions,
+the cluster splits in two.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,22 @@ from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
 from fedclade.errors import require
 from fedclade.methods.base import INJECTED, UNKNOWN, Features, Groups, Method, Needs, State
-from fedclade.programs.parameter_permutation import concealed, flatten_models, from_secret_order, in_secret_order, revealed
+from fedclade.programs.parameter_permutation import (
+    concealed,
+    flatten_models,
+    from_secret_order,
+    in_secret_order,
+    revealed,
+)
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 
 
 @dataclass(frozen=True)
 class CFLState(ParameterTree, State):
-    """The parameter tree: `models` has a row for every node, `cluster` is the leaf of each client; read `parent`, `children`, `members`."""
+    """The parameter tree: `models` has a row for every node, `cluster` is the leaf of each client;
+    read `parent`, `children`, `members`.
+    """
 
     def features(self) -> Features:
         return Features("latest updates, projected", *self.latest_updates(), "cosine")
@@ -31,27 +41,44 @@ class CFLState(ParameterTree, State):
 
 @dataclass(frozen=True)
 class CFL(Method):
-    """Every round each cluster c trains as in FedAvg. Where it has come to rest while its clients have not, it is split in two.
+    """Every round each cluster c trains as in FedAvg. Where it has come to rest while its clients
+    have not, it is split in two.
 
-    Δθ_i is what client i's local training changed, Δθ_c their mean weighted by examples. If ‖Δθ_c‖ < eps1 and max_i ‖Δθ_i‖ > eps2, the
-    clients that answered are parted so that the largest similarity across, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least
-    (`linkage="single"`, Algorithm 1; "complete" is the authors' code). The split is accepted iff gamma_max < sqrt((1 - α_cross^max) / 2).
+    Δθ_i is what client i's local training changed, Δθ_c their mean weighted by examples. If ‖Δθ_c‖
+    < eps1 and max_i ‖Δθ_i‖ > eps2, the clients that answered are parted so that the largest
+    similarity across, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least (`linkage="single"`,
+    Algorithm 1; "complete" is the authors' code). The split is accepted iff gamma_max < sqrt((1 -
+    α_cross^max) / 2).
 
-    eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update of the cluster so far (no split in its first three rounds).
-    gamma_max: γ_max, the largest noise in an update relative to its length, which the paper takes as known; or "auto": estimated from the
-        similarity of each client to the most similar one on its side (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
-    check_after: rounds after which a split is looked at again. It is undone, for good, if the children's models have a higher loss on
+    eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update of the cluster so far (no
+    split in its first three rounds). gamma_max: γ_max, the largest noise in an update relative to
+    its length, which the paper takes as known; or "auto": estimated from the
+        similarity of each client to the most similar one on its side
+        (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
+    check_after: rounds after which a split is looked at again. It is undone, for good, if the
+    children's models have a higher loss on
         their clients' training data than the model at the split. 0: never.
-    min_size: clients that must answer for a split. sketch: numbers kept of an update, a random projection, for late ones (Algorithm 4).
-    permute: clients get and send models in a secret order of coordinates (Algorithm 5). The secret is the clients'. Where they are
-        simulated it is the field `secret` here, used in the clients' programs, in `init` (in earnest a client draws the first model: a
-        server that knows it can read the order off) and where a client looks at its model: `serve` and `model_at`.
+    min_size: clients that must answer for a split. sketch: numbers kept of an update, a random
+    projection, for late ones (Algorithm 4). permute: clients get and send models in a secret order
+    of coordinates (Algorithm 5). The secret is the clients'. Where they are
+        simulated it is the field `secret` here, used in the clients' programs, in `init` (in
+        earnest a client draws the first model: a server that knows it can read the order off) and
+        where a client looks at its model: `serve` and `model_at`.
     """
 
     name: ClassVar[str] = "cfl"
-    title: ClassVar[str] = "Clustered federated learning: split a cluster where its clients' updates contradict each other"
-    paper: ClassVar[str] = "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021 (arXiv:1910.01991)"
-    client_disclosure: ClassVar[str] = "the trained weights, once a round, and so its own update; once after a split two training losses, to be summed"
+    title: ClassVar[str] = (
+        "Clustered federated learning: split a cluster where its clients' updates contradict each"
+        " other"
+    )
+    paper: ClassVar[str] = (
+        "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021"
+        " (arXiv:1910.01991)"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights, once a round, and so its own update; once after a split two training"
+        " losses, to be summed"
+    )
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
     extra_traffic: ClassVar[str] = "once after a split two models more down, and two losses up"
@@ -68,31 +95,71 @@ class CFL(Method):
     secret: int = field(default=0, kw_only=True, repr=False, metadata=INJECTED)
 
     def __post_init__(self) -> None:
-        for name, value in (("eps1", self.eps1), ("eps2", self.eps2), ("gamma_max", self.gamma_max)):
-            require(value == "auto" or (not isinstance(value, str) and value >= 0), f"method.{name}", value, "must be 'auto' or at least 0")
+        for name, value in (
+            ("eps1", self.eps1),
+            ("eps2", self.eps2),
+            ("gamma_max", self.gamma_max),
+        ):
+            require(
+                value == "auto" or (not isinstance(value, str) and value >= 0),
+                f"method.{name}",
+                value,
+                "must be 'auto' or at least 0",
+            )
         for name, least in (("min_size", 2), ("check_after", 0), ("sketch", 1)):
-            require(getattr(self, name) >= least, f"method.{name}", getattr(self, name), f"must be at least {least}")
-        require(self.linkage in ("single", "complete"), "method.linkage", self.linkage, "must be 'single' or 'complete'")
+            require(
+                getattr(self, name) >= least,
+                f"method.{name}",
+                getattr(self, name),
+                f"must be at least {least}",
+            )
+        require(
+            self.linkage in ("single", "complete"),
+            "method.linkage",
+            self.linkage,
+            "must be 'single' or 'complete'",
+        )
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models = concealed(stack([params]), self.secret) if self.permute else stack([params])
-        return CFLState.initial(models, len(fed.sizes), min(self.sketch, flatten_models(models).shape[1]))
+        return CFLState.initial(
+            models, len(fed.sizes), min(self.sketch, flatten_models(models).shape[1])
+        )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)
-        cohort = cohort.sort().values  # from here on ids are in rising order, so that the order of the cohort decides nothing
+        cohort = (
+            cohort.sort().values
+        )  # from here on ids are in rising order, so that the order of the cohort decides nothing
         state = self._second_look(fed, state, cohort, key)
         got, updates = self._train(fed, state, cohort, state.cluster_ids, key)
         if not len(got.ids):
             return state
-        node, size, projected = state.cluster_ids[got.ids], fed.sizes[got.ids], self._projected(updates)
+        node, size, projected = (
+            state.cluster_ids[got.ids],
+            fed.sizes[got.ids],
+            self._projected(updates),
+        )
         for leaf in sorted(set(node.tolist())):
-            here = torch.nonzero(node == leaf).flatten()  # places among the replies: the clients are got.ids[here]
+            here = torch.nonzero(
+                node == leaf
+            ).flatten()  # places among the replies: the clients are got.ids[here]
             if len(here) >= self.min_size and not state.frozen[leaf]:
-                side = bisect(updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage)
-                state = state if side is None else state.split(leaf, got.ids[here], side, projected[here])
+                side = bisect(
+                    updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage
+                )
+                state = (
+                    state
+                    if side is None
+                    else state.split(leaf, got.ids[here], side, projected[here])
+                )
         state = state.trained(got.ids, length(updates), projected)
-        return replace(state, models=mean_by_row(got.outputs, state.cluster_ids[got.ids], size, state.models, fed.aggregator))
+        return replace(
+            state,
+            models=mean_by_row(
+                got.outputs, state.cluster_ids[got.ids], size, state.models, fed.aggregator
+            ),
+        )
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)
@@ -106,14 +173,25 @@ class CFL(Method):
         return replace(state, cluster_ids=cluster)
 
     def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
-        return ModelAssignment(revealed(state.models, self.secret) if self.permute else state.models, state.cluster_ids[ids])
+        return ModelAssignment(
+            revealed(state.models, self.secret) if self.permute else state.models,
+            state.cluster_ids[ids],
+        )
 
     def model_at(self, state: State, node: int) -> Tree:
-        """The model of any node of the tree: a leaf's as it is now, an inner node's as it was at its split."""
-        return tree_index(self.assign_models(state, state.cluster_ids[:0]).models, torch.tensor(node))
+        """The model of any node of the tree: a leaf's as it is now, an inner node's as it was at
+        its split.
+        """
+        return tree_index(
+            self.assign_models(state, state.cluster_ids[:0]).models, torch.tensor(node)
+        )
 
-    def _train(self, fed: Federation, state: CFLState, ids: Tensor, at: Tensor, key: int) -> tuple[ClientResults, Tensor]:
-        """Local training of each client i from the model of node at[i]: the trained weights, and the updates as vectors."""
+    def _train(
+        self, fed: Federation, state: CFLState, ids: Tensor, at: Tensor, key: int
+    ) -> tuple[ClientResults, Tensor]:
+        """Local training of each client i from the model of node at[i]: the trained weights, and
+        the updates as vectors.
+        """
         program = in_secret_order(sgd(self.local), self.secret) if self.permute else sgd(self.local)
         got = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
         before = flatten_models(tree_index(state.models, at[got.ids]))
@@ -127,24 +205,36 @@ class CFL(Method):
         scale = float(state.scale[leaf])
         if "auto" in (self.eps1, self.eps2) and state.age[leaf] < WARM_UP:
             return 0.0, 0.0  # nothing is shorter than 0: no split yet
-        return AUTO_EPS1 * scale if self.eps1 == "auto" else self.eps1, AUTO_EPS2 * scale if self.eps2 == "auto" else self.eps2
+        return (
+            AUTO_EPS1 * scale if self.eps1 == "auto" else self.eps1,
+            AUTO_EPS2 * scale if self.eps2 == "auto" else self.eps2,
+        )
 
     def _second_look(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
-        """The fall-back: undo the splits whose children have a higher loss on their clients' training data than the model at the split."""
+        """The fall-back: undo the splits whose children have a higher loss on their clients'
+        training data than the model at the split.
+        """
         up = state.parent[state.cluster_ids[cohort]]
         due = (up >= 0) & state.unfrozen(self.check_after)[up] & (self.check_after > 0)
         if not due.any():
             return state
         ask = evaluate_losses(self.local.objective)
-        pairs = {name: torch.stack([value[state.parent], value], 1) for name, value in state.models.items()}
+        pairs = {
+            name: torch.stack([value[state.parent], value], 1)
+            for name, value in state.models.items()
+        }
         got = fed.map(
             from_secret_order(ask, self.secret) if self.permute else ask,
             cohort[due],
             per_client=ModelAssignment(pairs, state.cluster_ids[cohort[due]]),
             key=fold_in(key, "second look"),
-            reduce=SegmentSum(segment_ids=up[due], weights=torch.ones(int(due.sum())), num_segments=len(state)),
+            reduce=SegmentSum(
+                segment_ids=up[due], weights=torch.ones(int(due.sum())), num_segments=len(state)
+            ),
         )
         if not got.sums:
             return state
         before, now = got.sums["loss"].cpu().unbind(1)
-        return replace(state, frozen=state.frozen | (got.total_weight > 0)).revert(torch.nonzero(now > before).flatten())
+        return replace(state, frozen=state.frozen | (got.total_weight > 0)).revert(
+            torch.nonzero(now > before).flatten()
+        )

@@ -17,8 +17,16 @@ from fedclade.methods.base import Method, Needs, State
 S = TypeVar("S", bound=State)
 
 
-def fedavg_round(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, key: int, own: tuple[str, ...] = ()) -> S:
-    """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new model is their mean by examples.
+def fedavg_round(
+    fed: Federation,
+    train: AnyProgram,
+    state: S,
+    cohort: Tensor,
+    key: int,
+    own: tuple[str, ...] = (),
+) -> S:
+    """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new
+    model is their mean by examples.
 
     The parameters named in `own` are in the clients' memory and not in the models.
     """
@@ -28,28 +36,39 @@ def fedavg_round(fed: Federation, train: AnyProgram, state: S, cohort: Tensor, k
         cohort,
         per_client=ModelAssignment(state.models, cluster, own),
         key=key,
-        reduce=SegmentSum(segment_ids=cluster, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True),
+        reduce=SegmentSum(
+            segment_ids=cluster, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True
+        ),
     )
     return replace(state, models=weighted_mean(got.sums, got.total_weight, keep=state.models))
 
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Every round the sampled clients train the shared model on their own data; the new model is their mean.
+    """Every round the sampled clients train the shared model on their own data; the new model is
+    their mean.
 
-    w_{t+1} = sum_k n_k w_k / sum_k n_k over the clients k of the cohort that answered, where n_k (`fed.sizes`) is the number of
-    training examples of client k and w_k its weights after E epochs (`local.epochs`) of SGD with batch size B (`local.batch_size`)
-    and learning rate eta (`local.lr`) from w_t.
+    w_{t+1} = sum_k n_k w_k / sum_k n_k over the clients k of the cohort that answered, where n_k
+    (`fed.sizes`) is the number of training examples of client k and w_k its weights after E epochs
+    (`local.epochs`) of SGD with batch size B (`local.batch_size`) and learning rate eta
+    (`local.lr`) from w_t.
     """
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "Federated averaging: one model for all clients"
-    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017"
-    client_disclosure: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
+    paper: ClassVar[str] = (
+        "McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data,"
+        " AISTATS 2017"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights, once a round; only their weighted sum is needed"
+    )
     server_visibility: ClassVar[Needs] = "sum"
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
-        return State(models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64))
+        return State(
+            models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64)
+        )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)

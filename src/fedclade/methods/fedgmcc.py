@@ -1,4 +1,6 @@
-"""FedGMCC: clients share a model when a path leads from one's weights to the other's along which the outputs stray little."""
+"""FedGMCC: clients share a model when a path leads from one's weights to the other's along which
+the outputs stray little.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 
 @dataclass(frozen=True)
 class FedGMCCState(State):
-    """Beside models and clusters: the Monte Carlo inputs, as their key, and where the schedule of the threshold is."""
+    """Beside models and clusters: the Monte Carlo inputs, as their key, and where the schedule of
+    the threshold is.
+    """
 
     inputs_key: Tensor  # ()
     percentile: Tensor  # () of the next round
@@ -37,26 +41,41 @@ class FedGMCCState(State):
 
 @dataclass(frozen=True)
 class FedGMCC(LossSelectionMethod):
-    """Every round the server learns, for each pair k < l of clients that answered with weights w_k and w_l, the bend θ of a chain γ_θ
-    from one to the other: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) = w_l. Its loss is how far the outputs f(x; γ_θ(u)) are from those of both ends,
-    on Monte Carlo inputs x ~ U(0, 1) drawn once, and a pair's score the mean loss over u. Pairs whose score is at most ε, a percentile of
-    this round's scores, are joined; clusters are what hangs together. A cluster's new model is the mean of E_u γ_θ(u) over its pairs,
-    and a client alone keeps its w_k. With straight paths and one cluster this is the plain mean of the clients' weights.
+    """Every round the server learns, for each pair k < l of clients that answered with weights w_k
+    and w_l, the bend θ of a chain γ_θ from one to the other: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) =
+    w_l. Its loss is how far the outputs f(x; γ_θ(u)) are from those of both ends, on Monte Carlo
+    inputs x ~ U(0, 1) drawn once, and a pair's score the mean loss over u. Pairs whose score is at
+    most ε, a percentile of this round's scores, are joined; clusters are what hangs together. A
+    cluster's new model is the mean of E_u γ_θ(u) over its pairs, and a client alone keeps its w_k.
+    With straight paths and one cluster this is the plain mean of the clients' weights.
 
-    percentile: where ε begins. step: how much it rises after a round with several clusters and falls after one with a single cluster,
-        between 5 and 95, until a partition into several clusters comes back: from then on it stays. 0: it never moves.
-    mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs should lie there, as pixels do.
-    curve_steps: steps of Adam from the midpoint with which the bends are learned; 0: straight paths. curve_lr: η, Adam's learning rate.
+    percentile: where ε begins. step: how much it rises after a round with several clusters and
+    falls after one with a single cluster,
+        between 5 and 95, until a partition into several clusters comes back: from then on it stays.
+        0: it never moves.
+    mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs should
+    lie there, as pixels do. curve_steps: steps of Adam from the midpoint with which the bends are
+    learned; 0: straight paths. curve_lr: η, Adam's learning rate.
     """
 
     name: ClassVar[str] = "fedgmcc"
-    title: ClassVar[str] = "FedGMCC: clients share a model when a path of little loss joins their weights"
-    paper: ClassVar[str] = "Lucchetti et al., Federated Geometric Monte Carlo Clustering to Counter Non-IID Datasets, arXiv 2204.11017"
-    client_disclosure: ClassVar[str] = "the trained weights, once a round, in clear; of a late client the number of the model that it chose"
+    title: ClassVar[str] = (
+        "FedGMCC: clients share a model when a path of little loss joins their weights"
+    )
+    paper: ClassVar[str] = (
+        "Lucchetti et al., Federated Geometric Monte Carlo Clustering to Counter Non-IID Datasets,"
+        " arXiv 2204.11017"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights, once a round, in clear; of a late client the number of the model that"
+        " it chose"
+    )
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
     custom_aggregation: ClassVar[str] = "the mean along paths between models"
-    extra_traffic: ClassVar[str] = "a late client is sent all models once and replies with the number of one"
+    extra_traffic: ClassVar[str] = (
+        "a late client is sent all models once and replies with the number of one"
+    )
     state: ClassVar[type[State]] = FedGMCCState
 
     percentile: float = 50.0
@@ -64,51 +83,102 @@ class FedGMCC(LossSelectionMethod):
     mc_samples: int = 128
     curve_steps: int = 10
     curve_lr: float = LR
-    input_shape: tuple[int, ...] | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
+    input_shape: tuple[int, ...] | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
 
     prepare_cohort = Method.prepare_cohort  # who is not known chooses before the round, not in it
 
     def __post_init__(self) -> None:
-        require(0 <= self.percentile <= 100, "method.percentile", self.percentile, "must be from 0 to 100")
-        require(self.step >= 0, "method.step", self.step, "must be at least 0 (0: the percentile stays as it is)")
-        for name, value, least in (("mc_samples", self.mc_samples, 1), ("curve_steps", self.curve_steps, 0)):
-            require(isinstance(value, int) and value >= least, f"method.{name}", value, f"must be a whole number of at least {least}")
+        require(
+            0 <= self.percentile <= 100,
+            "method.percentile",
+            self.percentile,
+            "must be from 0 to 100",
+        )
+        require(
+            self.step >= 0,
+            "method.step",
+            self.step,
+            "must be at least 0 (0: the percentile stays as it is)",
+        )
+        for name, value, least in (
+            ("mc_samples", self.mc_samples, 1),
+            ("curve_steps", self.curve_steps, 0),
+        ):
+            require(
+                isinstance(value, int) and value >= least,
+                f"method.{name}",
+                value,
+                f"must be a whole number of at least {least}",
+            )
         require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         if self.input_shape is None:
             raise InvalidInputError(
-                "method fedgmcc: it draws inputs of its own, uniform in [0, 1), and the clients' inputs are whole numbers, such as tokens. "
-                "Outside of fc.run, give input_shape=… where they are not."
+                "method fedgmcc: it draws inputs of its own, uniform in [0, 1), and the clients'"
+                " inputs are whole numbers, such as tokens. Outside of fc.run, give input_shape=…"
+                " where they are not."
             )
         everyone = torch.zeros(len(fed.sizes), dtype=torch.int64)
         percentile = torch.tensor(self.percentile, dtype=torch.float64)
         settled, nothing = torch.tensor(self.step == 0), torch.full_like(everyone, UNKNOWN)
-        return FedGMCCState(stack([params]), everyone, torch.tensor(fold_in(key, "inputs")), percentile, settled, nothing)
+        return FedGMCCState(
+            stack([params]),
+            everyone,
+            torch.tensor(fold_in(key, "inputs")),
+            percentile,
+            settled,
+            nothing,
+        )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, FedGMCCState)
         cohort = cohort.sort().values  # so that the order of the cohort decides nothing
-        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, state.cluster_ids[cohort]), key=key)
+        got = fed.map(
+            sgd(self.local),
+            cohort,
+            per_client=ModelAssignment(state.models, state.cluster_ids[cohort]),
+            key=key,
+        )
         if not len(got.ids):
             return state
         inputs = self.inputs(state).to(next(iter(got.outputs.values())).device)
-        paths = Paths(self.local.objective.outputs, got.outputs, inputs, self.curve_steps, self.curve_lr)
+        paths = Paths(
+            self.local.objective.outputs, got.outputs, inputs, self.curve_steps, self.curve_lr
+        )
         label = paths.joined(float(state.percentile))
-        models = stack([paths.mean(torch.nonzero(label == number).flatten()) for number in range(int(label.max()) + 1)])
+        models = stack(
+            [
+                paths.mean(torch.nonzero(label == number).flatten())
+                for number in range(int(label.max()) + 1)
+            ]
+        )
         return self._scheduled(self._replaced(state, got.ids, label, models), got.ids, label)
 
     def inputs(self, state: FedGMCCState) -> Tensor:
         """X, the same in every round."""
         assert self.input_shape is not None
-        return uniform(client_keys(int(state.inputs_key), torch.tensor(0)), (self.mc_samples, *self.input_shape))
+        return uniform(
+            client_keys(int(state.inputs_key), torch.tensor(0)),
+            (self.mc_samples, *self.input_shape),
+        )
 
-    def _replaced(self, state: FedGMCCState, ids: Tensor, label: Tensor, models: Tree) -> FedGMCCState:
-        """The new models for those who answered, after them the old ones that somebody absent still uses."""
+    def _replaced(
+        self, state: FedGMCCState, ids: Tensor, label: Tensor, models: Tree
+    ) -> FedGMCCState:
+        """The new models for those who answered, after them the old ones that somebody absent still
+        uses.
+        """
         absent = (state.cluster_ids != UNKNOWN).index_fill(0, ids, False)
         old, row = torch.unique(state.cluster_ids[absent], return_inverse=True)
-        cluster = state.cluster_ids.masked_scatter(absent, row + int(label.max()) + 1).index_copy(0, ids, label)
-        models = tree_map(lambda new, before: torch.cat([new, before[old].to(new.device)]), models, state.models)
+        cluster = state.cluster_ids.masked_scatter(absent, row + int(label.max()) + 1).index_copy(
+            0, ids, label
+        )
+        models = tree_map(
+            lambda new, before: torch.cat([new, before[old].to(new.device)]), models, state.models
+        )
         return replace(state, models=models, cluster_ids=cluster)
 
     def _scheduled(self, state: FedGMCCState, ids: Tensor, label: Tensor) -> FedGMCCState:
@@ -120,4 +190,6 @@ class FedGMCC(LossSelectionMethod):
         partition = torch.full_like(state.seen, UNKNOWN).index_copy(0, ids, label)
         if torch.equal(partition, state.seen):
             return replace(state, settled=torch.tensor(True))
-        return replace(state, percentile=(state.percentile + self.step).clamp_max(MOST), seen=partition)
+        return replace(
+            state, percentile=(state.percentile + self.step).clamp_max(MOST), seen=partition
+        )

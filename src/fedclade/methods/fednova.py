@@ -17,28 +17,48 @@ from fedclade.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Clients train as in FedAvg. Client i makes τ_i steps, which with momentum ρ amount to a_i = [τ_i - ρ (1 - ρ^τ_i) / (1 - ρ)] / (1 - ρ)
-    plain ones (a_i = τ_i without): ‖a_i‖₁ in the paper. Its update counts as the mean step d_i = (x - y_i) / a_i, and the model moves
+    """Clients train as in FedAvg. Client i makes τ_i steps, which with momentum ρ amount to a_i =
+    [τ_i - ρ (1 - ρ^τ_i) / (1 - ρ)] / (1 - ρ) plain ones (a_i = τ_i without): ‖a_i‖₁ in the paper.
+    Its update counts as the mean step d_i = (x - y_i) / a_i, and the model moves
 
-        x <- x - τ_eff Σ_i p_i d_i,   τ_eff = Σ_i p_i a_i,   p_i = n_i / Σ_i n_i over those who answered.
+        x <- x - τ_eff Σ_i p_i d_i,   τ_eff = Σ_i p_i a_i,   p_i = n_i / Σ_i n_i over those who
+        answered.
 
-    Where all make equally many steps it is FedAvg. The server knows a_i from the clients' sizes, so it needs only sums of y_i.
+    Where all make equally many steps it is FedAvg. The server knows a_i from the clients' sizes, so
+    it needs only sums of y_i.
     """
 
     name: ClassVar[str] = "fednova"
     title: ClassVar[str] = "FedNova: FedAvg with updates normalised by the steps behind them"
-    paper: ClassVar[str] = "Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization, NeurIPS 2020"
+    paper: ClassVar[str] = (
+        "Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated"
+        " Optimization, NeurIPS 2020"
+    )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         n = fed.sizes.double()
         a = effective_steps(self.local.batches.steps(fed.sizes).double(), self.local.momentum)
         everyone = torch.zeros_like(cohort)
-        give = SegmentSum(segment_ids=everyone, weights=(n / a)[cohort], num_segments=1, robust_ok=True)
-        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, everyone), key=key, reduce=give)
+        give = SegmentSum(
+            segment_ids=everyone, weights=(n / a)[cohort], num_segments=1, robust_ok=True
+        )
+        got = fed.map(
+            sgd(self.local),
+            cohort,
+            per_client=ModelAssignment(state.models, everyone),
+            key=key,
+            reduce=give,
+        )
         if not len(got.ids):
             return state
         total = float(n[got.ids].sum())
         tau_eff = float((n * a)[got.ids].sum()) / total
-        share = float(got.total_weight) / total  # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
-        models = tree_map(lambda x, sums: (x - tau_eff * (share * x.double() - sums / total)).to(x.dtype), state.models, got.sums)
+        share = (
+            float(got.total_weight) / total
+        )  # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
+        models = tree_map(
+            lambda x, sums: (x - tau_eff * (share * x.double() - sums / total)).to(x.dtype),
+            state.models,
+            got.sums,
+        )
         return replace(state, models=models)

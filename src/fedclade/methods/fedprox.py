@@ -10,7 +10,15 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import LocalTraining, Program, Start, Step, natively_batched, sgd, sgd_step
+from fedclade.core.program import (
+    LocalTraining,
+    Program,
+    Start,
+    Step,
+    natively_batched,
+    sgd,
+    sgd_step,
+)
 from fedclade.core.pytree import Tree, strip_prefix, tree_map
 from fedclade.core.recipes import serializable_program
 from fedclade.errors import require
@@ -23,11 +31,20 @@ def proximal(local: LocalTraining, mu: float) -> Program:
     """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it was sent."""
     train = sgd(local)
     start, step = _proximal(train.start, local.objective, local.momentum, local.weight_decay)
-    return replace(train, start=start, step=step, name="proximal", rng_stream="sgd", hyperparams={**train.hyperparams, "mu": mu})
+    return replace(
+        train,
+        start=start,
+        step=step,
+        name="proximal",
+        rng_stream="sgd",
+        hyperparams={**train.hyperparams, "mu": mu},
+    )
 
 
 @lru_cache(maxsize=32)
-def _proximal(train_start: Start, objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step]:
+def _proximal(
+    train_start: Start, objective: Objective, momentum: float, weight_decay: float
+) -> tuple[Start, Step]:
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return params, train_start(broadcast, params, memory)[1]
@@ -43,9 +60,11 @@ def _proximal(train_start: Start, objective: Objective, momentum: float, weight_
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg in which client k minimises h_k(w) = F_k(w) + μ/2 · ‖w - w^t‖² (μ is `mu`): every step adds μ (w - w^t) to the gradient.
+    """FedAvg in which client k minimises h_k(w) = F_k(w) + μ/2 · ‖w - w^t‖² (μ is `mu`): every step
+    adds μ (w - w^t) to the gradient.
 
-    The paper finds no μ that is best everywhere and tries 0.001, 0.01, 0.1, 0.5 and 1. With μ = 0 it is FedAvg.
+    The paper finds no μ that is best everywhere and tries 0.001, 0.01, 0.1, 0.5 and 1. With μ = 0
+    it is FedAvg.
     """
 
     name: ClassVar[str] = "fedprox"

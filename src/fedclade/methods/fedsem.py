@@ -29,25 +29,35 @@ class FedSEMState(State):
 
 @dataclass(frozen=True)
 class FedSEM(Method):
-    """Find K centres W̃_k (`clusters`, the state's `models`) and memberships r_ik (the state's `cluster`) that make
-    Σ_k Σ_i r_ik ‖W_i − W̃_k‖² small, W_i the weights of client i after local training, by stochastic expectation maximisation.
+    """Find K centres W̃_k (`clusters`, the state's `models`) and memberships r_ik (the state's
+    `cluster`) that make Σ_k Σ_i r_ik ‖W_i − W̃_k‖² small, W_i the weights of client i after local
+    training, by stochastic expectation maximisation.
 
-    Once, all clients train from the first model, and k-means on their weights gives the first memberships. Then, every round: the cohort
-    trains, each client from its own centre. E-step: each goes to the centre nearest to its trained weights, of those it could have begun
-    with. M-step: a centre becomes the mean of the cohort's weights that went to it, by examples, as in FedAvg (the paper's plain mean is
-    the same for clients of one size); a centre to which nobody went stays.
+    Once, all clients train from the first model, and k-means on their weights gives the first
+    memberships. Then, every round: the cohort trains, each client from its own centre. E-step: each
+    goes to the centre nearest to its trained weights, of those it could have begun with. M-step: a
+    centre becomes the mean of the cohort's weights that went to it, by examples, as in FedAvg (the
+    paper's plain mean is the same for clients of one size); a centre to which nobody went stays.
 
-    layers: what distances are taken on: "all" parameters, or the "last" linear layer's. The mean is always of the whole model.
-    A late client takes the same look as the others did: it trains once from the first model and joins the nearest of the first centres.
+    layers: what distances are taken on: "all" parameters, or the "last" linear layer's. The mean is
+    always of the whole model. A late client takes the same look as the others did: it trains once
+    from the first model and joins the nearest of the first centres.
     """
 
     name: ClassVar[str] = "fedsem"
-    title: ClassVar[str] = "FedSEM: several centres, a client belongs to the one nearest to its trained weights"
+    title: ClassVar[str] = (
+        "FedSEM: several centres, a client belongs to the one nearest to its trained weights"
+    )
     paper: ClassVar[str] = "Xie et al., Multi-Center Federated Learning, arXiv 2005.01026"
-    client_disclosure: ClassVar[str] = "the trained weights, once a round and once before the first, each client's in clear"
+    client_disclosure: ClassVar[str] = (
+        "the trained weights, once a round and once before the first, each client's in clear"
+    )
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "given"
-    extra_traffic: ClassVar[str] = "once, before training and for a late client: the first model down and the trained weights up, all clients"
+    extra_traffic: ClassVar[str] = (
+        "once, before training and for a late client: the first model down and the trained weights"
+        " up, all clients"
+    )
     state: ClassVar[type[State]] = FedSEMState
 
     clusters: int = 5
@@ -60,23 +70,39 @@ class FedSEM(Method):
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         everyone, models = torch.arange(len(fed.sizes)), stack([params])
-        state = FedSEMState(models, torch.full_like(everyone, UNKNOWN), _copy(models), _copy(models))
+        state = FedSEMState(
+            models, torch.full_like(everyone, UNKNOWN), _copy(models), _copy(models)
+        )
         return self.add_clients(fed, state, everyone, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         cohort = cohort.sort().values  # so that its order decides nothing
-        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, state.cluster_ids[cohort]), key=key)
+        got = fed.map(
+            sgd(self.local),
+            cohort,
+            per_client=ModelAssignment(state.models, state.cluster_ids[cohort]),
+            key=key,
+        )
         if not len(got.ids):
             return state
         nearest = nearest_centre(self._points(got.outputs), self._points(state.models))
         models = mean_by_row(got.outputs, nearest, fed.sizes[got.ids], state.models, fed.aggregator)
-        return replace(state, models=models, cluster_ids=state.cluster_ids.index_copy(0, got.ids, nearest))
+        return replace(
+            state, models=models, cluster_ids=state.cluster_ids.index_copy(0, got.ids, nearest)
+        )
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        """Who comes late joins the nearest first centre. Where nobody is known yet, those who answer are clustered."""
+        """Who comes late joins the nearest first centre. Where nobody is known yet, those who
+        answer are clustered.
+        """
         assert isinstance(state, FedSEMState)
         state, ids = state.with_num_clients(len(fed.sizes)), ids.sort().values
-        got = fed.map(sgd(self.local), ids, per_client=ModelAssignment(state.start, torch.zeros_like(ids)), key=key)
+        got = fed.map(
+            sgd(self.local),
+            ids,
+            per_client=ModelAssignment(state.start, torch.zeros_like(ids)),
+            key=key,
+        )
         if not len(got.ids):
             return state
         points = self._points(got.outputs)
@@ -90,9 +116,18 @@ class FedSEM(Method):
         return replace(state, cluster_ids=state.cluster_ids.index_copy(0, got.ids, cluster))
 
     def _points(self, models: Tree) -> Tensor:
-        """(rows, P): the parameters that distances are taken on, in one order whatever that of the tree."""
+        """(rows, P): the parameters that distances are taken on, in one order whatever that of the
+        tree.
+        """
         objective = self.local.objective
-        return flatten_models({name: models[name] for name in (objective.names if self.layers == "all" else objective.head_param_names())})
+        return flatten_models(
+            {
+                name: models[name]
+                for name in (
+                    objective.names if self.layers == "all" else objective.head_param_names()
+                )
+            }
+        )
 
 
 def _copy(models: Tree) -> Tree:

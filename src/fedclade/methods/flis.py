@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import distinct_rows, mix
-from fedclade.clustering.similarity import cluster_centroids, cluster_predictions, nearest_cluster, predictions, similarity_graph
+from fedclade.clustering.similarity import (
+    cluster_centroids,
+    cluster_predictions,
+    nearest_cluster,
+    predictions,
+    similarity_graph,
+)
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
@@ -26,20 +32,28 @@ BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 class _FLIS(Method):
     """What both variants have: the predictions of models on the probe inputs."""
 
-    paper: ClassVar[str] = "Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity, IEEE OJ-CS 2023 (arXiv 2208.09754)"
+    paper: ClassVar[str] = (
+        "Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity, IEEE OJ-CS"
+        " 2023 (arXiv 2208.09754)"
+    )
     server_visibility: ClassVar[Needs] = "probe"
     groups: ClassVar[Groups] = "found"
 
     beta: float = 0.5
     labels: Literal["onehot", "soft"] = "onehot"
-    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
+    probe: Tensor | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
         require(0 <= self.beta <= 1, "method.beta", self.beta, "must be between 0 and 1")
 
     def _predictions(self, models: Tree) -> Tensor:
-        how = "models are compared on unlabelled inputs: set some apart with partition(…, probe=n), or give them with FLIS(probe=array)"
+        how = (
+            "models are compared on unlabelled inputs: set some apart with partition(…, probe=n),"
+            " or give them with FLIS(probe=array)"
+        )
         require(self.probe is not None, "method.probe", self.probe, how)
         assert self.probe is not None
         return predictions(self.local.objective.outputs, models, self.probe, self.labels)
@@ -47,19 +61,26 @@ class _FLIS(Method):
 
 @dataclass(frozen=True)
 class FLISDC(_FLIS, LossSelectionMethod):
-    """Every round each client k of the cohort downloads all models, takes the one with the least loss on its own training data, trains
-    it to θ_k and uploads it. The server runs θ_k on the probe inputs: B_k has a row for each of them, one-hot or soft (`labels`).
-    A_ij = ⟨B_i, B_j⟩ / (‖B_i‖ ‖B_j‖) is, for one-hot rows, the share of inputs on which i and j agree; Ã_ij = 1 when A_ij ≥ β (`beta`).
-    Row i of Ã is the joint cluster C_i of client i, and θ_g,i = Σ n_k θ_k / Σ n_k over k ∈ C_i its model. The next round's models are
-    these, one for each distinct row, and no others: with β = 0 it is FedAvg, with β = 1 only clients with equal predictions share.
+    """Every round each client k of the cohort downloads all models, takes the one with the least
+    loss on its own training data, trains it to θ_k and uploads it. The server runs θ_k on the probe
+    inputs: B_k has a row for each of them, one-hot or soft (`labels`). A_ij = ⟨B_i, B_j⟩ / (‖B_i‖
+    ‖B_j‖) is, for one-hot rows, the share of inputs on which i and j agree; Ã_ij = 1 when A_ij ≥ β
+    (`beta`). Row i of Ã is the joint cluster C_i of client i, and θ_g,i = Σ n_k θ_k / Σ n_k over k
+    ∈ C_i its model. The next round's models are these, one for each distinct row, and no others:
+    with β = 0 it is FedAvg, with β = 1 only clients with equal predictions share.
 
-    Who took no part in the last round chooses when it needs a model. probe: any unlabelled array, if not given the samples that
-    `partition` set apart.
+    Who took no part in the last round chooses when it needs a model. probe: any unlabelled array,
+    if not given the samples that `partition` set apart.
     """
 
     name: ClassVar[str] = "flis_dc"
-    title: ClassVar[str] = "FLIS, dynamic clusters: models that predict alike are averaged, and clients choose among the means"
-    client_disclosure: ClassVar[str] = "the trained weights, seen one by one, and the number of the model it chose, once a round"
+    title: ClassVar[str] = (
+        "FLIS, dynamic clusters: models that predict alike are averaged, and clients choose among"
+        " the means"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights, seen one by one, and the number of the model it chose, once a round"
+    )
     upload_cost: ClassVar[str] = "W + 8"
     download_cost: ClassVar[str] = "K*W"
     extra_traffic: ClassVar[str] = "who wants a model and was not in the last round: K*W down, 8 up"
@@ -71,13 +92,19 @@ class FLISDC(_FLIS, LossSelectionMethod):
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         program = choose_then(self.local.objective, sgd(self.local))
-        got = fed.map(program, cohort.sort().values, broadcast=state.models, key=key)  # sorted: the order of the cohort decides nothing
+        got = fed.map(
+            program, cohort.sort().values, broadcast=state.models, key=key
+        )  # sorted: the order of the cohort decides nothing
         if len(got.ids) == 0:
             return state
         trained = {name: got.outputs[name] for name in state.models}
         joint, own = distinct_rows(similarity_graph(self._predictions(trained), self.beta).cpu())
         nobody = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
-        return replace(state, models=mix(joint * fed.sizes[got.ids], trained, fed.aggregator), cluster_ids=nobody.index_copy(0, got.ids, own))
+        return replace(
+            state,
+            models=mix(joint * fed.sizes[got.ids], trained, fed.aggregator),
+            cluster_ids=nobody.index_copy(0, got.ids, own),
+        )
 
 
 @dataclass(frozen=True)
@@ -85,32 +112,47 @@ class FLISHCState(State):
     """Beside the clusters' models: what is needed to place a late client."""
 
     start: Tree  # (1, …) the model of the one-off round
-    profiles: Tensor  # (clusters, inputs × classes) the mean of B_i / ‖B_i‖ over the clients that formed the cluster
+    # (clusters, inputs × classes) the mean of B_i / ‖B_i‖ over the clients that formed the cluster
+    profiles: Tensor
 
 
 @dataclass(frozen=True)
 class FLISHC(_FLIS):
-    """Once, before training, all clients train the first model θ_g⁰ and upload it. Hierarchical clustering (`linkage`) of 1 − A, where A
-    are the similarities of their predictions as in `FLISDC`, with all merges up to height 1 − β (`beta`) gives the clusters. Their
-    models begin at θ_g⁰ again, and FedAvg runs inside each.
+    """Once, before training, all clients train the first model θ_g⁰ and upload it. Hierarchical
+    clustering (`linkage`) of 1 − A, where A are the similarities of their predictions as in
+    `FLISDC`, with all merges up to height 1 − β (`beta`) gives the clusters. Their models begin at
+    θ_g⁰ again, and FedAvg runs inside each.
 
-    Who missed the one-off round, or comes later, trains θ_g⁰ once and joins the cluster to whose first members it is most similar in
-    the mean: that is average linkage's measure, and taken with the other linkages too. probe: as in `FLISDC`.
+    Who missed the one-off round, or comes later, trains θ_g⁰ once and joins the cluster to whose
+    first members it is most similar in the mean: that is average linkage's measure, and taken with
+    the other linkages too. probe: as in `FLISDC`.
     """
 
     name: ClassVar[str] = "flis_hc"
-    title: ClassVar[str] = "FLIS, hierarchical clustering: after one round of all clients those whose models predict alike share one"
-    client_disclosure: ClassVar[str] = "the trained weights: once before the first round, seen one by one; then once a round, only their sum is needed"
+    title: ClassVar[str] = (
+        "FLIS, hierarchical clustering: after one round of all clients those whose models predict"
+        " alike share one"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights: once before the first round, seen one by one; then once a round, only"
+        " their sum is needed"
+    )
     extra_traffic: ClassVar[str] = "once, before a client's first round: W down, W up"
     state: ClassVar[type[State]] = FLISHCState
 
-    beta: float = 0.3  # models of one round only agree less than those of later ones; both defaults are measured, see docs/methods/flis.md
+    # models of one round only agree less than those of later ones; both defaults are measured, see
+    # docs/methods/flis.md
+    beta: float = 0.3
     linkage: Literal["average", "single", "complete"] = "average"
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models, everyone = stack([params]), torch.arange(len(fed.sizes))
-        untrained = self._predictions(models)  # what cannot be compared is refused before any training
-        nobody = FLISHCState(models, torch.full_like(everyone, UNKNOWN), stack([params]), torch.zeros_like(untrained))
+        untrained = self._predictions(
+            models
+        )  # what cannot be compared is refused before any training
+        nobody = FLISHCState(
+            models, torch.full_like(everyone, UNKNOWN), stack([params]), torch.zeros_like(untrained)
+        )
         return self.add_clients(fed, nobody, everyone, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
@@ -127,14 +169,29 @@ class FLISHC(_FLIS):
         else:
             cluster = cluster_predictions(found, self.beta, self.linkage)
             again = torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
-            state = replace(state, models=tree_index(state.start, again), profiles=cluster_centroids(found, cluster).cpu())
+            state = replace(
+                state,
+                models=tree_index(state.start, again),
+                profiles=cluster_centroids(found, cluster).cpu(),
+            )
         return replace(state, cluster_ids=state.cluster_ids.index_copy(0, answered, cluster))
 
-    def _one_off(self, fed: Federation, start: Tree, ids: Tensor, key: int) -> tuple[Tensor, Tensor]:
-        """Who answered, and the predictions of what it made of the first model; the stack of all these models never exists."""
+    def _one_off(
+        self, fed: Federation, start: Tree, ids: Tensor, key: int
+    ) -> tuple[Tensor, Tensor]:
+        """Who answered, and the predictions of what it made of the first model; the stack of all
+        these models never exists.
+        """
         answered, found = [ids[:0]], [torch.zeros(0)]
-        for block in torch.split(ids, BLOCK):  # with one key: no client's randomness depends on its block
-            got = fed.map(sgd(self.local), block, per_client=ModelAssignment(start, torch.zeros_like(block)), key=key)
+        for block in torch.split(
+            ids, BLOCK
+        ):  # with one key: no client's randomness depends on its block
+            got = fed.map(
+                sgd(self.local),
+                block,
+                per_client=ModelAssignment(start, torch.zeros_like(block)),
+                key=key,
+            )
             if len(got.ids):
                 answered.append(got.ids)
                 found.append(self._predictions(got.outputs))
@@ -142,6 +199,8 @@ class FLISHC(_FLIS):
 
 
 def FLIS(mode: Literal["dc", "hc"] = "dc", **settings: Any) -> FLISDC | FLISHC:  # noqa: N802
-    """FLIS with dynamic clusters ("dc", `FLISDC`) or hierarchical clustering ("hc", `FLISHC`); settings are the fields of these."""
+    """FLIS with dynamic clusters ("dc", `FLISDC`) or hierarchical clustering ("hc", `FLISHC`);
+    settings are the fields of these.
+    """
     require(mode in ("dc", "hc"), "method.mode", mode, "must be one of 'dc', 'hc'")
     return FLISDC(**settings) if mode == "dc" else FLISHC(**settings)

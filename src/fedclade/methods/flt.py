@@ -20,12 +20,20 @@ from fedclade.errors import require
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Needs, State
-from fedclade.programs.encoder_signature import Centres, Encoder, autoencode, private_signature, signature
+from fedclade.programs.encoder_signature import (
+    Centres,
+    Encoder,
+    autoencode,
+    private_signature,
+    signature,
+)
 
 
 @dataclass(frozen=True)
 class FLTState(CentredState):
-    """Beside models (one for each distinct row of Ã, not for each client) and clusters: what mixes them, what places a late client."""
+    """Beside models (one for each distinct row of Ã, not for each client) and clusters: what mixes
+    them, what places a late client.
+    """
 
     row: Tensor  # (clients,) the model of each client
     mixing: Tensor  # (models, clients) the distinct rows of Ã
@@ -33,33 +41,47 @@ class FLTState(CentredState):
 
     def with_num_clients(self, clients: int) -> Self:
         more = max(0, clients - len(self.row))
-        return replace(super().with_num_clients(clients), row=F.pad(self.row, (0, more), value=UNKNOWN), mixing=F.pad(self.mixing, (0, more)))
+        return replace(
+            super().with_num_clients(clients),
+            row=F.pad(self.row, (0, more), value=UNKNOWN),
+            mixing=F.pad(self.mixing, (0, more)),
+        )
 
 
 @dataclass(frozen=True)
 class FLT(DPSignatureMethod):
-    """Once, before training, each client embeds its data with an encoder G and sends the `k` centres of the embeddings (k-means; e
-    numbers each). The server lays all centres out in the plane (`manifold`), takes the distance A_ij between those of clients i and j
-    (`distance`; "min" is the printed one), and relates i and j, Ã_ij = 1, when A_ij < γ (`gamma`). Or cut="gap" relates the members of a
-    group, cutting the tree of A (average linkage) at its widest gap, and `clusters` = C those of one of Ward's C groups. After a round
-    w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; p_m is n_m / Σ n. Who missed the one-off phase is treated as the known client nearest to it.
+    """Once, before training, each client embeds its data with an encoder G and sends the `k`
+    centres of the embeddings (k-means; e numbers each). The server lays all centres out in the
+    plane (`manifold`), takes the distance A_ij between those of clients i and j (`distance`; "min"
+    is the printed one), and relates i and j, Ã_ij = 1, when A_ij < γ (`gamma`). Or cut="gap"
+    relates the members of a group, cutting the tree of A (average linkage) at its widest gap, and
+    `clusters` = C those of one of Ward's C groups. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij
+    n_j; p_m is n_m / Σ n. Who missed the one-off phase is treated as the known client nearest to
+    it.
 
-    aggregation: "graph" (case I) mixes by Ã, with the last models of absent clients, or without them (absent="skip"); "clusters" (case II)
-    is FedAvg among those of a group (component of Ã) who answered. fine_tune: F (`fine_tune_epochs`) epochs of the autoencoder on each
-    "client", or rounds of FedAvg ("federated"), as in "auto" if its weights are random. encoder: "default" (for 1 × 28 × 28 one trained on
-    Fashion-MNIST, else random weights), or a file by `fedclade pretrain`. epsilon, delta, clip: (ε, δ)-private signatures; docs/privacy.md.
+    aggregation: "graph" (case I) mixes by Ã, with the last models of absent clients, or without
+    them (absent="skip"); "clusters" (case II) is FedAvg among those of a group (component of Ã) who
+    answered. fine_tune: F (`fine_tune_epochs`) epochs of the autoencoder on each "client", or
+    rounds of FedAvg ("federated"), as in "auto" if its weights are random. encoder: "default" (for
+    1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a file by `fedclade
+    pretrain`. epsilon, delta, clip: (ε, δ)-private signatures; docs/privacy.md.
     """
 
     name: ClassVar[str] = "flt"
     title: ClassVar[str] = "FLT: clients whose data look alike to an encoder share models"
-    paper: ClassVar[str] = "Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
+    paper: ClassVar[str] = (
+        "Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
+    )
     client_disclosure: ClassVar[str] = (
-        "once, in clear, k centres of e numbers (5 × 128 by default) and their count, with fine_tune='federated' before it F times the "
-        "autoencoder's weights (51,577 for 28 × 28); then the trained weights, once a round; of all weights only weighted sums are needed"
+        "once, in clear, k centres of e numbers (5 × 128 by default) and their count, with"
+        " fine_tune='federated' before it F times the autoencoder's weights (51,577 for 28 × 28);"
+        " then the trained weights, once a round; of all weights only weighted sums are needed"
     )
     server_visibility: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "found"
-    extra_traffic: ClassVar[str] = "once, before the first round, the encoder down and the centres up"
+    extra_traffic: ClassVar[str] = (
+        "once, before the first round, the encoder down and the centres up"
+    )
     state: ClassVar[type[State]] = FLTState
 
     k: Centres = 5
@@ -73,7 +95,9 @@ class FLT(DPSignatureMethod):
     fine_tune: Literal["auto", "none", "client", "federated"] = "auto"
     fine_tune_epochs: int = 5
     encoder: str = "default"
-    encoder_module: nn.Module | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
+    encoder_module: nn.Module | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,65 +106,152 @@ class FLT(DPSignatureMethod):
         require(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
         require(self.gamma > 0, "method.gamma", self.gamma, "must be above 0")
         ok = self.clusters is None or (self.clusters >= 1 and self.cut != "gap")
-        require(ok, "method.clusters", self.clusters, "must be at least 1, and not be given with cut = 'gap'")
-        require(self.fine_tune_epochs >= 1, "method.fine_tune_epochs", self.fine_tune_epochs, "must be at least 1")
+        require(
+            ok,
+            "method.clusters",
+            self.clusters,
+            "must be at least 1, and not be given with cut = 'gap'",
+        )
+        require(
+            self.fine_tune_epochs >= 1,
+            "method.fine_tune_epochs",
+            self.fine_tune_epochs,
+            "must be at least 1",
+        )
         ok = self.signature_epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
-        require(ok, "method.signature_epsilon", self.signature_epsilon, "needs k = 1, and fine_tune = 'none' or 'auto': docs/privacy.md says why")
+        require(
+            ok,
+            "method.signature_epsilon",
+            self.signature_epsilon,
+            "needs k = 1, and fine_tune = 'none' or 'auto': docs/privacy.md says why",
+        )
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
-        weights, federated = encoder.weights(), not self.noise and encoder.tuning(self.fine_tune) == "federated"
-        give = SegmentSum(segment_ids=torch.zeros_like(everyone), weights=fed.sizes, num_segments=1, robust_ok=True)
+        weights, federated = (
+            encoder.weights(),
+            not self.noise and encoder.tuning(self.fine_tune) == "federated",
+        )
+        give = SegmentSum(
+            segment_ids=torch.zeros_like(everyone),
+            weights=fed.sizes,
+            num_segments=1,
+            robust_ok=True,
+        )
         for number in range(self.fine_tune_epochs if federated else 0):
-            got = fed.map(autoencode(encoder, 1), everyone, broadcast=add_prefix("encoder", weights), key=fold_in(key, "tune", number), reduce=give)
-            trained = weighted_mean(got.sums, got.total_weight, keep=stack([{name: weights[name] for name in encoder.trained}]))
+            got = fed.map(
+                autoencode(encoder, 1),
+                everyone,
+                broadcast=add_prefix("encoder", weights),
+                key=fold_in(key, "tune", number),
+                reduce=give,
+            )
+            trained = weighted_mean(
+                got.sums,
+                got.total_weight,
+                keep=stack([{name: weights[name] for name in encoder.trained}]),
+            )
             weights |= {name: value[0].cpu() for name, value in trained.items()}
         nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
-        state = FLTState(stack([params]), nobody, none[:, None, None].float(), none, nobody, none[None].bool(), weights)
+        state = FLTState(
+            stack([params]),
+            nobody,
+            none[:, None, None].float(),
+            none,
+            nobody,
+            none[None].bool(),
+            weights,
+        )
         return self.add_clients(fed, state, everyone, key)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, FLTState)
         sizes = fed.sizes[: len(state.row)].double()
-        give = SegmentSum(weights=state.mixing[:, cohort].T * sizes[cohort, None], num_segments=len(state), robust_ok=True)
-        got = fed.map(sgd(self.local), cohort, per_client=ModelAssignment(state.models, state.row[cohort]), key=key, reduce=give)
+        give = SegmentSum(
+            weights=state.mixing[:, cohort].T * sizes[cohort, None],
+            num_segments=len(state),
+            robust_ok=True,
+        )
+        got = fed.map(
+            sgd(self.local),
+            cohort,
+            per_client=ModelAssignment(state.models, state.row[cohort]),
+            key=key,
+            reduce=give,
+        )
         if len(got.ids) == 0:
             return state
         sums, weight = got.sums, got.total_weight
         if self.aggregation == "graph" and self.absent == "last":
             absent = (state.row != UNKNOWN).index_fill(0, got.ids, False).nonzero().flatten()
-            # The last model of an absent client is its row of the old models: (new rows, old rows) says how much of each goes in.
+            # The last model of an absent client is its row of the old models: (new rows, old rows)
+            # says how much of each goes in.
             old = torch.zeros(len(state), len(state), dtype=torch.float64)
             old.index_add_(1, state.row[absent], state.mixing[:, absent] * sizes[absent])
             sums, weight = add(sums, weight, old, state.models)
         return replace(state, models=weighted_mean(sums, weight, keep=state.models))
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        """A newcomer takes the model and the place in Ã of the known client nearest to it. Where nobody is known yet, all are related."""
+        """A newcomer takes the model and the place in Ã of the known client nearest to it. Where
+        nobody is known yet, all are related.
+        """
         assert isinstance(state, FLTState)
         state = state.with_num_clients(len(fed.sizes))
         encoder = Encoder(self.encoder_module)
         own = self.fine_tune_epochs if encoder.tuning(self.fine_tune) == "client" else 0
         sent = add_prefix("encoder", state.encoder if own else encoder.needed(state.encoder))
-        ask = private_signature(encoder, self.signature_clip, self.noise, self.secret or 0) if self.noise else signature(encoder, self.k, own)
+        ask = (
+            private_signature(encoder, self.signature_clip, self.noise, self.secret or 0)
+            if self.noise
+            else signature(encoder, self.k, own)
+        )
         got = fed.map(ask, ids.sort().values, broadcast=sent, key=key)
         if len(got.ids) == 0:
             return state
-        centres, counts = got.outputs["centres"].cpu(), got.outputs["count"].cpu().clamp(1, got.outputs["centres"].shape[1])
+        centres, counts = (
+            got.outputs["centres"].cpu(),
+            got.outputs["count"].cpu().clamp(1, got.outputs["centres"].shape[1]),
+        )
         known = (state.row != UNKNOWN).nonzero().flatten()
         if len(known):
             there, real = state.centres[known].numpy(), state.counts[known].numpy()
-            twin = known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), there, real, self.distance))]
+            twin = known[
+                torch.from_numpy(
+                    nearest(centres.numpy(), counts.numpy(), there, real, self.distance)
+                )
+            ]
             cluster, row, rows = state.cluster_ids[twin], state.row[twin], state.mixing[:, twin]
         else:
-            options = (self.manifold, self.distance, self.cut, self.gamma, self.clusters, fold_in(key, "manifold") % 2**32)
-            groups, related = relate(centres.numpy(), counts.numpy(), *options, graph=self.aggregation == "graph")
+            options = (
+                self.manifold,
+                self.distance,
+                self.cut,
+                self.gamma,
+                self.clusters,
+                fold_in(key, "manifold") % 2**32,
+            )
+            groups, related = relate(
+                centres.numpy(), counts.numpy(), *options, graph=self.aggregation == "graph"
+            )
             cluster, (rows, row) = torch.from_numpy(groups), mixing_rows(groups, related)
-            models = {name: value.expand(len(rows), *value.shape[1:]).clone() for name, value in state.models.items()}
-            mixing, zeros = state.mixing.expand(len(rows), -1), centres.new_zeros(len(state.row), *centres.shape[1:])
+            models = {
+                name: value.expand(len(rows), *value.shape[1:]).clone()
+                for name, value in state.models.items()
+            }
+            mixing, zeros = (
+                state.mixing.expand(len(rows), -1),
+                centres.new_zeros(len(state.row), *centres.shape[1:]),
+            )
             state = replace(state, models=models, mixing=mixing, centres=zeros)
-        told: dict[str, Any] = {"cluster_ids": cluster, "row": row, "centres": centres, "counts": counts}
-        told = {name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()}
+        told: dict[str, Any] = {
+            "cluster_ids": cluster,
+            "row": row,
+            "centres": centres,
+            "counts": counts,
+        }
+        told = {
+            name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()
+        }
         return replace(state, mixing=state.mixing.index_copy(1, got.ids, rows), **told)
 
     def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:

@@ -19,7 +19,9 @@ from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 @serializable_program
 def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
-    """`sgd` after which the parameters named in `own` stay in the client's memory and the others are sent."""
+    """`sgd` after which the parameters named in `own` stay in the client's memory and the others
+    are sent.
+    """
     return replace(sgd(local), finish=_keeping(own), name="sgd_keeping", rng_stream="sgd")
 
 
@@ -35,17 +37,24 @@ def _keeping(own: tuple[str, ...]) -> Finish:
 
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """The layers that make the representation are each client's own and never leave it; the others are shared and averaged as in FedAvg.
-    A client trains both together, from its own layers and the shared ones.
+    """The layers that make the representation are each client's own and never leave it; the others
+    are shared and averaged as in FedAvg. A client trains both together, from its own layers and the
+    shared ones.
 
-    local_layers: names of the layers (or parameters) that stay with the client. By default, as in the paper, all but the last linear
-    layer; an empty list is FedAvg. (The authors' CIFAR-10 code has it the other way round: there the convolutions are shared.)
+    local_layers: names of the layers (or parameters) that stay with the client. By default, as in
+    the paper, all but the last linear layer; an empty list is FedAvg. (The authors' CIFAR-10 code
+    has it the other way round: there the convolutions are shared.)
     """
 
     name: ClassVar[str] = "lg_fedavg"
     title: ClassVar[str] = "LG-FedAvg: local representations, one shared head"
-    paper: ClassVar[str] = "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020"
-    client_disclosure: ClassVar[str] = "the trained weights of the shared layers, once a round; only their weighted sum is needed"
+    paper: ClassVar[str] = (
+        "Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global"
+        " Representations, 2020"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights of the shared layers, once a round; only their weighted sum is needed"
+    )
     upload_cost: ClassVar[str] = "G"
     download_cost: ClassVar[str] = "G"
 
@@ -62,7 +71,12 @@ class LGFedAvg(FedAvg):
             own = objective.param_names_under(self.local_layers)
         except InvalidInputError as error:
             raise InvalidInputError(f"method.local_layers: {error}") from error
-        require(len(own) < len(objective.names), "method.local_layers", self.local_layers, "must leave a layer to be shared")
+        require(
+            len(own) < len(objective.names),
+            "method.local_layers",
+            self.local_layers,
+            "must leave a layer to be shared",
+        )
         return own
 
     def initial_client_state(self, params: Tree) -> Tree:
@@ -70,7 +84,9 @@ class LGFedAvg(FedAvg):
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         own = self.own
-        return super().init(fed, {name: value for name, value in params.items() if name not in own}, key)
+        return super().init(
+            fed, {name: value for name, value in params.items() if name not in own}, key
+        )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         return fedavg_round(fed, sgd_keeping(self.local, self.own), state, cohort, key, self.own)

@@ -38,9 +38,11 @@ def _in_memory(train_start: Start, train_finish: Finish) -> tuple[Start, Finish]
 
 @dataclass(frozen=True)
 class Local(Method):
-    """No exchange (SOLO): each client trains its own model on its own data, in the rounds in which it is sampled.
+    """No exchange (SOLO): each client trains its own model on its own data, in the rounds in which
+    it is sampled.
 
-    All start from the same initial weights. It is what a client reaches alone, the bar that any federation has to pass.
+    All start from the same initial weights. It is what a client reaches alone, the bar that any
+    federation has to pass.
     """
 
     name: ClassVar[str] = "local"
@@ -66,4 +68,6 @@ class Local(Method):
         return replace(state, cluster_ids=state.cluster_ids.index_copy(0, ids, ids))
 
     def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
-        return ModelAssignment(state.models, torch.zeros_like(ids), local_params=tuple(state.models))
+        return ModelAssignment(
+            state.models, torch.zeros_like(ids), local_params=tuple(state.models)
+        )

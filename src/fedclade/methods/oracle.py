@@ -18,33 +18,51 @@ from fedclade.methods.fedavg import fedavg_round
 
 @dataclass(frozen=True)
 class Oracle(Method):
-    """FedAvg inside each true group, which the partition gives away: what a method would reach that groups clients perfectly.
+    """FedAvg inside each true group, which the partition gives away: what a method would reach that
+    groups clients perfectly.
 
     A yardstick for planted partitions, not a method for use: where no truth is known it is refused.
     """
 
     name: ClassVar[str] = "oracle"
-    title: ClassVar[str] = "The true groups, given away: a yardstick for methods that have to find them"
+    title: ClassVar[str] = (
+        "The true groups, given away: a yardstick for methods that have to find them"
+    )
     paper: ClassVar[str] = "none: the bound that clustered methods are measured against"
-    client_disclosure: ClassVar[str] = "the trained weights, once a round; only their weighted sum is needed"
+    client_disclosure: ClassVar[str] = (
+        "the trained weights, once a round; only their weighted sum is needed"
+    )
     server_visibility: ClassVar[Needs] = "sum"
     groups: ClassVar[Groups] = "told"
 
-    truth: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
+    truth: Tensor | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
 
     def _groups(self, clients: int) -> Tensor:
         if self.truth is None or len(self.truth) != clients:
-            raise InvalidInputError("method 'oracle': it needs the true group of every client, and none is known here; use a planted partition.")
+            raise InvalidInputError(
+                "method 'oracle': it needs the true group of every client, and none is known here;"
+                " use a planted partition."
+            )
         numbered: Tensor = torch.unique(self.truth, return_inverse=True)[1]
         return numbered
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         cluster = self._groups(len(fed.sizes))
-        return State(models=tree_index(stack([params]), torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)), cluster_ids=cluster)
+        return State(
+            models=tree_index(
+                stack([params]), torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
+            ),
+            cluster_ids=cluster,
+        )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         state = state.with_num_clients(len(fed.sizes))
-        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, ids, self._groups(len(fed.sizes))[ids]))
+        return replace(
+            state,
+            cluster_ids=state.cluster_ids.index_copy(0, ids, self._groups(len(fed.sizes))[ids]),
+        )

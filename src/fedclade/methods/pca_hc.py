@@ -1,4 +1,6 @@
-"""PCA+kM+HC: clients are related when the centres of their data, projected on principal components, are near each other."""
+"""PCA+kM+HC: clients are related when the centres of their data, projected on principal components,
+are near each other.
+"""
 
 from __future__ import annotations
 
@@ -30,20 +32,28 @@ class PCAHCState(CentredState):
 
 @dataclass(frozen=True)
 class PCAHC(Method):
-    """FLT's baseline: PCA and k-means at the client, hierarchical clustering at the server, no encoder.
+    """FLT's baseline: PCA and k-means at the client, hierarchical clustering at the server, no
+    encoder.
 
-    Once, before training, each client projects its samples on their first principal components (`components`, e in FLT) and sends the
-    `k` centres of the projections. The distance of two clients is that of the best matching of their centres, as in FLT; Ward's tree of
-    these distances is cut into C groups (`clusters`). Then FedAvg runs inside each group. Who missed the one-off phase joins the group of
-    the known client whose signature is nearest.
+    Once, before training, each client projects its samples on their first principal components
+    (`components`, e in FLT) and sends the `k` centres of the projections. The distance of two
+    clients is that of the best matching of their centres, as in FLT; Ward's tree of these distances
+    is cut into C groups (`clusters`). Then FedAvg runs inside each group. Who missed the one-off
+    phase joins the group of the known client whose signature is nearest.
 
-    basis: "own", as in FLT: each client centres its samples and fits the axes by itself, so that no two clients' coordinates mean the
-    same, and their means are lost. "shared": the server fits mean and axes on the probe data and sends them to all.
+    basis: "own", as in FLT: each client centres its samples and fits the axes by itself, so that no
+    two clients' coordinates mean the same, and their means are lost. "shared": the server fits mean
+    and axes on the probe data and sends them to all.
     """
 
     name: ClassVar[str] = "pca_hc"
-    title: ClassVar[str] = "PCA+kM+HC: clients whose data have similar principal components share a model"
-    paper: ClassVar[str] = "a baseline in Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
+    title: ClassVar[str] = (
+        "PCA+kM+HC: clients whose data have similar principal components share a model"
+    )
+    paper: ClassVar[str] = (
+        "a baseline in Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv"
+        " 2103.15947"
+    )
     client_disclosure: ClassVar[str] = (
         "once, in clear, k centres of `components` numbers (5 × 128 by default) and their count; "
         "then the trained weights, once a round, of which only weighted sums are needed"
@@ -51,7 +61,8 @@ class PCAHC(Method):
     server_visibility: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "given"
     extra_traffic: ClassVar[str] = (
-        "once k × components numbers and their count up; with basis='shared' components + 1 vectors of an input's size down"
+        "once k × components numbers and their count up; with basis='shared' components + 1 vectors"
+        " of an input's size down"
     )
     state: ClassVar[type[State]] = PCAHCState
 
@@ -59,14 +70,21 @@ class PCAHC(Method):
     k: int = 5
     components: int = 128
     basis: Literal["own", "shared"] = "own"
-    probe: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED)
+    probe: Tensor | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
         for name, most in (("clusters", None), ("k", MOST), ("components", None)):
             value = getattr(self, name)
             ok = isinstance(value, int) and value >= 1 and (most is None or value <= most)
-            require(ok, f"method.{name}", value, "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"))
+            require(
+                ok,
+                f"method.{name}",
+                value,
+                "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"),
+            )
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         everyone = torch.arange(len(fed.sizes))
@@ -80,8 +98,8 @@ class PCAHC(Method):
             return {}
         if self.probe is None:
             raise InvalidInputError(
-                "method.basis = 'shared': the server needs probe data to fit it; "
-                "set some apart with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
+                "method.basis = 'shared': the server needs probe data to fit it; set some apart"
+                " with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
             )
         return principal_axes(flat(self.probe), self.components)
 
@@ -89,20 +107,42 @@ class PCAHC(Method):
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        """A newcomer joins the group of the known client nearest to it. Where nobody is known yet, those who answer are clustered."""
+        """A newcomer joins the group of the known client nearest to it. Where nobody is known yet,
+        those who answer are clustered.
+        """
         assert isinstance(state, PCAHCState)
         state = state.with_num_clients(len(fed.sizes))
-        got = fed.map(pca_signature(self.k, self.components), ids.sort().values, broadcast=state.basis, key=key)
+        got = fed.map(
+            pca_signature(self.k, self.components),
+            ids.sort().values,
+            broadcast=state.basis,
+            key=key,
+        )
         if not len(got.ids):
             return state
         centres, counts = got.outputs["centres"].cpu(), got.outputs["count"].cpu().clamp(1, self.k)
         known = (state.cluster_ids != UNKNOWN).nonzero().flatten()
         if len(known):
             there = (state.centres[known].numpy(), state.counts[known].numpy())
-            cluster = state.cluster_ids[known[torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))]]
+            cluster = state.cluster_ids[
+                known[
+                    torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))
+                ]
+            ]
         else:
             tree = linkage(distances(centres.numpy(), counts.numpy()), "ward")
             cluster = torch.from_numpy(cut_number(tree, min(self.clusters, len(counts))))
-            state = replace(state, models=tree_index(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)))
+            state = replace(
+                state,
+                models=tree_index(
+                    state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
+                ),
+            )
         told = {"cluster_ids": cluster, "centres": centres, "counts": counts}
-        return replace(state, **{name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()})
+        return replace(
+            state,
+            **{
+                name: getattr(state, name).index_copy(0, got.ids, value)
+                for name, value in told.items()
+            },
+        )

@@ -1,4 +1,6 @@
-"""Per-FedAvg: a shared model from which each client is one gradient step away from a good one of its own."""
+"""Per-FedAvg: a shared model from which each client is one gradient step away from a good one of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,20 @@ DELTA = 1e-3  # δ of the hessian-free variant
 
 @serializable_program
 def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
-    """SGD on the loss after one more gradient step: every step takes two batches (three in the hessian-free variant)."""
+    """SGD on the loss after one more gradient step: every step takes two batches (three in the
+    hessian-free variant).
+    """
     train = sgd(local)
     step = _meta(local.objective, local.momentum, local.weight_decay, variant)
     batches = replace(local.batches, group=2 if variant == "first-order" else 3)
-    return replace(train, step=step, batches=batches, name="meta_sgd", rng_stream="sgd", hyperparams={**train.hyperparams, "alpha": alpha})
+    return replace(
+        train,
+        step=step,
+        batches=batches,
+        name="meta_sgd",
+        rng_stream="sgd",
+        hyperparams={**train.hyperparams, "alpha": alpha},
+    )
 
 
 @lru_cache(maxsize=32)
@@ -40,9 +51,21 @@ def _meta(objective: Objective, momentum: float, weight_decay: float, variant: V
         ahead, second = objective.add_scaled_gradient(w, -alpha, w, batch.member(0)), None
         if variant == "hessian-free":
             g = objective.gradient(ahead, batch.member(1))
-            up, down = (objective.gradient(tree_map(move, w, g), batch.member(2)) for move in (_forward, _back))
+            up, down = (
+                objective.gradient(tree_map(move, w, g), batch.member(2))
+                for move in (_forward, _back)
+            )
             second = tree_map(lambda up, down: -alpha * (up - down) / (2 * DELTA), up, down)
-        return sgd_step(objective, carry, batch.member(1), broadcast["lr"], momentum, weight_decay, plus=second, at=ahead)
+        return sgd_step(
+            objective,
+            carry,
+            batch.member(1),
+            broadcast["lr"],
+            momentum,
+            weight_decay,
+            plus=second,
+            at=ahead,
+        )
 
     return step
 
@@ -64,33 +87,48 @@ def adapt(objective: Objective, alpha: float) -> Program:
 @lru_cache(maxsize=32)
 def _adapt(objective: Objective) -> Program:
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return params, tree_map(torch.zeros_like, params) | {"examples": torch.zeros((), device=next(iter(params.values())).device)}
+        return params, tree_map(torch.zeros_like, params) | {
+            "examples": torch.zeros((), device=next(iter(params.values())).device)
+        }
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         total, count = {name: carry[name] for name in const}, batch.examples
-        return objective.add_scaled_gradient(total, count, const, batch, overwrite=True) | {"examples": carry["examples"] + count}
+        return objective.add_scaled_gradient(total, count, const, batch, overwrite=True) | {
+            "examples": carry["examples"] + count
+        }
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return tree_map(lambda w, total: w - broadcast["alpha"] * total / carry["examples"], const, carry), None
+        return (
+            tree_map(
+                lambda w, total: w - broadcast["alpha"] * total / carry["examples"], const, carry
+            ),
+            None,
+        )
 
     return Program(start, step, finish, Batches.whole(), "adapt")
 
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """The shared model w minimises the mean of f_i(w - α ∇f_i(w)), the clients' losses after a gradient step of their own. In each local
-    step client i goes to w̃ = w - α ∇f_i(w; D1), and then w <- w - β ∇f_i(w̃; D2): the first-order variant, which leaves the second
-    derivative out. variant="hessian-free" has it by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α [∇f_i(w + δg; D3) -
-    ∇f_i(w - δg; D3)] / 2δ). D1, D2, D3 are successive batches of `local.batch_size`; α is `alpha`, β is `local.lr`.
+    """The shared model w minimises the mean of f_i(w - α ∇f_i(w)), the clients' losses after a
+    gradient step of their own. In each local step client i goes to w̃ = w - α ∇f_i(w; D1), and then
+    w <- w - β ∇f_i(w̃; D2): the first-order variant, which leaves the second derivative out.
+    variant="hessian-free" has it by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α [∇f_i(w +
+    δg; D3) - ∇f_i(w - δg; D3)] / 2δ). D1, D2, D3 are successive batches of `local.batch_size`; α is
+    `alpha`, β is `local.lr`.
 
-    A client uses, and is evaluated with, its own step from the shared model: w - α ∇f_i(w) on all its training examples. A client
-    with a single batch uses it for both steps. With α = 0 it is FedAvg on every second batch.
+    A client uses, and is evaluated with, its own step from the shared model: w - α ∇f_i(w) on all
+    its training examples. A client with a single batch uses it for both steps. With α = 0 it is
+    FedAvg on every second batch.
     """
 
     name: ClassVar[str] = "per_fedavg"
     title: ClassVar[str] = "Per-FedAvg: a shared model that is one step away from each client's own"
-    paper: ClassVar[str] = "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020"
+    paper: ClassVar[str] = (
+        "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical"
+        " Guarantees, NeurIPS 2020"
+    )
 
     alpha: float = 0.01
     variant: Variant = "first-order"

@@ -12,7 +12,17 @@ from torch import Tensor
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import Finish, LocalTraining, Program, Start, Step, effective_steps, natively_batched, sgd, sgd_step
+from fedclade.core.program import (
+    Finish,
+    LocalTraining,
+    Program,
+    Start,
+    Step,
+    effective_steps,
+    natively_batched,
+    sgd,
+    sgd_step,
+)
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 from fedclade.core.recipes import serializable_program
 from fedclade.errors import require
@@ -22,14 +32,22 @@ from fedclade.methods.fedavg import FedAvg
 
 @serializable_program
 def controlled(local: LocalTraining, option: int) -> Program:
-    """`sgd` along g - c_i + c. It replies with the weights y and the change of c_i, and keeps the new c_i in the client's memory."""
+    """`sgd` along g - c_i + c. It replies with the weights y and the change of c_i, and keeps the
+    new c_i in the client's memory.
+    """
     train = sgd(local)
-    start, step, finish = _controlled(train.start, local.objective, local.momentum, local.weight_decay, option)
-    return replace(train, start=start, step=step, finish=finish, name="controlled", rng_stream="sgd")
+    start, step, finish = _controlled(
+        train.start, local.objective, local.momentum, local.weight_decay, option
+    )
+    return replace(
+        train, start=start, step=step, finish=finish, name="controlled", rng_stream="sgd"
+    )
 
 
 @lru_cache(maxsize=32)
-def _controlled(train_start: Start, objective: Objective, momentum: float, weight_decay: float, option: int) -> tuple[Start, Step, Finish]:
+def _controlled(
+    train_start: Start, objective: Objective, momentum: float, weight_decay: float, option: int
+) -> tuple[Start, Step, Finish]:
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         nothing = torch.zeros((), device=next(iter(params.values())).device)
         carry = train_start(broadcast, params, memory)[1] | {"steps": nothing}
@@ -39,11 +57,17 @@ def _controlled(train_start: Start, objective: Objective, momentum: float, weigh
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        control = tree_map(lambda c_i, c: c - c_i, strip_prefix("c_i", const), strip_prefix("c", broadcast))
-        after = sgd_step(objective, carry, batch, broadcast["lr"], momentum, weight_decay, plus=control) | {"steps": carry["steps"] + 1}
+        control = tree_map(
+            lambda c_i, c: c - c_i, strip_prefix("c_i", const), strip_prefix("c", broadcast)
+        )
+        after = sgd_step(
+            objective, carry, batch, broadcast["lr"], momentum, weight_decay, plus=control
+        ) | {"steps": carry["steps"] + 1}
         if option == 1:
             count = batch.examples
-            at_x = objective.add_scaled_gradient(strip_prefix("sum", carry), count, strip_prefix("x", const), batch, overwrite=True)
+            at_x = objective.add_scaled_gradient(
+                strip_prefix("sum", carry), count, strip_prefix("x", const), batch, overwrite=True
+            )
             after |= add_prefix("sum", at_x) | {"examples": carry["examples"] + count}
         return after
 
@@ -53,7 +77,13 @@ def _controlled(train_start: Start, objective: Objective, momentum: float, weigh
             new = tree_map(lambda total: total / carry["examples"], strip_prefix("sum", carry))
         else:
             length = broadcast["lr"] * effective_steps(carry["steps"], momentum)  # K η_l
-            new = tree_map(lambda c_i, c, x, y: c_i - c + (x - y) / length, c_i, strip_prefix("c", broadcast), strip_prefix("x", const), y)
+            new = tree_map(
+                lambda c_i, c, x, y: c_i - c + (x - y) / length,
+                c_i,
+                strip_prefix("c", broadcast),
+                strip_prefix("x", const),
+                y,
+            )
         return add_prefix("y", y) | add_prefix("change", tree_map(torch.sub, new, c_i)), new
 
     return start, step, finish
@@ -68,22 +98,32 @@ class SCAFFOLDState(State):
 
 @dataclass(frozen=True)
 class SCAFFOLD(FedAvg):
-    """Client i keeps a control variate c_i, the server c, both 0 at first. In each of its K steps a client of the cohort S goes along
-    g - c_i + c from the model x it was sent, to y_i; then c_i⁺ = c_i - c + (x - y_i) / (K η_l) (option II; η_l is `local.lr`) or the
-    gradient of all its examples at x (`option=1`). The server sets
+    """Client i keeps a control variate c_i, the server c, both 0 at first. In each of its K steps a
+    client of the cohort S goes along g - c_i + c from the model x it was sent, to y_i; then c_i⁺ =
+    c_i - c + (x - y_i) / (K η_l) (option II; η_l is `local.lr`) or the gradient of all its examples
+    at x (`option=1`). The server sets
 
-        x <- x + η_g · mean over S of (y_i - x),   c <- c + 1/N · sum over S of (c_i⁺ - c_i),   N the number of **all** clients.
+        x <- x + η_g · mean over S of (y_i - x),   c <- c + 1/N · sum over S of (c_i⁺ - c_i),   N
+        the number of **all** clients.
 
-    server_lr: η_g. weights: the paper's objective counts every client alike ("clients": the formulas above). By default, as in FedAvg,
-    a client counts by its examples, in both: p_i = n_i / Σ n over S for x, and n_i / Σ n over all clients for c, so that c stays the mean
-    of all c_i under the weights of the objective. With equal sizes the two are the same. With momentum, which the paper does not
-    have, K is the number of plain steps it amounts to (see FedNova): c_i⁺ is still a mean of gradients.
+    server_lr: η_g. weights: the paper's objective counts every client alike ("clients": the
+    formulas above). By default, as in FedAvg, a client counts by its examples, in both: p_i = n_i /
+    Σ n over S for x, and n_i / Σ n over all clients for c, so that c stays the mean of all c_i
+    under the weights of the objective. With equal sizes the two are the same. With momentum, which
+    the paper does not have, K is the number of plain steps it amounts to (see FedNova): c_i⁺ is
+    still a mean of gradients.
     """
 
     name: ClassVar[str] = "scaffold"
     title: ClassVar[str] = "SCAFFOLD: control variates correct the drift of each client"
-    paper: ClassVar[str] = "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020"
-    client_disclosure: ClassVar[str] = "the trained weights and the change of its control variate, once a round; only their weighted sums are needed"
+    paper: ClassVar[str] = (
+        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML"
+        " 2020"
+    )
+    client_disclosure: ClassVar[str] = (
+        "the trained weights and the change of its control variate, once a round; only their"
+        " weighted sums are needed"
+    )
     upload_cost: ClassVar[str] = "2*W"
     download_cost: ClassVar[str] = "2*W"
     state: ClassVar[type[State]] = SCAFFOLDState
@@ -112,13 +152,21 @@ class SCAFFOLD(FedAvg):
             broadcast=add_prefix("c", state.c),
             per_client=ModelAssignment(state.models, everyone),
             key=key,
-            reduce=SegmentSum(segment_ids=everyone, weights=p[cohort], num_segments=1, robust_ok=True),
+            reduce=SegmentSum(
+                segment_ids=everyone, weights=p[cohort], num_segments=1, robust_ok=True
+            ),
         )
         if not len(got.ids):
             return state
         y = weighted_mean(strip_prefix("y", got.sums), got.total_weight, keep=state.models)
-        c = tree_map(lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype), state.c, strip_prefix("change", got.sums))
-        return replace(state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c)
+        c = tree_map(
+            lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype),
+            state.c,
+            strip_prefix("change", got.sums),
+        )
+        return replace(
+            state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c
+        )
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         """Newcomers begin with c_i = 0, so that c, the mean over all, shrinks."""
@@ -130,4 +178,8 @@ class SCAFFOLD(FedAvg):
 
     def _p(self, fed: Federation) -> Tensor:
         """What each client counts for, up to a factor."""
-        return fed.sizes.double() if self.weights == "examples" else torch.ones(len(fed.sizes), dtype=torch.float64)
+        return (
+            fed.sizes.double()
+            if self.weights == "examples"
+            else torch.ones(len(fed.sizes), dtype=torch.float64)
+        )

@@ -1,4 +1,6 @@
-"""The networks of the papers, as specs that build a torch module for the data at hand. `MODELS` has them by name."""
+"""The networks of the papers, as specs that build a torch module for the data at hand. `MODELS` has
+them by name.
+"""
 
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, ResidualAutoencoder
 from fedclade.models.base import ModelSpec

@@ -18,9 +18,11 @@ _INNER = 32  # feature maps inside a residual layer
 
 
 class Autoencoder(nn.Module):
-    """An encoder and a decoder, each a module of its own, so that either can be called alone with parameters of its own.
+    """An encoder and a decoder, each a module of its own, so that either can be called alone with
+    parameters of its own.
 
-    `pretrained` tells whether the weights were trained on data, or are the random ones it was built with.
+    `pretrained` tells whether the weights were trained on data, or are the random ones it was built
+    with.
     """
 
     pretrained: bool = False
@@ -43,17 +45,24 @@ class Autoencoder(nn.Module):
 
 @dataclass(frozen=True)
 class ConvAutoencoder:
-    """The convolutional autoencoder of FLT (arXiv 2103.15947): 51,577 parameters on (1, 28, 28), as the paper prints.
+    """The convolutional autoencoder of FLT (arXiv 2103.15947): 51,577 parameters on (1, 28, 28), as
+    the paper prints.
 
-    The paper's table gives the last layer 16 channels; only with one, the image's, does the count come out. The code has no activation.
-    Images are to lie between 0 and 1. Sides are halved twice and doubled twice, hence divisible by 4.
+    The paper's table gives the last layer 16 channels; only with one, the image's, does the count
+    come out. The code has no activation. Images are to lie between 0 and 1. Sides are halved twice
+    and doubled twice, hence divisible by 4.
     """
 
     name: ClassVar[str] = "conv_autoencoder"
     code: int = 128
 
     def __post_init__(self) -> None:
-        require(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+        require(
+            is_whole(self.code, 1),
+            "model.code",
+            self.code,
+            "length of the code, a whole number of at least 1",
+        )
 
     @staticmethod
     def features(shape: tuple[int, ...]) -> int:
@@ -89,11 +98,13 @@ class ConvAutoencoder:
 
 @dataclass(frozen=True)
 class ResidualAutoencoder:
-    """A residual autoencoder for colour images, in the form that FLT's code has for CIFAR (arXiv 2103.15947).
+    """A residual autoencoder for colour images, in the form that FLT's code has for CIFAR (arXiv
+    2103.15947).
 
-    As in VQ-VAE (arXiv 1711.00937): two strided convolutions to a quarter of the side, `hidden` maps, two residual layers of 32 inner
-    maps; then a linear code without activation. The decoder mirrors it with transposed convolutions. GroupNorm stands where FLT has
-    BatchNorm: running statistics belong to no client. Images are to lie between 0 and 1, with sides divisible by 4.
+    As in VQ-VAE (arXiv 1711.00937): two strided convolutions to a quarter of the side, `hidden`
+    maps, two residual layers of 32 inner maps; then a linear code without activation. The decoder
+    mirrors it with transposed convolutions. GroupNorm stands where FLT has BatchNorm: running
+    statistics belong to no client. Images are to lie between 0 and 1, with sides divisible by 4.
     """
 
     name: ClassVar[str] = "residual_autoencoder"
@@ -103,8 +114,18 @@ class ResidualAutoencoder:
     def __post_init__(self) -> None:
         # Half of the maps come out of the first convolution, and a norm cuts them into 8 groups.
         ok = is_whole(self.hidden, 1) and self.hidden % (2 * _GROUPS) == 0
-        require(ok, "model.hidden", self.hidden, f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster")
-        require(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+        require(
+            ok,
+            "model.hidden",
+            self.hidden,
+            f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster",
+        )
+        require(
+            is_whole(self.code, 1),
+            "model.code",
+            self.code,
+            "length of the code, a whole number of at least 1",
+        )
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for images of `shape`. `classes` is ignored: an autoencoder has no labels."""
@@ -154,9 +175,11 @@ class ResidualAutoencoder:
 
 @dataclass(frozen=True)
 class DenseAutoencoder:
-    """A fully connected autoencoder, one hidden layer on either side: for vectors, and for images that `ConvAutoencoder` does not take.
+    """A fully connected autoencoder, one hidden layer on either side: for vectors, and for images
+    that `ConvAutoencoder` does not take.
 
-    FLT has none; ours follows its convolutional one, with no activation on the code. The output is linear: vectors may hold any number.
+    FLT has none; ours follows its convolutional one, with no activation on the code. The output is
+    linear: vectors may hold any number.
     """
 
     name: ClassVar[str] = "dense_autoencoder"
@@ -164,8 +187,18 @@ class DenseAutoencoder:
     code: int = 128
 
     def __post_init__(self) -> None:
-        require(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of the hidden layers, a whole number of at least 1")
-        require(is_whole(self.code, 1), "model.code", self.code, "length of the code, a whole number of at least 1")
+        require(
+            is_whole(self.hidden, 1),
+            "model.hidden",
+            self.hidden,
+            "units of the hidden layers, a whole number of at least 1",
+        )
+        require(
+            is_whole(self.code, 1),
+            "model.code",
+            self.code,
+            "length of the code, a whole number of at least 1",
+        )
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for samples of `shape`. `classes` is ignored: an autoencoder has no labels."""

@@ -1,4 +1,6 @@
-"""What a model is in fedclade: a spec of hyper-parameters that builds a torch module once the data's shape is known."""
+"""What a model is in fedclade: a spec of hyper-parameters that builds a torch module once the
+data's shape is known.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,13 @@ from fedclade.errors import InvalidInputError, require
 
 
 class ModelSpec(Protocol):
-    """A model before the data is known. Specs are frozen dataclasses: their fields are what `[model]` holds in an experiment file.
+    """A model before the data is known. Specs are frozen dataclasses: their fields are what
+    `[model]` holds in an experiment file.
 
-    `build` draws the first weights from torch's global generator; who wants the same weights again seeds it before.
-    A module built here runs under `torch.func.vmap(grad(...))`: no BatchNorm, no in-place operations, and dropout only as
-    `nn.Dropout` or `nn.Dropout2d` modules, one for each place, because the engine replaces them by name.
+    `build` draws the first weights from torch's global generator; who wants the same weights again
+    seeds it before. A module built here runs under `torch.func.vmap(grad(...))`: no BatchNorm, no
+    in-place operations, and dropout only as `nn.Dropout` or `nn.Dropout2d` modules, one for each
+    place, because the engine replaces them by name.
     """
 
     name: ClassVar[str]
@@ -26,8 +30,12 @@ class ModelSpec(Protocol):
 
 
 def chain(**layers: nn.Module | None) -> nn.Sequential:
-    """The layers in the order and under the names given. None is left out, and the names of the others stay as they are."""
-    return nn.Sequential(OrderedDict((name, layer) for name, layer in layers.items() if layer is not None))
+    """The layers in the order and under the names given. None is left out, and the names of the
+    others stay as they are.
+    """
+    return nn.Sequential(
+        OrderedDict((name, layer) for name, layer in layers.items() if layer is not None)
+    )
 
 
 class Centre(nn.Module):
@@ -56,27 +64,44 @@ _MOST = 10**8
 
 
 def is_whole(value: object, least: int) -> bool:
-    """Whether `value` is a whole number of at least `least`, and no larger than any model; True and False are not numbers here."""
+    """Whether `value` is a whole number of at least `least`, and no larger than any model; True and
+    False are not numbers here.
+    """
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
 
 
 def check_dropout(share: object) -> None:
     ok = isinstance(share, int | float) and not isinstance(share, bool) and 0 <= share < 1
-    require(ok, "model.dropout", share, "the share of units that are dropped, a number from 0 up to but not including 1")
+    require(
+        ok,
+        "model.dropout",
+        share,
+        "the share of units that are dropped, a number from 0 up to but not including 1",
+    )
 
 
 def check_classes(classes: object) -> None:
-    require(is_whole(classes, 1), "classes", classes, "the number of outputs, a whole number of at least 1")
+    require(
+        is_whole(classes, 1),
+        "classes",
+        classes,
+        "the number of outputs, a whole number of at least 1",
+    )
 
 
 def check_sample(model: str, shape: tuple[int, ...]) -> None:
     """Refuse what cannot be flattened to at least one feature."""
     if not shape or not all(is_whole(side, 1) for side in shape):
-        raise InvalidInputError(f"{model} needs samples with at least one axis and no axis of length 0, such as (60,), got {_written(shape)}.")
+        raise InvalidInputError(
+            f"{model} needs samples with at least one axis and no axis of length 0, such as (60,),"
+            f" got {_written(shape)}."
+        )
 
 
 def check_image(model: str, shape: tuple[int, ...], least: int = 1, multiple: int = 1) -> None:
-    """Refuse what is not (channels, height, width) with sides of at least `least` that are multiples of `multiple`."""
+    """Refuse what is not (channels, height, width) with sides of at least `least` that are
+    multiples of `multiple`.
+    """
     needs = f"{model} needs images (channels, height, width) of at least {least}x{least}"
     if multiple > 1:
         needs += f" with sides divisible by {multiple}"

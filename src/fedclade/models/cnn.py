@@ -1,4 +1,6 @@
-"""Convolutional classifiers of the papers: two or three convolutions, each with a 2x2 pooling, and a dense part."""
+"""Convolutional classifiers of the papers: two or three convolutions, each with a 2x2 pooling, and
+a dense part.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from typing import ClassVar
 from torch import nn
 
 from fedclade.errors import require
-from fedclade.models.base import centre, chain, check_classes, check_dropout, check_image, dropout, dropout2d, is_whole
+from fedclade.models.base import (
+    centre,
+    chain,
+    check_classes,
+    check_dropout,
+    check_image,
+    dropout,
+    dropout2d,
+    is_whole,
+)
 
 _KERNEL = 5
 
@@ -18,8 +29,9 @@ _KERNEL = 5
 class LeafCNN:
     """The CNN of LEAF (arXiv 1812.01097) for FEMNIST, which FLT (arXiv 2103.15947) uses too.
 
-    On (1, 28, 28) with padding 2, as both codes have it: 6,603,710 parameters for 62 classes, 6,572,975 for 47. The 3,459,582 that FLT
-    prints belong to `padding=0` on (3, 32, 32) with 62 classes.
+    On (1, 28, 28) with padding 2, as both codes have it: 6,603,710 parameters for 62 classes,
+    6,572,975 for 47. The 3,459,582 that FLT prints belong to `padding=0` on (3, 32, 32) with 62
+    classes.
     """
 
     name: ClassVar[str] = "leaf_cnn"
@@ -28,7 +40,12 @@ class LeafCNN:
     def __post_init__(self) -> None:
         # With more than 4 the outermost outputs of a 5x5 kernel would see nothing but padding.
         ok = is_whole(self.padding, 0) and self.padding < _KERNEL
-        require(ok, "model.padding", self.padding, "zeros around the image, a whole number from 0 to 4; 2 keeps its size")
+        require(
+            ok,
+            "model.padding",
+            self.padding,
+            "zeros around the image, a whole number from 0 to 4; 2 keeps its size",
+        )
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         pixels = _pixels_left("LeafCNN", shape, self.padding)
@@ -49,9 +66,11 @@ class LeafCNN:
 
 @dataclass(frozen=True)
 class SmallCNN:
-    """FLT's small net for MNIST (arXiv 2103.15947, Scenarios 1 and 2): 21,840 parameters on (1, 28, 28), 10 classes.
+    """FLT's small net for MNIST (arXiv 2103.15947, Scenarios 1 and 2): 21,840 parameters on (1, 28,
+    28), 10 classes.
 
-    `dropout` is the share of feature maps dropped after the second convolution and of units dropped before the last layer.
+    `dropout` is the share of feature maps dropped after the second convolution and of units dropped
+    before the last layer.
     """
 
     name: ClassVar[str] = "small_cnn"
@@ -81,10 +100,12 @@ class SmallCNN:
 
 @dataclass(frozen=True)
 class LeNet5:
-    """LeNet-5 with ReLU and max pooling: FLT's net for CIFAR-10 in Scenarios 1 and 2, and "simple-cnn" of FLIS.
+    """LeNet-5 with ReLU and max pooling: FLT's net for CIFAR-10 in Scenarios 1 and 2, and
+    "simple-cnn" of FLIS.
 
-    With 10 classes: 62,006 parameters on (3, 32, 32), 44,426 on (1, 28, 28). `centred`: inputs from 0 … 1 are moved to −1 … 1 first, as
-    both papers do with CIFAR-10; it learns several times faster so.
+    With 10 classes: 62,006 parameters on (3, 32, 32), 44,426 on (1, 28, 28). `centred`: inputs from
+    0 … 1 are moved to −1 … 1 first, as both papers do with CIFAR-10; it learns several times faster
+    so.
     """
 
     name: ClassVar[str] = "lenet5"
@@ -112,10 +133,11 @@ class LeNet5:
 
 @dataclass(frozen=True)
 class CflCNN:
-    """A CNN of five layers for CIFAR-10, as CFL (arXiv 1910.01991) has one: 188,810 parameters on (3, 32, 32), 10 classes.
+    """A CNN of five layers for CIFAR-10, as CFL (arXiv 1910.01991) has one: 188,810 parameters on
+    (3, 32, 32), 10 classes.
 
-    The paper gives neither kinds nor widths of its layers; these are ours: 3x3 convolutions of 32, 64 and 64 maps, then 128 units.
-    `centred`: inputs from 0 … 1 are moved to −1 … 1 first.
+    The paper gives neither kinds nor widths of its layers; these are ours: 3x3 convolutions of 32,
+    64 and 64 maps, then 128 units. `centred`: inputs from 0 … 1 are moved to −1 … 1 first.
     """
 
     name: ClassVar[str] = "cfl_cnn"
@@ -144,7 +166,8 @@ class CflCNN:
 
 @dataclass(frozen=True)
 class GmccCNN:
-    """FedGMCC's net for EMNIST (arXiv 2204.11017), as its authors' code has it: 486,654 parameters on (1, 28, 28), 62 classes.
+    """FedGMCC's net for EMNIST (arXiv 2204.11017), as its authors' code has it: 486,654 parameters
+    on (1, 28, 28), 62 classes.
 
     `dropout` is the share of units dropped after each pooling and before the last layer.
     """
@@ -176,7 +199,9 @@ class GmccCNN:
 
 
 def _pixels_left(model: str, shape: tuple[int, ...], padding: int = 0) -> int:
-    """Pixels of one feature map after two 5x5 convolutions and poolings; refuses images of which nothing would be left."""
+    """Pixels of one feature map after two 5x5 convolutions and poolings; refuses images of which
+    nothing would be left.
+    """
     least = next(side for side in count(1) if _side_left(side, padding) > 0)
     check_image(model, shape, least)
     return _side_left(shape[1], padding) * _side_left(shape[2], padding)

@@ -10,15 +10,24 @@ from typing import ClassVar
 from torch import nn
 
 from fedclade.errors import require
-from fedclade.models.base import chain, check_classes, check_dropout, check_sample, dropout, is_whole
+from fedclade.models.base import (
+    chain,
+    check_classes,
+    check_dropout,
+    check_sample,
+    dropout,
+    is_whole,
+)
 
 
 @dataclass(frozen=True)
 class MLP:
-    """Hidden layers with ReLU: the MLP of FLT (arXiv 2103.15947) for EMNIST and FEMNIST, and of FedAvg's "2NN" with (200, 200).
+    """Hidden layers with ReLU: the MLP of FLT (arXiv 2103.15947) for EMNIST and FEMNIST, and of
+    FedAvg's "2NN" with (200, 200).
 
-    784 → 200 → 62 has 169,462 parameters, as FLT prints; with 47 classes 166,447. FLT's code drops half of the hidden units, before
-    the ReLU (`dropout=0.5`); the order makes no difference to the result.
+    784 → 200 → 62 has 169,462 parameters, as FLT prints; with 47 classes 166,447. FLT's code drops
+    half of the hidden units, before the ReLU (`dropout=0.5`); the order makes no difference to the
+    result.
     """
 
     name: ClassVar[str] = "mlp"
@@ -30,7 +39,13 @@ class MLP:
             object.__setattr__(self, "hidden", tuple(self.hidden))
         widths = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
         ok = len(widths) > 0 and all(is_whole(width, 1) for width in widths)
-        require(ok, "model.hidden", self.hidden, "units of the hidden layer, a whole number of at least 1, or several for several layers")
+        require(
+            ok,
+            "model.hidden",
+            self.hidden,
+            "units of the hidden layer, a whole number of at least 1, or several for several"
+            " layers",
+        )
         check_dropout(self.dropout)
 
     @property

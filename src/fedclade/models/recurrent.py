@@ -16,11 +16,13 @@ from fedclade.models.base import chain, check_classes, check_dropout, dropout, i
 
 
 class Lstm(nn.Module):
-    """One LSTM layer, or two that read in opposite directions, side by side in the outputs: (B, T, inputs) -> (B, T, ways · hidden).
+    """One LSTM layer, or two that read in opposite directions, side by side in the outputs: (B, T,
+    inputs) -> (B, T, ways · hidden).
 
-    Gates come in torch's order: input, forget, cell, output. There is one bias where nn.LSTM has two that are only ever added. Weights
-    start as torch's do, uniform within 1/√hidden; biases at 0, but those of the forget gate at 1 (Jozefowicz et al. 2015), as Keras has
-    them too: a cell remembers from the first step on.
+    Gates come in torch's order: input, forget, cell, output. There is one bias where nn.LSTM has
+    two that are only ever added. Weights start as torch's do, uniform within 1/√hidden; biases at
+    0, but those of the forget gate at 1 (Jozefowicz et al. 2015), as Keras has them too: a cell
+    remembers from the first step on.
     """
 
     def __init__(self, inputs: int, hidden: int, ways: int = 1) -> None:
@@ -35,8 +37,11 @@ class Lstm(nn.Module):
             self.input.bias.zero_().view(ways, 4, hidden)[:, 1] = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        # What the inputs give to the gates is one product for all steps and ways: (T, ways, B, 4 hidden).
-        gates = self._turned(self.input(x).unflatten(-1, (self.ways, 4 * self.hidden)).permute(1, 2, 0, 3))
+        # What the inputs give to the gates is one product for all steps and ways: (T, ways, B, 4
+        # hidden).
+        gates = self._turned(
+            self.input(x).unflatten(-1, (self.ways, 4 * self.hidden)).permute(1, 2, 0, 3)
+        )
         h = c = gates.new_zeros(*gates.shape[1:3], self.hidden)
         outputs = []
         for given in gates.unbind(0):
@@ -60,17 +65,22 @@ class _Words(nn.Embedding):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
             kind = str(x.dtype).removeprefix("torch.")
-            raise InvalidInputError(f"words are to be whole numbers, such as int64 (uint8 is read as pixels), got {kind}")
+            raise InvalidInputError(
+                "words are to be whole numbers, such as int64 (uint8 is read as pixels), got"
+                f" {kind}"
+            )
         return super().forward(x)
 
 
 @dataclass(frozen=True)
 class LstmLanguageModel:
-    """The two-layer LSTM with which CFL (arXiv 1910.01991) predicts the next word on AG News. (T,) int64 -> (T, classes).
+    """The two-layer LSTM with which CFL (arXiv 1910.01991) predicts the next word on AG News. (T,)
+    int64 -> (T, classes).
 
-    `classes` is the size of the vocabulary: inputs and targets are the same words, so no input may be `classes` or above. The widths,
-    `embedding` and `hidden`, are ours. `dropout` is the share dropped before each layer, never from one step to the next
-    (Zaremba et al., arXiv 1409.2329). As it is, with a vocabulary of V: 229 V + 248,832 parameters.
+    `classes` is the size of the vocabulary: inputs and targets are the same words, so no input may
+    be `classes` or above. The widths, `embedding` and `hidden`, are ours. `dropout` is the share
+    dropped before each layer, never from one step to the next (Zaremba et al., arXiv 1409.2329). As
+    it is, with a vocabulary of V: 229 V + 248,832 parameters.
     """
 
     name: ClassVar[str] = "lstm_lm"
@@ -80,9 +90,24 @@ class LstmLanguageModel:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        require(is_whole(self.embedding, 1), "model.embedding", self.embedding, "length of a word's vector, a whole number of at least 1")
-        require(is_whole(self.hidden, 1), "model.hidden", self.hidden, "units of an LSTM layer, a whole number of at least 1")
-        require(is_whole(self.layers, 1), "model.layers", self.layers, "LSTM layers, a whole number of at least 1")
+        require(
+            is_whole(self.embedding, 1),
+            "model.embedding",
+            self.embedding,
+            "length of a word's vector, a whole number of at least 1",
+        )
+        require(
+            is_whole(self.hidden, 1),
+            "model.hidden",
+            self.hidden,
+            "units of an LSTM layer, a whole number of at least 1",
+        )
+        require(
+            is_whole(self.layers, 1),
+            "model.layers",
+            self.layers,
+            "LSTM layers, a whole number of at least 1",
+        )
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -100,10 +125,12 @@ class LstmLanguageModel:
 
 @dataclass(frozen=True)
 class BiLstmTagger:
-    """FedGMCC's net (arXiv 2204.11017) for genomic reads: a class for each position. (T, features) -> (T, classes).
+    """FedGMCC's net (arXiv 2204.11017) for genomic reads: a class for each position. (T, features)
+    -> (T, classes).
 
-    Bidirectional LSTMs of 64 and of 32 units a way, a dense layer of 64 with ReLU, dropout, a dense layer. The authors' last layer has
-    30 outputs, as many as their reads have positions; ours is applied at every position, whatever their number.
+    Bidirectional LSTMs of 64 and of 32 units a way, a dense layer of 64 with ReLU, dropout, a dense
+    layer. The authors' last layer has 30 outputs, as many as their reads have positions; ours is
+    applied at every position, whatever their number.
     """
 
     name: ClassVar[str] = "bilstm_tagger"
@@ -113,7 +140,9 @@ class BiLstmTagger:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        _check_sequence("BiLstmTagger", shape, "vectors (length, features), such as (30, 64)", axes=2)
+        _check_sequence(
+            "BiLstmTagger", shape, "vectors (length, features), such as (30, 64)", axes=2
+        )
         check_classes(classes)
         return chain(
             lstm1=Lstm(shape[1], 64, ways=2),

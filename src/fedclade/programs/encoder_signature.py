@@ -1,4 +1,6 @@
-"""Signatures by embedding: a client fine-tunes an autoencoder, embeds its samples and replies with the centres of the embeddings."""
+"""Signatures by embedding: a client fine-tunes an autoencoder, embeds its samples and replies with
+the centres of the embeddings.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,32 @@ MOST_CENTRES = 8  # what k = "auto" may choose at most
 _RESTARTS = 10
 _BLOCK = 256  # samples embedded at a time
 _SILHOUETTE_SAMPLES = 500
-_BATCH, _LR, _BETA1, _BETA2, _EPSILON = 32, 1e-3, 0.9, 0.999, 1e-8  # of the fine-tuning: Adam as its paper has it
+_BATCH, _LR, _BETA1, _BETA2, _EPSILON = (
+    32,
+    1e-3,
+    0.9,
+    0.999,
+    1e-8,
+)  # of the fine-tuning: Adam as its paper has it
 
 
 class Encoder:
-    """A module as pure functions of its weights: the codes of inputs and, where it is an autoencoder, the loss of reconstruction.
+    """A module as pure functions of its weights: the codes of inputs and, where it is an
+    autoencoder, the loss of reconstruction.
 
-    A module with a method `encode` is an autoencoder, whose own call gives the reconstruction; any other module's outputs are the codes.
+    A module with a method `encode` is an autoencoder, whose own call gives the reconstruction; any
+    other module's outputs are the codes.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
         if module is None:
-            raise FedcladeError("There is no encoder yet: use fc.run, or give a module of yours as encoder_module=….")
-        self.trained = tuple(name for name, value in module.named_parameters() if value.requires_grad)
+            raise FedcladeError(
+                "There is no encoder yet: use fc.run, or give a module of yours as"
+                " encoder_module=…."
+            )
+        self.trained = tuple(
+            name for name, value in module.named_parameters() if value.requires_grad
+        )
         plain = copy.deepcopy(module).cpu().eval().requires_grad_(False)
         self.reconstructs = hasattr(module, "encode")
         self.pretrained = bool(getattr(module, "pretrained", True))
@@ -52,7 +67,9 @@ class Encoder:
         return {name: value.clone() for name, value in self._module.own.state_dict().items()}
 
     def tuning(self, fine_tune: str) -> str:
-        """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes lie in one space."""
+        """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes
+        lie in one space.
+        """
         return fine_tune if fine_tune != "auto" else "none" if self.pretrained else "federated"
 
     def needed(self, weights: Tree) -> Tree:
@@ -61,14 +78,21 @@ class Encoder:
 
     def codes(self, weights: Tree, x: Tensor) -> Tensor:
         """(samples, e): the embeddings of a batch."""
-        codes: Tensor = functional_call(self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,))
+        codes: Tensor = functional_call(
+            self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,)
+        )
         return codes
 
     def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
         """Mean squared error of the reconstruction of a batch."""
         if not batch.x.is_floating_point():
-            raise InvalidInputError("encoder: inputs that are whole numbers cannot be reconstructed; give a trained module, fine_tune='none'.")
-        errors: Tensor = (functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x) ** 2
+            raise InvalidInputError(
+                "encoder: inputs that are whole numbers cannot be reconstructed; give a trained"
+                " module, fine_tune='none'."
+            )
+        errors: Tensor = (
+            functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x
+        ) ** 2
         return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
 
 
@@ -85,37 +109,57 @@ class _Encode(nn.Module):
 @serializable_program
 @lru_cache(maxsize=8)
 def autoencode(encoder: Encoder, epochs: int) -> Program:
-    """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by Adam; it replies with the weights."""
+    """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by
+    Adam; it replies with the weights.
+    """
     if not encoder.reconstructs or not encoder.trained:
-        raise InvalidInputError("encoder: to be fine-tuned, a module needs trainable parameters and a method `encode`; use fine_tune='none'.")
+        raise InvalidInputError(
+            "encoder: to be fine-tuned, a module needs trainable parameters and a method `encode`;"
+            " use fine_tune='none'."
+        )
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         sent = strip_prefix("encoder", broadcast)
         w = {name: sent[name] for name in encoder.trained}
         zeros = tree_map(torch.zeros_like, w)
         steps = torch.zeros((), device=next(iter(w.values())).device)
-        return {}, add_prefix("w", w) | add_prefix("mean", zeros) | add_prefix("square", zeros) | {"steps": steps}
+        return {}, add_prefix("w", w) | add_prefix("mean", zeros) | add_prefix("square", zeros) | {
+            "steps": steps
+        }
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w, steps = strip_prefix("w", carry), carry["steps"] + 1
         g = grad(encoder.loss)(w, strip_prefix("encoder", broadcast), batch)
-        mean = tree_map(lambda old, new: _BETA1 * old + (1 - _BETA1) * new, strip_prefix("mean", carry), g)
-        square = tree_map(lambda old, new: _BETA2 * old + (1 - _BETA2) * new**2, strip_prefix("square", carry), g)
+        mean = tree_map(
+            lambda old, new: _BETA1 * old + (1 - _BETA1) * new, strip_prefix("mean", carry), g
+        )
+        square = tree_map(
+            lambda old, new: _BETA2 * old + (1 - _BETA2) * new**2, strip_prefix("square", carry), g
+        )
         rate, scale = broadcast["lr"] / (1 - _BETA1**steps), (1 - _BETA2**steps).rsqrt()
         w = tree_map(lambda p, m, s: p - rate * m / (s.sqrt() * scale + _EPSILON), w, mean, square)
-        return add_prefix("w", w) | add_prefix("mean", mean) | add_prefix("square", square) | {"steps": steps}
+        return (
+            add_prefix("w", w)
+            | add_prefix("mean", mean)
+            | add_prefix("square", square)
+            | {"steps": steps}
+        )
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return strip_prefix("w", carry), None
 
-    return Program(start, step, finish, Batches(_BATCH, epochs), "autoencode", hyperparams={"lr": _LR})
+    return Program(
+        start, step, finish, Batches(_BATCH, epochs), "autoencode", hyperparams={"lr": _LR}
+    )
 
 
 @serializable_program
 def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
-    """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the first `count` are real, the rest zeros.
+    """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the
+    first `count` are real, the rest zeros.
 
-    With `fine_tune` epochs of `autoencode` before, it embeds with weights of its own, which it tells nobody.
+    With `fine_tune` epochs of `autoencode` before, it embeds with weights of its own, which it
+    tells nobody.
     """
     rows = MOST_CENTRES if k == "auto" else k
 
@@ -124,7 +168,11 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         codes = encoder.codes(const, batch.x)
-        return {"codes": torch.cat([carry["codes"], codes]), "key": carry["key"]} if carry else {"codes": codes, "key": batch.key}
+        return (
+            {"codes": torch.cat([carry["codes"], codes]), "key": carry["key"]}
+            if carry
+            else {"codes": codes, "key": batch.key}
+        )
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         codes = carry["codes"]
@@ -139,7 +187,8 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
 
 @serializable_program
 def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) -> Program:
-    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise (noise.py) of `noise` times its sensitivity.
+    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise (noise.py)
+    of `noise` times its sensitivity.
 
     More centres have no sensitivity to speak of: one example may move them as far as all of them.
     """
@@ -149,7 +198,8 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
         return weights, {"trace": trace_of(clip, noise, *weights.values())}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        # Each example by itself: if one could change what is made of another, the sensitivity would be another.
+        # Each example by itself: if one could change what is made of another, the sensitivity would
+        # be another.
         codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
         told = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
         sums = tree_map(torch.add, told, carry) if "sum" in carry else told
@@ -164,9 +214,13 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
 
 
 def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:
-    """The centres of k-means; fewer than k where there are fewer distinct samples. Codes that are not finite have one centre, as bad."""
+    """The centres of k-means; fewer than k where there are fewer distinct samples. Codes that are
+    not finite have one centre, as bad.
+    """
     if not np.isfinite(codes).all():
-        return np.asarray(codes.mean(0, keepdims=True))  # not finite either, so that the engine refuses the reply
+        return np.asarray(
+            codes.mean(0, keepdims=True)
+        )  # not finite either, so that the engine refuses the reply
     distinct = len(np.unique(codes, axis=0))
     with _one_thread():
         if k == "auto":
@@ -182,7 +236,9 @@ def _kmeans(codes: Codes, k: int, seed: int) -> tuple[Codes, NDArray[np.int32]]:
 
 
 def _by_silhouette(codes: Codes, distinct: int, seed: int) -> Codes:
-    """The k with the highest silhouette, from 2 on: it is not defined for one centre, nor for as many as there are samples."""
+    """The k with the highest silhouette, from 2 on: it is not defined for one centre, nor for as
+    many as there are samples.
+    """
     from sklearn.metrics import silhouette_score  # type: ignore[import-untyped]
 
     most = min(MOST_CENTRES, distinct - 1)
@@ -201,7 +257,9 @@ def _by_silhouette(codes: Codes, distinct: int, seed: int) -> Codes:
 
 
 def _one_thread() -> Any:
-    """With several threads k-means adds in an order that changes from run to run, and small clients are no faster."""
+    """With several threads k-means adds in an order that changes from run to run, and small clients
+    are no faster.
+    """
     return _threads().limit(limits=1)
 
 

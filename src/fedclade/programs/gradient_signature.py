@@ -1,4 +1,6 @@
-"""Sketches: a few numbers for each sample, whose mean over a client's data is the client's signature."""
+"""Sketches: a few numbers for each sample, whose mean over a client's data is the client's
+signature.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +30,24 @@ _FEATURES_PER_CLASS = 4
 
 
 def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
-    """A shared random projection: signs from the key, scaled so that lengths stay the same on average. Nobody has to send it."""
+    """A shared random projection: signs from the key, scaled so that lengths stay the same on
+    average. Nobody has to send it.
+    """
     start = torch.tensor(key & 0xFFFFFFFF, device=device)
-    signs = hash_bits(hash_bits(start, key >> 32), torch.arange(inputs * outputs, device=device)) & 1
+    signs = (
+        hash_bits(hash_bits(start, key >> 32), torch.arange(inputs * outputs, device=device)) & 1
+    )
     return (signs.to(torch.float32) * 2 - 1).view(inputs, outputs) / math.sqrt(outputs)
 
 
 def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) -> Sketch:
     """The sketch of one kind.
 
-    gradient: the gradient of the sample's loss with respect to the last layer, (d loss / d outputs) x [h(x), 1], projected to `size`
-    numbers; it sees p(x), p(y) and p(y | x). features: u(x), a projection of h(x), and its squares; it sees p(x) alone and needs no
-    labels. joint: for each class whether the sample is of it, and then a few numbers of u(x): class counts and class-conditional means.
+    gradient: the gradient of the sample's loss with respect to the last layer, (d loss / d outputs)
+    x [h(x), 1], projected to `size` numbers; it sees p(x), p(y) and p(y | x). features: u(x), a
+    projection of h(x), and its squares; it sees p(x) alone and needs no labels. joint: for each
+    class whether the sample is of it, and then a few numbers of u(x): class counts and
+    class-conditional means.
     """
     head = objective.head_layer()
     inputs, outputs, device = head.in_features, head.out_features, head.weight.device
@@ -65,7 +73,9 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 
     def joint(params: Tree, batch: Batch) -> Tensor:
         seen = torch.cat([torch.ones_like(batch.weight[:, None]), u(params, batch)], -1)
-        return torch.einsum("bc,bu->bcu", F.one_hot(batch.y, outputs).to(seen.dtype), seen).flatten(1)
+        return torch.einsum("bc,bu->bcu", F.one_hot(batch.y, outputs).to(seen.dtype), seen).flatten(
+            1
+        )
 
     return features if kind == "features" else joint
 
@@ -73,7 +83,9 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 @serializable_program
 @lru_cache(maxsize=8)
 def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
-    """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle), under the model it was given."""
+    """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle),
+    under the model it was given.
+    """
     sketch = sketch_of(objective, kind, size, key)
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -85,7 +97,15 @@ def signature(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         g = sketch(const, batch).double()
         weighted = g * batch.weight[:, None]
-        return tree_map(torch.add, carry, {"sum": weighted.sum(0), "outer": weighted.T @ g, "count": batch.weight.sum(dtype=torch.float64)})
+        return tree_map(
+            torch.add,
+            carry,
+            {
+                "sum": weighted.sum(0),
+                "outer": weighted.T @ g,
+                "count": batch.weight.sum(dtype=torch.float64),
+            },
+        )
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         mean = carry["sum"] / carry["count"]
@@ -97,10 +117,20 @@ def signature(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 
 
 @serializable_program
-def private_signature(objective: Objective, kind: SignatureKind, size: int, key: int, clip: float, noise: float, secret: int) -> Program:
-    """The same of sketches no longer than `clip`, hidden in Gaussian noise (noise.py) of `noise` times the sensitivity.
+def private_signature(
+    objective: Objective,
+    kind: SignatureKind,
+    size: int,
+    key: int,
+    clip: float,
+    noise: float,
+    secret: int,
+) -> Program:
+    """The same of sketches no longer than `clip`, hidden in Gaussian noise (noise.py) of `noise`
+    times the sensitivity.
 
-    The noise of the mean is taken out of the scatter again: its expectation is the scatter of the clipped sketches.
+    The noise of the mean is taken out of the scatter again: its expectation is the scatter of the
+    clipped sketches.
     """
     sketch = sketch_of(objective, kind, size, key)
 
@@ -111,7 +141,8 @@ def private_signature(objective: Objective, kind: SignatureKind, size: int, key:
         def alone(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             return sketch(const, Batch(x[None], y[None], weight[None], batch.key))[0]
 
-        # Each example by itself: if one could change what is made of another, the sensitivity would be another.
+        # Each example by itself: if one could change what is made of another, the sensitivity would
+        # be another.
         g = clipped(vmap(alone)(batch.x, batch.y, batch.weight).double(), clip)
         told = {"sum": g.sum(0), "moment": g.T @ g, "count": g.new_tensor(len(g))}
         sums = tree_map(torch.add, told, carry) if "sum" in carry else told
@@ -120,10 +151,16 @@ def private_signature(objective: Objective, kind: SignatureKind, size: int, key:
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         count, e = carry["count"], len(carry["sum"])
         row, column = torch.triu_indices(e, e)
-        error = noise * noise_for(carry["trace"], secret, like=torch.cat([carry["sum"], carry["moment"][row, column]]))
+        error = noise * noise_for(
+            carry["trace"], secret, like=torch.cat([carry["sum"], carry["moment"][row, column]])
+        )
         mean = (carry["sum"] + SUM * clip * error[:e]) / count
         moment = carry["moment"][row, column] + MOMENT * clip**2 * error[e:]
-        scatter = moment - count * mean[row] * mean[column] + (SUM * clip * noise) ** 2 / count * (row == column)
+        scatter = (
+            moment
+            - count * mean[row] * mean[column]
+            + (SUM * clip * noise) ** 2 / count * (row == column)
+        )
         return {"mean": mean.float(), "scatter": scatter.float()}, None
 
     return Program(start, step, finish, Batches.whole(), "signature", vectorised=False)

@@ -1,4 +1,6 @@
-"""Choosing among models: a client takes the one under which its own training examples have the least loss."""
+"""Choosing among models: a client takes the one under which its own training examples have the
+least loss.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from fedclade.core.recipes import serializable_program
 @serializable_program
 @lru_cache(maxsize=32)
 def choose(objective: Objective) -> Program:
-    """Which of the models in `shared` (a stack) has the least loss: replies with its number, `row`, and nothing else."""
+    """Which of the models in `shared` (a stack) has the least loss: replies with its number, `row`,
+    and nothing else.
+    """
     every = evaluate_losses(objective)
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
@@ -28,13 +32,17 @@ def choose(objective: Objective) -> Program:
 
 @serializable_program
 def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> ChainedProgram:
-    """Choose as above, then `train` the chosen model, in one message: the reply has `row` too, and on request `loss`, the least one."""
+    """Choose as above, then `train` the chosen model, in one message: the reply has `row` too, and
+    on request `loss`, the least one.
+    """
     return chain(evaluate_losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)
 
 
 def _chosen(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
     row = _least(reply["loss"])
-    return {name: value.index_select(0, row[None])[0] for name, value in broadcast.items()}, {"row": row}
+    return {name: value.index_select(0, row[None])[0] for name, value in broadcast.items()}, {
+        "row": row
+    }
 
 
 def _chosen_and_its_loss(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:

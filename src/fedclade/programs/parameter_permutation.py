@@ -1,8 +1,9 @@
-"""What CFL asks of clients beside SGD: models as vectors, and vectors in a secret order of coordinates.
+"""What CFL asks of clients beside SGD: models as vectors, and vectors in a secret order of
+coordinates.
 
-The secret order is the third part of CFL's Algorithm 5: lengths of updates and angles between them do not change when all clients
-permute the coordinates of what they send in the same way, so a server can average models and compare clients without seeing which
-number is which weight.
+The secret order is the third part of CFL's Algorithm 5: lengths of updates and angles between them
+do not change when all clients permute the coordinates of what they send in the same way, so a
+server can average models and compare clients without seeing which number is which weight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def flatten_models(models: Tree) -> Tensor:
 def unflatten_models(rows: Tensor, like: Tree) -> Tree:
     """What `vectors` put together; `like` is a stack of models of the same form."""
     parts = torch.split(rows, [value[0].numel() for value in like.values()], 1)
-    return {name: part.reshape(-1, *like[name].shape[1:]).to(like[name].dtype) for name, part in zip(like, parts, strict=True)}
+    return {
+        name: part.reshape(-1, *like[name].shape[1:]).to(like[name].dtype)
+        for name, part in zip(like, parts, strict=True)
+    }
 
 
 @lru_cache(maxsize=8)
@@ -37,7 +41,9 @@ def secret_order(secret: int, size: int) -> Tensor:
 
 
 def concealed(models: Tree, secret: int) -> Tree:
-    """A stack of models, the coordinates of each in the secret order, under the same names and in the same shapes."""
+    """A stack of models, the coordinates of each in the secret order, under the same names and in
+    the same shapes.
+    """
     rows = flatten_models(models)
     return unflatten_models(rows[:, secret_order(secret, rows.shape[1]).to(rows.device)], models)
 
@@ -45,15 +51,19 @@ def concealed(models: Tree, secret: int) -> Tree:
 def revealed(models: Tree, secret: int) -> Tree:
     """What `concealed` hid."""
     rows = flatten_models(models)
-    return unflatten_models(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
+    return unflatten_models(
+        rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models
+    )
 
 
 @serializable_program
 def in_secret_order(program: Program, secret: int) -> Program:
-    """A program that is sent a model and replies with one, for a server that does not see coordinates: the client puts the model into
-    order first and the reply into the secret order last.
+    """A program that is sent a model and replies with one, for a server that does not see
+    coordinates: the client puts the model into order first and the reply into the secret order
+    last.
 
-    The name stays: the server asks for the same thing, and the client's batches are the same. The secret is in the client's functions only.
+    The name stays: the server asks for the same thing, and the client's batches are the same. The
+    secret is in the client's functions only.
     """
     start, finish = _in_secret_order(program.start, program.finish, secret)
     return replace(program, start=start, finish=finish)
@@ -73,7 +83,9 @@ def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> t
 
 @serializable_program
 def from_secret_order(program: Program, secret: int) -> Program:
-    """A program that is sent a stack of models in the secret order, and replies with what is no model."""
+    """A program that is sent a stack of models in the secret order, and replies with what is no
+    model.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return program.start(broadcast, revealed(params, secret), memory)

@@ -1,4 +1,6 @@
-"""Signatures by principal components: a client projects its samples on a few axes and replies with the centres of the projections."""
+"""Signatures by principal components: a client projects its samples on a few axes and replies with
+the centres of the projections.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,19 @@ from fedclade.programs.encoder_signature import Encoder, signature
 
 
 def principal_axes(x: Tensor, components: int) -> Tree:
-    """`mean` (d,) and `axes` (components, d) of the samples x (n, d): unit vectors by falling variance.
+    """`mean` (d,) and `axes` (components, d) of the samples x (n, d): unit vectors by falling
+    variance.
 
-    Samples that vary in fewer directions have fewer axes; the rest are zeros. Of the two signs of an axis the one is taken that makes its
-    largest loading positive.
+    Samples that vary in fewer directions have fewer axes; the rest are zeros. Of the two signs of
+    an axis the one is taken that makes its largest loading positive.
     """
     x = x.cpu().double()
     mean = x.mean(0)
     lengths, found = torch.linalg.svd(x - mean, full_matrices=False)[1:]
     # What is left of a direction in which nothing varies is rounding: its axis would be arbitrary.
-    real = found[lengths > lengths.max() * max(x.shape) * torch.finfo(torch.float32).eps][:components]
+    real = found[lengths > lengths.max() * max(x.shape) * torch.finfo(torch.float32).eps][
+        :components
+    ]
     largest = real.gather(1, real.abs().argmax(1, keepdim=True))
     axes = x.new_zeros(components, x.shape[1])
     axes[: len(real)] = real * largest.sign()
@@ -36,17 +41,24 @@ def principal_axes(x: Tensor, components: int) -> Tree:
 def flat(x: Tensor) -> Tensor:
     """Inputs as vectors of numbers: (n, d)."""
     if not x.is_floating_point():
-        raise InvalidInputError("pca_hc: inputs that are whole numbers (tokens) have no principal components; use another method.")
+        raise InvalidInputError(
+            "pca_hc: inputs that are whole numbers (tokens) have no principal components; use"
+            " another method."
+        )
     return x.flatten(1)
 
 
 @serializable_program
 def pca_signature(k: int, components: int) -> Program:
-    """Project all samples and cluster the projections: replies with `centres` (k, components), of which the first `count` are real.
+    """Project all samples and cluster the projections: replies with `centres` (k, components), of
+    which the first `count` are real.
 
-    The axes are those sent to all in `shared`, as `principal_axes` gives them, or the client's own where nothing was sent.
+    The axes are those sent to all in `shared`, as `principal_axes` gives them, or the client's own
+    where nothing was sent.
     """
-    plain = cast(Program, signature(Encoder(nn.Flatten()), k))  # the centres of the samples themselves
+    plain = cast(
+        Program, signature(Encoder(nn.Flatten()), k)
+    )  # the centres of the samples themselves
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         return plain.step(broadcast, const, carry, batch._replace(x=flat(batch.x)))

@@ -36,7 +36,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim in one column, or about one row: whether it holds, with the numbers it was read from."""
+    """A claim in one column, or about one row: whether it holds, with the numbers it was read
+    from.
+    """
 
     place: str
     rising: tuple[str, ...]
@@ -68,13 +70,19 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
     shown = [column for column in table.columns if column.name in plan.data]
     for column in shown:
         for row in table.rows:
-            found = [_until(value, row.at) for (name, source, _), value in sorted(done.items(), key=lambda item: item[0][2])
-                     if name == row.name and source == table.settings_of(column).name]  # fmt: skip
+            by_seed = sorted(done.items(), key=lambda item: item[0][2])
+            wanted = (row.name, table.settings_of(column).name)
+            found = [_until(value, row.at) for key, value in by_seed if key[:2] == wanted]
             if found and column.name not in row.skip:
                 cells.append(_cell(plan, row, column, found))
     means = {(cell.row, cell.column): cell.mean for cell in cells}
     claims = () if plan.options.quick else table.claims
-    checked = [result for claim in claims for place in _places(claim, shown) if (result := _checked(claim, place, means)) is not None]
+    checked = [
+        result
+        for claim in claims
+        for place in _places(claim, shown)
+        if (result := _checked(claim, place, means)) is not None
+    ]
     return Outcome(
         table.name,
         table.title,
@@ -86,7 +94,14 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
         tuple(cells),
         tuple(checked),
         _made_with(done, device),
-        round(sum({plan.jobs[key].label: summary["seconds"] for key, (summary, _) in done.items()}.values()), 1),
+        round(
+            sum(
+                {
+                    plan.jobs[key].label: summary["seconds"] for key, (summary, _) in done.items()
+                }.values()
+            ),
+            1,
+        ),
     )
 
 
@@ -107,13 +122,32 @@ def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
     elif difference is not None:
         far = abs(difference) > plan.table.tolerance_of(column)
         mark = "within" if not far else "above" if difference > 0 else "below"
-    return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, difference, mark, row.reason(column.name))
+    return Cell(
+        row.name,
+        column.name,
+        row.method,
+        metric,
+        paper,
+        values,
+        mean,
+        std,
+        difference,
+        mark,
+        row.reason(column.name),
+    )
 
 
 def _made_with(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
     """Machine, versions and commit of the runs; where they differ, all of them."""
     every = [summary.get("about") or about(device) for summary, _ in done.values()]
-    return {name: ", ".join(dict.fromkeys(each[name] for each in every if name in each)) for name in every[0]} if every else about(device)
+    return (
+        {
+            name: ", ".join(dict.fromkeys(each[name] for each in every if name in each))
+            for name in every[0]
+        }
+        if every
+        else about(device)
+    )
 
 
 def _until(done: Done, last: int | None) -> Done:
@@ -125,17 +159,26 @@ def _until(done: Done, last: int | None) -> Done:
 
 
 def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cell:
-    """The paper's number is what its formula comes to in these runs, quick or not; ours must be that and `besides`, to the byte."""
+    """The paper's number is what its formula comes to in these runs, quick or not; ours must be
+    that and `besides`, to the byte.
+    """
     values = tuple(measure(metric, summary, history) for summary, history in found)
     counted = [value for value in values if value is not None]
     symbols = found[0][0]["symbols"]  # of all seeds: none of them depends on it
     paper, more = evaluated(row.formula, symbols), evaluated(row.besides, symbols)
     mean = statistics.fmean(counted)
-    mark: Mark = "within" if set(counted) == {paper + more} else "above" if mean > paper + more else "below"
+    mark: Mark = (
+        "within" if set(counted) == {paper + more} else "above" if mean > paper + more else "below"
+    )
     letters = ", ".join(f"{name} = {value:,}" for name, value in symbols.items())
-    why = f"{row.formula} with {letters}. Beyond it {row.besides} = {more:,} bytes. {row.reason(column.name)}".rstrip()
+    why = (
+        f"{row.formula} with {letters}. Beyond it {row.besides} = {more:,} bytes."
+        f" {row.reason(column.name)}".rstrip()
+    )
     std = statistics.stdev(counted) if len(counted) > 1 else None
-    return Cell(row.name, column.name, row.method, metric, paper, values, mean, std, mean - paper, mark, why)
+    return Cell(
+        row.name, column.name, row.method, metric, paper, values, mean, std, mean - paper, mark, why
+    )
 
 
 def _places(claim: Claim, shown: list[Column]) -> list[str]:
@@ -144,7 +187,9 @@ def _places(claim: Claim, shown: list[Column]) -> list[str]:
     return [column.name for column in shown if not claim.columns or column.name in claim.columns]
 
 
-def _checked(claim: Claim, place: str, means: dict[tuple[str, str], float | None]) -> Checked | None:
+def _checked(
+    claim: Claim, place: str, means: dict[tuple[str, str], float | None]
+) -> Checked | None:
     """The claim in this column or about this row; None where a number is missing."""
     found = [means.get((place, name) if claim.row else (name, place)) for name in claim.rising]
     known = tuple(value for value in found if value is not None)

@@ -33,18 +33,35 @@ def page(outcome: Outcome, level: int = 1) -> str:
 
 def _head(outcome: Outcome) -> list[str]:
     seeds = sorted({len(cell.values) for cell in outcome.cells})
-    runs = f"{' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))} seed{'s' * (seeds[-1] > 1)}" if seeds else "nothing run"
+    runs = (
+        f"{' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))} seed{'s' * (seeds[-1] > 1)}"
+        if seeds
+        else "nothing run"
+    )
     facts = outcome.about
     lines = [
-        f"Paper: {outcome.paper}. Measured: {runs}, ± the standard deviation over them; {facts['machine']}, "
-        f"commit {facts['commit']}, torch {facts['torch']}, {outcome.seconds:,.0f} s of training."
+        f"Paper: {outcome.paper}. Measured: {runs}, ± the standard deviation over them;"
+        f" {facts['machine']}, commit {facts['commit']}, torch {facts['torch']},"
+        f" {outcome.seconds:,.0f} s of training."
     ]
     if outcome.quick:
-        lines += ["", "**A quick look (--quick): small and short, to see that everything runs. These are not the table's numbers.**"]
+        lines += [
+            "",
+            (
+                "**A quick look (--quick): small and short, to see that everything runs. These are"
+                " not the table's numbers.**"
+            ),
+        ]
     for column, data in outcome.data.items():
         wanted = outcome.wanted[column]
         if data is None:
-            lines += ["", f"{column}: not measured, no data here ({' or '.join(wanted)}; `fedclade data list`)."]
+            lines += [
+                "",
+                (
+                    f"{column}: not measured, no data here ({' or '.join(wanted)}; `fedclade data"
+                    " list`)."
+                ),
+            ]
         elif data != wanted[0]:
             lines += ["", f"{column}: {data} stands in for {wanted[0]}."]
     return [*lines, *(part for note in outcome.notes for part in ("", note))]
@@ -55,11 +72,16 @@ def _line(cell: Cell, footnotes: dict[str, int]) -> str:
     if cell.why:
         note = f" [{footnotes.setdefault(cell.why, len(footnotes) + 1)}]"
     name = cell.row if cell.paper is not None else f"*{cell.row}*"
-    return f"| {name} | {number(cell.paper)} | {spread(cell)} | {len(cell.values)} | {signed(cell.difference)} | {in_words(cell)}{note} |"
+    return (
+        f"| {name} | {number(cell.paper)} | {spread(cell)} | {len(cell.values)} |"
+        f" {signed(cell.difference)} | {in_words(cell)}{note} |"
+    )
 
 
 def _claim(claim: Checked) -> str:
-    order = " ≤ ".join(f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True))
+    order = " ≤ ".join(
+        f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True)
+    )
     return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
 
 
@@ -102,6 +124,17 @@ def spread(cell: Cell) -> str:
 def from_json(found: dict[str, Any]) -> Outcome:
     """An outcome as `Outcome.as_json` wrote it."""
     cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in found["cells"])
-    claims = tuple(Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"]) for claim in found["claims"])
+    claims = tuple(
+        Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"])
+        for claim in found["claims"]
+    )
     wanted = {column: tuple(names) for column, names in found["wanted"].items()}
-    return Outcome(**{**found, "cells": cells, "claims": claims, "wanted": wanted, "notes": tuple(found["notes"])})
+    return Outcome(
+        **{
+            **found,
+            "cells": cells,
+            "claims": claims,
+            "wanted": wanted,
+            "notes": tuple(found["notes"]),
+        }
+    )

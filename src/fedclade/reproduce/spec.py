@@ -1,20 +1,24 @@
-"""A table of a paper: what is run for each of its cells, and the number that the paper prints there. Tables are TOML files in tables/.
+"""A table of a paper: what is run for each of its cells, and the number that the paper prints
+there. Tables are TOML files in tables/.
 
 title, paper            what it is, and where it is printed
-metric, tolerance       what is compared (a number of summary.json, or see `measures`), and how far it may lie from the paper's
-seeds, notes            how many runs a cell has; what has to be known to read the table
-[experiment]            the experiment file that all cells have in common
-[quick] set, samples    what --quick changes, and how many training samples of a data set it uses
-[[columns]]             name; data: data sets, the first that is here is used; set: what this column changes
-[[rows]]                name; method; set: what this row changes; paper: numbers by column; why: what explains a difference
-[[claims]]              rows in rising order: what the paper says in words and what must hold whatever the numbers are
+metric, tolerance       what is compared (a number of summary.json, or see `measures`), and how far
+it may lie from the paper's seeds, notes            how many runs a cell has; what has to be known
+to read the table [experiment]            the experiment file that all cells have in common [quick]
+set, samples    what --quick changes, and how many training samples of a data set it uses
+[[columns]]             name; data: data sets, the first that is here is used; set: what this column
+changes [[rows]]                name; method; set: what this row changes; paper: numbers by column;
+why: what explains a difference [[claims]]              rows in rising order: what the paper says in
+words and what must hold whatever the numbers are
 
 part_of, columns        instead of all this: some columns of another table, as a table of their own
 
-study                   what is done with [experiment] where a cell is no training run (see `studies`): rows then have no method, and
+study                   what is done with [experiment] where a cell is no training run (see
+`studies`): rows then have no method, and
                         a study that makes its own data has the data set "synthetic"
 at                      of a row: the round whose numbers it shows, not the last
-formula, besides        of a row: the paper's number as an expression, and what is sent beyond it (see `evaluated`)
+formula, besides        of a row: the paper's number as an expression, and what is sent beyond it
+(see `evaluated`)
 """
 
 from __future__ import annotations
@@ -48,11 +52,17 @@ SYMBOLS = {
     "e": "numbers of a centre",
     "C": "clusters",
 }
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
 
 
 def evaluated(expression: str, symbols: Mapping[str, int]) -> int:
-    """The value of sums, differences and products of whole numbers and of the letters in SYMBOLS, such as "2*n*W*T"."""
+    """The value of sums, differences and products of whole numbers and of the letters in SYMBOLS,
+    such as "2*n*W*T".
+    """
 
     def value(node: ast.expr) -> int:
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
@@ -61,9 +71,14 @@ def evaluated(expression: str, symbols: Mapping[str, int]) -> int:
             return node.value
         if isinstance(node, ast.Name) and node.id in SYMBOLS:
             if node.id not in symbols:
-                raise InvalidInputError(f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]}).")
+                raise InvalidInputError(
+                    f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]})."
+                )
             return symbols[node.id]
-        raise ValueError(f"formula '{expression}': must be made of whole numbers, +, -, * and the letters {', '.join(SYMBOLS)}")
+        raise ValueError(
+            f"formula '{expression}': must be made of whole numbers, +, -, * and the letters"
+            f" {', '.join(SYMBOLS)}"
+        )
 
     try:
         return value(ast.parse(expression, mode="eval").body)
@@ -73,7 +88,9 @@ def evaluated(expression: str, symbols: Mapping[str, int]) -> int:
 
 @dataclass(frozen=True, config=_STRICT)
 class Column:
-    """A data set or a setting. `metric` and `tolerance` are the table's unless given; `like` takes data and settings from another one."""
+    """A data set or a setting. `metric` and `tolerance` are the table's unless given; `like` takes
+    data and settings from another one.
+    """
 
     name: str
     data: tuple[str, ...] = ()
@@ -86,9 +103,11 @@ class Column:
 
 @dataclass(frozen=True, config=_STRICT)
 class Row:
-    """A method with its settings; in `sets`, those that hold in one column only. `encoder` names, by column, the data set that FLT's
-    encoder is trained on. A row without a number of the paper is ours, for comparison. With a `formula` the paper's number is what it
-    comes to in this run, and ours must be that and `besides` more, to the byte."""
+    """A method with its settings; in `sets`, those that hold in one column only. `encoder` names,
+    by column, the data set that FLT's encoder is trained on. A row without a number of the paper is
+    ours, for comparison. With a `formula` the paper's number is what it comes to in this run, and
+    ours must be that and `besides` more, to the byte.
+    """
 
     name: str
     method: str = ""
@@ -114,7 +133,14 @@ class Row:
 
         why = self.why if isinstance(self.why, str) else among(self.why)
         skip = tuple(column for column in self.skip if column in columns)
-        return replace(self, sets=among(self.sets), paper=among(self.paper), why=why, encoder=among(self.encoder), skip=skip)
+        return replace(
+            self,
+            sets=among(self.sets),
+            paper=among(self.paper),
+            why=why,
+            encoder=among(self.encoder),
+            skip=skip,
+        )
 
     def reason(self, column: str) -> str:
         return self.why if isinstance(self.why, str) else self.why.get(column, "")
@@ -122,7 +148,8 @@ class Row:
 
 @dataclass(frozen=True, config=_STRICT)
 class Claim:
-    """Rows whose numbers rise in this order, in these columns (none named: all); each may lie `slack` under the one before.
+    """Rows whose numbers rise in this order, in these columns (none named: all); each may lie
+    `slack` under the one before.
 
     With a `row` it is about that row, and `rising` names columns."""
 
@@ -156,10 +183,15 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:
-            raise ValueError(f"study '{self.study}': there is no such study.{nearest(self.study, STUDIES)}")
+            raise ValueError(
+                f"study '{self.study}': there is no such study.{nearest(self.study, STUDIES)}"
+            )
         for row in self.rows:
             if bool(row.method) == bool(self.study):
-                raise ValueError(f"row '{row.name}': {'a study has no methods' if self.study else 'it needs a method'}")
+                raise ValueError(
+                    f"row '{row.name}':"
+                    f" {'a study has no methods' if self.study else 'it needs a method'}"
+                )
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
@@ -180,14 +212,19 @@ def tables() -> dict[str, Table]:
     """All tables by name."""
     found = {}
     parts = {}
-    for file in sorted(resources.files("fedclade.reproduce").joinpath("tables").iterdir(), key=lambda file: file.name):
+    for file in sorted(
+        resources.files("fedclade.reproduce").joinpath("tables").iterdir(),
+        key=lambda file: file.name,
+    ):
         if file.name.endswith(".toml"):
             name, content = file.name.removesuffix(".toml"), tomllib.loads(file.read_text())
             if "part_of" in content:
                 parts[name] = content
             else:
                 found[name] = TypeAdapter(Table).validate_python({**content, "name": name})
-    found |= {name: _part(name, found[content["part_of"]], content) for name, content in parts.items()}
+    found |= {
+        name: _part(name, found[content["part_of"]], content) for name, content in parts.items()
+    }
     return dict(sorted(found.items()))
 
 
@@ -195,12 +232,26 @@ def _part(name: str, whole: Table, content: dict[str, Any]) -> Table:
     """Columns of another table that stand as a table of their own elsewhere."""
     names = content["columns"]
     rows = tuple(row.only(names) for row in whole.rows)
-    claims = tuple(replace(claim, columns=tuple(column for column in claim.columns if column in names)) for claim in whole.claims)
+    claims = tuple(
+        replace(claim, columns=tuple(column for column in claim.columns if column in names))
+        for claim in whole.claims
+    )
     columns = tuple(whole.column(column) for column in names)
-    return replace(whole, name=name, title=content["title"], paper=content["paper"], columns=columns, rows=rows, claims=claims)
+    return replace(
+        whole,
+        name=name,
+        title=content["title"],
+        paper=content["paper"],
+        columns=columns,
+        rows=rows,
+        claims=claims,
+    )
 
 
 def find(name: str) -> Table:
     if name not in tables():
-        raise InvalidInputError(f"reproduce '{name}': there is no such table.{nearest(name, tables())} `fedclade list tables` names them all.")
+        raise InvalidInputError(
+            f"reproduce '{name}': there is no such table.{nearest(name, tables())} `fedclade list"
+            " tables` names them all."
+        )
     return tables()[name]

@@ -1,4 +1,6 @@
-"""What was known of each client, kept for pictures: its label counts, and what the method grouped it by."""
+"""What was known of each client, kept for pictures: its label counts, and what the method grouped
+it by.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,11 @@ class ClientFeatures:
     """A row for each of the clients `ids`: all, or an even sample of them."""
 
     ids: Tensor  # (M,)
-    labels: Tensor | None  # (M, C) training examples by class; None: no classes, too many, or clients elsewhere, who tell nobody
-    features: Tensor | None = None  # (M, d) None: the method groups by nothing that it keeps for each client
+    # (M, C) training examples by class; None: no classes, too many, or clients elsewhere, who tell
+    # nobody
+    labels: Tensor | None
+    # (M, d) None: the method groups by nothing that it keeps for each client
+    features: Tensor | None = None
     known: Tensor | None = None  # (M,) which rows of features are real
     what: str = ""  # what the features are, in words
     measure: str = "euclidean"  # or "cosine": how the method compares them
@@ -39,7 +44,11 @@ def label_counts(clients: Clients | None) -> Tensor | None:
 
 
 def _shown(number: int) -> Tensor:
-    return torch.arange(number) if number <= MOST_CLIENTS else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
+    return (
+        torch.arange(number)
+        if number <= MOST_CLIENTS
+        else torch.arange(MOST_CLIENTS) * number // MOST_CLIENTS
+    )
 
 
 def collect(state: State, labels: Tensor | None) -> ClientFeatures:
@@ -48,12 +57,17 @@ def collect(state: State, labels: Tensor | None) -> ClientFeatures:
     told = state.features()
     if told is None:
         return ClientFeatures(ids, labels)
-    return ClientFeatures(ids, labels, told.rows[ids].float().cpu(), told.known[ids].cpu(), told.what, told.measure)
+    return ClientFeatures(
+        ids, labels, told.rows[ids].float().cpu(), told.known[ids].cpu(), told.what, told.measure
+    )
 
 
 def write(folder: Path, what: ClientFeatures) -> None:
     optional = {"labels": what.labels, "features": what.features, "known": what.known}
-    tensors = {"ids": what.ids, **{name: value for name, value in optional.items() if value is not None}}
+    tensors = {
+        "ids": what.ids,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
     write_tensors(folder / FILE, tensors, {"what": what.what, "measure": what.measure})
 
 
@@ -64,7 +78,14 @@ def read(folder: Path) -> ClientFeatures | None:
         return None
     try:
         about, got = read_tensors(path)
-        found = ClientFeatures(got["ids"], got.get("labels"), got.get("features"), got.get("known"), about["what"], about["measure"])
+        found = ClientFeatures(
+            got["ids"],
+            got.get("labels"),
+            got.get("features"),
+            got.get("known"),
+            about["what"],
+            about["measure"],
+        )
         _check(found)
         return found
     except (SafetensorError, OSError, KeyError, ValueError) as error:
@@ -74,15 +95,29 @@ def read(folder: Path) -> ClientFeatures | None:
 
 
 def _check(found: ClientFeatures) -> None:
-    """A file of another's making may hold anything: what pictures rely on, and what keeps them small."""
+    """A file of another's making may hold anything: what pictures rely on, and what keeps them
+    small.
+    """
     rows = len(found.ids) if found.ids.ndim == 1 else -1
-    kinds = ((found.ids, torch.int64, 1), (found.labels, torch.int64, 2), (found.features, torch.float32, 2), (found.known, torch.bool, 1))
+    kinds = (
+        (found.ids, torch.int64, 1),
+        (found.labels, torch.int64, 2),
+        (found.features, torch.float32, 2),
+        (found.known, torch.bool, 1),
+    )
     for value, dtype, axes in kinds:
         if value is not None and (value.dtype != dtype or value.ndim != axes or len(value) != rows):
-            raise ValueError(f"it has {tuple(value.shape)} of {value.dtype} where {axes} axes of {dtype} belong")
+            raise ValueError(
+                f"it has {tuple(value.shape)} of {value.dtype} where {axes} axes of {dtype} belong"
+            )
     if rows > MOST_CLIENTS or (rows and int(found.ids.min()) < 0):
         raise ValueError(f"it has {rows} clients, at most {MOST_CLIENTS} are kept, numbered from 0")
-    if found.labels is not None and (found.labels.shape[1] > MOST_CLASSES or bool((found.labels < 0).any())):
-        raise ValueError(f"it has counts of {found.labels.shape[1]} classes, at most {MOST_CLASSES} are kept, from 0 on")
+    if found.labels is not None and (
+        found.labels.shape[1] > MOST_CLASSES or bool((found.labels < 0).any())
+    ):
+        raise ValueError(
+            f"it has counts of {found.labels.shape[1]} classes, at most {MOST_CLASSES} are kept,"
+            " from 0 on"
+        )
     if not isinstance(found.what, str) or not isinstance(found.measure, str):
         raise ValueError("it does not say in words what the features are")

@@ -42,7 +42,9 @@ RENAMED_KEYS = {
     "method.restarts": "method.num_restarts",
     "method.share": "method.shared_layers",
 }
-"""Keys of version 0.1: a file that has one is refused with the new name, never read as something else."""
+"""Keys of version 0.1: a file that has one is refused with the new name, never read as something
+else.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,22 @@ class Experiment:
         dealt = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
         # By the name it was asked for, so that experiment.toml can be run again from anywhere.
         path = Path(self.data.name)
-        return replace(dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name)
+        return replace(
+            dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name
+        )
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
         """The run on these clients."""
-        return TrainingRun(self.method, clients, self.model, self.local, self.run, self.engine, device, server=self.server)
+        return TrainingRun(
+            self.method,
+            clients,
+            self.model,
+            self.local,
+            self.run,
+            self.engine,
+            device,
+            server=self.server,
+        )
 
 
 def presets() -> dict[str, str]:
@@ -113,7 +126,9 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
         except UnicodeDecodeError as error:
             raise InvalidInputError(f"{path}: it cannot be read as text ({error}).") from error
     else:
-        raise InvalidInputError(f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}")
+        raise InvalidInputError(
+            f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}"
+        )
     try:
         return safe_read.parse_toml(text)
     except ValueError as error:
@@ -121,19 +136,34 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
 
 
 def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
-    """The tables with `table.key=value` assignments made. A value is read as TOML; what is not TOML is a string."""
-    result = {name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()}
-    # Names first: choosing another method or partition drops the fields of the one before, and must not drop what was set beside it.
-    for given in sorted(sets, key=lambda given: given.partition("=")[0].strip().partition(".")[2] != "name"):
+    """The tables with `table.key=value` assignments made. A value is read as TOML; what is not TOML
+    is a string.
+    """
+    result = {
+        name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()
+    }
+    # Names first: choosing another method or partition drops the fields of the one before, and must
+    # not drop what was set beside it.
+    for given in sorted(
+        sets, key=lambda given: given.partition("=")[0].strip().partition(".")[2] != "name"
+    ):
         where, equals, text = given.partition("=")
         table, dot, key = where.strip().partition(".")
         if not equals or not dot or not key:
-            raise InvalidInputError(f"--set {given}: write it as table.key=value, for example --set run.rounds=30.")
+            raise InvalidInputError(
+                f"--set {given}: write it as table.key=value, for example --set run.rounds=30."
+            )
         value = value_of(text)
         if not isinstance(result.get(table, {}), dict):
             raise InvalidInputError(f"{table} = {result[table]!r}: must be a table, [{table}].")
-        if key == "name" and table in ("method", "partition", "model") and result.get(table, {}).get("name") != value:
-            result[table] = _common_only(table, result.get(table, {}))  # another method's or partition's fields do not apply
+        if (
+            key == "name"
+            and table in ("method", "partition", "model")
+            and result.get(table, {}).get("name") != value
+        ):
+            result[table] = _common_only(
+                table, result.get(table, {})
+            )  # another method's or partition's fields do not apply
         result.setdefault(table, {})[key] = value
     return result
 
@@ -160,7 +190,9 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             raise InvalidInputError(f"{name} = {table!r}: must be a table, [{name}].")
     for name in ("data", "partition", "model", "method"):
         if "name" not in tables.get(name, {}):
-            raise InvalidInputError(f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".')
+            raise InvalidInputError(
+                f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".'
+            )
     shares = {field.name for field in fields(PartitionConfig)}
     split = {key: value for key, value in tables["partition"].items() if key in shares}
     own = {key: value for key, value in tables["partition"].items() if key not in shares}
@@ -189,14 +221,22 @@ def _example(table: str) -> str:
 def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:
     name = table["name"]
     if not isinstance(name, str):
-        raise InvalidInputError(f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}")
+        raise InvalidInputError(
+            f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}"
+        )
     rest = {key: value for key, value in table.items() if key != "name"}
     return build(find(kind, name, f"{kind}.name = '{name}'"), rest, kind, also or set())
 
 
 def build(cls: type[T], values: Table, table: str, also: set[str] | None = None) -> T:
-    """Make a dataclass of a table: unknown keys are refused with the nearest known one, values by type, ranges by the class itself."""
-    settable = [field for field in fields(cls) if field.init and "bound" not in field.metadata] if is_dataclass(cls) else []
+    """Make a dataclass of a table: unknown keys are refused with the nearest known one, values by
+    type, ranges by the class itself.
+    """
+    settable = (
+        [field for field in fields(cls) if field.init and "bound" not in field.metadata]
+        if is_dataclass(cls)
+        else []
+    )
     hints = get_type_hints(cls)
     known = {field.name for field in settable}
     checked = {}
@@ -205,11 +245,17 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
             renamed = RENAMED_KEYS.get(f"{table}.{key}")
             if renamed is not None:
                 raise InvalidInputError(f"{table}.{key}: renamed; write {renamed}.")
-            known_names = nearest(key, known | (also or set())) or f" {cls.__name__} has no settings."
+            known_names = (
+                nearest(key, known | (also or set())) or f" {cls.__name__} has no settings."
+            )
             raise InvalidInputError(f"{table}.{key}: unknown key.{known_names}")
         checked[key] = _typed(hints[key], value, f"{table}.{key}")
     for field in settable:
-        if field.name not in checked and field.default is MISSING and field.default_factory is MISSING:
+        if (
+            field.name not in checked
+            and field.default is MISSING
+            and field.default_factory is MISSING
+        ):
             raise InvalidInputError(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
     return cls(**checked)
 
@@ -223,12 +269,19 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     except ValidationError as error:
         wanted = dict.fromkeys(_in_words(problem["msg"]) for problem in error.errors())
         raise InvalidInputError(
-            f"{where} = {value if isinstance(value, date | time) else repr(value)}: must be {' or '.join(wanted)}."
+            f"{where} = {value if isinstance(value, date | time) else repr(value)}: must be"
+            f" {' or '.join(wanted)}."
         ) from error
 
 
 def _in_words(message: str) -> str:
-    words = {"integer": "whole number", "boolean": "true or false", "string": "text", "array": "list", "tuple": "list"}
+    words = {
+        "integer": "whole number",
+        "boolean": "true or false",
+        "string": "text",
+        "array": "list",
+        "tuple": "list",
+    }
     text = message.removeprefix("Input should be ").replace("a valid ", "a ")
     for theirs, ours in words.items():
         text = text.replace(f"a {theirs}", ours if theirs in ("boolean", "string") else f"a {ours}")

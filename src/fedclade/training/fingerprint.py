@@ -13,20 +13,42 @@ from torch import Tensor
 from fedclade.data.federated_dataset import Clients
 
 Tables = dict[str, dict[str, Any]]
-# What may change when a run is resumed: how long it is, how often it is looked at, how fast it goes.
-_FREE = (("run", "rounds"), ("run", "eval_every"), ("run", "checkpoint_every"), ("engine", "chunk"), ("engine", "threads"))
+# What may change when a run is resumed: how long it is, how often it is looked at, how fast it
+# goes.
+_FREE = (
+    ("run", "rounds"),
+    ("run", "eval_every"),
+    ("run", "checkpoint_every"),
+    ("engine", "chunk"),
+    ("engine", "threads"),
+)
 
 
 def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
-    """A hash of what must not change between the parts of one run: configuration, data and first model, not how long and how fast.
+    """A hash of what must not change between the parts of one run: configuration, data and first
+    model, not how long and how fast.
 
     Of clients elsewhere (None) only their answers are known.
     """
-    fixed = {table: {key: value for key, value in values.items() if (table, key) not in _FREE} for table, values in tables.items()}
-    digest = hashlib.blake2b(json.dumps(fixed, sort_keys=True, default=str).encode(), digest_size=16)
+    fixed = {
+        table: {key: value for key, value in values.items() if (table, key) not in _FREE}
+        for table, values in tables.items()
+    }
+    digest = hashlib.blake2b(
+        json.dumps(fixed, sort_keys=True, default=str).encode(), digest_size=16
+    )
     held: tuple[Tensor, ...] = ()
     if (data := clients) is not None:
-        held = (data.x, data.y, data.x_test, data.y_test, data.train.index, data.train.offsets, data.test.index, data.test_part_id)
+        held = (
+            data.x,
+            data.y,
+            data.x_test,
+            data.y_test,
+            data.train.index,
+            data.train.offsets,
+            data.test.index,
+            data.test_part_id,
+        )
     for tensor in (*held, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
     return digest.hexdigest()
@@ -34,7 +56,12 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
 
 def difference(then: Tables, now: Tables) -> str:
     """What distinguishes a stored run from this one, in words."""
-    keys = [(table, key) for table in now for key in {**then.get(table, {}), **now[table]} if (table, key) not in _FREE]
+    keys = [
+        (table, key)
+        for table in now
+        for key in {**then.get(table, {}), **now[table]}
+        if (table, key) not in _FREE
+    ]
     for table, key in keys:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):

@@ -10,19 +10,29 @@ from typing import Any, Self
 
 
 class Interrupt:
-    """Within it, the first Ctrl-C only sets `asked`, so that the round in hand can be brought to its end; the second one interrupts.
+    """Within it, the first Ctrl-C only sets `asked`, so that the round in hand can be brought to
+    its end; the second one interrupts.
 
-    Where Ctrl-C is handled by someone else, or in another thread than the main one, it stays as it is.
+    Where Ctrl-C is handled by someone else, or in another thread than the main one, it stays as it
+    is.
     """
 
     asked = False
 
     def __enter__(self) -> Self:
-        mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        mine = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
         self._before: Any = signal.signal(signal.SIGINT, self._first) if mine else None
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 

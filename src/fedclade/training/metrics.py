@@ -10,15 +10,44 @@ from torch import Tensor
 
 from fedclade.data.client_metadata import ClientMetadata
 
-# Names of our own numbers, in summaries, histories and client tables, which a user's metric may not take.
-# fmt: off
-RESERVED = frozenset({
-    "loss", "accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "examples", "perplexity", "client",
-    "cluster", "true_group", "round", "clients", "clusters", "failures", "bytes_up", "bytes_down", "seconds", "method", "dataset",
-    "partition", "model", "engine", "device", "seed", "rounds", "clients_without_test", "clients_without_model", "by_cluster",
-    "by_cluster_of", "blocked_clients", "test_examples",
-})
-# fmt: on
+# Names of our own numbers, in summaries, histories and client tables, which a user's metric may not
+# take.
+RESERVED = frozenset(
+    {
+        "loss",
+        "accuracy",
+        "accuracy_stderr",
+        "accuracy_variance",
+        "accuracy_worst10",
+        "ari",
+        "examples",
+        "perplexity",
+        "client",
+        "cluster",
+        "true_group",
+        "round",
+        "clients",
+        "clusters",
+        "failures",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+        "method",
+        "dataset",
+        "partition",
+        "model",
+        "engine",
+        "device",
+        "seed",
+        "rounds",
+        "clients_without_test",
+        "clients_without_model",
+        "by_cluster",
+        "by_cluster_of",
+        "blocked_clients",
+        "test_examples",
+    }
+)
 
 MOST_CLUSTERS = 50  # of which a history tells each one's accuracy
 
@@ -31,13 +60,17 @@ def mean_over_clients(values: Tensor) -> float | None:
 
 
 def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | None]:
-    """Mean, binomial standard error, population variance over clients and mean of the worst tenth, of accuracies in percent.
+    """Mean, binomial standard error, population variance over clients and mean of the worst tenth,
+    of accuracies in percent.
 
-    accuracy_stderr is 100 sqrt(p (1 - p) / N), N the distinct test samples; accuracy_variance is in percent squared.
+    accuracy_stderr is 100 sqrt(p (1 - p) / N), N the distinct test samples; accuracy_variance is in
+    percent squared.
     """
     known = accuracy[~accuracy.isnan()]
     if not len(known):
-        return dict.fromkeys(("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10"))
+        return dict.fromkeys(
+            ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10")
+        )
     p = float(known.mean()) / 100
     tenth = max(1, math.ceil(len(known) / 10))
     return {
@@ -62,7 +95,9 @@ def summary_of(values: dict[str, Tensor], test_samples: int) -> dict[str, float 
 
 
 def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
-    """For pictures: [cluster, clients, mean accuracy, or mean loss where there is none] for each cluster, where they are not too many."""
+    """For pictures: [cluster, clients, mean accuracy, or mean loss where there is none] for each
+    cluster, where they are not too many.
+    """
     name = "accuracy" if "accuracy" in values else "loss"
     found = torch.unique(cluster[cluster >= 0]).tolist()
     if len(found) > MOST_CLUSTERS:
@@ -70,11 +105,16 @@ def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
     members = {each: cluster == each for each in found}
     return {
         "by_cluster_of": name,
-        "by_cluster": [[each, int(here.sum()), mean_over_clients(values[name][here])] for each, here in members.items()],
+        "by_cluster": [
+            [each, int(here.sum()), mean_over_clients(values[name][here])]
+            for each, here in members.items()
+        ],
     }
 
 
-def columns(population: ClientMetadata, cluster: Tensor, values: dict[str, Tensor]) -> dict[str, list[Any]]:
+def columns(
+    population: ClientMetadata, cluster: Tensor, values: dict[str, Tensor]
+) -> dict[str, list[Any]]:
     """The table of clients, column by column."""
     groups, clients = population.groups, len(population)
     found: dict[str, list[Any]] = {
@@ -95,7 +135,9 @@ def clusters(cluster: Tensor) -> int:
 
 
 def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:
-    """Agreement of the clusters found with the true groups (1: the same partition, 0: chance), where the truth is known."""
+    """Agreement of the clusters found with the true groups (1: the same partition, 0: chance),
+    where the truth is known.
+    """
     if groups is None:
         return None
     from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]  # a node of a federation starts faster without it

@@ -24,8 +24,10 @@ from fedclade.training.profile import Profile
 
 @dataclass(frozen=True)
 class Result:
-    """summary: the numbers over all clients; history: a row a round; clusters: the cluster of each client (-1: none yet);
-    clients: a column of per-client values for each name, as in clients.csv."""
+    """summary: the numbers over all clients; history: a row a round; clusters: the cluster of each
+    client (-1: none yet); clients: a column of per-client values for each name, as in
+    clients.csv.
+    """
 
     summary: dict[str, Any]
     history: list[dict[str, Any]]
@@ -36,21 +38,32 @@ class Result:
     folder: Path | None = None
     already_finished: bool = False  # a resumed run that had nothing left to do
     profile: Profile | None = None  # where the time went, if it was asked for; printed, a table
-    describe: Callable[[Path], None] | None = field(default=None, repr=False)  # writes what a report reads; None: it is in `folder`
+    describe: Callable[[Path], None] | None = field(
+        default=None, repr=False
+    )  # writes what a report reads; None: it is in `folder`
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
         score = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
-        return f"Result({self.summary['method']}, {self.summary['clients']} clients, {self.summary['clusters']} clusters{score})"
+        return (
+            f"Result({self.summary['method']}, {self.summary['clients']} clients,"
+            f" {self.summary['clusters']} clusters{score})"
+        )
 
     def model_of(self, client: int) -> nn.Module:
         """The model this client uses: a plain module in evaluation mode, ready to predict."""
         client = int(client)
         if not 0 <= client < len(self.clusters):
-            raise InvalidInputError(f"client {client}: there are {len(self.clusters)}, numbered 0 to {len(self.clusters) - 1}.")
+            raise InvalidInputError(
+                f"client {client}: there are {len(self.clusters)}, numbered 0 to"
+                f" {len(self.clusters) - 1}."
+            )
         weights = self.weights_of(client)
         if weights is None:
-            raise InvalidInputError(f"client {client} has no model: it has not answered yet, so its cluster is not known.")
+            raise InvalidInputError(
+                f"client {client} has no model: it has not answered yet, so its cluster is not"
+                " known."
+            )
         return with_weights(self.module, weights)
 
     def report(self, out: str | os.PathLike[str]) -> Path:
@@ -69,40 +82,61 @@ class Result:
 def untrained(module: nn.Module, trained: Collection[str]) -> Tree:
     """Buffers and frozen weights: what belongs to the model and is in no row."""
     names = _names(module)
-    return {name: value for name, value in module.state_dict().items() if names.get(name, name) not in trained}
+    return {
+        name: value
+        for name, value in module.state_dict().items()
+        if names.get(name, name) not in trained
+    }
 
 
 def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
-    """A copy of the module, on the CPU and ready to predict, in which everything named in `weights` is replaced."""
+    """A copy of the module, on the CPU and ready to predict, in which everything named in `weights`
+    is replaced.
+    """
     result = copy.deepcopy(module).cpu().eval()
     names, state = _names(result), result.state_dict()
     for name, value in weights.items():
         if name not in state or state[name].shape != value.shape:
             found = tuple(state[name].shape) if name in state else "none of that name"
-            raise InvalidInputError(f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has {found}.")
-    result.load_state_dict({name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()})
+            raise InvalidInputError(
+                f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has"
+                f" {found}."
+            )
+    result.load_state_dict(
+        {name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()}
+    )
     return result
 
 
 def _names(module: nn.Module) -> dict[str, str]:
-    """For each parameter the name under which it is trained: tied weights have several names and one value."""
+    """For each parameter the name under which it is trained: tied weights have several names and
+    one value.
+    """
     first = {id(value): name for name, value in module.named_parameters()}
-    return {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
+    return {
+        name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)
+    }
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Result:
-    """Read a finished run. `model`: a module of the same form, where the run was made with a module of your own."""
+    """Read a finished run. `model`: a module of the same form, where the run was made with a module
+    of your own.
+    """
     path = Path(folder)
     if not path.is_dir():
         raise InvalidInputError(f"load: there is no folder '{path}'.")
     store, models = RunDirectory(path), StoredModels(path)
     summary = store.summary()
     if summary is None:
-        raise InvalidInputError(f"{path}: the run has not ended (there is no summary.json); resume it with --resume.")
+        raise InvalidInputError(
+            f"{path}: the run has not ended (there is no summary.json); resume it with --resume."
+        )
     history, clients = store.history(), store.read_clients(summary["clients"])
     weights = models.fixed | models.row(0)
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
-    with_weights(module, weights)  # a module of another form is refused here, not at the first prediction
+    with_weights(
+        module, weights
+    )  # a module of another form is refused here, not at the first prediction
 
     def row_of(client: int) -> Tree | None:
         row = int(models.assignment[client])
@@ -114,7 +148,10 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
     name = table.pop("name")
     if name not in REGISTRY["model"]:
-        raise InvalidInputError(f"{folder}: the run used the model '{name}', which is not registered: give such a module, load(…, model=…).")
+        raise InvalidInputError(
+            f"{folder}: the run used the model '{name}', which is not registered: give such a"
+            " module, load(…, model=…)."
+        )
     try:
         spec = REGISTRY["model"][name](**table)
         _check_size(spec, models, weights)
@@ -122,7 +159,10 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
     except (TypeError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        raise InvalidInputError(f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module, load(…, model=…).") from error
+        raise InvalidInputError(
+            f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module,"
+            " load(…, model=…)."
+        ) from error
     return module
 
 
@@ -132,7 +172,15 @@ def _check_size(spec: Any, models: StoredModels, weights: Tree) -> None:
         with torch.device("meta"):  # a module of the size that the file tells, without its memory
             told = spec.build(models.shape, models.classes)
     except RuntimeError:
-        return  # whoever builds it looks at values, which there are none of; a model of the package never does
-    if any(weights[key].shape != value.shape for key, value in told.named_parameters() if key in weights):
+        # whoever builds it looks at values, which there are none of; a model of the package never
+        # does
+        return
+    if any(
+        weights[key].shape != value.shape
+        for key, value in told.named_parameters()
+        if key in weights
+    ):
         raise ValueError("it is not the run's model")
-    safe_read.fit("it", sum(value.nbytes for value in told.parameters()))  # layers that stay with clients are not in the run
+    safe_read.fit(
+        "it", sum(value.nbytes for value in told.parameters())
+    )  # layers that stay with clients are not in the run

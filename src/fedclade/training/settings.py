@@ -1,4 +1,6 @@
-"""The settings of a run that do not belong to data, model or method, each checked where it is made."""
+"""The settings of a run that do not belong to data, model or method, each checked where it is
+made.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def _number(value: object) -> bool:
 
 
 def _whole(value: object, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
+    return (
+        isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
+    )
 
 
 @dataclass(frozen=True)
@@ -39,21 +43,50 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         require(_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
-        require(_whole(self.batch_size, 1), "local.batch_size", self.batch_size, "must be a whole number of at least 1")
-        require(_whole(self.epochs, 1), "local.epochs", self.epochs, "must be a whole number of at least 1")
-        require(_number(self.momentum) and 0 <= self.momentum < 1, "local.momentum", self.momentum, "must be at least 0 and below 1")
-        require(_number(self.weight_decay) and self.weight_decay >= 0, "local.weight_decay", self.weight_decay, "must be at least 0")
-        require(_number(self.lr_decay) and 0 < self.lr_decay <= 1, "local.lr_decay", self.lr_decay, "must be above 0 and at most 1")
+        require(
+            _whole(self.batch_size, 1),
+            "local.batch_size",
+            self.batch_size,
+            "must be a whole number of at least 1",
+        )
+        require(
+            _whole(self.epochs, 1),
+            "local.epochs",
+            self.epochs,
+            "must be a whole number of at least 1",
+        )
+        require(
+            _number(self.momentum) and 0 <= self.momentum < 1,
+            "local.momentum",
+            self.momentum,
+            "must be at least 0 and below 1",
+        )
+        require(
+            _number(self.weight_decay) and self.weight_decay >= 0,
+            "local.weight_decay",
+            self.weight_decay,
+            "must be at least 0",
+        )
+        require(
+            _number(self.lr_decay) and 0 < self.lr_decay <= 1,
+            "local.lr_decay",
+            self.lr_decay,
+            "must be above 0 and at most 1",
+        )
 
     def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
         """How a client trains on this objective in this round."""
         lr = self.lr * self.lr_decay ** (round_number - 1)
-        return LocalTraining(objective, lr, self.batch_size, self.epochs, self.momentum, self.weight_decay)
+        return LocalTraining(
+            objective, lr, self.batch_size, self.epochs, self.momentum, self.weight_decay
+        )
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, with how many clients, from which seed. `clients_per_round`: a float is a share, an int a number."""
+    """How long, with how many clients, from which seed. `clients_per_round`: a float is a share, an
+    int a number.
+    """
 
     rounds: int = 100
     clients_per_round: int | float = 0.2
@@ -61,11 +94,20 @@ class TrainingConfig:
     eval_every: int = 10  # 0: at the end only
     checkpoint_every: int = 10  # 0: at the end only
     fine_tune_epochs: int = 0  # above 0: accuracy after so many local epochs too, as accuracy_tuned
-    max_rejections: int = 3  # a client whose replies were refused so often is not asked again; 0: it always is
+    # a client whose replies were refused so often is not asked again; 0: it always is
+    max_rejections: int = 3
 
     def __post_init__(self) -> None:
-        require(_whole(self.rounds, 1), "run.rounds", self.rounds, "must be a whole number of at least 1")
-        share = isinstance(self.clients_per_round, float | np.floating) and 0 < self.clients_per_round <= 1
+        require(
+            _whole(self.rounds, 1),
+            "run.rounds",
+            self.rounds,
+            "must be a whole number of at least 1",
+        )
+        share = (
+            isinstance(self.clients_per_round, float | np.floating)
+            and 0 < self.clients_per_round <= 1
+        )
         require(
             share or _whole(self.clients_per_round, 1),
             "run.clients_per_round",
@@ -73,36 +115,67 @@ class TrainingConfig:
             "must be a share above 0.0 and at most 1.0, or a whole number of clients of at least 1",
         )
         require(_whole(self.seed, 0), "run.seed", self.seed, "must be a whole number of at least 0")
-        require(_whole(self.eval_every, 0), "run.eval_every", self.eval_every, "must be a whole number; 0 evaluates at the end only")
-        require(_whole(self.checkpoint_every, 0), "run.checkpoint_every", self.checkpoint_every, "must be a whole number; 0 for the end only")
-        require(_whole(self.fine_tune_epochs, 0), "run.fine_tune_epochs", self.fine_tune_epochs, "must be a whole number; 0 for none")
-        require(_whole(self.max_rejections, 0), "run.max_rejections", self.max_rejections, "must be a whole number; 0 for never")
+        require(
+            _whole(self.eval_every, 0),
+            "run.eval_every",
+            self.eval_every,
+            "must be a whole number; 0 evaluates at the end only",
+        )
+        require(
+            _whole(self.checkpoint_every, 0),
+            "run.checkpoint_every",
+            self.checkpoint_every,
+            "must be a whole number; 0 for the end only",
+        )
+        require(
+            _whole(self.fine_tune_epochs, 0),
+            "run.fine_tune_epochs",
+            self.fine_tune_epochs,
+            "must be a whole number; 0 for none",
+        )
+        require(
+            _whole(self.max_rejections, 0),
+            "run.max_rejections",
+            self.max_rejections,
+            "must be a whole number; 0 for never",
+        )
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""
         if isinstance(self.clients_per_round, float | np.floating):
             return max(1, round(self.clients_per_round * clients))
-        allowed = f"there are {clients} clients; ask for at most so many, or for a share such as 0.2"
-        require(self.clients_per_round <= clients, "run.clients_per_round", self.clients_per_round, allowed)
+        allowed = (
+            f"there are {clients} clients; ask for at most so many, or for a share such as 0.2"
+        )
+        require(
+            self.clients_per_round <= clients,
+            "run.clients_per_round",
+            self.clients_per_round,
+            allowed,
+        )
         return int(self.clients_per_round)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the server does with the clients' models. `aggregator`: the mean weighted by examples, or a mean that is robust to a few
-    bad models ("median", "trimmed_mean", "clipped_mean")."""
+    """What the server does with the clients' models. `aggregator`: the mean weighted by examples,
+    or a mean that is robust to a few bad models ("median", "trimmed_mean", "clipped_mean").
+    """
 
     aggregator: Aggregator = "mean"
 
     def __post_init__(self) -> None:
         allowed = f"must be one of {', '.join(get_args(Aggregator))}"
-        require(self.aggregator in get_args(Aggregator), "server.aggregator", self.aggregator, allowed)
+        require(
+            self.aggregator in get_args(Aggregator), "server.aggregator", self.aggregator, allowed
+        )
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the simulator runs: clients in one step (default: chosen by device and model), matrix precision on CUDA, threads on the CPU
-    (default: one for each core)."""
+    """How the simulator runs: clients in one step (default: chosen by device and model), matrix
+    precision on CUDA, threads on the CPU (default: one for each core).
+    """
 
     chunk: int | None = None
     precision: Precision = "tf32"

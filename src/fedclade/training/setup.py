@@ -1,4 +1,6 @@
-"""Before a run: the module is built, and model, loss and metrics are tried on a few samples, so that nothing fails an hour later."""
+"""Before a run: the module is built, and model, loss and metrics are tried on a few samples, so
+that nothing fails an hour later.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,17 @@ from fedclade.training.metrics import RESERVED
 
 
 def inject_context(method: Method, clients: Clients | ClientMetadata, seed: int) -> Method:
-    """The method with what it wants of the federation beside the clients' answers, where it was given none: its fields marked BOUND."""
-    wanted = {each.name: getattr(method, each.name) for each in fields(method) if "bound" in each.metadata}
+    """The method with what it wants of the federation beside the clients' answers, where it was
+    given none: its fields marked BOUND.
+    """
+    wanted = {
+        each.name: getattr(method, each.name) for each in fields(method) if "bound" in each.metadata
+    }
     found: dict[str, Any] = {}
     if "encoder_module" in wanted and wanted["encoder_module"] is None:
-        found["encoder_module"] = encoder_pretraining.resolve(getattr(method, "encoder", encoder_pretraining.DEFAULT), clients.shape, seed)
+        found["encoder_module"] = encoder_pretraining.resolve(
+            getattr(method, "encoder", encoder_pretraining.DEFAULT), clients.shape, seed
+        )
     if "probe" in wanted:
         probe = clients.probe if wanted["probe"] is None else wanted["probe"]
         found["probe"] = None if probe is None else _probe(probe, clients.shape)
@@ -45,19 +53,28 @@ def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
         raise InvalidInputError(f"probe: not an array of inputs ({error}).") from error
     if tuple(x.shape[1:]) != shape or len(x) == 0:
         raise InvalidInputError(
-            f"probe: its shape is {tuple(x.shape)}, it must be (samples, {', '.join(map(str, shape))}), as the clients' inputs."
+            f"probe: its shape is {tuple(x.shape)}, it must be (samples,"
+            f" {', '.join(map(str, shape))}), as the clients' inputs."
         )
     return x
 
 
-def module_for(model: ModelSpec | nn.Module, clients: Clients | ClientMetadata, seed: int) -> nn.Module:
+def module_for(
+    model: ModelSpec | nn.Module, clients: Clients | ClientMetadata, seed: int
+) -> nn.Module:
     """The user's module, or the spec's with weights that depend on the seed alone."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if isinstance(model, type) or not hasattr(model, "build"):
-        raise InvalidInputError(f"model = {model!r}: give one of fc.models, such as fc.models.MLP(200), or an nn.Module.")
+        raise InvalidInputError(
+            f"model = {model!r}: give one of fc.models, such as fc.models.MLP(200), or an"
+            " nn.Module."
+        )
     if clients.classes is None:
-        raise InvalidInputError("model: the targets are not class labels, so there is no number of outputs; give an nn.Module and a loss.")
+        raise InvalidInputError(
+            "model: the targets are not class labels, so there is no number of outputs; give an"
+            " nn.Module and a loss."
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold_in(seed, "model"))
         try:
@@ -67,36 +84,57 @@ def module_for(model: ModelSpec | nn.Module, clients: Clients | ClientMetadata, 
 
 
 def metrics_for(
-    objective: Objective, clients: ClientMetadata, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
+    objective: Objective,
+    clients: ClientMetadata,
+    own_loss: bool,
+    metrics: Mapping[str, ExampleLoss] | None,
+    device: torch.device,
 ) -> dict[str, ExampleLoss]:
-    """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where there is one, and those metrics."""
+    """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where
+    there is one, and those metrics.
+    """
     found = measured(objective, clients, own_loss, metrics, device)
     objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
     return found
 
 
 def measured(
-    objective: Objective, clients: ClientMetadata, own_loss: bool, metrics: Mapping[str, ExampleLoss] | None, device: torch.device
+    objective: Objective,
+    clients: ClientMetadata,
+    own_loss: bool,
+    metrics: Mapping[str, ExampleLoss] | None,
+    device: torch.device,
 ) -> dict[str, ExampleLoss]:
-    """The same without a try of the gradient, which takes seconds the first time: every letter to a node starts a process."""
+    """The same without a try of the gradient, which takes seconds the first time: every letter to a
+    node starts a process.
+    """
     x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
     outputs = objective.checked_outputs(x)
     classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
     if not own_loss and not classifies:
-        shape, labels = tuple(outputs.shape[1:]), "one label a sample" if y.ndim == 1 else f"{y.shape[1]} labels a sample"
+        shape, labels = (
+            tuple(outputs.shape[1:]),
+            "one label a sample" if y.ndim == 1 else f"{y.shape[1]} labels a sample",
+        )
         what = labels if clients.classes is not None else "none"
         raise InvalidInputError(
-            f"loss: cross-entropy needs class labels ({what} here) and an output for each class, the model gives {shape}; give a loss."
+            f"loss: cross-entropy needs class labels ({what} here) and an output for each class,"
+            f" the model gives {shape}; give a loss."
         )
     if not own_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
         raise InvalidInputError(
-            f"model: it has {outputs.shape[-1]} outputs, but labels go up to {clients.classes - 1}: "
-            f"give it at least {clients.classes} outputs, or number the labels from 0."
+            f"model: it has {outputs.shape[-1]} outputs, but labels go up to {clients.classes - 1}:"
+            f" give it at least {clients.classes} outputs, or number the labels from 0."
         )
     for name, metric in (metrics or {}).items():
         if name in RESERVED or name.startswith("train_") or name.endswith("_tuned"):
-            raise InvalidInputError(f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.")
+            raise InvalidInputError(
+                f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another."
+            )
         shape = tuple(metric(outputs, y).shape)
         if shape != (len(y),):
-            raise InvalidInputError(f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got {shape}.")
+            raise InvalidInputError(
+                f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got"
+                f" {shape}."
+            )
     return {**({"accuracy": accuracy} if classifies else {}), **(metrics or {})}

@@ -1,4 +1,6 @@
-"""Clients that are away, send rubbish or have wrong labels, small: what benchmarks/bad_clients.py measures on MNIST, on digits."""
+"""Clients that are away, send rubbish or have wrong labels, small: what benchmarks/bad_clients.py
+measures on MNIST, on digits.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,19 @@ def longer_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def digits(groups: int) -> Clients:
-    return fc.data.partition(fc.data.load("digits"), fc.data.Rotation(clusters=groups), clients=20, seed=0, probe=100)
+    return fc.data.partition(
+        fc.data.load("digits"), fc.data.Rotation(clusters=groups), clients=20, seed=0, probe=100
+    )
 
 
 @pytest.mark.filterwarnings("ignore:manifold")
 @pytest.mark.parametrize("name", METHODS)
-def test_a_third_away_and_a_tenth_of_rubbish_costs_less_than_two_points(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bad_clients.METHODS, "flt", lambda: fc.FLT(manifold="pca"))  # UMAP is long in compiling
+def test_a_third_away_and_a_tenth_of_rubbish_costs_less_than_two_points(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        bad_clients.METHODS, "flt", lambda: fc.FLT(manifold="pca")
+    )  # UMAP is long in compiling
     found = bad_clients.rubbish(digits(2), name, 2, seed=0, rounds=6 if name == "fedgmcc" else 20)
     assert found["refused"] == found["sent"]
     assert found["refused_honest"] == 0
@@ -42,7 +50,12 @@ def test_a_third_away_and_a_tenth_of_rubbish_costs_less_than_two_points(name: st
 def test_every_kind_of_rubbish_is_told_with_its_reason() -> None:
     bad = list(range(len(bad_clients.KINDS)))
     result = bad_clients.run(fc.FedAvg(), digits(1), 0, 8, bad_clients.Mischief(bad))
-    told = {(each["client"], each["reason"].split(":")[0]) for row in result.history for each in row["failures"] if each["rejected"]}
+    told = {
+        (each["client"], each["reason"].split(":")[0])
+        for row in result.history
+        for each in row["failures"]
+        if each["rejected"]
+    }
     assert told == {
         (0, "'fc1.weight' is not finite"),
         (1, "'fc1.weight' is not finite"),

@@ -16,7 +16,11 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 def written_by(script: str, folder: Path) -> dict[str, Any]:
     out = folder / "found.json"
-    subprocess.run([sys.executable, BENCHMARKS / script, "--quick", "--out", out], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, BENCHMARKS / script, "--quick", "--out", out],
+        check=True,
+        capture_output=True,
+    )
     found: dict[str, Any] = json.loads(out.read_text())
     assert {"machine", "commit", "python", "torch", "fedclade"} <= found["about"].keys()
     return found
@@ -31,24 +35,39 @@ def test_simulator_has_a_point_for_each_size(tmp_path: Path) -> None:
     found = written_by("scaling.py", tmp_path)
     assert [row["clients"] for row in found["clients"]] == [100, 1_000]
     assert [row["cohort"] for row in found["cohort"]] == [10, 30]
-    assert [row["parameters"] for row in found["parameters"]] == [785 * 20 + 21 * 62, 785 * 200 + 201 * 62]
+    assert [row["parameters"] for row in found["parameters"]] == [
+        785 * 20 + 21 * 62,
+        785 * 200 + 201 * 62,
+    ]
     for row in (*found["clients"], *found["cohort"], *found["parameters"]):
         assert are_finite(row, "evaluation", "ms a client", "ns a parameter")
         assert 0 < row["fastest"] <= row["seconds"] == min(row["medians"])
         # 20 samples of 784 pixels, a label and a row number, and where the client's rows begin.
-        assert row["data MB"] == pytest.approx((row["clients"] * (20 * (784 + 8 + 8) + 8) + 8) / 1e6)
+        assert row["data MB"] == pytest.approx(
+            (row["clients"] * (20 * (784 + 8 + 8) + 8) + 8) / 1e6
+        )
         assert row["peak MB"] > row["data MB"]
     assert [row["clients"] for row in found["empty map"]] == [100, 1_000]
     assert all(row["ms a call"] > 0 for row in found["empty map"])
     assert len(found["claims"]) == 4
-    assert all(claim["holds"] == (claim["value"] <= claim["at most"]) for claim in found["claims"].values())
+    assert all(
+        claim["holds"] == (claim["value"] <= claim["at most"]) for claim in found["claims"].values()
+    )
 
 
 @pytest.mark.slow
 def test_relatedness_has_two_points_for_each_method(tmp_path: Path) -> None:
     points = written_by("relatedness_scaling.py", tmp_path)["points"]
     first, second = points[::2], points[1::2]
-    assert {row["what"].split(":")[0] for row in first} == {"FLT", "CFL", "Clade", "FLIS-DC", "FLIS-HC", "FedSEM", "FedGMCC"}
+    assert {row["what"].split(":")[0] for row in first} == {
+        "FLT",
+        "CFL",
+        "Clade",
+        "FLIS-DC",
+        "FLIS-HC",
+        "FedSEM",
+        "FedGMCC",
+    }
     for small, large in zip(first, second, strict=True):
         assert small["what"] == large["what"]
         assert 3 * small["clients"] == large["clients"]

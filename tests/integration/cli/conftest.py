@@ -14,8 +14,12 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """`fedclade` in an empty folder: exit code, what it printed, what it complained about. A defect of ours is raised."""
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Call:
+    """`fedclade` in an empty folder: exit code, what it printed, what it complained about. A defect
+    of ours is raised.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDCLADE_DATA", raising=False)

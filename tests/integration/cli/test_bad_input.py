@@ -1,4 +1,6 @@
-"""Bad input: one line on stderr that names the field and the remedy, exit code 2, no traceback, and nothing trained."""
+"""Bad input: one line on stderr that names the field and the remedy, exit code 2, no traceback, and
+nothing trained.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Counting:
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process: exit code, what it printed, what it complained about. A defect of ours is raised."""
+    """The command in this process: exit code, what it printed, what it complained about. A defect
+    of ours is raised.
+    """
     _files()
     return command
 
@@ -87,7 +91,9 @@ def _files() -> None:
     Path("broken.py").write_text("def f(:\n")
     Path("not.toml").write_text("[data\nname = 1")
     Path("binary.toml").write_bytes(b"\xff\xfe\x00")
-    Path("no_data.toml").write_text('[partition]\nname = "iid"\n[model]\nname = "mlp"\n[method]\nname = "fedavg"\n')
+    Path("no_data.toml").write_text(
+        '[partition]\nname = "iid"\n[model]\nname = "mlp"\n[method]\nname = "fedavg"\n'
+    )
     Path("no_table.toml").write_text('data = "digits"\n')
     Path("empty.toml").write_text("")
     Path("a_file").write_text("")
@@ -126,7 +132,10 @@ CASES = {
     "unknown partition": (of("partition.name=dirichlett"), ["partition.name", "'dirichlet'"]),
     "unknown precision": (of("engine.precision=half"), ["engine.precision", "'tf32'"]),
     # experiment files
-    "unknown preset": (["quickstar"], ["'quickstar'", "neither a file nor a preset", "'quickstart'"]),
+    "unknown preset": (
+        ["quickstar"],
+        ["'quickstar'", "neither a file nor a preset", "'quickstart'"],
+    ),
     "no TOML": (["not.toml"], ["not.toml", "not valid TOML", "line 1"]),
     "no text": (["binary.toml"], ["binary.toml", "text"]),
     "missing data": (["no_data.toml"], ["data.name", "missing", "digits"]),
@@ -143,47 +152,104 @@ CASES = {
         of("partition.classes=3"),
         ["partition.clusters", "15 classes", "there are 10", "at most 3 clusters"],
     ),
-    "more clients than samples": (of("partition.clients=5000"), ["partition.clients = 5000", "1295 training samples", "at most 1295"]),
-    "more clients than samples, iid": (of(IID, "partition.clients=5000"), ["partition.clients = 5000", "at most 1295"]),
-    "more clusters than clients": (of("partition.clients=3"), ["partition.clusters = 5", "3 clients"]),
-    "more samples than there are": (of("partition.samples=1000"), ["partition.samples = 1000", "at most"]),
-    "more probe than samples": (of("partition.probe=99999"), ["partition.probe", "1438 training samples"]),
-    "more clients a round than clients": (of("run.clients_per_round=41"), ["run.clients_per_round = 41", "40 clients", "share"]),
-    "a key that the data do not have": (of("partition.name=natural_id"), ["partition.key", "'writer'"]),
-    "a model that does not fit the images": (of("model.name=lenet5"), ["LeNet5", "16x16", "(1, 8, 8)", "MLP"]),
+    "more clients than samples": (
+        of("partition.clients=5000"),
+        ["partition.clients = 5000", "1295 training samples", "at most 1295"],
+    ),
+    "more clients than samples, iid": (
+        of(IID, "partition.clients=5000"),
+        ["partition.clients = 5000", "at most 1295"],
+    ),
+    "more clusters than clients": (
+        of("partition.clients=3"),
+        ["partition.clusters = 5", "3 clients"],
+    ),
+    "more samples than there are": (
+        of("partition.samples=1000"),
+        ["partition.samples = 1000", "at most"],
+    ),
+    "more probe than samples": (
+        of("partition.probe=99999"),
+        ["partition.probe", "1438 training samples"],
+    ),
+    "more clients a round than clients": (
+        of("run.clients_per_round=41"),
+        ["run.clients_per_round = 41", "40 clients", "share"],
+    ),
+    "a key that the data do not have": (
+        of("partition.name=natural_id"),
+        ["partition.key", "'writer'"],
+    ),
+    "a model that does not fit the images": (
+        of("model.name=lenet5"),
+        ["LeNet5", "16x16", "(1, 8, 8)", "MLP"],
+    ),
     "labels outside the outputs": (
         [*of("model.name=narrow"), "--import", "own.py"],
         ["model", "4 outputs", "labels go up to 9", "at least 10 outputs"],
     ),
-    "a model that keeps statistics": ([*of("model.name=counting"), "--import", "own.py"], ["BatchNorm1d", "GroupNorm"]),
+    "a model that keeps statistics": (
+        [*of("model.name=counting"), "--import", "own.py"],
+        ["BatchNorm1d", "GroupNorm"],
+    ),
     # data sets
-    "missing data set": (of("data.name=nowhere"), ["'nowhere'", "not found", "--data-root", "FEDCLADE_DATA"]),
+    "missing data set": (
+        of("data.name=nowhere"),
+        ["'nowhere'", "not found", "--data-root", "FEDCLADE_DATA"],
+    ),
     "missing data set, nearest": (of("data.name=digit"), ["'digit'", "'digits'"]),
     "missing data file": (of("data.name=./nowhere.npz"), ["nowhere.npz", "no such file"]),
     "preset without its data": (["mnist_iid"], ["'mnist'", "mnist.npz"]),
-    "truncated npz": (of("data.name=truncated.npz"), ["truncated.npz", "damaged or cut short", "again"]),
+    "truncated npz": (
+        of("data.name=truncated.npz"),
+        ["truncated.npz", "damaged or cut short", "again"],
+    ),
     "npz cut in its head": (of("data.name=cut_head.npz"), ["cut_head.npz", "damaged or cut short"]),
     "empty npz": (of("data.name=empty.npz"), ["empty.npz", "not an .npz file"]),
     "no npz": (of("data.name=garbage.npz"), ["garbage.npz", "not an .npz file"]),
     "NaN pixels": (of("data.name=nan.npz", IID), ["nan.npz", "x_train", "1 NaN value", "sample 7"]),
-    "NaN pixels in the test part": (of("data.name=nan_test.npz", IID), ["nan_test.npz", "x_test", "120 NaN values"]),
-    "infinite pixels": (of("data.name=inf.npz", IID), ["inf.npz", "x_train", "infinite", "sample 3"]),
+    "NaN pixels in the test part": (
+        of("data.name=nan_test.npz", IID),
+        ["nan_test.npz", "x_test", "120 NaN values"],
+    ),
+    "infinite pixels": (
+        of("data.name=inf.npz", IID),
+        ["inf.npz", "x_train", "infinite", "sample 3"],
+    ),
     "lengths differ": (of("data.name=short.npz", IID), ["short.npz", "60", "59", "equally many"]),
     "array missing": (of("data.name=missing.npz", IID), ["missing.npz", "y_test missing"]),
-    "negative labels": (of("data.name=negative.npz", IID), ["negative.npz", "y_train", "-1", "from 0"]),
+    "negative labels": (
+        of("data.name=negative.npz", IID),
+        ["negative.npz", "y_train", "-1", "from 0"],
+    ),
     "text labels": (of("data.name=text.npz", IID), ["text.npz", "y_train", "text", "np.unique"]),
     "pickled labels": (of("data.name=objects.npz", IID), ["objects.npz", "Python objects"]),
     "float targets": (of("data.name=regression.npz", IID), ["targets are not class labels"]),
-    "float targets, by label": (of("data.name=regression.npz"), ["partition.name = 'label_clusters'", "class labels", "iid"]),
+    "float targets, by label": (
+        of("data.name=regression.npz"),
+        ["partition.name = 'label_clusters'", "class labels", "iid"],
+    ),
     # where it goes, what it runs on
-    "a folder that holds a run": ([*of(), "--out", "a_run"], ["out = 'a_run'", "already holds a run", "another folder", "--resume"]),
+    "a folder that holds a run": (
+        [*of(), "--out", "a_run"],
+        ["out = 'a_run'", "already holds a run", "another folder", "--resume"],
+    ),
     "out is a file": ([*of(), "--out", "a_file"], ["out = 'a_file'", "it is a file", "folder"]),
     "out is below a file": ([*of(), "--out", "a_file/run"], ["a_file/run", "cannot be made"]),
-    "out cannot be made": ([*of(), "--out", "/proc/fedclade/run"], ["/proc/fedclade/run", "cannot be made"]),
+    "out cannot be made": (
+        [*of(), "--out", "/proc/fedclade/run"],
+        ["/proc/fedclade/run", "cannot be made"],
+    ),
     "resume of what": ([*of(), "--resume"], ["--resume", "--out DIR"]),
     "unknown device": ([*of(), "--device", "gpu"], ["device = 'gpu'", "'cpu'", "'cuda'"]),
-    "import of nothing": ([*of(), "--import", "nowhere.py"], ["--import nowhere.py", "no such file"]),
-    "import of a broken file": ([*of(), "--import", "broken.py"], ["--import broken.py", "SyntaxError", "line 1"]),
+    "import of nothing": (
+        [*of(), "--import", "nowhere.py"],
+        ["--import nowhere.py", "no such file"],
+    ),
+    "import of a broken file": (
+        [*of(), "--import", "broken.py"],
+        ["--import broken.py", "SyntaxError", "line 1"],
+    ),
     "unknown option": ([*of(), "--round", "3"], ["--round"]),
 }
 
@@ -219,13 +285,22 @@ def test_another_experiments_checkpoint_and_a_damaged_one(call: Call) -> None:
     check(call(*longer, "--set", "run.seed=1", "--resume"), ["out = 'run'", "another experiment"])
     (file,) = Path("run/checkpoint").iterdir()
     file.write_bytes(file.read_bytes()[:-10])
-    check(call(*longer, "--resume"), ["round-000001.safetensors", "damaged checkpoint", "start the run anew"])
+    check(
+        call(*longer, "--resume"),
+        ["round-000001.safetensors", "damaged checkpoint", "start the run anew"],
+    )
 
 
 def test_a_real_process_gives_one_line_and_code_2_too(call: Call) -> None:
     arguments, says = CASES["truncated npz"]
     command = [sys.executable, "-m", "fedclade", "run", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     check((done.returncode, done.stdout, done.stderr), says)
 
 
@@ -235,7 +310,10 @@ def test_a_folder_that_cannot_be_written_to(call: Call) -> None:
 
 
 def test_a_model_whose_own_error_has_two_lines(call: Call) -> None:
-    check(call("run", *of("model.name=angry"), "--import", "own.py"), ["model", "one line", "and another"])
+    check(
+        call("run", *of("model.name=angry"), "--import", "own.py"),
+        ["model", "one line", "and another"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,7 +322,9 @@ def test_a_model_whose_own_error_has_two_lines(call: Call) -> None:
         pytest.param("run.seed=" + "1" * 5000, id="a number of 5000 digits"),
         pytest.param("run.rounds=" + "[" * 5000, id="brackets without end"),
         pytest.param("local.epochs=1180591620717411303424", id="more epochs than fit into 64 bits"),
-        pytest.param("model.hidden=100000000000000000000", id="a width that does not fit into 64 bits"),
+        pytest.param(
+            "model.hidden=100000000000000000000", id="a width that does not fit into 64 bits"
+        ),
     ],
 )
 def test_absurd_numbers(given: str, call: Call) -> None:

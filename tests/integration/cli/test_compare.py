@@ -34,7 +34,9 @@ class Mine(fc.FedAvg):
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process, in a folder with mine.py: exit code, what it printed, what it complained about."""
+    """The command in this process, in a folder with mine.py: exit code, what it printed, what it
+    complained about.
+    """
     Path("mine.py").write_text(OWN)
     return command
 
@@ -47,13 +49,43 @@ def rows_of(out: str) -> dict[str, list[str]]:
 
 
 def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedclade", *SHORT, "--methods", "fedavg,local", "--seeds", "2", "--out", "out"]
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={**environment, "OMP_NUM_THREADS": "1"}, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "fedclade",
+        *SHORT,
+        "--methods",
+        "fedavg,local",
+        "--seeds",
+        "2",
+        "--out",
+        "out",
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")
+    }
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     table = rows_of(done.stdout)
-    assert table["method"] == ["accuracy %", "seeds", "var.", "worst10", "clusters", "ARI", "up", "down", "s"]
+    assert table["method"] == [
+        "accuracy %",
+        "seeds",
+        "var.",
+        "worst10",
+        "clusters",
+        "ARI",
+        "up",
+        "down",
+        "s",
+    ]
     assert set(table) == {"method", "fedavg", "local"}
     written = json.loads((tmp_path / "out" / "comparison.json").read_text())
     for row in written["rows"]:
@@ -69,12 +101,18 @@ def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Pat
     assert table["fedavg"][6:8] == ["0.8", "0.8"]
     assert "out" in done.stdout.splitlines()[-1]
     labels = ["fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1"]
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.json", *labels, "report.html"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "comparison.json",
+        *labels,
+        "report.html",
+    ]
     for label in labels:
         assert (tmp_path / "out" / label / "summary.json").exists()
         assert f"{label}: round 2/2" in done.stdout
     for seed in (0, 1):  # the same clients for both methods
-        first, second = (_clients(tmp_path / "out" / f"{method}-seed{seed}") for method in ("fedavg", "local"))
+        first, second = (
+            _clients(tmp_path / "out" / f"{method}-seed{seed}") for method in ("fedavg", "local")
+        )
         assert first == second
     assert written["runs"]["fedavg"][1]["seed"] == 1
 
@@ -87,22 +125,44 @@ def _clients(folder: Path) -> list[tuple[str, str]]:
 def test_with_one_seed_there_is_no_spread_over_seeds(call: Call) -> None:
     code, out, _ = call(*SHORT, "--methods", "fedavg,local", "--out", "out", "--quiet")
     assert code == 0
-    assert rows_of(out)["method"] == ["accuracy %", "var.", "worst10", "clusters", "ARI", "up", "down", "s"]
+    assert rows_of(out)["method"] == [
+        "accuracy %",
+        "var.",
+        "worst10",
+        "clusters",
+        "ARI",
+        "up",
+        "down",
+        "s",
+    ]
     assert "round 2/2" not in out  # quiet leaves the progress out, not the table
 
 
 def test_a_comparison_gives_each_method_the_numbers_it_has_alone(call: Call) -> None:
     call(*SHORT, "--methods", "local,fedavg", "--out", "out", "-q")
     call("run", "quickstart", "--set", "run.rounds=2", "--out", "alone", "-q")
-    models = [Path(folder) / "models" / "models.safetensors" for folder in ("out/fedavg-seed0", "alone")]
+    models = [
+        Path(folder) / "models" / "models.safetensors" for folder in ("out/fedavg-seed0", "alone")
+    ]
     assert models[0].read_bytes() == models[1].read_bytes()
-    (local, fedavg) = json.loads(Path("out/comparison.json").read_text())["rows"]
+    local, fedavg = json.loads(Path("out/comparison.json").read_text())["rows"]
     assert (local["method"], fedavg["method"]) == ("local", "fedavg")
     assert fedavg["accuracy"] == json.loads(Path("alone/summary.json").read_text())["accuracy"]
 
 
 def test_a_setting_of_a_method_of_ones_own_concerns_that_method_alone(call: Call) -> None:
-    code, out, err = call(*SHORT, "--import", "mine.py", "--methods", "mine,fedavg", "--set", "mine.k=7", "--out", "out", "-q")
+    code, out, err = call(
+        *SHORT,
+        "--import",
+        "mine.py",
+        "--methods",
+        "mine,fedavg",
+        "--set",
+        "mine.k=7",
+        "--out",
+        "out",
+        "-q",
+    )
     assert (code, err) == (0, "")
     assert {"mine", "fedavg"} <= rows_of(out).keys()
     assert "k = 7" in Path("out/mine-seed0/experiment.toml").read_text()
@@ -115,7 +175,9 @@ def test_the_learning_rate_can_be_set_for_a_comparison(call: Call) -> None:
 
 
 @pytest.mark.parametrize("seeds", ["1", "2"])
-def test_the_table_is_whole_on_a_terminal_of_80_columns(seeds: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_whole_on_a_terminal_of_80_columns(
+    seeds: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tables, "out_console", Console(highlight=False, width=80))
     _, out, _ = call(*SHORT, "--methods", "fedavg,local", "--seeds", seeds, "--out", "out", "-q")
     assert "…" not in out
@@ -145,10 +207,15 @@ def test_resume_goes_on_with_the_runs_that_are_missing(call: Call) -> None:
         (["--methods", "mine"], ["--methods", "'mine'"]),
         (["--methods", "fedavg", "--resume"], ["--resume", "--out"]),
         (["--methods", "fedavg", "--out", "mine.py"], ["mine.py"]),
-        (["--methods", "fedavg", "--set", "run.clients_per_round=41"], ["run.clients_per_round = 41", "40 clients"]),
+        (
+            ["--methods", "fedavg", "--set", "run.clients_per_round=41"],
+            ["run.clients_per_round = 41", "40 clients"],
+        ),
     ],
 )
-def test_what_cannot_be_compared_is_one_line_and_exit_code_2(arguments: list[str], says: list[str], call: Call) -> None:
+def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
+    arguments: list[str], says: list[str], call: Call
+) -> None:
     code, out, err = call(*SHORT, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("fedclade: ")

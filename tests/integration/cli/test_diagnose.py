@@ -22,7 +22,9 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_words_first_and_a_file_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_first_and_a_file_for_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = call("quickstart", *FAST, "--probe-rounds", "2")
     assert result.exit_code == 0
@@ -36,8 +38,12 @@ def test_words_first_and_a_file_for_the_report(tmp_path: Path, monkeypatch: pyte
 
 
 def test_json(tmp_path: Path) -> None:
-    result = call("quickstart", *FAST, "--probe-rounds", "0", "--json", "--out", str(tmp_path / "told"))
-    assert json.loads(result.stdout) == json.loads((tmp_path / "told" / "diagnosis.json").read_text())
+    result = call(
+        "quickstart", *FAST, "--probe-rounds", "0", "--json", "--out", str(tmp_path / "told")
+    )
+    assert json.loads(result.stdout) == json.loads(
+        (tmp_path / "told" / "diagnosis.json").read_text()
+    )
     again = call("quickstart", *FAST, "--out", str(tmp_path / "told"))
     assert isinstance(again.exception, InvalidInputError)
     assert "it holds a diagnosis already" in str(again.exception)
@@ -45,13 +51,22 @@ def test_json(tmp_path: Path) -> None:
 
 def test_a_file_need_not_name_a_method_yet(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 4\n[model]\nname = "logistic"\n')
-    result = call(str(file), "--probe-rounds", "0", "--device", "cpu", "--out", str(tmp_path / "told"))
+    file.write_text(
+        '[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 4\n[model]\nname ='
+        ' "logistic"\n'
+    )
+    result = call(
+        str(file), "--probe-rounds", "0", "--device", "cpu", "--out", str(tmp_path / "told")
+    )
     assert result.stdout.startswith("The clients are alike (IID)")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(("nowhere",), "neither a file nor a preset"), (("quickstart", "--set", "model.hiden=3"), "hidden")]
+    ("arguments", "message"),
+    [
+        (("nowhere",), "neither a file nor a preset"),
+        (("quickstart", "--set", "model.hiden=3"), "hidden"),
+    ],
 )
 def test_bad_input_is_named(arguments: tuple[str, ...], message: str) -> None:
     assert message in str(call(*arguments).exception)

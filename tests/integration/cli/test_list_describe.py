@@ -40,7 +40,9 @@ def spots() -> fc.data.Dataset:
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process, in a folder with mine.py: exit code, what it printed, what it complained about."""
+    """The command in this process, in a folder with mine.py: exit code, what it printed, what it
+    complained about.
+    """
     Path("mine.py").write_text(OWN)
     return command
 
@@ -74,13 +76,21 @@ def test_list_gives_names_with_a_line_on_each_as_a_table_and_as_json(what: str, 
 
 
 def test_things_of_ones_own_are_listed_with_ours(call: Call) -> None:
-    entries = {what: json.loads(call("list", what, "--json", "--import", "mine.py")[1]) for what in ("methods", "datasets")}
+    entries = {
+        what: json.loads(call("list", what, "--json", "--import", "mine.py")[1])
+        for what in ("methods", "datasets")
+    }
     assert {"name": "mine", "about": "A method of mine"} in entries["methods"]
-    assert any(entry["name"] == "spots" and entry["about"].startswith("Two spots") for entry in entries["datasets"])
+    assert any(
+        entry["name"] == "spots" and entry["about"].startswith("Two spots")
+        for entry in entries["datasets"]
+    )
 
 
 def test_a_data_set_without_docstring_is_listed(call: Call) -> None:
-    Path("bare.py").write_text('import fedclade as fc\n@fc.register("dataset", "bare")\ndef bare():\n    return None\n')
+    Path("bare.py").write_text(
+        'import fedclade as fc\n@fc.register("dataset", "bare")\ndef bare():\n    return None\n'
+    )
     try:
         code, out, _ = call("list", "datasets", "--import", "bare.py")
     finally:
@@ -95,7 +105,9 @@ def test_brackets_in_a_title_are_shown(call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HAS["methods"]))
-def test_describe_says_what_it_does_what_leaves_a_client_and_where_it_is_from(name: str, call: Call) -> None:
+def test_describe_says_what_it_does_what_leaves_a_client_and_where_it_is_from(
+    name: str, call: Call
+) -> None:
     code, out, err = call("describe", name)
     assert (code, err) == (0, "")
     method = REGISTRY["method"][name]
@@ -126,12 +138,17 @@ def test_describe_shows_the_parameters_of_a_method_of_ones_own(call: Call) -> No
     assert "my thesis" in out
 
 
-def test_a_method_that_says_nothing_about_itself_is_described_or_refused_in_words(call: Call) -> None:
+def test_a_method_that_says_nothing_about_itself_is_described_or_refused_in_words(
+    call: Call,
+) -> None:
     Path("mine.py").write_text(
-        'import fedclade as fc\n@fc.register("method", "mine")\nclass Mine(fc.Method):\n    init = round = admit = fc.FedAvg.round\n'
+        'import fedclade as fc\n@fc.register("method", "mine")\nclass Mine(fc.Method):\n    init ='
+        " round = admit = fc.FedAvg.round\n"
     )
     code, _, err = call("describe", "mine", "--import", "mine.py")
-    assert (code, err) == (0, "") or (code == 2 and err.startswith("fedclade: ") and len(err.splitlines()) == 1)
+    assert (code, err) == (0, "") or (
+        code == 2 and err.startswith("fedclade: ") and len(err.splitlines()) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +166,9 @@ def test_a_method_that_says_nothing_about_itself_is_described_or_refused_in_word
         (["list", "methods", "--jsn"], ["--jsn", "--json"]),
     ],
 )
-def test_what_is_not_there_is_one_line_and_exit_code_2(arguments: list[str], says: list[str], call: Call) -> None:
+def test_what_is_not_there_is_one_line_and_exit_code_2(
+    arguments: list[str], says: list[str], call: Call
+) -> None:
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("fedclade: ")
@@ -171,5 +190,13 @@ def test_version_and_help(call: Call) -> None:
             assert command in out
     for command in ("run", "compare"):
         out = call(command, "--help")[1]
-        for option in ("--set", "--device", "--out", "--resume", "--quiet", "--data-root", "--import"):
+        for option in (
+            "--set",
+            "--device",
+            "--out",
+            "--resume",
+            "--quiet",
+            "--data-root",
+            "--import",
+        ):
             assert option in out

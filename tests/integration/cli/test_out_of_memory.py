@@ -16,7 +16,9 @@ SHORT = ["run", "quickstart", "--set", "run.rounds=2", "-q", "--no-report", "--o
 
 
 @pytest.mark.filterwarnings("always:memory")
-def test_one_line_says_that_fewer_run_at_a_time(command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_says_that_fewer_run_at_a_time(
+    command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fold = simulator.run_program
 
     def cramped(program: Any, lanes: ClientBatch, *others: Any) -> Any:
@@ -28,12 +30,14 @@ def test_one_line_says_that_fewer_run_at_a_time(command: Call, monkeypatch: pyte
     code, out, complaint = command(*SHORT, "--set", "engine.chunk=4")
     assert (code, out) == (0, "")
     assert complaint.splitlines() == [
-        "fedclade: memory: 4 clients at a time do not fit into that of cpu; those of this step who were not done run again, 2 at a time "
-        "(engine.chunk=2 has it so from the start)."
+        "fedclade: memory: 4 clients at a time do not fit into that of cpu; those of this step who"
+        " were not done run again, 2 at a time (engine.chunk=2 has it so from the start)."
     ]
 
 
-def test_where_fewer_at_a_time_do_not_help_it_is_one_line_too(command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_fewer_at_a_time_do_not_help_it_is_one_line_too(
+    command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*given: Any) -> Any:
         raise FULL
 
@@ -41,6 +45,6 @@ def test_where_fewer_at_a_time_do_not_help_it_is_one_line_too(command: Call, mon
     code, out, complaint = command(*SHORT)
     assert (code, out) == (2, "")
     assert complaint.splitlines() == [
-        "fedclade: memory: there is none left (CUDA out of memory). Try a smaller engine.chunk, model or cohort; "
-        "a run goes on with --resume."
+        "fedclade: memory: there is none left (CUDA out of memory). Try a smaller engine.chunk,"
+        " model or cohort; a run goes on with --resume."
     ]

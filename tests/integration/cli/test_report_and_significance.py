@@ -41,8 +41,12 @@ def test_it_can_be_left_out(words: list[str], command: Call) -> None:
     assert not list(Path("out").rglob("report.html"))
 
 
-@pytest.mark.parametrize("error", [InvalidInputError("this and that"), OSError(28, "No space left on device")])
-def test_a_report_that_cannot_be_written_costs_no_run(error: Exception, command: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [InvalidInputError("this and that"), OSError(28, "No space left on device")]
+)
+def test_a_report_that_cannot_be_written_costs_no_run(
+    error: Exception, command: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise error
 

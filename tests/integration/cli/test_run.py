@@ -23,29 +23,65 @@ import fedclade as fc
 from fedclade.registry import REGISTRY
 
 KEYS = [
-    *("method", "dataset", "partition", "model", "engine", "device", "seed", "rounds", "clients", "clusters"),
-    *("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "bytes_up", "bytes_down", "seconds"),
+    *(
+        "method",
+        "dataset",
+        "partition",
+        "model",
+        "engine",
+        "device",
+        "seed",
+        "rounds",
+        "clients",
+        "clusters",
+    ),
+    *(
+        "accuracy",
+        "accuracy_stderr",
+        "accuracy_variance",
+        "accuracy_worst10",
+        "ari",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+    ),
 ]
 THREE = ["run", "quickstart", "--set", "run.rounds=3"]
 Call = Callable[..., tuple[int, str, str]]
 
 
 def environment() -> dict[str, str]:
-    plain = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")
+    }
     return {**plain, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
 
 
 def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedclade", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment())
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment(),
+    )
 
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int, str, str]]:
-    """The same run in two processes, the second in chunks of one: folder, exit code, what was printed and complained about."""
+    """The same run in two processes, the second in chunks of one: folder, exit code, what was
+    printed and complained about.
+    """
     folder = tmp_path_factory.mktemp("a folder with a space")
     more = {"first": [], "chunk": ["--set", "engine.chunk=1", "--quiet"]}
-    running = {name: start(*THREE, *words, "--out", str(folder / name), folder=folder) for name, words in more.items()}
+    running = {
+        name: start(*THREE, *words, "--out", str(folder / name), folder=folder)
+        for name, words in more.items()
+    }
     done = {}
     for name, process in running.items():
         out, err = process.communicate(timeout=120)
@@ -55,7 +91,9 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path,
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process, in an empty folder: exit code, what it printed, what it complained about."""
+    """The command in this process, in an empty folder: exit code, what it printed, what it
+    complained about.
+    """
     return command
 
 
@@ -74,12 +112,25 @@ def test_every_process_ends_well_and_complains_about_nothing(processes: Processe
 def test_summary_has_every_key_of_the_design(processes: Processes) -> None:
     summary = json.loads((processes["first"][0] / "summary.json").read_text())
     assert [key for key in KEYS if key not in summary] == []
-    assert (summary["method"], summary["dataset"], summary["partition"], summary["model"]) == ("fedavg", "digits", "label_clusters", "mlp")
-    assert (summary["engine"], summary["seed"], summary["rounds"], summary["clients"], summary["clusters"]) == ("simulator", 0, 3, 40, 1)
+    assert (summary["method"], summary["dataset"], summary["partition"], summary["model"]) == (
+        "fedavg",
+        "digits",
+        "label_clusters",
+        "mlp",
+    )
+    assert (
+        summary["engine"],
+        summary["seed"],
+        summary["rounds"],
+        summary["clients"],
+        summary["clusters"],
+    ) == ("simulator", 0, 3, 40, 1)
     assert 0 < summary["accuracy"] < 100
     assert summary["ari"] == 0
     # 20 of 40 clients, 64-64-10 with biases, four bytes, three rounds
-    assert summary["bytes_up"] == summary["bytes_down"] == 20 * (64 * 64 + 64 + 64 * 10 + 10) * 4 * 3
+    assert (
+        summary["bytes_up"] == summary["bytes_down"] == 20 * (64 * 64 + 64 + 64 * 10 + 10) * 4 * 3
+    )
     assert summary["seconds"] > 0
 
 
@@ -90,22 +141,34 @@ def test_a_line_a_round_and_a_line_a_client(processes: Processes) -> None:
     with (folder / "clients.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [int(line["client"]) for line in lines] == list(range(40))
-    assert {"client", "cluster", "true_group", "examples", "accuracy", "train_accuracy"} <= lines[0].keys()
+    assert {"client", "cluster", "true_group", "examples", "accuracy", "train_accuracy"} <= lines[
+        0
+    ].keys()
 
 
-def test_two_processes_write_the_same_models_whatever_the_chunk_and_another_seed_others(processes: Processes, call: Call) -> None:
+def test_two_processes_write_the_same_models_whatever_the_chunk_and_another_seed_others(
+    processes: Processes, call: Call
+) -> None:
     assert call(*THREE, "--out", "here", "--quiet") == (0, "", "")
     assert models(processes["first"][0]) == models(processes["chunk"][0]) == models(Path("here"))
     call(*THREE, "--set", "run.seed=1", "--set", "partition.seed=0", "--out", "seed", "-q")
     assert models(processes["first"][0]) != models(Path("seed"))
 
 
-def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(processes: Processes, call: Call) -> None:
+def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(
+    processes: Processes, call: Call
+) -> None:
     call(*THREE, "--set", "run.seed=1", "--set", "model.hidden=[9, 8]", "--out", "other", "-q")
-    for name, folder in (("1", processes["first"][0]), ("2", processes["chunk"][0]), ("3", Path("other"))):
+    for name, folder in (
+        ("1", processes["first"][0]),
+        ("2", processes["chunk"][0]),
+        ("3", Path("other")),
+    ):
         assert call("run", str(folder / "experiment.toml"), "--out", name, "-q") == (0, "", "")
         assert models(Path(name)) == models(folder)
-        assert (Path(name) / "experiment.toml").read_bytes() == (folder / "experiment.toml").read_bytes()
+        assert (Path(name) / "experiment.toml").read_bytes() == (
+            folder / "experiment.toml"
+        ).read_bytes()
 
 
 def test_into_a_file_go_plain_lines(processes: Processes) -> None:
@@ -113,12 +176,20 @@ def test_into_a_file_go_plain_lines(processes: Processes) -> None:
     assert "\x1b" not in out
     assert "\r" not in out
     lines = out.splitlines()
-    assert re.fullmatch(r"fedavg: round 3/3  accuracy \d+\.\d\d %  1 clusters?  \d+\.\d\d s/round", lines[0])
+    assert re.fullmatch(
+        r"fedavg: round 3/3  accuracy \d+\.\d\d %  1 clusters?  \d+\.\d\d s/round", lines[0]
+    )
     assert lines[-1] == f"Run directory: {folder}"
-    shown = {line.split("  ")[0]: line.split("  ")[-1].strip() or line.split()[-1] for line in lines[1:-1]}
+    shown = {
+        line.split("  ")[0]: line.split("  ")[-1].strip() or line.split()[-1]
+        for line in lines[1:-1]
+    }
     assert {"method", "clients", "clusters", "accuracy", "seconds"} <= shown.keys()
     summary = json.loads((folder / "summary.json").read_text())
-    assert f"{summary['accuracy']:.2f} ± {summary['accuracy_stderr']:.2f} % (worst tenth {summary['accuracy_worst10']:.2f} %)" in out
+    assert (
+        f"{summary['accuracy']:.2f} ± {summary['accuracy_stderr']:.2f} % (worst tenth"
+        f" {summary['accuracy_worst10']:.2f} %)" in out
+    )
     assert "1.2 MB / 1.2 MB" in out
 
 
@@ -126,11 +197,24 @@ def test_quiet_prints_nothing(processes: Processes) -> None:
     assert processes["chunk"][2] == ""
 
 
-def test_a_terminal_gets_one_bar_with_round_accuracy_clusters_and_seconds_a_round(tmp_path: Path) -> None:
+def test_a_terminal_gets_one_bar_with_round_accuracy_clusters_and_seconds_a_round(
+    tmp_path: Path,
+) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    command = [sys.executable, "-m", "fedclade", *THREE, "--set", "run.eval_every=1", "--out", "run"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment())
+    command = [
+        sys.executable,
+        "-m",
+        "fedclade",
+        *THREE,
+        "--set",
+        "run.eval_every=1",
+        "--out",
+        "run",
+    ]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=environment()
+    )
     os.close(theirs)
     seen = b""
     try:
@@ -159,7 +243,9 @@ def test_a_terminal_gets_one_bar_with_round_accuracy_clusters_and_seconds_a_roun
 
 def test_without_out_runs_are_kept_apart_under_runs(call: Call) -> None:
     for number in ("", "-2", "-3"):
-        code, out, _ = call("run", "quickstart", "--set", "run.rounds=1", "--set", "method.name=local")
+        code, out, _ = call(
+            "run", "quickstart", "--set", "run.rounds=1", "--set", "method.name=local"
+        )
         assert code == 0
         assert out.splitlines()[-1] == f"Run directory: runs/quickstart-local{number}"
     assert (Path("runs") / "quickstart-local-3" / "summary.json").exists()
@@ -167,8 +253,8 @@ def test_without_out_runs_are_kept_apart_under_runs(call: Call) -> None:
 
 def test_a_file_of_ones_own_goes_by_its_name(call: Call) -> None:
     Path("my study.toml").write_text(
-        '[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 4\n[model]\nname = "logistic"\n[method]\nname = "fedavg"\n'
-        "[run]\nrounds = 1\n"
+        '[data]\nname = "digits"\n[partition]\nname = "iid"\nclients = 4\n[model]\nname ='
+        ' "logistic"\n[method]\nname = "fedavg"\n[run]\nrounds = 1\n'
     )
     code, out, _ = call("run", "my study.toml")
     assert code == 0
@@ -180,14 +266,20 @@ def test_fine_tuning_is_shown_and_does_not_change_the_models(call: Call) -> None
     code, out, _ = call(*THREE, "--set", "run.fine_tune_epochs=2", "--out", "tuned")
     assert code == 0
     assert models(Path("plain")) == models(Path("tuned"))
-    plain, tuned = (json.loads((Path(name) / "summary.json").read_text()) for name in ("plain", "tuned"))
+    plain, tuned = (
+        json.loads((Path(name) / "summary.json").read_text()) for name in ("plain", "tuned")
+    )
     assert "accuracy_tuned" not in plain
     assert plain["accuracy"] == tuned["accuracy"]
-    assert f"{tuned['accuracy_tuned']:.2f} %" in next(line for line in out.splitlines() if line.startswith("after fine-tuning"))
+    assert f"{tuned['accuracy_tuned']:.2f} %" in next(
+        line for line in out.splitlines() if line.startswith("after fine-tuning")
+    )
 
 
 @pytest.mark.parametrize("every", [0, 1, 10])
-def test_how_often_is_evaluated_never_changes_the_models(every: int, call: Call, processes: Processes) -> None:
+def test_how_often_is_evaluated_never_changes_the_models(
+    every: int, call: Call, processes: Processes
+) -> None:
     code, out, _ = call(*THREE, "--set", f"run.eval_every={every}", "--out", "run")
     assert code == 0
     assert models(Path("run")) == models(processes["first"][0])
@@ -196,20 +288,42 @@ def test_how_often_is_evaluated_never_changes_the_models(every: int, call: Call,
 
 def save(path: Path, **changed: object) -> None:
     draw = np.random.default_rng(0)
-    arrays = {"x_train": draw.random((60, 4)), "y_train": np.arange(60) % 3, "x_test": draw.random((30, 4)), "y_test": np.arange(30) % 3}
+    arrays = {
+        "x_train": draw.random((60, 4)),
+        "y_train": np.arange(60) % 3,
+        "x_test": draw.random((30, 4)),
+        "y_test": np.arange(30) % 3,
+    }
     np.savez(path, **{**arrays, **changed})  # type: ignore[arg-type]
 
 
 NPZ = ["--set", "partition.name=iid", "--set", "partition.clients=5", "--set", "run.rounds=1", "-q"]
 
 
-def test_data_are_found_by_path_by_data_root_by_environment_and_in_data(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_found_by_path_by_data_root_by_environment_and_in_data(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("root", "env", "data"):
         Path(folder).mkdir()
         save(Path(folder) / f"in_{folder}.npz")
     monkeypatch.setenv("FEDCLADE_DATA", "env")
-    assert call("run", "quickstart", "--set", "data.name=root/in_root.npz", *NPZ, "--out", "1")[0] == 0
-    assert call("run", "quickstart", "--set", "data.name=in_root", "--data-root", "root", *NPZ, "--out", "2")[0] == 0
+    assert (
+        call("run", "quickstart", "--set", "data.name=root/in_root.npz", *NPZ, "--out", "1")[0] == 0
+    )
+    assert (
+        call(
+            "run",
+            "quickstart",
+            "--set",
+            "data.name=in_root",
+            "--data-root",
+            "root",
+            *NPZ,
+            "--out",
+            "2",
+        )[0]
+        == 0
+    )
     assert call("run", "quickstart", "--set", "data.name=in_env", *NPZ, "--out", "3")[0] == 0
     assert call("run", "quickstart", "--set", "data.name=in_data", *NPZ, "--out", "4")[0] == 0
     assert models(Path("1")) == models(Path("2")) == models(Path("3")) == models(Path("4"))
@@ -290,19 +404,36 @@ def own(call: Call) -> Iterator[str]:
     sys.modules.pop("own", None)
 
 
-def test_a_method_a_data_set_a_model_and_a_partition_of_ones_own_are_named_on_the_command_line(call: Call, own: str) -> None:
+def test_a_method_a_data_set_a_model_and_a_partition_of_ones_own_are_named_on_the_command_line(
+    call: Call, own: str
+) -> None:
     names = ["data.name=spots", "partition.name=striped", "model.name=line", "method.name=mine"]
-    fields = ["partition.clients=6", "partition.stripes=3", "model.bias=false", "method.k=4", "run.rounds=2"]
+    fields = [
+        "partition.clients=6",
+        "partition.stripes=3",
+        "model.bias=false",
+        "method.k=4",
+        "run.rounds=2",
+    ]
     sets = [word for given in (*names, *fields) for word in ("--set", given)]
     code, out, err = call("run", "quickstart", "--import", own, *sets, "--out", "run")
     assert (code, err) == (0, "")
     assert out.startswith("mine: round 2/2")
     summary = json.loads(Path("run/summary.json").read_text())
-    assert [summary[kind] for kind in ("dataset", "partition", "model", "method")] == ["spots", "striped", "line", "mine"]
+    assert [summary[kind] for kind in ("dataset", "partition", "model", "method")] == [
+        "spots",
+        "striped",
+        "line",
+        "mine",
+    ]
     # three of six clients, 2 x 3 weights without bias, four bytes, two rounds
     assert summary["bytes_up"] == 3 * 6 * 4 * 2
     assert summary["ari"] is not None
-    assert call("run", "run/experiment.toml", "--import", own, "--out", "again", "-q") == (0, "", "")
+    assert call("run", "run/experiment.toml", "--import", own, "--out", "again", "-q") == (
+        0,
+        "",
+        "",
+    )
     assert models(Path("run")) == models(Path("again"))
 
 
@@ -313,7 +444,17 @@ def test_an_experiment_file_imports_nothing_by_itself(call: Call, own: str) -> N
 
 
 def test_clients_without_test_part_are_told_of(call: Call, own: str) -> None:
-    code, out, _ = call("run", "quickstart", "--import", own, "--set", "data.name=untested", *NPZ[:-1], "--out", "run")
+    code, out, _ = call(
+        "run",
+        "quickstart",
+        "--import",
+        own,
+        "--set",
+        "data.name=untested",
+        *NPZ[:-1],
+        "--out",
+        "run",
+    )
     assert code == 0
     assert re.match(r"fedavg: round 1/1  training loss \d+\.\d{4}  ", out)
     assert re.search(r"clients without test data, not evaluated +5\b", out)
@@ -355,7 +496,9 @@ def test_a_folder_of_the_command_line_is_read_from_python(processes: Processes) 
 
 
 def test_replies_that_were_refused_are_shown(call: Call) -> None:
-    _, out, _ = call("run", "quickstart", "--set", "run.rounds=1", "--set", "local.lr=1e38", "--out", "run")
+    _, out, _ = call(
+        "run", "quickstart", "--set", "run.rounds=1", "--set", "local.lr=1e38", "--out", "run"
+    )
     assert re.search(r"replies missing or refused +20\b", out)
 
 

@@ -10,7 +10,21 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 FENCE = re.compile(r"^( *)```([a-z]*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 SHELL = ("", "sh", "bash", "shell", "console")
-PROGRAMS = ("fedclade", "python", "pip", "make", "source", "flwr", "ray", "mkdocs", "jupyter", "tensorboard", "git", "cd", "export")
+PROGRAMS = (
+    "fedclade",
+    "python",
+    "pip",
+    "make",
+    "source",
+    "flwr",
+    "ray",
+    "mkdocs",
+    "jupyter",
+    "tensorboard",
+    "git",
+    "cd",
+    "export",
+)
 NAMED = re.compile(r"# ([\w./-]+\.(?:py|toml))\b.*")
 
 
@@ -22,17 +36,23 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that the block is, where its first line is a comment that says so."""
+        """The name of the file that the block is, where its first line is a comment that says
+        so.
+        """
         first = NAMED.fullmatch(self.text.split("\n", 1)[0])
         return first[1] if first and self.language in ("python", "toml") else None
 
     @property
     def commands(self) -> list[str]:
-        """Each command as it is typed, without the comment after it; lines that are output or drawings are none."""
+        """Each command as it is typed, without the comment after it; lines that are output or
+        drawings are none.
+        """
         if self.language not in SHELL:
             return []
         lines = self.text.replace("\\\n", " ").splitlines()
-        return [shlex.join(words) for line in lines if (words := _words(line)) and words[0] in PROGRAMS]
+        return [
+            shlex.join(words) for line in lines if (words := _words(line)) and words[0] in PROGRAMS
+        ]
 
 
 def _words(line: str) -> list[str]:
@@ -53,6 +73,10 @@ def name_of(page: Path) -> str:
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
-        Block(found[2], re.sub(f"^{found[1]}", "", found[3], flags=re.MULTILINE), text[: found.start()].count("\n") + 1)
+        Block(
+            found[2],
+            re.sub(f"^{found[1]}", "", found[3], flags=re.MULTILINE),
+            text[: found.start()].count("\n") + 1,
+        )
         for found in FENCE.finditer(text)
     ]

@@ -1,7 +1,8 @@
 """Every command in the README and the docs is run as a reader would run it.
 
-Each is a process of its own. Commands of a page run in order in one folder, which has the examples and nothing else. A Python or TOML
-block whose first line is a comment with a file's name is that file.
+Each is a process of its own. Commands of a page run in order in one folder, which has the examples
+and nothing else. A Python or TOML block whose first line is a comment with a file's name is that
+file.
 """
 
 from __future__ import annotations
@@ -24,28 +25,69 @@ from fedclade.cli.main import app
 
 # What cannot run in a test: (page or *, how the command begins) -> why.
 NOT_RUN = {
-    ("*", "make"): "sets up an environment of its own; CI runs make lint and make test, and the demo's command is run below",
-    ("*", "source .venv/bin/activate"): "there is no .venv in the folder; the test runs in an environment that has fedclade",
-    ("*", "fedclade data get"): "needs the network; tests/unit/data/test_catalog.py serves files of its own",
-    ("docs/datasets.md", "fedclade data check"): "has a placeholder; tests/integration/cli/test_data.py",
-    ("*", "fedclade reproduce flt_1"): "needs MNIST; tests/unit/reproduce/test_quick.py runs every table with --quick",
-    ("*", "tensorboard"): "a server that goes on until it is ended; tests/unit/integrations/test_tensorboard.py reads what it would show",
-    ("docs/diagnosis.md", "fedclade diagnose EXPERIMENT"): "has placeholders; README.md and docs/start.md run it",
+    (
+        "*",
+        "make",
+    ): (
+        "sets up an environment of its own; CI runs make lint and make test, and the demo's command"
+        " is run below"
+    ),
+    (
+        "*",
+        "source .venv/bin/activate",
+    ): "there is no .venv in the folder; the test runs in an environment that has fedclade",
+    (
+        "*",
+        "fedclade data get",
+    ): "needs the network; tests/unit/data/test_catalog.py serves files of its own",
+    (
+        "docs/datasets.md",
+        "fedclade data check",
+    ): "has a placeholder; tests/integration/cli/test_data.py",
+    (
+        "*",
+        "fedclade reproduce flt_1",
+    ): "needs MNIST; tests/unit/reproduce/test_quick.py runs every table with --quick",
+    (
+        "*",
+        "tensorboard",
+    ): (
+        "a server that goes on until it is ended; tests/unit/integrations/test_tensorboard.py reads"
+        " what it would show"
+    ),
+    (
+        "docs/diagnosis.md",
+        "fedclade diagnose EXPERIMENT",
+    ): "has placeholders; README.md and docs/start.md run it",
     ("README.md", "fedclade flower"): "the same commands are run from docs/flower.md",
 }
 # Pages whose commands take more than some 20 seconds together.
-SLOW = {"README.md", "docs/start.md", "docs/own.md", "docs/flower.md", "docs/after.md", "docs/report.md", "docs/speed.md"}
-# What a page takes for granted, as it begins where another one ends: commands that are run before its own.
+SLOW = {
+    "README.md",
+    "docs/start.md",
+    "docs/own.md",
+    "docs/flower.md",
+    "docs/after.md",
+    "docs/report.md",
+    "docs/speed.md",
+}
+# What a page takes for granted, as it begins where another one ends: commands that are run before
+# its own.
 BEFORE = {"docs/report.md": ["fedclade run quickstart --set method.name=clade"]}
 LIMIT = 900  # seconds for one command: a broken one must not hang the tests
 
-COMMANDS = {name_of(page): [command for block in blocks(page) for command in block.commands] for page in pages()}
+COMMANDS = {
+    name_of(page): [command for block in blocks(page) for command in block.commands]
+    for page in pages()
+}
 INLINE = re.compile(r"`(fedclade [a-z][^`\n]*)`")
 
 
 def why_not(page: str, command: str) -> tuple[str, str] | None:
     """The entry of the table that says why a command is not run, or None."""
-    return next((key for key in NOT_RUN if key[0] in ("*", page) and command.startswith(key[1])), None)
+    return next(
+        (key for key in NOT_RUN if key[0] in ("*", page) and command.startswith(key[1])), None
+    )
 
 
 def marked(page: str) -> object:
@@ -54,20 +96,36 @@ def marked(page: str) -> object:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The reader's environment: nothing of ours in the home folder; a federation that is left running is ended."""
+    """The reader's environment: nothing of ours in the home folder; a federation that is left
+    running is ended.
+    """
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     binaries = Path(sys.executable).parent
-    environment = {**os.environ, "HOME": str(tmp_path), "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "140"}
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "140",
+    }
     environment.pop("FEDCLADE_DATA", None)
     yield environment
     if (tmp_path / ".fedclade-federation").exists():
         subprocess.run(
-            [sys.executable, "-m", "fedclade", "flower", "down"], cwd=tmp_path, env=environment, capture_output=True, check=False
+            [sys.executable, "-m", "fedclade", "flower", "down"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            check=False,
         )
 
 
 @pytest.mark.parametrize(
-    "page", [marked(page) for page, commands in COMMANDS.items() if any(why_not(page, each) is None for each in commands)]
+    "page",
+    [
+        marked(page)
+        for page, commands in COMMANDS.items()
+        if any(why_not(page, each) is None for each in commands)
+    ],
 )
 def test_the_commands_of_a_page_run(page: str, reader: dict[str, str], tmp_path: Path) -> None:
     for block in blocks(ROOT / page):
@@ -80,7 +138,11 @@ def test_the_commands_of_a_page_run(page: str, reader: dict[str, str], tmp_path:
 
 @pytest.mark.slow
 def test_the_demo_runs(reader: dict[str, str], tmp_path: Path) -> None:
-    recipe = re.search(r"^demo:.*\n\t@\$\(BIN\)/python -m fedclade (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    recipe = re.search(
+        r"^demo:.*\n\t@\$\(BIN\)/python -m fedclade (.*)$",
+        (ROOT / "Makefile").read_text(),
+        re.MULTILINE,
+    )
     assert recipe is not None
     assert "clade" in ran(f"fedclade {recipe[1]}", reader, tmp_path)
 
@@ -92,7 +154,15 @@ def ran(command: str, environment: dict[str, str], folder: Path) -> str:
         if program == "fedclade"
         else [sys.executable if program == "python" else program, *rest]
     )
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     return done.stdout
 
@@ -103,7 +173,9 @@ def test_each_reason_not_to_run_a_command_is_needed() -> None:
     assert BEFORE.keys() | SLOW <= COMMANDS.keys(), "a page is gone"
 
 
-@pytest.mark.parametrize("page", [name_of(page) for page in pages() if INLINE.search(page.read_text())])
+@pytest.mark.parametrize(
+    "page", [name_of(page) for page in pages() if INLINE.search(page.read_text())]
+)
 def test_commands_inside_sentences_exist_and_have_the_options_they_are_given(page: str) -> None:
     for found in INLINE.finditer((ROOT / page).read_text()):
         words = re.split(r"[\s=]+", found[1])[1:]
@@ -111,6 +183,14 @@ def test_commands_inside_sentences_exist_and_have_the_options_they_are_given(pag
         while isinstance(command, click.Group) and words and words[0] in command.commands:
             command = command.commands[words.pop(0)]
         assert command.name != "root", f"{page}: {found[1]}"
-        assert not (isinstance(command, click.Group) and words and words[0].isalpha() and words[0].islower()), f"{page}: {found[1]}"
-        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-        assert {word for word in words if word.startswith("--")} <= options | {"--help"}, f"{page}: {found[1]}"
+        assert not (
+            isinstance(command, click.Group) and words and words[0].isalpha() and words[0].islower()
+        ), f"{page}: {found[1]}"
+        options = {
+            option
+            for parameter in command.params
+            for option in (*parameter.opts, *parameter.secondary_opts)
+        }
+        assert {word for word in words if word.startswith("--")} <= options | {"--help"}, (
+            f"{page}: {found[1]}"
+        )

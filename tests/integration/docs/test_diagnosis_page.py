@@ -13,5 +13,11 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_page_is_made_from_the_results(tmp_path: Path) -> None:
     page, made = ROOT / "docs" / "diagnosis.md", tmp_path / "diagnosis.md"
     shutil.copy(page, made)
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "diagnosis.py", "--page", made], check=True, capture_output=True)
-    assert made.read_text() == page.read_text(), "run python benchmarks/diagnosis.py --page docs/diagnosis.md"
+    subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "diagnosis.py", "--page", made],
+        check=True,
+        capture_output=True,
+    )
+    assert made.read_text() == page.read_text(), (
+        "run python benchmarks/diagnosis.py --page docs/diagnosis.md"
+    )

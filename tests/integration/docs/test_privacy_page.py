@@ -15,9 +15,14 @@ PAGE = ROOT / "docs" / "privacy.md"
 def test_the_tables_are_up_to_date(tmp_path: Path) -> None:
     made = tmp_path / "privacy.md"
     script = ROOT / "benchmarks" / "signature_noise.py"
-    subprocess.run([sys.executable, script, "--page", "--out", made], check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, script, "--page", "--out", made], check=True, capture_output=True
+    )
     assert made.read_text() == PAGE.read_text(), "run python benchmarks/signature_noise.py --page"
 
 
 def test_every_method_is_there() -> None:
-    assert all(f"\n| {name} | {method.client_disclosure} |" in PAGE.read_text() for name, method in METHODS.items())
+    assert all(
+        f"\n| {name} | {method.client_disclosure} |" in PAGE.read_text()
+        for name, method in METHODS.items()
+    )

@@ -1,4 +1,5 @@
-"""Every Python block of the README and the docs runs, those of a page in order and in one namespace.
+"""Every Python block of the README and the docs runs, those of a page in order and in one
+namespace.
 
 Runs are cut to two rounds: what is tested is that the code is right, not how well it learns.
 """
@@ -20,7 +21,10 @@ from tests.integration.docs.markdown import ROOT, blocks, name_of, pages
 import fedclade as fc
 
 ROUNDS = 2
-BLOCKS = {name_of(page): [block for block in blocks(page) if block.language == "python"] for page in pages()}
+BLOCKS = {
+    name_of(page): [block for block in blocks(page) if block.language == "python"]
+    for page in pages()
+}
 SLOW = {"docs/methods/flt.md"}  # UMAP compiles
 NEEDS_DATA = {"docs/emd.md": "emnist62"}
 
@@ -35,23 +39,38 @@ class MyNet(torch.nn.Module):
 
 
 def digits() -> dict[str, Any]:
-    return {"clients": fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0)}
+    return {
+        "clients": fc.data.partition(
+            fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0
+        )
+    }
 
 
 def pictures() -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    return {"clients": fc.data.from_arrays([(rng.random((12, 1, 28, 28), dtype=np.float32), np.arange(12) % 10) for _ in range(20)])}
+    return {
+        "clients": fc.data.from_arrays(
+            [(rng.random((12, 1, 28, 28), dtype=np.float32), np.arange(12) % 10) for _ in range(20)]
+        )
+    }
 
 
 def arrays() -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    xs = {f"x{client}{part}": rng.normal(size=(12, 6)).astype("float32") for client in (0, 1) for part in ("", "_test")}
+    xs = {
+        f"x{client}{part}": rng.normal(size=(12, 6)).astype("float32")
+        for client in (0, 1)
+        for part in ("", "_test")
+    }
     return {**xs, **{name.replace("x", "y"): np.arange(12) % 3 for name in xs}, "MyNet": MyNet}
 
 
 def regression() -> dict[str, Any]:
     rng = np.random.default_rng(0)
-    pairs = [(rng.normal(size=(12, 6)).astype("float32"), rng.normal(size=12).astype("float32")) for _ in range(4)]
+    pairs = [
+        (rng.normal(size=(12, 6)).astype("float32"), rng.normal(size=12).astype("float32"))
+        for _ in range(4)
+    ]
     return {"clients": fc.data.from_arrays([(*pair, *pair) for pair in pairs])}
 
 
@@ -67,7 +86,10 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/python.md": regression,
     "docs/report.md": first_run,
     "docs/methods/flt.md": pictures,
-    **{f"docs/methods/{name}.md": digits for name in ("clade", "cfl", "flis", "fedgmcc", "fedsem", "pca_hc")},
+    **{
+        f"docs/methods/{name}.md": digits
+        for name in ("clade", "cfl", "flis", "fedgmcc", "fedsem", "pca_hc")
+    },
     "docs/diagnosis.md": digits,
 }
 
@@ -76,24 +98,36 @@ def marked(page: str) -> object:
     return pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
 
 
-@pytest.mark.parametrize("page", [marked(page) for page, found in BLOCKS.items() if any(block.file is None for block in found)])
-def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [marked(page) for page, found in BLOCKS.items() if any(block.file is None for block in found)],
+)
+def test_the_python_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     whole = fc.run
 
     def short(*given: Any, rounds: int, **more: Any) -> fc.Result:
         return whole(*given, rounds=min(rounds, ROUNDS), **more)
 
     if page in NEEDS_DATA:
-        monkeypatch.setenv("FEDCLADE_DATA", str(request.getfixturevalue("real_data")(NEEDS_DATA[page]).parent))
+        monkeypatch.setenv(
+            "FEDCLADE_DATA", str(request.getfixturevalue("real_data")(NEEDS_DATA[page]).parent)
+        )
     monkeypatch.setattr(fc, "run", short)
     monkeypatch.chdir(tmp_path)
     module = ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)  # dataclasses look for the module of their class
+    monkeypatch.setitem(
+        sys.modules, "page", module
+    )  # dataclasses look for the module of their class
     given = {"fc": fc, "torch": torch, "dataclass": dataclass, **GIVEN.get(page, dict)()}
     for block in BLOCKS[page]:
         vars(module).update(given)
         if block.file is None:
-            exec(compile("\n" * block.line + block.text, ROOT / page, "exec", dont_inherit=True), vars(module))
+            exec(
+                compile("\n" * block.line + block.text, ROOT / page, "exec", dont_inherit=True),
+                vars(module),
+            )
 
 
 def test_every_name_that_is_given_belongs_to_a_page() -> None:

@@ -45,7 +45,15 @@ def test_the_first_lines_of_the_design_work_as_written() -> None:
 
 def test_the_lines_on_ones_own_data_work_as_written(tmp_path: Path) -> None:
     x, y = torch.randn(2, 9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
-    names = {"fc": fc, "x0": x[0], "y0": y, "x1": x[1].numpy(), "y1": y.numpy(), "method": fc.FedAvg(), "rounds": 2}
+    names = {
+        "fc": fc,
+        "x0": x[0],
+        "y0": y,
+        "x1": x[1].numpy(),
+        "y1": y.numpy(),
+        "method": fc.FedAvg(),
+        "rounds": 2,
+    }
     names |= {"model": fc.models.MLP(5), "DIR": tmp_path / "run"}
     exec(OWN_DATA, names)
     clients: Any = names["clients"]
@@ -75,7 +83,9 @@ def test_run_has_the_parameters_of_the_design_in_that_order_with_those_defaults(
         "resume": False,
         "on_round": None,
     }
-    positional = [name for name, one in parameters.items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    positional = [
+        name for name, one in parameters.items() if one.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
     assert positional == [*required, *defaults]
     assert {name: parameters[name].default for name in defaults} == defaults
     others = [one for one in parameters.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -106,8 +116,12 @@ def test_everything_that_is_exported_is_there_and_documented() -> None:
     assert fc.__version__
 
 
-@pytest.mark.parametrize("error", [fc.InvalidInputError("x"), fc.VectorizationError("x"), fc.WriteError("x")])
-def test_every_error_of_ours_can_be_caught_under_one_name_and_as_pythons_own(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [fc.InvalidInputError("x"), fc.VectorizationError("x"), fc.WriteError("x")]
+)
+def test_every_error_of_ours_can_be_caught_under_one_name_and_as_pythons_own(
+    error: Exception,
+) -> None:
     assert isinstance(error, fc.FedcladeError)
     assert isinstance(error, ValueError | RuntimeError | OSError)
 
@@ -118,7 +132,9 @@ def test_a_result_is_shown_in_a_few_lines_without_its_models(digits: fc.data.Cli
     assert len(repr(result)) < 5000
 
 
-def test_readme_lines_on_ones_own_module_work_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readme_lines_on_ones_own_module_work_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     generator = torch.Generator().manual_seed(0)
 

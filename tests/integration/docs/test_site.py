@@ -1,4 +1,6 @@
-"""The site builds without a warning and without the network, and its made pages and pictures are those that their scripts make."""
+"""The site builds without a warning and without the network, and its made pages and pictures are
+those that their scripts make.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,25 @@ from tests.integration.docs.markdown import FENCE, ROOT, name_of, pages
 
 from fedclade.methods import METHODS
 
-METHOD_PAGES = {name: ROOT / "docs" / "methods" / f"{'flis' if name.startswith('flis') else name}.md" for name in METHODS}
+METHOD_PAGES = {
+    name: ROOT / "docs" / "methods" / f"{'flis' if name.startswith('flis') else name}.md"
+    for name in METHODS
+}
 PARTS = ("## What happens", "## Parameters", "## What leaves a client", "## When it fails")
 LINK = re.compile(r"\]\((?!https?:|#)([^)\s#]+)")
 SOURCE = r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//'
-FETCHED = re.compile(SOURCE + r'|<link[^>]*\srel="(?:stylesheet|preconnect|icon)"[^>]*href="(?:https?:)?//')
+FETCHED = re.compile(
+    SOURCE + r'|<link[^>]*\srel="(?:stylesheet|preconnect|icon)"[^>]*href="(?:https?:)?//'
+)
 
 
 def script(name: str, *arguments: str | Path) -> None:
-    done = subprocess.run([sys.executable, ROOT / "tools" / "docs" / name, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "docs" / name, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -48,13 +60,17 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
 
 def test_which_method_is_made_from_the_results(tmp_path: Path) -> None:
     script("which_page.py", "--out", tmp_path / "which.md")
-    assert (tmp_path / "which.md").read_text() == (ROOT / "docs" / "which.md").read_text(), "run python tools/docs/which_page.py"
+    assert (tmp_path / "which.md").read_text() == (ROOT / "docs" / "which.md").read_text(), (
+        "run python tools/docs/which_page.py"
+    )
 
 
 @pytest.mark.parametrize("page", [name_of(page) for page in pages()])
 def test_links_lead_to_files_of_the_repository(page: str) -> None:
     text = FENCE.sub("", (ROOT / page).read_text())
-    missing = [link for link in LINK.findall(text) if not (ROOT / page).parent.joinpath(link).exists()]
+    missing = [
+        link for link in LINK.findall(text) if not (ROOT / page).parent.joinpath(link).exists()
+    ]
     assert not missing
 
 

@@ -1,4 +1,6 @@
-"""A real federation: SuperLink and SuperNodes with TLS and keys on loopback, and what happens when parts of it die."""
+"""A real federation: SuperLink and SuperNodes with TLS and keys on loopback, and what happens when
+parts of it die.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,13 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(out: Path, method: str, rounds: int, **more: Any) -> dict[str, Any]:
-    given = {"method.name": method, "run.rounds": rounds, "federation.nodes": NODES, "federation.out": str(out), "federation.bound": True}
+    given = {
+        "method.name": method,
+        "run.rounds": rounds,
+        "federation.nodes": NODES,
+        "federation.out": str(out),
+        "federation.bound": True,
+    }
     return given | {name.replace("__", "."): value for name, value in more.items()}
 
 
@@ -74,16 +82,28 @@ class Background:
         return self.codes[0]
 
 
-def test_each_client_ends_with_its_own_groups_model(federation: Federation, app: Path, tmp_path: Path) -> None:
+def test_each_client_ends_with_its_own_groups_model(
+    federation: Federation, app: Path, tmp_path: Path
+) -> None:
     assert federation.run(app, settings(tmp_path, "clade", 3)) == 0
     run = tmp_path / "run-1"
     assert json.loads((run / "summary.json").read_text())["clients"] == 2 * NODES
     assert [row["failures"] for row in history(run)] == [[], [], []]
-    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
-    clusters = {name: int(row["cluster"]) for name, row in zip(names, csv.DictReader((run / "clients.csv").open()), strict=True)}
+    names = [
+        client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]
+    ]
+    clusters = {
+        name: int(row["cluster"])
+        for name, row in zip(names, csv.DictReader((run / "clients.csv").open()), strict=True)
+    }
     node_of = {str(one.node_id): one.name for one in federation.status()}
     stored = StoredModels(run)
-    digits = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=5), clients=2 * NODES, seed=0)
+    digits = fc.data.partition(
+        fc.data.load("digits"),
+        fc.data.LabelClusters(clusters=2, classes=5),
+        clients=2 * NODES,
+        seed=0,
+    )
     truth = digits.groups  # as the template deals them out
     assert truth is not None
     kinds: dict[int, set[int]] = {}
@@ -111,7 +131,9 @@ def same_models(one: Path, other: Path) -> None:
         assert torch.equal(value, StoredModels(other).row(0)[name])
 
 
-def test_a_server_that_dies_is_gone_on_with_as_if_it_had_not(federation: Federation, app: Path, tmp_path: Path) -> None:
+def test_a_server_that_dies_is_gone_on_with_as_if_it_had_not(
+    federation: Federation, app: Path, tmp_path: Path
+) -> None:
     """SCAFFOLD, whose clients remember: what they did in the round that was lost must not count."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert federation.run(app, settings(whole, "scaffold", 4)) == 0
@@ -127,7 +149,9 @@ def test_a_server_that_dies_is_gone_on_with_as_if_it_had_not(federation: Federat
     same_models(whole / "run-1", parts / "run-1")
 
 
-def test_a_superlink_that_dies_comes_back_and_a_new_run_goes_on(federation: Federation, app: Path, tmp_path: Path) -> None:
+def test_a_superlink_that_dies_comes_back_and_a_new_run_goes_on(
+    federation: Federation, app: Path, tmp_path: Path
+) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert federation.run(app, settings(whole, "fedavg", 3)) == 0
     going = Background(federation, app, settings(parts, "fedavg", 3))
@@ -138,7 +162,10 @@ def test_a_superlink_that_dies_comes_back_and_a_new_run_goes_on(federation: Fede
 
     def back() -> bool:
         try:
-            return federation.superlink_pid != before and sum(bool(one.online) for one in federation.status()) == NODES
+            return (
+                federation.superlink_pid != before
+                and sum(bool(one.online) for one in federation.status()) == NODES
+            )
         except FedcladeError:  # it has no process just now, or does not answer yet
             return False
 
@@ -159,7 +186,9 @@ def changed(app: Path, folder: Path, code: str) -> Path:
     return folder
 
 
-def test_a_client_that_is_ill_costs_only_itself(federation: Federation, app: Path, tmp_path: Path) -> None:
+def test_a_client_that_is_ill_costs_only_itself(
+    federation: Federation, app: Path, tmp_path: Path
+) -> None:
     """Node 1 cannot load its data; one client of node 2 has numbers that no training survives."""
     code = """    if number == 1:
         raise RuntimeError("the disk of this clinic is broken")
@@ -168,9 +197,14 @@ def test_a_client_that_is_ill_costs_only_itself(federation: Federation, app: Pat
         return {"ward-0": (x, y, x_test, y_test), "ill": (x * 0 + 1e30, y, x_test, y_test)}
 """
     ill = changed(app, tmp_path / "ill", code)
-    assert federation.run(ill, settings(tmp_path / "out", "fedavg", 2, federation__sites=NODES - 1)) == 0
+    assert (
+        federation.run(ill, settings(tmp_path / "out", "fedavg", 2, federation__sites=NODES - 1))
+        == 0
+    )
     run = tmp_path / "out" / "run-1"
-    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
+    names = [
+        client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]
+    ]
     assert len(names) == 2 * (NODES - 1)
     (sick,) = (number for number, name in enumerate(names) if name.endswith("/ill"))
     for row in history(run):
@@ -178,12 +212,18 @@ def test_a_client_that_is_ill_costs_only_itself(federation: Federation, app: Pat
         assert "finite" in row["failures"][0]["reason"]
 
 
-def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(federation: Federation, app: Path, tmp_path: Path) -> None:
-    """Node 3 stands still when the run begins: it is waited for until the deadline, then the others go on."""
+def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(
+    federation: Federation, app: Path, tmp_path: Path
+) -> None:
+    """Node 3 stands still when the run begins: it is waited for until the deadline, then the others
+    go on.
+    """
     late = federation.node_pid(3)
     os.kill(late, signal.SIGSTOP)
     try:
-        given = settings(tmp_path, "clade", 8, federation__sites=NODES - 1, federation__deadline=25.0)
+        given = settings(
+            tmp_path, "clade", 8, federation__sites=NODES - 1, federation__deadline=25.0
+        )
         going = Background(federation, app, given)
         run = tmp_path / "run-1"
         wait_until(lambda: len(history(run)) >= 1)
@@ -192,7 +232,9 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(federation
         os.kill(late, signal.SIGCONT)
     assert going.end() == 0
     assert history(run)[0]["clients"] < history(run)[-1]["clients"]
-    names = [client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]]
+    names = [
+        client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]
+    ]
     rows = list(csv.DictReader((run / "clients.csv").open()))
     assert len(names) == len(rows) == 2 * NODES
     (node,) = {str(one.node_id) for one in federation.status() if one.name == "node-3"}
@@ -203,12 +245,16 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(federation
     assert {clusters[number] for number in newcomers} <= set(clusters[: -len(newcomers)])
     stored = StoredModels(run)
     for number in newcomers:
-        (file,) = federation.plan.folder.glob(f"node-3/sites/*/models/{names[number].split('/')[1]}.safetensors")
+        (file,) = federation.plan.folder.glob(
+            f"node-3/sites/*/models/{names[number].split('/')[1]}.safetensors"
+        )
         for key, value in load_file(file).items():
             assert torch.equal(value, stored.row(int(stored.assignment[number]))[key])
 
 
-def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(federation: Federation, app: Path, tmp_path: Path) -> None:
+def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(
+    federation: Federation, app: Path, tmp_path: Path
+) -> None:
     """Node 0 hangs in the second round and is killed; the round ends at the deadline without it."""
     hang = tmp_path / "hang"
     code = f"""    import pathlib
@@ -219,7 +265,9 @@ def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(federation: F
 """
     slow = changed(app, tmp_path / "slow", code)
     run = tmp_path / "out" / "run-1"
-    going = Background(federation, slow, settings(tmp_path / "out", "fedavg", 10, federation__deadline=25.0))
+    going = Background(
+        federation, slow, settings(tmp_path / "out", "fedavg", 10, federation__deadline=25.0)
+    )
     wait_until(lambda: len(history(run)) >= 1)
     hang.touch()
     time.sleep(3)
@@ -230,4 +278,7 @@ def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(federation: F
     assert failed[0] == 0
     assert 2 in failed
     assert failed[-1] == 0, [row["failures"] for row in history(run)]
-    assert all(len({failure["client"] for failure in row["failures"]} - {0, 1, 2, 3, 4, 5, 6, 7}) == 0 for row in history(run))
+    assert all(
+        len({failure["client"] for failure in row["failures"]} - {0, 1, 2, 3, 4, 5, 6, 7}) == 0
+        for row in history(run)
+    )

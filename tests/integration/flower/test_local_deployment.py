@@ -1,4 +1,6 @@
-"""A Flower federation on this machine: its keys, its supervisor, who is let in and who is not, and that nothing is left of it."""
+"""A Flower federation on this machine: its keys, its supervisor, who is let in and who is not, and
+that nothing is left of it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+)
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 from typer.testing import CliRunner, Result
 
@@ -111,20 +117,38 @@ def test_the_server_certificate_is_for_this_machine_only(tmp_path: Path) -> None
 def test_the_ca_verifies_its_server_and_no_other(tmp_path: Path) -> None:
     for name in ("one", "two"):
         certificates.write_server_certificate(tmp_path / name)
-    server, own, other = (certificate(tmp_path / path) for path in ("one/server.pem", "one/ca.crt", "two/ca.crt"))
+    server, own, other = (
+        certificate(tmp_path / path) for path in ("one/server.pem", "one/ca.crt", "two/ca.crt")
+    )
     for subject in (x509.DNSName("localhost"), x509.IPAddress(IPv4Address("127.0.0.1"))):
-        assert PolicyBuilder().store(Store([own])).build_server_verifier(subject).verify(server, [])[0] == server
+        assert (
+            PolicyBuilder().store(Store([own])).build_server_verifier(subject).verify(server, [])[0]
+            == server
+        )
         with pytest.raises(VerificationError):
             PolicyBuilder().store(Store([other])).build_server_verifier(subject).verify(server, [])
     with pytest.raises(VerificationError):
-        PolicyBuilder().store(Store([own])).build_server_verifier(x509.DNSName("example.org")).verify(server, [])
+        PolicyBuilder().store(Store([own])).build_server_verifier(
+            x509.DNSName("example.org")
+        ).verify(server, [])
 
 
-def test_private_keys_are_for_their_owner_only_and_the_key_of_the_ca_is_not_kept(tmp_path: Path) -> None:
+def test_private_keys_are_for_their_owner_only_and_the_key_of_the_ca_is_not_kept(
+    tmp_path: Path,
+) -> None:
     certificates.write_server_certificate(tmp_path / "tls")
     certificates.write_node_key(tmp_path / "keys" / "node-0")
-    assert sorted(path.name for path in (tmp_path / "tls").iterdir()) == ["ca.crt", "server.key", "server.pem"]
-    assert [mode(tmp_path / path) for path in ("tls", "keys", "tls/server.key", "keys/node-0")] == [0o700, 0o700, 0o600, 0o600]
+    assert sorted(path.name for path in (tmp_path / "tls").iterdir()) == [
+        "ca.crt",
+        "server.key",
+        "server.pem",
+    ]
+    assert [mode(tmp_path / path) for path in ("tls", "keys", "tls/server.key", "keys/node-0")] == [
+        0o700,
+        0o700,
+        0o600,
+        0o600,
+    ]
 
 
 def test_a_node_key_is_what_ssh_keygen_makes(tmp_path: Path) -> None:
@@ -145,7 +169,9 @@ class Fake(Plan):
     def superlink_command(self) -> list[str]:
         return [sys.executable, "-c", self.said]
 
-    def node_command(self, port: int, config: str, authority: Path | None, key: Path | None) -> list[str]:
+    def node_command(
+        self, port: int, config: str, authority: Path | None, key: Path | None
+    ) -> list[str]:
         return [sys.executable, "-c", self.said]
 
 
@@ -177,19 +203,32 @@ def test_the_supervisor_waits_longer_for_what_fails_at_the_start(watched: Superv
             running = watched.running[service.name]
             now = running.since + lived
             watched.watch(service, now)
-            assert (running.due, service.pid, service.reason) == (now + wait, None, "killed by SIGKILL")
+            assert (running.due, service.pid, service.reason) == (
+                now + wait,
+                None,
+                "killed by SIGKILL",
+            )
             before = service.restarts
             watched.watch(service, now + wait - 0.1)
             assert (service.restarts, watched.running[service.name]) == (before, running)
             watched.watch(service, now + wait)
             assert service.restarts == before + 1
             assert service.pid == watched.running[service.name].process.pid != running.process.pid
-            assert [one.pid for one in State.load(watched.plan.folder).services if one.name == service.name] == [service.pid]
+            assert [
+                one.pid
+                for one in State.load(watched.plan.folder).services
+                if one.name == service.name
+            ] == [service.pid]
 
 
 def test_the_reason_of_an_end_is_flowers_own_and_of_this_start(watched: Supervisor) -> None:
     node = watched.state.services[1]
-    ended(watched, node, "print('\\x1b[91mERROR\\x1b[0m\\n[code: 2004] Failed to activate.\\nFor more, visit'); raise SystemExit(1)")
+    ended(
+        watched,
+        node,
+        "print('\\x1b[91mERROR\\x1b[0m\\n[code: 2004] Failed to activate.\\nFor more, visit');"
+        " raise SystemExit(1)",
+    )
     watched.watch(node, time.monotonic())
     assert node.reason == "exit code 1: [code: 2004] Failed to activate."
     ended(watched, node, "raise SystemExit(3)")
@@ -212,7 +251,10 @@ def test_a_node_is_connected_once_it_has_told_its_id(watched: Supervisor) -> Non
 def test_what_a_dead_service_leaves_behind_is_ended_before_it_is_started_again(
     watched: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave = f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', 'import time; time.sleep(60)'], start_new_session=True)"
+    leave = (
+        f"import subprocess; subprocess.Popen([{sys.executable!r}, '-c', 'import time;"
+        " time.sleep(60)'], start_new_session=True)"
+    )
     node = watched.state.services[1]
     ended(watched, node, leave)
     (left,) = processes(watched.plan.folder)["node-0"]
@@ -228,11 +270,16 @@ def test_what_a_dead_service_leaves_behind_is_ended_before_it_is_started_again(
     [
         ({"nodes": 0}, "nodes = 0: must be at least 1"),
         ({"nodes": 2, "node_config": ["a=1"]}, "must have one text for each of 2 nodes"),
-        ({"nodes": 1, "node_config": ["ward"]}, r"node_config\[0\] = 'ward': must be key=value pairs"),
+        (
+            {"nodes": 1, "node_config": ["ward"]},
+            r"node_config\[0\] = 'ward': must be key=value pairs",
+        ),
         ({"nodes": 1, "port": 70000}, "port = 70000: must be between 1 and 65535"),
     ],
 )
-def test_what_cannot_be_started_is_refused_and_leaves_no_folder(tmp_path: Path, given: dict[str, int], message: str) -> None:
+def test_what_cannot_be_started_is_refused_and_leaves_no_folder(
+    tmp_path: Path, given: dict[str, int], message: str
+) -> None:
     with pytest.raises(InvalidInputError, match=message):
         Federation.up(tmp_path / "fed", secure=False, **given)
     assert not (tmp_path / "fed").exists()
@@ -243,13 +290,21 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InvalidInputError, match=rf"port = {port}: it cannot be used on 127.0.0.1 \(Address already in use\)\. Leave it out"):
+        with pytest.raises(
+            InvalidInputError,
+            match=(
+                rf"port = {port}: it cannot be used on 127.0.0.1 \(Address already in use\)\. Leave"
+                r" it out"
+            ),
+        ):
             Federation.up(tmp_path / "fed", 1, False, port)
 
 
 def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
-    with pytest.raises(InvalidInputError, match=r"it is there already and no federation's\. Choose another --dir"):
+    with pytest.raises(
+        InvalidInputError, match=r"it is there already and no federation's\. Choose another --dir"
+    ):
         Federation.up(tmp_path, 1, False)
     result = CliRunner().invoke(flower_app, ["down", "--purge", "--dir", str(tmp_path)])
     assert (result.exit_code, "nothing to do" in result.stdout) == (0, True)
@@ -259,12 +314,21 @@ def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_federation_of_another_shape_is_not_overwritten(tmp_path: Path) -> None:
     Plan(tmp_path, True, 1, ("", "")).save()
     State(services=[Service("superlink")]).save(tmp_path)
-    with pytest.raises(InvalidInputError, match=r"it holds a federation of 2 nodes, secure\. Remove it with 'fedclade flower down --purge'"):
+    with pytest.raises(
+        InvalidInputError,
+        match=(
+            r"it holds a federation of 2 nodes, secure\. Remove it with 'fedclade flower down"
+            r" --purge'"
+        ),
+    ):
         Federation.up(tmp_path, 3, True)
 
 
 def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
-    assert federation._config(1, 4, "", Path("/fed/node-1")) == 'partition-id=1 num-partitions=4 site="node-1" home="/fed/node-1"'
+    assert (
+        federation._config(1, 4, "", Path("/fed/node-1"))
+        == 'partition-id=1 num-partitions=4 site="node-1" home="/fed/node-1"'
+    )
     told = federation._config(1, 4, 'site="St Mary" ward=7', Path("/fed/node-1"))
     assert told == 'partition-id=1 num-partitions=4 site="St Mary" home="/fed/node-1" ward=7'
 
@@ -273,14 +337,18 @@ def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
 def test_without_a_federation_the_commands_say_so(tmp_path: Path, command: list[str]) -> None:
     result = CliRunner().invoke(flower_app, [*command, "--dir", str(tmp_path / "none")])
     assert isinstance(result.exception, InvalidInputError)
-    assert "there is no federation here. Start one with 'fedclade flower up'" in str(result.exception)
+    assert "there is no federation here. Start one with 'fedclade flower up'" in str(
+        result.exception
+    )
 
 
 def test_without_flower_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flower.importlib.util, "find_spec", lambda name: None)
     result = CliRunner().invoke(flower_app, ["up"])
     assert isinstance(result.exception, InvalidInputError)
-    assert "flwr is not installed. Install it with: pip install 'fedclade[flower]'" in str(result.exception)
+    assert "flwr is not installed. Install it with: pip install 'fedclade[flower]'" in str(
+        result.exception
+    )
 
 
 def test_settings_are_read_as_toml_and_else_as_text() -> None:
@@ -295,14 +363,21 @@ def test_settings_are_read_as_toml_and_else_as_text() -> None:
 
 def test_a_setting_that_the_app_does_not_have_is_named(app_dir: Path) -> None:
     federation._check_settings(app_dir / "pyproject.toml", {"text": "x", "deep.number": 2})
-    with pytest.raises(InvalidInputError, match=r"txt: .* has no such setting in \[tool.flwr.app.config\]\. Did you mean 'text'\?"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"txt: .* has no such setting in \[tool.flwr.app.config\]\. Did you mean 'text'\?",
+    ):
         federation._check_settings(app_dir / "pyproject.toml", {"txt": "x"})
 
 
 # From here on with real processes.
 
 Told = list[str]
-REFUSALS = ("[code: 2004] Failed to activate SuperNode", "[code: 2001]", "CERTIFICATE_VERIFY_FAILED")
+REFUSALS = (
+    "[code: 2004] Failed to activate SuperNode",
+    "[code: 2001]",
+    "CERTIFICATE_VERIFY_FAILED",
+)
 
 
 @pytest.fixture(scope="module")
@@ -329,8 +404,19 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 150.0) -
 @pytest.mark.slow
 def test_every_service_is_alive_and_every_node_online(secure: Federation, told: Told) -> None:
     superlink, *nodes = secure.status()
-    assert told == ["starting the SuperLink", "registering node-0", "registering node-1", *told[3:-1], "2 of 2 nodes online"]
-    assert (superlink.pid, superlink.alive, superlink.port, superlink.online) == (secure.superlink_pid, True, secure.plan.port, None)
+    assert told == [
+        "starting the SuperLink",
+        "registering node-0",
+        "registering node-1",
+        *told[3:-1],
+        "2 of 2 nodes online",
+    ]
+    assert (superlink.pid, superlink.alive, superlink.port, superlink.online) == (
+        secure.superlink_pid,
+        True,
+        secure.plan.port,
+        None,
+    )
     assert [(node.name, node.pid, node.alive, node.restarts, node.online) for node in nodes] == [
         (f"node-{index}", secure.node_pid(index), True, 0, True) for index in (0, 1)
     ]
@@ -341,26 +427,42 @@ def test_every_service_is_alive_and_every_node_online(secure: Federation, told: 
 
 @pytest.mark.slow
 def test_a_second_federation_in_the_same_folder_is_refused(secure: Federation) -> None:
-    with pytest.raises(InvalidInputError, match=r"a federation is up here already\. End it with 'fedclade flower down'"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"a federation is up here already\. End it with 'fedclade flower down'",
+    ):
         Federation.up(secure.plan.folder, 2, True, secure.plan.port)
     assert secure.supervised
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("key", "authority", "reason"), [("unregistered", "own", REFUSALS[0]), (None, "own", REFUSALS[1]), ("registered", "other", REFUSALS[2])]
+    ("key", "authority", "reason"),
+    [
+        ("unregistered", "own", REFUSALS[0]),
+        (None, "own", REFUSALS[1]),
+        ("registered", "other", REFUSALS[2]),
+    ],
 )
-def test_a_stranger_is_refused_for_its_own_reason(secure: Federation, tmp_path: Path, key: str | None, authority: str, reason: str) -> None:
+def test_a_stranger_is_refused_for_its_own_reason(
+    secure: Federation, tmp_path: Path, key: str | None, authority: str, reason: str
+) -> None:
     plan = secure.plan
     certificates.write_server_certificate(tmp_path / "other")
     certificates.write_node_key(tmp_path / "unregistered")
-    # node-0's key is online already, so with the right CA it would be refused for another reason than the one looked for.
+    # node-0's key is online already, so with the right CA it would be refused for another reason
+    # than the one looked for.
     keys = {"unregistered": tmp_path / "unregistered", "registered": plan.key("node-0"), None: None}
     roots = {"own": plan.authority, "other": tmp_path / "other" / "ca.crt"}
     command = plan.node_command(free_port(), 'site="stranger"', roots[authority], keys[key])
-    with (tmp_path / "log").open("wb") as log:  # not a pipe: a helper of the node holds it until the node's end was asked for
+    with (tmp_path / "log").open(
+        "wb"
+    ) as log:  # not a pipe: a helper of the node holds it until the node's end was asked for
         node = subprocess.Popen(
-            [*command, "--max-retries", "1"], env=supervisor.environment(tmp_path / "home"), stdout=log, stderr=subprocess.STDOUT
+            [*command, "--max-retries", "1"],
+            env=supervisor.environment(tmp_path / "home"),
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
         try:
             assert node.wait(timeout=90) != 0
@@ -380,29 +482,43 @@ def test_an_app_runs_with_its_settings_and_the_exit_code_says_how_it_ended(
     out = capfd.readouterr().out
     assert 'text it\'s "quoted" = so number 5' in out
     assert "nodes [(0, 2, 'node-0', 'a b'), (1, 2, 'node-1', 2)]" in out
-    result = CliRunner().invoke(flower_app, ["run", str(app_dir), "--dir", str(secure.plan.folder), "--set", "fail=true"])
+    result = CliRunner().invoke(
+        flower_app, ["run", str(app_dir), "--dir", str(secure.plan.folder), "--set", "fail=true"]
+    )
     assert (result.exit_code, "RuntimeError: told to fail" in result.stdout) == (1, True)
 
 
 @pytest.mark.slow
-def test_a_node_and_a_superlink_that_are_killed_come_back_as_who_they_were(secure: Federation) -> None:
+def test_a_node_and_a_superlink_that_are_killed_come_back_as_who_they_were(
+    secure: Federation,
+) -> None:
     before, node, superlink = ids(secure), secure.node_pid(0), secure.superlink_pid
     os.kill(node, signal.SIGKILL)
-    wait_for(lambda: secure.state.services[1].reason != "", "the supervisor sees that the node is dead")
+    wait_for(
+        lambda: secure.state.services[1].reason != "", "the supervisor sees that the node is dead"
+    )
     assert secure.state.services[1].reason == "killed by SIGKILL"
     os.kill(superlink, signal.SIGKILL)
-    wait_for(lambda: (each := secure.state.services)[1].connected and each[0].restarts == 1, "the node is let in again")
+    wait_for(
+        lambda: (each := secure.state.services)[1].connected and each[0].restarts == 1,
+        "the node is let in again",
+    )
     assert ids(secure) == before
     assert secure.node_pid(0) != node
     assert secure.superlink_pid != superlink
-    wait_for(lambda: [each.online for each in secure.status()[1:]] == [True, True], "both nodes are online")
+    wait_for(
+        lambda: [each.online for each in secure.status()[1:]] == [True, True],
+        "both nodes are online",
+    )
 
 
 @pytest.mark.slow
 def test_down_leaves_no_process_and_up_again_keeps_the_nodes(secure: Federation) -> None:
     folder, before = secure.plan.folder, ids(secure)
     key = secure.plan.key("node-0").read_bytes()
-    assert len([process for some in processes(folder).values() for process in some]) >= 7  # supervisor, three services, each with a helper
+    assert (
+        len([process for some in processes(folder).values() for process in some]) >= 7
+    )  # supervisor, three services, each with a helper
     assert secure.down() >= 7
     assert processes(folder) == {}
     assert secure.down() == 0
@@ -432,21 +548,33 @@ def test_the_commands_from_up_to_down(commands: Callable[..., Result]) -> None:
     assert "1 of 1 nodes online" in up.stdout
     assert "Go on with: fedclade flower run APP_DIR\n" in up.stdout
     rows = [line.split() for line in commands("status").stdout.splitlines()]
-    assert [(row[0], row[2]) for row in rows if row and row[0] in ("superlink", "node-0")] == [("superlink", "yes"), ("node-0", "yes")]
-    assert "5 processes ended." in commands("down").stdout  # the supervisor, and two services with a helper each
+    assert [(row[0], row[2]) for row in rows if row and row[0] in ("superlink", "node-0")] == [
+        ("superlink", "yes"),
+        ("node-0", "yes"),
+    ]
+    assert (
+        "5 processes ended." in commands("down").stdout
+    )  # the supervisor, and two services with a helper each
     status = commands("status")
-    assert (status.exit_code, "is down. 'fedclade flower up' starts it again" in status.stdout) == (1, True)
+    assert (status.exit_code, "is down. 'fedclade flower up' starts it again" in status.stdout) == (
+        1,
+        True,
+    )
     assert "Nothing was running." in commands("down").stdout
     assert f"{flower.FOLDER} removed." in commands("down", "--purge").stdout
     assert "nothing to do" in commands("down", "--purge").stdout
 
 
 @pytest.mark.slow
-def test_a_superlink_that_dies_at_once_is_told_with_the_end_of_its_log(commands: Callable[..., Result]) -> None:
+def test_a_superlink_that_dies_at_once_is_told_with_the_end_of_its_log(
+    commands: Callable[..., Result],
+) -> None:
     flower.FOLDER.mkdir()
     Plan(flower.FOLDER.resolve(), False, 1, ("",)).save()
     State(services=[Service("superlink"), Service("node-0")]).save(flower.FOLDER)
-    (flower.FOLDER / "superlink.db").write_bytes(b"this is no database, however long one looks at it" * 100)
+    (flower.FOLDER / "superlink.db").write_bytes(
+        b"this is no database, however long one looks at it" * 100
+    )
     failed = commands("up", "--nodes", "1")
     assert isinstance(failed.exception, FedcladeError)
     assert "did not start: the SuperLink ended at once. exit code 1: " in str(failed.exception)
@@ -454,8 +582,13 @@ def test_a_superlink_that_dies_at_once_is_told_with_the_end_of_its_log(commands:
 
 
 @pytest.mark.slow
-def test_nodes_that_are_not_online_in_time_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_that_are_not_online_in_time_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(federation, "ONLINE_WITHIN", 20.0)
-    with pytest.raises(FedcladeError, match=r"not all nodes are online after 20 s \(node-0: .+\)\. Their logs: .*/fed/logs\."):
+    with pytest.raises(
+        FedcladeError,
+        match=r"not all nodes are online after 20 s \(node-0: .+\)\. Their logs: .*/fed/logs\.",
+    ):
         Federation.up(tmp_path / "fed", 1, False, node_config=["ward=text without quotes"])
     assert processes(tmp_path / "fed") == {}

@@ -18,12 +18,23 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'fedclade[f
 
 
 def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedclade", "run", "quickstart", "--out", str(folder), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "fedclade",
+        "run",
+        "quickstart",
+        "--out",
+        str(folder),
+        *options,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["clade", "fedavg", "cfl", "flt", "ifca", "scaffold", "flis_hc", "local"])
+@pytest.mark.parametrize(
+    "method", ["clade", "fedavg", "cfl", "flt", "ifca", "scaffold", "flis_hc", "local"]
+)
 def test_gives_what_the_simulator_gives(method: str, tmp_path: Path) -> None:
     settings = ("--set", f"method.name={method}", "--set", "run.rounds=3")
     for engine, folder in (("simulator", "one"), ("flower", "other")):
@@ -46,7 +57,16 @@ def test_gives_what_the_simulator_gives(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    settings = ("--engine", "flower", "--nodes", "2", "--set", "method.name=scaffold", "--set", "run.checkpoint_every=1")
+    settings = (
+        "--engine",
+        "flower",
+        "--nodes",
+        "2",
+        "--set",
+        "method.name=scaffold",
+        "--set",
+        "run.checkpoint_every=1",
+    )
     assert run(tmp_path / "whole", *settings, "--set", "run.rounds=4").returncode == 0
     assert run(tmp_path / "parts", *settings, "--set", "run.rounds=2").returncode == 0
     assert run(tmp_path / "parts", *settings, "--set", "run.rounds=4", "--resume").returncode == 0
@@ -59,8 +79,17 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
     done = run(tmp_path / "a", "--engine", "flour")
-    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --engine flour: must be simulator or flower.")
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "fedclade: --engine flour: must be simulator or flower.",
+    )
     done = run(tmp_path / "b", "--nodes", "3")
-    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --nodes: only --engine flower has any.")
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "fedclade: --nodes: only --engine flower has any.",
+    )
     done = run(tmp_path / "c", "--engine", "flower", "--nodes", "1000")
-    assert (done.returncode, done.stderr.strip()) == (2, "fedclade: --nodes = 1000: must be from 1 to the number of clients, 40.")
+    assert (done.returncode, done.stderr.strip()) == (
+        2,
+        "fedclade: --nodes = 1000: must be from 1 to the number of clients, 40.",
+    )

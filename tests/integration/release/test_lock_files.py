@@ -1,4 +1,6 @@
-"""What `make` installs: all beside torch has one version and hashes in locked.txt or locked-dev.txt, and pip is told to check them."""
+"""What `make` installs: all beside torch has one version and hashes in locked.txt or
+locked-dev.txt, and pip is told to check them.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,19 @@ LOCK = runpy.run_path(str(ROOT / "tools" / "release" / "lock.py"))
 
 
 def locked(file: str) -> dict[str, Requirement]:
-    return {name: Requirement(lines.partition("\\")[0]) for name, lines in LOCK["packages"]((ROOT / file).read_text())}
+    return {
+        name: Requirement(lines.partition("\\")[0])
+        for name, lines in LOCK["packages"]((ROOT / file).read_text())
+    }
 
 
 def asked(*extras: str) -> list[Requirement]:
     """What pyproject.toml asks for, with these extras and those that they name."""
     table, found = PROJECT["project"], []
-    for requirement in map(Requirement, sum((table["optional-dependencies"][extra] for extra in extras), table["dependencies"])):
+    for requirement in map(
+        Requirement,
+        sum((table["optional-dependencies"][extra] for extra in extras), table["dependencies"]),
+    ):
         found += asked(*requirement.extras) if requirement.name == "fedclade" else [requirement]
     return found
 
@@ -36,21 +44,31 @@ def test_every_line_is_a_version_or_a_hash(file: str) -> None:
     rest = text
     for name, lines in LOCK["packages"](text):
         version, *hashes = lines.rstrip("\n").split(" \\\n")
-        assert [(each.operator, "*" in each.version) for each in Requirement(version).specifier] == [("==", False)], name
+        assert [
+            (each.operator, "*" in each.version) for each in Requirement(version).specifier
+        ] == [("==", False)], name
         assert hashes, name
         assert all(re.fullmatch("    --hash=sha256:[0-9a-f]{64}", each) for each in hashes), name
         rest = rest.replace(lines, "")
     # What is left has no place for an address, an index, or a package without hashes.
-    assert [line for line in rest.splitlines() if not line.startswith("# ")] == (["-r locked.txt"] if file == "locked-dev.txt" else [])
+    assert [line for line in rest.splitlines() if not line.startswith("# ")] == (
+        ["-r locked.txt"] if file == "locked-dev.txt" else []
+    )
     assert "://" not in text
 
 
 def test_each_package_has_one_version_in_one_of_the_files() -> None:
-    names = [name for file in ("locked.txt", "locked-dev.txt") for name, _ in LOCK["packages"]((ROOT / file).read_text())]
+    names = [
+        name
+        for file in ("locked.txt", "locked-dev.txt")
+        for name, _ in LOCK["packages"]((ROOT / file).read_text())
+    ]
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize(("extra", "files"), [("flower", ["locked.txt"]), ("dev", ["locked.txt", "locked-dev.txt"])])
+@pytest.mark.parametrize(
+    ("extra", "files"), [("flower", ["locked.txt"]), ("dev", ["locked.txt", "locked-dev.txt"])]
+)
 def test_what_pyproject_asks_for_is_locked(extra: str, files: list[str]) -> None:
     versions = {name: pin for file in files for name, pin in locked(file).items()}
     for requirement in [*asked(extra), *map(Requirement, PROJECT["build-system"]["requires"])]:
@@ -68,8 +86,14 @@ def test_torch_brings_nothing_without_a_hash_but_its_cuda_libraries() -> None:
 
 
 def test_make_installs_only_what_is_locked_and_torch_and_fedclade() -> None:
-    lines = [line for line in (ROOT / "Makefile").read_text().splitlines() if "$(INSTALL)" in line or "pip install" in line]
-    assert [line.partition("$(INSTALL) ")[2] for line in lines if not line.startswith("INSTALL := ")] == [
+    lines = [
+        line
+        for line in (ROOT / "Makefile").read_text().splitlines()
+        if "$(INSTALL)" in line or "pip install" in line
+    ]
+    assert [
+        line.partition("$(INSTALL) ")[2] for line in lines if not line.startswith("INSTALL := ")
+    ] == [
         "--only-binary :all: --require-hashes -r locked.txt",
         "--only-binary :all: torch==$(TORCH)",
         "--no-deps --no-build-isolation -e .",

@@ -1,4 +1,6 @@
-"""Mixing: the dense formula, rows that nobody fed, absent clients by their old row, and what holds for every matrix."""
+"""Mixing: the dense formula, rows that nobody fed, absent clients by their old row, and what holds
+for every matrix.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,10 @@ def matrices(draw: st.DrawFn, columns: int) -> Tensor:
     """Rows of weights, at least one of which is positive."""
     rows = draw(st.integers(1, 5))
     matrix = torch.from_numpy(draw(hnp.arrays("float32", (rows, columns), elements=weights)))
-    matrix[torch.arange(rows), torch.tensor(draw(st.lists(st.integers(0, columns - 1), min_size=rows, max_size=rows)))] += 1
+    matrix[
+        torch.arange(rows),
+        torch.tensor(draw(st.lists(st.integers(0, columns - 1), min_size=rows, max_size=rows))),
+    ] += 1
     return matrix
 
 
@@ -46,14 +51,19 @@ def mixings(draw: st.DrawFn) -> tuple[Tensor, dict[str, Tensor]]:
 
 def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_old() -> None:
     sums = {"w": torch.tensor([[2.0, 4.0], [9.0, 3.0]], dtype=torch.float64)}
-    got = weighted_mean(sums, torch.tensor([2.0, 3.0], dtype=torch.float64), keep={"w": torch.zeros(2, 2)})
+    got = weighted_mean(
+        sums, torch.tensor([2.0, 3.0], dtype=torch.float64), keep={"w": torch.zeros(2, 2)}
+    )
     assert got["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
     assert got["w"].dtype == torch.float32
 
 
 def test_a_row_without_weight_keeps_its_old_model() -> None:
     keep = {"w": torch.tensor([[1.0, 2.0], [3.1, 4.1]]), "b": torch.tensor([5.1, 6.1])}
-    sums = {"w": torch.tensor([[8.0, 8.0], [0.0, 0.0]], dtype=torch.float64), "b": torch.tensor([4.0, 0.0], dtype=torch.float64)}
+    sums = {
+        "w": torch.tensor([[8.0, 8.0], [0.0, 0.0]], dtype=torch.float64),
+        "b": torch.tensor([4.0, 0.0], dtype=torch.float64),
+    }
     got = weighted_mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), keep)
     assert torch.equal(got["w"], torch.tensor([[2.0, 2.0], [3.1, 4.1]]))
     assert torch.equal(got["b"], torch.tensor([1.0, 6.1]))
@@ -65,7 +75,10 @@ def test_where_nobody_answered_all_is_kept() -> None:
 
 
 def test_mean_changes_neither_the_sums_nor_the_old() -> None:
-    sums, keep = {"w": torch.tensor([[8.0], [0.0]], dtype=torch.float64)}, {"w": torch.tensor([[1.0], [2.0]])}
+    sums, keep = (
+        {"w": torch.tensor([[8.0], [0.0]], dtype=torch.float64)},
+        {"w": torch.tensor([[1.0], [2.0]])},
+    )
     weighted_mean(sums, torch.tensor([4.0, 0.0]), keep)
     assert sums["w"].tolist() == [[8.0], [0.0]]
     assert keep["w"].tolist() == [[1.0], [2.0]]
@@ -93,7 +106,9 @@ def test_mix_is_the_dense_formula(given_mixing: tuple[Tensor, dict[str, Tensor]]
 
 @given(mixings())
 @many
-def test_a_mixed_model_lies_within_those_it_is_mixed_from(given_mixing: tuple[Tensor, dict[str, Tensor]]) -> None:
+def test_a_mixed_model_lies_within_those_it_is_mixed_from(
+    given_mixing: tuple[Tensor, dict[str, Tensor]],
+) -> None:
     matrix, given_models = given_mixing
     mixed = mix(matrix, given_models)
     for row, weight in enumerate(matrix):
@@ -121,7 +136,9 @@ def test_equal_weights_give_the_mean(given_models: dict[str, Tensor], weight: fl
 
 @given(mixings(), st.sampled_from([0.125, 0.5, 2.0, 64.0]))
 @many
-def test_only_the_proportions_of_a_row_count(given_mixing: tuple[Tensor, dict[str, Tensor]], factor: float) -> None:
+def test_only_the_proportions_of_a_row_count(
+    given_mixing: tuple[Tensor, dict[str, Tensor]], factor: float
+) -> None:
     matrix, given_models = given_mixing
     for name, value in mix(matrix * factor, given_models).items():
         assert torch.equal(value, mix(matrix, given_models)[name])
@@ -129,7 +146,9 @@ def test_only_the_proportions_of_a_row_count(given_mixing: tuple[Tensor, dict[st
 
 @given(models(count=3), matrices(3))
 @many
-def test_models_that_agree_stay_as_they_are(given_models: dict[str, Tensor], matrix: Tensor) -> None:
+def test_models_that_agree_stay_as_they_are(
+    given_models: dict[str, Tensor], matrix: Tensor
+) -> None:
     same = {name: value[:1].expand_as(value).contiguous() for name, value in given_models.items()}
     for name, value in mix(matrix, same).items():
         assert torch.equal(value, same[name][:1].expand_as(value))
@@ -141,7 +160,9 @@ def test_a_parameter_of_one_number_is_mixed_too() -> None:
 
 
 @pytest.mark.parametrize("second", [[0.0, 0.0], [-3.0, 1.0], [3.0, -1.0]])
-def test_a_row_without_weight_or_with_a_negative_one_is_refused_by_number(second: list[float]) -> None:
+def test_a_row_without_weight_or_with_a_negative_one_is_refused_by_number(
+    second: list[float],
+) -> None:
     with pytest.raises(ValueError, match="row 1 has no weight or a negative one"):
         mix(torch.tensor([[1.0, 1.0], second]), {"w": torch.ones(2, 1)})
 
@@ -181,7 +202,8 @@ def test_an_absent_client_enters_by_its_old_row() -> None:
     old = {"w": torch.tensor([[1.0], [2.0], [12.0]])}
     answered, absent = torch.tensor([0, 1]), torch.tensor([2])
     trained = {"w": torch.tensor([[4.0], [8.0]])}
-    # What an engine gives for reduce=Sum(weight=matrix[:, cohort].T, rows=3), of those who answered.
+    # What an engine gives for reduce=Sum(weight=matrix[:, cohort].T, rows=3), of those who
+    # answered.
     sums = {"w": matrix[:, answered] @ trained["w"].double()}
     weight = matrix[:, answered].sum(1)
     assert sums["w"].flatten().tolist() == [16.0, 12.0, 8.0]
@@ -196,10 +218,22 @@ def test_sums_of_some_and_old_rows_of_the_rest_are_the_mix_of_all(
     given_mixing: tuple[Tensor, dict[str, Tensor]], data: st.DataObject
 ) -> None:
     matrix, given_models = given_mixing
-    here = torch.tensor(data.draw(st.lists(st.booleans(), min_size=matrix.shape[1], max_size=matrix.shape[1])))
-    nothing = {name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in given_models.items()}
-    sums, weight = add({}, torch.zeros(len(matrix), dtype=torch.float64), matrix[:, here], {n: v[here] for n, v in given_models.items()})
-    sums, weight = add(sums, weight, matrix[:, ~here], {n: v[~here] for n, v in given_models.items()})
+    here = torch.tensor(
+        data.draw(st.lists(st.booleans(), min_size=matrix.shape[1], max_size=matrix.shape[1]))
+    )
+    nothing = {
+        name: value.new_zeros((len(matrix), *value.shape[1:]))
+        for name, value in given_models.items()
+    }
+    sums, weight = add(
+        {},
+        torch.zeros(len(matrix), dtype=torch.float64),
+        matrix[:, here],
+        {n: v[here] for n, v in given_models.items()},
+    )
+    sums, weight = add(
+        sums, weight, matrix[:, ~here], {n: v[~here] for n, v in given_models.items()}
+    )
     for name, value in weighted_mean(sums, weight, keep=nothing).items():
         torch.testing.assert_close(value, mix(matrix, given_models)[name], rtol=1e-6, atol=1e-5)
 

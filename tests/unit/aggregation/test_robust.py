@@ -27,12 +27,17 @@ def test_by_hand() -> None:
     # The median is 2; the distances 2, 1, 0, 1, 98 have the median 1: 0 moves to 1, 100 to 3.
     assert one_row("clipped_mean", [0, 1, 2, 3, 100]) == pytest.approx((1 + 1 + 2 + 3 + 3) / 5)
     # Weights count here: 100 weighs six times as much, and still comes as 3.
-    assert one_row("clipped_mean", [0, 1, 2, 3, 100], [1, 1, 1, 1, 6]) == pytest.approx((1 + 1 + 2 + 3 + 6 * 3) / 10)
+    assert one_row("clipped_mean", [0, 1, 2, 3, 100], [1, 1, 1, 1, 6]) == pytest.approx(
+        (1 + 1 + 2 + 3 + 6 * 3) / 10
+    )
 
 
 def test_each_row_has_its_own_models_and_its_whole_weight() -> None:
     give = torch.tensor([[2.0, 0.0], [3.0, 0.0], [4.0, 1.0], [0.0, 5.0]], dtype=torch.float64)
-    models = {"w": torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]], [[9.0, 0.0]], [[5.0, 6.0]]]), "b": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    models = {
+        "w": torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]], [[9.0, 0.0]], [[5.0, 6.0]]]),
+        "b": torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    }
     got = robust_sums("median", give, models)
     assert got["w"].tolist() == [[[9 * 3.0, 9 * 2.0]], [[6 * 7.0, 6 * 3.0]]]
     assert got["b"].tolist() == [9 * 2.0, 6 * 3.5]
@@ -40,10 +45,14 @@ def test_each_row_has_its_own_models_and_its_whole_weight() -> None:
 
 
 def test_a_row_to_which_nobody_gives_is_nought() -> None:
-    assert robust_sums("median", torch.tensor([[1.0, 0.0]]), {"w": torch.ones(1, 2)})["w"].tolist() == [[1, 1], [0, 0]]
+    assert robust_sums("median", torch.tensor([[1.0, 0.0]]), {"w": torch.ones(1, 2)})[
+        "w"
+    ].tolist() == [[1, 1], [0, 0]]
 
 
-models_of = st.integers(1, 9).flatmap(lambda count: st.integers(0, 2**31 - 1).map(lambda seed: (count, seed)))
+models_of = st.integers(1, 9).flatmap(
+    lambda count: st.integers(0, 2**31 - 1).map(lambda seed: (count, seed))
+)
 
 
 def drawn(count: int, seed: int) -> Tensor:
@@ -53,20 +62,27 @@ def drawn(count: int, seed: int) -> Tensor:
 @HOW
 @given(models_of)
 @settings(deadline=None, max_examples=60)
-def test_it_does_not_depend_on_the_order_and_moves_with_the_models(average: Aggregator, made: tuple[int, int]) -> None:
+def test_it_does_not_depend_on_the_order_and_moves_with_the_models(
+    average: Aggregator, made: tuple[int, int]
+) -> None:
     models, give = drawn(*made), torch.ones(made[0], 1)
     mean = robust_sums(average, give, {"w": models})["w"] / made[0]
     turned = robust_sums(average, give, {"w": models.flip(0)})["w"] / made[0]
     moved = robust_sums(average, give, {"w": 2 * models + 5})["w"] / made[0]
     assert torch.allclose(mean, turned, atol=1e-6)
     assert torch.allclose(2 * mean + 5, moved, atol=1e-4)
-    assert torch.allclose(robust_sums(average, give, {"w": models[:1].expand_as(models)})["w"] / made[0], models[:1].double())
+    assert torch.allclose(
+        robust_sums(average, give, {"w": models[:1].expand_as(models)})["w"] / made[0],
+        models[:1].double(),
+    )
 
 
 @HOW
 @given(st.integers(0, 2**31 - 1), st.sampled_from([1e3, 1e6, 1e9]))
 @settings(deadline=None, max_examples=40)
-def test_a_fifth_of_bad_models_moves_it_no_farther_than_the_good_ones_are_apart(average: Aggregator, seed: int, size: float) -> None:
+def test_a_fifth_of_bad_models_moves_it_no_farther_than_the_good_ones_are_apart(
+    average: Aggregator, seed: int, size: float
+) -> None:
     models = drawn(10, seed)
     models[:2] = size
     mean = (robust_sums(average, torch.ones(10, 1), {"w": models})["w"] / 10)[0]

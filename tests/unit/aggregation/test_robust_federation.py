@@ -15,7 +15,9 @@ from fedclade.data import Clients
 from fedclade.training.runner import TrainingRun
 from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 
-AVERAGES = pytest.mark.parametrize("average", [name for name in get_args(Aggregator) if name != "mean"])
+AVERAGES = pytest.mark.parametrize(
+    "average", [name for name in get_args(Aggregator) if name != "mean"]
+)
 METHODS = pytest.mark.parametrize(
     "method",
     [
@@ -32,12 +34,19 @@ def alike() -> Clients:
     return fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=20, seed=0)
 
 
-def run(clients: Clients, method: fc.Method, average: str, bad: set[int], rounds: int = 20, **local: Any) -> fc.Result:
-    """Clients `bad` send weights of the opposite sign, all of size 2: finite, of the right shape, and of no use."""
+def run(
+    clients: Clients, method: fc.Method, average: str, bad: set[int], rounds: int = 20, **local: Any
+) -> fc.Result:
+    """Clients `bad` send weights of the opposite sign, all of size 2: finite, of the right shape,
+    and of no use.
+    """
 
     def fault(key: int, client: int, reply: Tree) -> Tree:
         return (
-            {name: -10 * value if value.is_floating_point() and value.ndim else value for name, value in reply.items()}
+            {
+                name: -10 * value if value.is_floating_point() and value.ndim else value
+                for name, value in reply.items()
+            }
             if client in bad
             else reply
         )
@@ -45,12 +54,23 @@ def run(clients: Clients, method: fc.Method, average: str, bad: set[int], rounds
     settings = TrainingConfig(rounds, 1.0, eval_every=0, checkpoint_every=0)
     engine = fc.Simulator(clients, faults=fault if bad else None)
     learn = LocalConfig(**{"lr": 0.1, "epochs": 2, **local})
-    return TrainingRun(method, clients, fc.models.MLP(16), learn, settings, EngineConfig(), federation=engine, server=ServerConfig(average)).run()  # type: ignore[arg-type]
+    return TrainingRun(
+        method,
+        clients,
+        fc.models.MLP(16),
+        learn,
+        settings,
+        EngineConfig(),
+        federation=engine,
+        server=ServerConfig(average),
+    ).run()  # type: ignore[arg-type]
 
 
 @METHODS
 @AVERAGES
-def test_every_method_that_averages_runs_with_every_average(method: fc.Method, average: str, digits: Clients) -> None:
+def test_every_method_that_averages_runs_with_every_average(
+    method: fc.Method, average: str, digits: Clients
+) -> None:
     summary = run(digits, method, average, set(), rounds=2).summary
     assert summary["rounds"] == 2
     assert summary["failures"] == 0
@@ -68,9 +88,14 @@ def test_a_fifth_of_bad_models_spoils_the_mean_and_not_these(average: str, alike
 
 def test_the_median_of_one_client_is_its_model(digits: Clients) -> None:
     alone = [run(digits, fc.FedAvg(), average, set(), rounds=1) for average in ("mean", "median")]
-    assert alone[0].summary["accuracy"] != alone[1].summary["accuracy"]  # of many it is not the mean
+    assert (
+        alone[0].summary["accuracy"] != alone[1].summary["accuracy"]
+    )  # of many it is not the mean
     one = digits.only([0])
-    same = [run(one, fc.FedAvg(), average, set(), rounds=1).model_of(0).state_dict() for average in ("mean", "median")]
+    same = [
+        run(one, fc.FedAvg(), average, set(), rounds=1).model_of(0).state_dict()
+        for average in ("mean", "median")
+    ]
     assert all(torch.equal(same[0][name], same[1][name]) for name in same[0])
 
 
@@ -81,7 +106,9 @@ def test_sums_that_are_no_models_stay_sums(digits: Clients) -> None:
     ask, ids = fc.core.program.evaluate_losses(objective), torch.arange(4)
     models = fc.core.pytree.stack([objective.params()])
     add = SegmentSum(segment_ids=torch.zeros_like(ids), weights=torch.ones(4), num_segments=1)
-    plain, robust = (one.map(ask, ids, broadcast=models, key=1, reduce=add).sums for one in (engine, fed))
+    plain, robust = (
+        one.map(ask, ids, broadcast=models, key=1, reduce=add).sums for one in (engine, fed)
+    )
     assert torch.equal(plain["loss"], robust["loss"])
     assert fed.aggregator == "median"
     assert torch.equal(fed.sizes, engine.sizes)
@@ -90,12 +117,34 @@ def test_sums_that_are_no_models_stay_sums(digits: Clients) -> None:
 def test_where_nobody_answers_the_models_stay(digits: Clients) -> None:
     settings = TrainingConfig(2, 1.0, eval_every=0, checkpoint_every=0)
     engine = fc.Simulator(digits, faults=lambda key, client, reply: None)
-    result = TrainingRun(fc.FedAvg(), digits, fc.models.MLP(4), LocalConfig(), settings, EngineConfig(), federation=engine, server=ServerConfig("median")).run()
+    result = TrainingRun(
+        fc.FedAvg(),
+        digits,
+        fc.models.MLP(4),
+        LocalConfig(),
+        settings,
+        EngineConfig(),
+        federation=engine,
+        server=ServerConfig("median"),
+    ).run()
     assert result.summary["failures"] == 2 * len(digits)
 
 
-def test_what_is_no_average_is_refused_and_so_is_a_method_with_a_mean_of_its_own(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"server\.aggregator = 'mode': must be one of mean, median, trimmed_mean, clipped_mean"):
+def test_what_is_no_average_is_refused_and_so_is_a_method_with_a_mean_of_its_own(
+    digits: Clients,
+) -> None:
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=(
+            r"server\.aggregator = 'mode': must be one of mean, median, trimmed_mean, clipped_mean"
+        ),
+    ):
         ServerConfig(aggregator="mode")  # type: ignore[arg-type]
-    with pytest.raises(fc.InvalidInputError, match=r"server\.aggregator = 'median': method fedgmcc has only the mean along paths between models"):
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=(
+            r"server\.aggregator = 'median': method fedgmcc has only the mean along paths between"
+            r" models"
+        ),
+    ):
         run(digits, fc.FedGMCC(), "median", set())

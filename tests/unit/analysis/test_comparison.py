@@ -1,4 +1,6 @@
-"""A comparison: the same clients for every method, settings of one method for that method alone, and how seeds are put together."""
+"""A comparison: the same clients for every method, settings of one method for that method alone,
+and how seeds are put together.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +45,21 @@ def _methods_of_my_own() -> Iterator[None]:
 
 
 def test_an_experiment_for_each_method_in_the_order_asked() -> None:
-    assert [each.method.name for each in plan(TABLES, ["local", "fedavg", "warm"], [])] == ["local", "fedavg", "warm"]
+    assert [each.method.name for each in plan(TABLES, ["local", "fedavg", "warm"], [])] == [
+        "local",
+        "fedavg",
+        "warm",
+    ]
 
 
 def test_all_but_the_method_is_the_same_for_all() -> None:
     first, second = plan(TABLES, ["fedavg", "local"], ["run.rounds=5", "partition.clients=7"])
-    assert (first.data, first.partition, first.scheme, first.model) == (second.data, second.partition, second.scheme, second.model)
+    assert (first.data, first.partition, first.scheme, first.model) == (
+        second.data,
+        second.partition,
+        second.scheme,
+        second.model,
+    )
     assert (first.local, first.run, first.engine) == (second.local, second.run, second.engine)
     assert (first.run.rounds, first.partition.clients) == (5, 7)
 
@@ -63,7 +74,10 @@ def test_a_setting_of_one_method_concerns_that_method_alone() -> None:
 def test_the_files_own_method_settings_are_kept_for_that_method_and_dropped_for_others() -> None:
     tables = {**TABLES, "method": {"name": "warm", "degree": 9}}
     warm, warmer = plan(tables, ["warm", "warmer"], [])
-    assert (getattr(warm.method, "degree"), getattr(warmer.method, "degree")) == (9, 2)  # noqa: B009
+    assert (warm.method.degree, warmer.method.degree) == (
+        9,
+        2,
+    )
 
 
 @pytest.mark.parametrize("methods", [["fedavg"], ["fedavg", "local"]], ids=",".join)
@@ -84,7 +98,9 @@ def test_local_settings_can_be_set_for_all_methods(methods: list[str]) -> None:
         (["fedavg"], ["run.round=3"], ["run.round", "'rounds'"]),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_runs(methods: list[str], sets: list[str], says: list[str]) -> None:
+def test_what_cannot_be_compared_is_refused_before_anything_runs(
+    methods: list[str], sets: list[str], says: list[str]
+) -> None:
     with pytest.raises(InvalidInputError) as refused:
         plan(TABLES, methods, sets)
     for part in says:
@@ -119,13 +135,28 @@ def test_every_method_gets_the_same_clients_and_every_seed_others(tmp_path: Path
 
 
 def test_the_rows_are_means_over_seeds_with_their_spread(tmp_path: Path) -> None:
-    rows = execute(runs(plan(TABLES, ["fedavg", "local"], []), 3), tmp_path, False, run_in(tmp_path))
+    rows = execute(
+        runs(plan(TABLES, ["fedavg", "local"], []), 3), tmp_path, False, run_in(tmp_path)
+    )
     assert [(row["method"], row["seeds"]) for row in rows] == [("fedavg", 3), ("local", 3)]
     for row in rows:
         summaries = [fc.load(tmp_path / f"{row['method']}-seed{seed}").summary for seed in range(3)]
-        for name in ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "bytes_up", "bytes_down", "seconds"):
-            assert row[name] == pytest.approx(statistics.fmean(summary[name] for summary in summaries)), name
-        assert row["accuracy_std"] == pytest.approx(statistics.stdev(summary["accuracy"] for summary in summaries))
+        for name in (
+            "accuracy",
+            "accuracy_stderr",
+            "accuracy_variance",
+            "accuracy_worst10",
+            "ari",
+            "bytes_up",
+            "bytes_down",
+            "seconds",
+        ):
+            assert row[name] == pytest.approx(
+                statistics.fmean(summary[name] for summary in summaries)
+            ), name
+        assert row["accuracy_std"] == pytest.approx(
+            statistics.stdev(summary["accuracy"] for summary in summaries)
+        )
     written = json.loads((tmp_path / "comparison.json").read_text())
     assert written["rows"] == rows
     assert [summary["seed"] for summary in written["runs"]["local"]] == [0, 1, 2]

@@ -14,7 +14,11 @@ from scipy import stats
 from fedclade.analysis.significance import Measured, Pair, differences, holm, paired_t
 
 
-def runs(measure: str = "accuracy", clients: dict[str, list[list[float | None]]] | None = None, **by_seed: list[float]) -> list[Measured]:
+def runs(
+    measure: str = "accuracy",
+    clients: dict[str, list[list[float | None]]] | None = None,
+    **by_seed: list[float],
+) -> list[Measured]:
     found = []
     for title, values in by_seed.items():
         for seed, value in enumerate(values):
@@ -24,13 +28,16 @@ def runs(measure: str = "accuracy", clients: dict[str, list[list[float | None]]]
 
 
 def test_paired_t_by_hand() -> None:
-    # Mean 2, standard deviation 1, so t = 2 sqrt 3; the 97.5 % quantile of t with 2 degrees of freedom is 4.3027.
+    # Mean 2, standard deviation 1, so t = 2 sqrt 3; the 97.5 % quantile of t with 2 degrees of
+    # freedom is 4.3027.
     half_width, p = paired_t([1.0, 2.0, 3.0])
     assert half_width == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
     assert p == pytest.approx(0.0741799, rel=1e-5)
 
 
-@given(st.lists(st.floats(-50, 50), min_size=2, max_size=8).filter(lambda found: np.std(found) > 1e-3))
+@given(
+    st.lists(st.floats(-50, 50), min_size=2, max_size=8).filter(lambda found: np.std(found) > 1e-3)
+)
 def test_paired_t_is_scipys(values: list[float]) -> None:
     half_width, p = paired_t(values)
     told = stats.ttest_1samp(values, 0)
@@ -62,7 +69,9 @@ def test_holm_lies_between_nothing_and_bonferroni_and_keeps_the_order(p: list[fl
 
 
 def test_a_false_real_is_rare() -> None:
-    """Four methods that do not differ, three seeds, common luck of a seed: 5 % of comparisons may name something real."""
+    """Four methods that do not differ, three seeds, common luck of a seed: 5 % of comparisons may
+    name something real.
+    """
     draw, false = np.random.default_rng(0), 0
     for _ in range(400):
         noise = draw.normal(0, 1, (4, 3)) + draw.normal(0, 10, 3)
@@ -84,7 +93,14 @@ def verdicts(pairs: tuple[Pair, ...]) -> dict[tuple[str, str], str]:
 
 
 def test_all_pairs_the_better_one_first_and_the_words_for_those_of_the_best() -> None:
-    found = differences(runs(fedavg=[60.0, 62.0, 61.0], clade=[90.0, 92.1, 91.0], cfl=[90.2, 92.0, 90.6], copy=[90.0, 92.1, 91.0]))
+    found = differences(
+        runs(
+            fedavg=[60.0, 62.0, 61.0],
+            clade=[90.0, 92.1, 91.0],
+            cfl=[90.2, 92.0, 90.6],
+            copy=[90.0, 92.1, 91.0],
+        )
+    )
     assert found.best == "clade"
     assert len(found.pairs) == 6
     told = verdicts(found.pairs)
@@ -92,7 +108,10 @@ def test_all_pairs_the_better_one_first_and_the_words_for_those_of_the_best() ->
     assert told["clade", "cfl"] == told["copy", "cfl"] == "not shown"
     assert told["clade", "fedavg"] == told["cfl", "fedavg"] == "real"
     heading, *lines, last = found.in_words
-    assert heading == "Which differences are real, over 3 seeds (paired by seed, ± is a 95 % interval, corrected for 6 pairs):"
+    assert (
+        heading == "Which differences are real, over 3 seeds (paired by seed, ± is a 95 % interval,"
+        " corrected for 6 pairs):"
+    )
     assert lines == [
         "clade and copy have the same accuracy in every seed.",
         "clade and cfl: no difference shown, 0.10 ± 0.75 points.",
@@ -110,28 +129,41 @@ def test_what_counts_alone_and_not_among_many_is_uncertain() -> None:
     assert pair.p_holm is not None
     assert pair.p < 0.05 < pair.p_holm
     assert pair.verdict == "uncertain"
-    assert any("best and second: uncertain" in line and "among 21 pairs" in line for line in found.in_words)
+    assert any(
+        "best and second: uncertain" in line and "among 21 pairs" in line for line in found.in_words
+    )
 
 
 def test_one_seed_cannot_tell_and_the_clients_are_a_hint() -> None:
-    clients: dict[str, list[list[float | None]]] = {"a": [[90.0, 80.0, 70.0, 60.0, None]], "b": [[80.0, 80.0, 60.0, 65.0, 50.0]]}
+    clients: dict[str, list[list[float | None]]] = {
+        "a": [[90.0, 80.0, 70.0, 60.0, None]],
+        "b": [[80.0, 80.0, 60.0, 65.0, 50.0]],
+    }
     found = differences(runs(clients=clients, a=[75.0], b=[71.25]))
     (pair,) = found.pairs
     assert (pair.verdict, pair.p, pair.p_holm, pair.half_width) == ("one seed", None, None, None)
     assert (pair.gain, pair.lose) == (0.5, 0.25)
     (line,) = found.in_words
-    assert line.startswith("One seed cannot tell which differences are real; five can (compare --seeds 5")
+    assert line.startswith(
+        "One seed cannot tell which differences are real; five can (compare --seeds 5"
+    )
     assert line.endswith("a leads b by 3.75 points (50% of the clients gain, 25% lose).")
 
 
 def test_clients_count_over_all_seeds() -> None:
-    clients: dict[str, list[list[float | None]]] = {"a": [[1.0, 2.0], [3.0, 4.0]], "b": [[0.0, 3.0], [2.0, 3.0]]}
+    clients: dict[str, list[list[float | None]]] = {
+        "a": [[1.0, 2.0], [3.0, 4.0]],
+        "b": [[0.0, 3.0], [2.0, 3.0]],
+    }
     (pair,) = differences(runs(clients=clients, a=[1.5, 3.5], b=[1.5, 2.5])).pairs
     assert (pair.gain, pair.lose) == (0.75, 0.25)
 
 
 def test_less_loss_is_better() -> None:
-    clients: dict[str, list[list[float | None]]] = {"high": [[0.9, 0.8]] * 2, "low": [[0.4, 0.9]] * 2}
+    clients: dict[str, list[list[float | None]]] = {
+        "high": [[0.9, 0.8]] * 2,
+        "low": [[0.4, 0.9]] * 2,
+    }
     found = differences(runs("loss", clients, high=[0.8, 0.9], low=[0.5, 0.61]))
     assert (found.measure, found.best) == ("loss", "low")
     (pair,) = found.pairs
@@ -142,13 +174,24 @@ def test_less_loss_is_better() -> None:
 
 def test_other_clients_are_not_paired_by_client_and_told_of() -> None:
     columns = {"accuracy": [50.0, 60.0]}
-    found = differences([Measured(name, seed, name, {"accuracy": 50.0 + seed}, columns) for name in "ab" for seed in (0, 1)])
+    found = differences(
+        [
+            Measured(name, seed, name, {"accuracy": 50.0 + seed}, columns)
+            for name in "ab"
+            for seed in (0, 1)
+        ]
+    )
     assert found.pairs[0].gain is None
-    assert found.in_words[-1] == "The runs are on different clients: a difference is as much one of the data."
+    assert (
+        found.in_words[-1]
+        == "The runs are on different clients: a difference is as much one of the data."
+    )
 
 
 def test_without_test_data_there_is_nothing_to_compare() -> None:
-    found = differences([Measured(name, 0, "same", {"accuracy": None, "loss": None}, {}) for name in "ab"])
+    found = differences(
+        [Measured(name, 0, "same", {"accuracy": None, "loss": None}, {}) for name in "ab"]
+    )
     assert (found.measure, found.pairs) == (None, ())
     assert found.in_words == ("Nothing to compare: not every run has clients with test data.",)
 
@@ -156,7 +199,19 @@ def test_without_test_data_there_is_nothing_to_compare() -> None:
 def test_one_method_alone_has_no_differences_and_all_is_json() -> None:
     alone = differences(runs(only=[1.0, 2.0]))
     assert (alone.pairs, alone.in_words) == ((), ())
-    said: dict[str, Any] = json.loads(json.dumps(differences(runs(a=[1.0, 2.0], b=[0.5, 2.5])).to_json(), allow_nan=False))
+    said: dict[str, Any] = json.loads(
+        json.dumps(differences(runs(a=[1.0, 2.0], b=[0.5, 2.5])).to_json(), allow_nan=False)
+    )
     assert said["level"] == 0.95
     assert said["seeds"] == [0, 1]
-    assert {"first", "second", "difference", "half_width", "p", "p_holm", "gain", "lose", "verdict"} == said["pairs"][0].keys()
+    assert {
+        "first",
+        "second",
+        "difference",
+        "half_width",
+        "p",
+        "p_holm",
+        "gain",
+        "lose",
+        "verdict",
+    } == said["pairs"][0].keys()

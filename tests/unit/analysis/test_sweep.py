@@ -1,4 +1,6 @@
-"""Sweeps: which values a --set has, which experiments they make, and the command that runs them all."""
+"""Sweeps: which values a --set has, which experiments they make, and the command that runs them
+all.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,13 @@ def test_values(text: str, values: list[str]) -> None:
     assert values_of(f"model.key={text}") == values
 
 
-@given(st.lists(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans()), min_size=2, unique_by=repr))
+@given(
+    st.lists(
+        st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans()),
+        min_size=2,
+        unique_by=repr,
+    )
+)
 def test_numbers_with_commas_between_are_read_back(numbers: list[float]) -> None:
     written = [json.dumps(number) for number in numbers]
     assert [value_of(text) for text in values_of(f"run.key={','.join(written)}")] == numbers
@@ -79,15 +87,28 @@ def titles(variants: list[Variant]) -> list[str]:
 
 def test_every_combination_in_the_order_given() -> None:
     found = expand(TABLES, ["local.lr=0.1,0.2", "run.rounds=3", "local.epochs=1,2"])
-    assert titles(found) == ["fedavg lr=0.1 epochs=1", "fedavg lr=0.1 epochs=2", "fedavg lr=0.2 epochs=1", "fedavg lr=0.2 epochs=2"]
-    assert [(each.local.lr, each.local.epochs, each.run.rounds) for each in found] == [(0.1, 1, 3), (0.1, 2, 3), (0.2, 1, 3), (0.2, 2, 3)]
+    assert titles(found) == [
+        "fedavg lr=0.1 epochs=1",
+        "fedavg lr=0.1 epochs=2",
+        "fedavg lr=0.2 epochs=1",
+        "fedavg lr=0.2 epochs=2",
+    ]
+    assert [(each.local.lr, each.local.epochs, each.run.rounds) for each in found] == [
+        (0.1, 1, 3),
+        (0.1, 2, 3),
+        (0.2, 1, 3),
+        (0.2, 2, 3),
+    ]
 
 
 def test_a_list_that_a_setting_may_be_is_one_value_and_can_be_one_of_several() -> None:
     assert not is_sweep(["model.hidden=[9, 8]"])
     (one,) = expand(TABLES, ["model.hidden=[9, 8]"])
     assert one.model.hidden == (9, 8)  # type: ignore[attr-defined]
-    assert titles(expand(TABLES, ["model.hidden=[9, 8],16"])) == ["fedavg hidden=[9, 8]", "fedavg hidden=16"]
+    assert titles(expand(TABLES, ["model.hidden=[9, 8],16"])) == [
+        "fedavg hidden=[9, 8]",
+        "fedavg hidden=16",
+    ]
 
 
 def test_two_keys_that_end_alike_are_told_apart() -> None:
@@ -98,8 +119,15 @@ def test_two_keys_that_end_alike_are_told_apart() -> None:
 def test_methods_and_seeds_are_no_settings() -> None:
     found = expand(TABLES, ["method.name=fedavg,local", "run.seed=4,7"])
     assert titles(found) == ["fedavg", "fedavg", "local", "local"]
-    assert [run.label for run in runs(found, 1)] == ["fedavg-seed4", "fedavg-seed7", "local-seed4", "local-seed7"]
-    with pytest.raises(InvalidInputError, match=r"--seeds 2: the seeds are listed already, in run\.seed"):
+    assert [run.label for run in runs(found, 1)] == [
+        "fedavg-seed4",
+        "fedavg-seed7",
+        "local-seed4",
+        "local-seed7",
+    ]
+    with pytest.raises(
+        InvalidInputError, match=r"--seeds 2: the seeds are listed already, in run\.seed"
+    ):
         runs(found, 2)
 
 
@@ -112,7 +140,12 @@ def test_of_a_setting_given_twice_the_last_counts() -> None:
 def test_a_comparison_takes_lists_for_all_methods_or_for_one() -> None:
     assert titles(plan(TABLES, ["fedavg", "ifca"], ["ifca.clusters=2,3", "local.lr=0.1,0.2"])) == [
         *("fedavg lr=0.1", "fedavg lr=0.2"),
-        *("ifca lr=0.1 clusters=2", "ifca lr=0.1 clusters=3", "ifca lr=0.2 clusters=2", "ifca lr=0.2 clusters=3"),
+        *(
+            "ifca lr=0.1 clusters=2",
+            "ifca lr=0.1 clusters=3",
+            "ifca lr=0.2 clusters=2",
+            "ifca lr=0.2 clusters=3",
+        ),
     ]
 
 
@@ -122,7 +155,7 @@ def test_a_wrong_value_is_refused_before_anything_runs() -> None:
 
 
 def test_folders_have_safe_names_and_none_twice() -> None:
-    (one, two) = runs(expand(TABLES, ["data.name=a b/c.npz,digits"]), 1)
+    one, two = runs(expand(TABLES, ["data.name=a b/c.npz,digits"]), 1)
     assert (one.label, two.label) == ("fedavg-name=a-b-c.npz-seed0", "fedavg-name=digits-seed0")
     with pytest.raises(InvalidInputError, match="two of the runs would be written to one folder"):
         runs(expand(TABLES, ["data.name=a/b,a b"]), 1)
@@ -141,7 +174,17 @@ def call(*arguments: str) -> str:
     return done.stdout
 
 
-SWEEP = ["run", "quickstart", "--set", "run.rounds=1", "--set", "local.lr=0.1,0.2", "--set", "run.seed=0,1", "--no-report"]
+SWEEP = [
+    "run",
+    "quickstart",
+    "--set",
+    "run.rounds=1",
+    "--set",
+    "local.lr=0.1,0.2",
+    "--set",
+    "run.seed=0,1",
+    "--no-report",
+]
 
 
 def test_a_sweep_runs_all_compares_them_and_goes_on(here: Path) -> None:
@@ -150,19 +193,39 @@ def test_a_sweep_runs_all_compares_them_and_goes_on(here: Path) -> None:
     assert "Which differences are real, over 2 seeds" in out
     assert "the best of many settings looks better than it is" in out
     written = json.loads(Path("out/comparison.json").read_text())
-    assert [(row["method"], row["seeds"]) for row in written["rows"]] == [("fedavg lr=0.1", 2), ("fedavg lr=0.2", 2)]
+    assert [(row["method"], row["seeds"]) for row in written["rows"]] == [
+        ("fedavg lr=0.1", 2),
+        ("fedavg lr=0.2", 2),
+    ]
     assert written["folders"]["fedavg lr=0.2"] == ["fedavg-lr=0.2-seed0", "fedavg-lr=0.2-seed1"]
     assert "lr = 0.2" in Path("out/fedavg-lr=0.2-seed1/experiment.toml").read_text()
     # Alone it has the same numbers.
-    call("run", "quickstart", "--set", "run.rounds=1", "--set", "local.lr=0.2", "--out", "alone", "--no-report", "-q")
-    models = [Path(folder) / "models" / "models.safetensors" for folder in ("alone", "out/fedavg-lr=0.2-seed0")]
+    call(
+        "run",
+        "quickstart",
+        "--set",
+        "run.rounds=1",
+        "--set",
+        "local.lr=0.2",
+        "--out",
+        "alone",
+        "--no-report",
+        "-q",
+    )
+    models = [
+        Path(folder) / "models" / "models.safetensors"
+        for folder in ("alone", "out/fedavg-lr=0.2-seed0")
+    ]
     assert models[0].read_bytes() == models[1].read_bytes()
     # One was lost: only that one is done again.
     for file in Path("out/fedavg-lr=0.1-seed1").rglob("*.*"):
         file.unlink()
     again = call(*SWEEP, "--out", "out", "--resume")
     assert again.count(": round 1/1") == 1
-    assert json.loads(Path("out/comparison.json").read_text())["rows"][0]["accuracy"] == written["rows"][0]["accuracy"]
+    assert (
+        json.loads(Path("out/comparison.json").read_text())["rows"][0]["accuracy"]
+        == written["rows"][0]["accuracy"]
+    )
 
 
 @pytest.mark.parametrize(

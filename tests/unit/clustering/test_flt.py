@@ -19,7 +19,9 @@ from fedclade.errors import InvalidInputError
 
 def blobs(groups: int, each: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.repeat(20 * rng.normal(size=(groups, dimensions)), each, 0) + rng.normal(size=(groups * each, dimensions))
+    return np.repeat(20 * rng.normal(size=(groups, dimensions)), each, 0) + rng.normal(
+        size=(groups * each, dimensions)
+    )
 
 
 def with_umap(monkeypatch: pytest.MonkeyPatch, fit: Any) -> None:
@@ -52,7 +54,11 @@ def test_pca_of_many_points_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> N
     few = pca(points)
     monkeypatch.setattr(flt, "MANY", 1)
     np.testing.assert_allclose(pca(points), few, atol=1e-9)
-    np.testing.assert_allclose(pca(points[:, :1]), np.pad(points[:, :1] - points[:, :1].mean(dtype=float), ((0, 0), (0, 1))), atol=1e-9)
+    np.testing.assert_allclose(
+        pca(points[:, :1]),
+        np.pad(points[:, :1] - points[:, :1].mean(dtype=float), ((0, 0), (0, 1))),
+        atol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (2, 5), (4, 1), (3, 2)])
@@ -67,15 +73,24 @@ def test_none_leaves_points_as_they_are() -> None:
     assert place(points, "none") is points
 
 
-def test_too_few_points_for_umap_fall_back_to_pca_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_points_for_umap_fall_back_to_pca_and_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)  # it is not even imported
     points = blobs(2, 15)
-    with pytest.warns(UserWarning, match=r"PCA instead of UMAP, because 30 points are too few.*more than 30"):
+    with pytest.warns(
+        UserWarning, match=r"PCA instead of UMAP, because 30 points are too few.*more than 30"
+    ):
         np.testing.assert_array_equal(place(points), pca(points))
 
 
-@pytest.mark.parametrize("error", [TypeError("k must be less than n"), np.linalg.LinAlgError("singular"), RuntimeError("ARPACK")])
-def test_umap_that_fails_falls_back_to_pca_and_says_why(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [TypeError("k must be less than n"), np.linalg.LinAlgError("singular"), RuntimeError("ARPACK")],
+)
+def test_umap_that_fails_falls_back_to_pca_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def fit(points: np.ndarray) -> np.ndarray:
         raise error
 
@@ -120,7 +135,9 @@ def test_padding_never_reaches_the_manifold(monkeypatch: pytest.MonkeyPatch) -> 
     centres = np.arange(24.0).reshape(3, 4, 2)
     counts = np.array([1, 4, 2])
     seen = []
-    monkeypatch.setattr(flt, "place", lambda points, kind, seed: seen.append(points) or points + 100)
+    monkeypatch.setattr(
+        flt, "place", lambda points, kind, seed: seen.append(points) or points + 100
+    )
     points = on_manifold(centres, counts, "umap", 0)
     assert len(seen[0]) == 7
     for client, count in enumerate(counts):
@@ -137,16 +154,33 @@ def test_related_is_who_is_nearer_than_gamma_strictly() -> None:
     centres, counts = lines(0.0, 1.0, 1.9, 5.0)
     groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
     assert related is not None
-    assert related.toarray().astype(int).tolist() == [[1, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]]
+    assert related.toarray().astype(int).tolist() == [
+        [1, 0, 0, 0],
+        [0, 1, 1, 0],
+        [0, 1, 1, 0],
+        [0, 0, 0, 1],
+    ]
     assert groups.tolist() == [0, 1, 1, 2]
 
 
 def test_groups_by_gap_and_by_number_have_no_graph() -> None:
     centres, counts = lines(0.0, 0.2, 7.0, 7.1, 14.0)
-    assert relate(centres, counts, "none", "matching", "gap", 1.0, None, 0)[0].tolist() == [0, 0, 1, 1, 2]
+    assert relate(centres, counts, "none", "matching", "gap", 1.0, None, 0)[0].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
     groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, 2, 0)
     assert (len(set(groups.tolist())), related) == (2, None)
-    assert relate(centres, counts, "none", "matching", "threshold", 1.0, 99, 0)[0].tolist() == [0, 1, 2, 3, 4]
+    assert relate(centres, counts, "none", "matching", "threshold", 1.0, 99, 0)[0].tolist() == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_the_rows_of_a_chain_are_three() -> None:
@@ -174,7 +208,9 @@ def test_nearest_is_what_all_distances_together_say(kind: Any, new: int, known: 
     centres = rng.normal(size=(new + known, 3, 4))
     counts = rng.integers(1, 4, size=new + known)
     expected = distances(centres, counts, kind)[:new, new:].argmin(1)
-    np.testing.assert_array_equal(nearest(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected)
+    np.testing.assert_array_equal(
+        nearest(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected
+    )
 
 
 def test_of_equally_near_ones_the_first_is_taken() -> None:

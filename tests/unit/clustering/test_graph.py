@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from fedclade.clustering import graph as room
-from fedclade.clustering.graph import close_components, components, numbered, square, threshold_graph
+from fedclade.clustering.graph import (
+    close_components,
+    components,
+    numbered,
+    square,
+    threshold_graph,
+)
 from fedclade.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
@@ -43,10 +49,14 @@ def dense(points: Floats, gamma: float, owner: NDArray[np.int64]) -> list[int]:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 10**6), st.integers(1, 8))
 def test_graph_and_components_are_those_of_a_loop(clients: int, seed: int, gamma: int) -> None:
-    upper = np.triu(np.random.default_rng(seed).integers(0, 12, (clients, clients)), 1).astype(float)
+    upper = np.triu(np.random.default_rng(seed).integers(0, 12, (clients, clients)), 1).astype(
+        float
+    )
     distance = upper + upper.T
     graph = threshold_graph(distance, gamma)
-    expected = [[bool(i == j or distance[i, j] < gamma) for j in range(clients)] for i in range(clients)]
+    expected = [
+        [bool(i == j or distance[i, j] < gamma) for j in range(clients)] for i in range(clients)
+    ]
     assert isinstance(graph, csr_array)
     assert graph.dtype == bool
     assert graph.toarray().tolist() == expected
@@ -55,7 +65,11 @@ def test_graph_and_components_are_those_of_a_loop(clients: int, seed: int, gamma
 
 def test_related_is_strictly_nearer_than_gamma() -> None:
     distance = np.array([[0, 1, 0.999], [1, 0, 3], [0.999, 3, 0]])
-    assert threshold_graph(distance, 1.0).toarray().tolist() == [[True, False, True], [False, True, False], [True, False, True]]
+    assert threshold_graph(distance, 1.0).toarray().tolist() == [
+        [True, False, True],
+        [False, True, False],
+        [True, False, True],
+    ]
 
 
 def test_a_link_one_way_is_a_link() -> None:
@@ -74,27 +88,38 @@ def test_numbered_by_first_appearance(labels: list[int]) -> None:
 
 @st.composite
 def clouds(draw: st.DrawFn) -> tuple[Floats, float, NDArray[np.int64]]:
-    """Points in 1 to 4 dimensions: on a lattice (many at exactly gamma), in blobs, or a few last places apart; one or more an owner."""
+    """Points in 1 to 4 dimensions: on a lattice (many at exactly gamma), in blobs, or a few last
+    places apart; one or more an owner.
+    """
     d, owners = draw(st.integers(1, 4)), draw(st.integers(1, 25))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    owner = rng.permutation(np.concatenate([np.arange(owners), rng.integers(0, owners, draw(st.sampled_from([0, 0, 3, 20])))]))
+    owner = rng.permutation(
+        np.concatenate(
+            [np.arange(owners), rng.integers(0, owners, draw(st.sampled_from([0, 0, 3, 20])))]
+        )
+    )
     form = draw(st.sampled_from(["lattice", "blobs", "last places"]))
     if form == "lattice":
         step = draw(st.sampled_from([1.0, 0.1, 1e-5, 1e6]))
         points = step * rng.integers(0, 7, (len(owner), d))
         return points, step * draw(st.sampled_from([0.5, 1.0, 2.0, np.sqrt(2), 3.0])), owner
     if form == "blobs":
-        points = rng.uniform(0, 10, (3, d))[rng.integers(0, 3, len(owner))] + rng.normal(size=(len(owner), d))
+        points = rng.uniform(0, 10, (3, d))[rng.integers(0, 3, len(owner))] + rng.normal(
+            size=(len(owner), d)
+        )
         return points, draw(st.floats(0.05, 3.0)), owner
     place = np.spacing(1e12)
     points = 1e12 + place * rng.integers(0, 9, (len(owner), d))
-    points[rng.random(len(owner)) < draw(st.sampled_from([0.0, 0.2]))] = 0  # then the grid has 1e15 cells
+    # then the grid has 1e15 cells
+    points[rng.random(len(owner)) < draw(st.sampled_from([0.0, 0.2]))] = 0
     return points, place * draw(st.sampled_from([0.7, 1.0, 1.3, 2.0, 2.9, 4.1])), owner
 
 
 @settings(max_examples=300, deadline=None)
 @given(clouds(), st.sampled_from([1, 40, 1_000_000]))
-def test_close_components_are_those_of_the_dense_graph(cloud: tuple[Floats, float, NDArray[np.int64]], at_once: int) -> None:
+def test_close_components_are_those_of_the_dense_graph(
+    cloud: tuple[Floats, float, NDArray[np.int64]], at_once: int
+) -> None:
     points, gamma, owner = cloud
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "AT_ONCE", at_once)
@@ -110,7 +135,9 @@ def test_many_points_near_the_critical_density(seed: int, gamma: float, d: int) 
 
 
 def test_dense_cells_that_only_just_touch() -> None:
-    """Two thick strips with one pair of points nearer than gamma among them all, and first points of the cells far from it."""
+    """Two thick strips with one pair of points nearer than gamma among them all, and first points
+    of the cells far from it.
+    """
     rng = np.random.default_rng(0)
     left, right = rng.uniform([0, 0], [0.5, 5], (500, 2)), rng.uniform([1.6, 0], [2.1, 5], (500, 2))
     points = np.concatenate([left, right])
@@ -131,7 +158,9 @@ def test_exactly_gamma_is_too_far_and_owners_tie() -> None:
 
 @pytest.mark.parametrize("first", [[0.0, 5.0], [5.0, 0.0]])
 def test_exactly_gamma_is_too_far_also_where_boxes_are_near(first: list[float]) -> None:
-    """(6, 13) is 10 from (0, 5), which shares a cell with (5, 0), whichever of them is asked first; the cell's box is nearer than 10."""
+    """(6, 13) is 10 from (0, 5), which shares a cell with (5, 0), whichever of them is asked first;
+    the cell's box is nearer than 10.
+    """
     points = np.array([first, first[::-1], [6.0, 13.0]])
     assert close_components(points, 10.0).tolist() == [0, 0, 1]
     assert close_components(points, 10.0001).tolist() == [0, 0, 0]
@@ -156,7 +185,10 @@ def test_far_more_cells_than_a_number_can_count() -> None:
         ({"points": np.zeros((2, 2)), "gamma": np.inf}, "gamma = inf"),
         ({"points": np.zeros((2, 2)), "gamma": 1.0, "owner": np.array([0])}, "owner.shape"),
         ({"points": np.zeros((2, 2)), "gamma": 1.0, "owner": np.array([0, -1])}, "owner = -1"),
-        ({"points": np.zeros((2, 2)), "gamma": 1.0, "owner": np.array([0, 2])}, r"no point of \[1\]"),
+        (
+            {"points": np.zeros((2, 2)), "gamma": 1.0, "owner": np.array([0, 2])},
+            r"no point of \[1\]",
+        ),
     ],
 )
 def test_close_components_refuses(given_: dict[str, Any], message: str) -> None:

@@ -18,7 +18,9 @@ from fedclade.clustering.kmeans import kmeans, nearest_centre
 from fedclade.errors import InvalidInputError
 
 # Whole numbers, so that sums are exact and equal points are not rare.
-points_of = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(lambda shape: arrays(np.float32, shape, elements=st.integers(-4, 4)))
+points_of = st.tuples(st.integers(1, 12), st.integers(1, 4)).flatmap(
+    lambda shape: arrays(np.float32, shape, elements=st.integers(-4, 4))
+)
 
 
 def means(points: Tensor, labels: Tensor) -> Tensor:
@@ -39,13 +41,19 @@ def test_kmeans_finds_the_best_of_all_partitions() -> None:
     rng = np.random.default_rng(0)
     for seed in range(8):
         points = torch.from_numpy(rng.normal(size=(7, 2)))
-        best = min(spread(points, torch.tensor(labels)) for labels in itertools.product(range(3), repeat=7) if set(labels) == set(range(3)))
+        best = min(
+            spread(points, torch.tensor(labels))
+            for labels in itertools.product(range(3), repeat=7)
+            if set(labels) == set(range(3))
+        )
         assert spread(points, kmeans(points, 3, seed)) == pytest.approx(best)
 
 
 @settings(max_examples=60, deadline=None)
 @given(points_of, st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_kmeans_gives_a_partition_that_no_single_step_improves(rows: np.ndarray, clusters: int, seed: int) -> None:
+def test_kmeans_gives_a_partition_that_no_single_step_improves(
+    rows: np.ndarray, clusters: int, seed: int
+) -> None:
     points = torch.from_numpy(rows)
     labels = kmeans(points, clusters, seed)
     groups = min(clusters, len(torch.unique(points, dim=0)))
@@ -58,13 +66,17 @@ def test_kmeans_gives_a_partition_that_no_single_step_improves(rows: np.ndarray,
 
 @pytest.mark.parametrize("slab", [1, 30, 10**6])
 def test_long_vectors_are_clustered_as_they_are(slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """k-means of few vectors with many numbers goes through their products: distances must come out, also far from 0."""
+    """k-means of few vectors with many numbers goes through their products: distances must come
+    out, also far from 0.
+    """
     monkeypatch.setattr(kmeans_module, "SLAB", slab)
     points = torch.from_numpy(np.random.default_rng(1).normal(size=(9, 40))).float() + 100
     points[8] = points[3]
     few = kmeans_module._in_few_dimensions(points)
     assert few.shape == (9, 9)
-    torch.testing.assert_close(torch.cdist(few, few), torch.cdist(points.double(), points.double()), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        torch.cdist(few, few), torch.cdist(points.double(), points.double()), atol=1e-5, rtol=0
+    )
     labels = kmeans(points, 3, seed=0)
     assert labels[8] == labels[3]
     assert torch.equal(labels, kmeans(torch.cat([points, torch.full((9, 60), 7.0)], 1), 3, seed=0))
@@ -86,9 +98,13 @@ def test_nearest_centre_by_hand() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(points_of, st.integers(1, 5), st.integers(1, 9), st.integers(0, 999))
-def test_nearest_centre_is_the_least_distance_whatever_the_slab(rows: np.ndarray, count: int, slab: int, seed: int) -> None:
+def test_nearest_centre_is_the_least_distance_whatever_the_slab(
+    rows: np.ndarray, count: int, slab: int, seed: int
+) -> None:
     points = torch.from_numpy(rows)
-    there = torch.from_numpy(np.random.default_rng(seed).integers(-4, 5, (count, points.shape[1]))).float()
+    there = torch.from_numpy(
+        np.random.default_rng(seed).integers(-4, 5, (count, points.shape[1]))
+    ).float()
     squares = ((points[:, None] - there) ** 2).sum(-1)  # exact
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kmeans_module, "SLAB", slab)
@@ -96,7 +112,8 @@ def test_nearest_centre_is_the_least_distance_whatever_the_slab(rows: np.ndarray
 
 
 def test_nearest_centre_tells_apart_what_is_far_away_and_close_together() -> None:
-    # 1e4 + 1 step of float32 is 1e4 + 0.00098: squares of 1e8 in float32 would not show the difference of 1e-6.
+    # 1e4 + 1 step of float32 is 1e4 + 0.00098: squares of 1e8 in float32 would not show the
+    # difference of 1e-6.
     far = torch.full((30, 8), 1e4)
     points = torch.nextafter(far, torch.tensor(torch.inf))
     assert nearest_centre(points, torch.stack([far[0], points[0]])).tolist() == [1] * 30
@@ -108,8 +125,14 @@ def test_nearest_centre_tells_apart_what_is_far_away_and_close_together() -> Non
         (lambda: kmeans(torch.zeros(3), 2, 0), r"points\.shape = \(3,\)"),
         (lambda: kmeans(torch.zeros(3, 1), 0, 0), "clusters = 0"),
         (lambda: kmeans(torch.tensor([[torch.nan]]), 1, 0), "points = 'NaN or infinity'"),
-        (lambda: nearest_centre(torch.zeros(3, 2), torch.zeros(2, 3)), r"centres\.shape = \(2, 3\): must be \(K, 2\)"),
-        (lambda: nearest_centre(torch.zeros(3, 2), torch.full((1, 2), torch.inf)), "centres = 'NaN or infinity'"),
+        (
+            lambda: nearest_centre(torch.zeros(3, 2), torch.zeros(2, 3)),
+            r"centres\.shape = \(2, 3\): must be \(K, 2\)",
+        ),
+        (
+            lambda: nearest_centre(torch.zeros(3, 2), torch.full((1, 2), torch.inf)),
+            "centres = 'NaN or infinity'",
+        ),
     ],
 )
 def test_what_cannot_be_clustered_is_refused(call: object, message: str) -> None:

@@ -1,4 +1,6 @@
-"""Trees of merges and their cuts, against a greedy search that recomputes everything, and by hand."""
+"""Trees of merges and their cuts, against a greedy search that recomputes everything, and by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from scipy.cluster.hierarchy import fcluster, is_valid_linkage
 from scipy.spatial.distance import cdist
 
 from fedclade.clustering import linkage as room
-from fedclade.clustering.linkage import cut_gap, cut_height, cut_number, cut_ratio, linkage, weighted_ward
+from fedclade.clustering.linkage import (
+    cut_gap,
+    cut_height,
+    cut_number,
+    cut_ratio,
+    linkage,
+    weighted_ward,
+)
 from fedclade.errors import InvalidInputError
 
 Floats = NDArray[np.float64]
@@ -21,7 +30,9 @@ Clusters = list[list[int]]
 
 
 def replay(tree: Floats, merges: int) -> Clusters:
-    """The clusters after the first merges, each a sorted list of clients, in the order of their first client."""
+    """The clusters after the first merges, each a sorted list of clients, in the order of their
+    first client.
+    """
     nodes: dict[int, list[int]] = {i: [i] for i in range(len(tree) + 1)}
     for s, (a, b) in enumerate(tree[:merges, :2].astype(int).tolist()):
         nodes[len(tree) + 1 + s] = sorted(nodes.pop(a) + nodes.pop(b))
@@ -30,13 +41,17 @@ def replay(tree: Floats, merges: int) -> Clusters:
 
 def as_clusters(labels: NDArray[np.int64]) -> Clusters:
     """The clusters of labels, which must be numbered by first appearance."""
-    clusters: Clusters = [np.flatnonzero(labels == c).tolist() for c in range(int(labels.max()) + 1)]
+    clusters: Clusters = [
+        np.flatnonzero(labels == c).tolist() for c in range(int(labels.max()) + 1)
+    ]
     assert clusters == sorted(clusters)
     return clusters
 
 
 def is_greedy(tree: Floats, cost: Any, slack: float) -> None:
-    """Every merge has the height of its parts and is the cheapest there is, recomputed from scratch; holds for any order of ties."""
+    """Every merge has the height of its parts and is the cheapest there is, recomputed from
+    scratch; holds for any order of ties.
+    """
     clients = len(tree) + 1
     nodes: dict[int, list[int]] = {i: [i] for i in range(clients)}
     for s, (a, b, height, count) in enumerate(tree.tolist()):
@@ -52,16 +67,25 @@ def is_greedy(tree: Floats, cost: Any, slack: float) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 8), st.integers(0, 10**6), st.sampled_from(["single", "average", "complete", "ward"]))
+@given(
+    st.integers(1, 8),
+    st.integers(0, 10**6),
+    st.sampled_from(["single", "average", "complete", "ward"]),
+)
 def test_linkage_is_greedy(clients: int, seed: int, method: Any) -> None:
     points = np.random.default_rng(seed).normal(size=(clients, 3))
     distance = cdist(points, points)
 
     def cost(a: list[int], b: list[int]) -> float:
         if method == "ward":
-            return float(np.sqrt(2 * len(a) * len(b) / (len(a) + len(b))) * np.linalg.norm(points[a].mean(0) - points[b].mean(0)))
+            return float(
+                np.sqrt(2 * len(a) * len(b) / (len(a) + len(b)))
+                * np.linalg.norm(points[a].mean(0) - points[b].mean(0))
+            )
         between = distance[np.ix_(a, b)]
-        return float({"single": between.min, "average": between.mean, "complete": between.max}[method]())
+        return float(
+            {"single": between.min, "average": between.mean, "complete": between.max}[method]()
+        )
 
     tree = linkage(distance, method)
     assert tree.shape == (clients - 1, 4)
@@ -83,15 +107,21 @@ def weighted_points(draw: st.DrawFn) -> tuple[Floats, Floats]:
     clients, e = draw(st.integers(1, 10)), draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     ties = draw(st.booleans())
-    points = rng.integers(0, 3, (clients, e)).astype(float) if ties else rng.normal(size=(clients, e))
-    weight = rng.integers(1, 4, clients).astype(float) if ties else np.exp(rng.normal(size=clients) * 3)
+    points = (
+        rng.integers(0, 3, (clients, e)).astype(float) if ties else rng.normal(size=(clients, e))
+    )
+    weight = (
+        rng.integers(1, 4, clients).astype(float) if ties else np.exp(rng.normal(size=clients) * 3)
+    )
     return points + draw(st.sampled_from([0.0, 0.0, 1000.0])), weight
 
 
 def ward_cost(points: Floats, weight: Floats) -> Any:
     def cost(a: list[int], b: list[int]) -> float:
         n, m = weight[a].sum(), weight[b].sum()
-        apart = np.average(points[a], axis=0, weights=weight[a]) - np.average(points[b], axis=0, weights=weight[b])
+        apart = np.average(points[a], axis=0, weights=weight[a]) - np.average(
+            points[b], axis=0, weights=weight[b]
+        )
         return float(n * m / (n + m) * (apart**2).sum() / points.shape[1])
 
     return cost
@@ -115,7 +145,9 @@ def naive(points: Floats, weight: Floats) -> tuple[list[float], list[Clusters]]:
     cost, clusters = ward_cost(points, weight), [[i] for i in range(len(points))]
     heights, levels = [], []
     while len(clusters) > 1:
-        height, a, b = min((cost(clusters[a], clusters[b]), a, b) for a in range(len(clusters)) for b in range(a))
+        height, a, b = min(
+            (cost(clusters[a], clusters[b]), a, b) for a in range(len(clusters)) for b in range(a)
+        )
         clusters[b] = sorted(clusters[b] + clusters.pop(a))
         heights.append(height)
         levels.append(sorted([*clusters]))
@@ -132,7 +164,9 @@ def test_weighted_ward_is_the_naive_one(clients: int, seed: int, single_precisio
         if single_precision:
             patch.setattr(room, "FLOAT64_UP_TO", 0)
         tree = weighted_ward(points, weight)
-    np.testing.assert_allclose(tree[:, 2], heights, rtol=1e-10)  # in single precision too: heights come from the means
+    np.testing.assert_allclose(
+        tree[:, 2], heights, rtol=1e-10
+    )  # in single precision too: heights come from the means
     assert [replay(tree, s + 1) for s in range(clients - 1)] == levels
 
 
@@ -157,18 +191,25 @@ def test_weighted_ward_by_hand() -> None:
 def test_noise_of_one_source_costs_about_one_whatever_the_sizes() -> None:
     rng = np.random.default_rng(0)
     size = np.array([10.0, 5000.0])
-    costs = [weighted_ward(rng.normal(size=(2, 64)) / np.sqrt(size)[:, None], size)[0, 2] for _ in range(200)]
+    costs = [
+        weighted_ward(rng.normal(size=(2, 64)) / np.sqrt(size)[:, None], size)[0, 2]
+        for _ in range(200)
+    ]
     assert np.mean(costs) == pytest.approx(1, abs=0.05)
 
 
 def test_an_outlier_does_not_cost_the_others_their_digits() -> None:
     points = np.array([[1e9], [0.0], [1e-3], [2.5e-3]])
-    np.testing.assert_allclose(weighted_ward(points, np.ones(4))[:2, 2], [1e-6 / 2, 2 / 3 * 2e-3**2])
+    np.testing.assert_allclose(
+        weighted_ward(points, np.ones(4))[:2, 2], [1e-6 / 2, 2 / 3 * 2e-3**2]
+    )
 
 
 def test_equidistant_points_do_not_run_in_a_circle() -> None:
     assert is_valid_linkage(weighted_ward(np.eye(60) / 3, np.ones(60)))
-    is_greedy(weighted_ward(np.eye(12) / 3, np.ones(12)), ward_cost(np.eye(12) / 3, np.ones(12)), 1e-9)
+    is_greedy(
+        weighted_ward(np.eye(12) / 3, np.ones(12)), ward_cost(np.eye(12) / 3, np.ones(12)), 1e-9
+    )
     assert not weighted_ward(np.ones((40, 3)) / 3, np.arange(1, 41))[:, 2].any()
 
 
@@ -195,7 +236,15 @@ def trees(draw: st.DrawFn) -> Floats:
     """Any tree of 1 … 12 clients, with heights that are often equal or 0."""
     clients = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    heights = sorted(draw(st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 9, 30]), min_size=clients - 1, max_size=clients - 1)))
+    heights = sorted(
+        draw(
+            st.lists(
+                st.sampled_from([0, 1, 2, 3, 4, 6, 9, 30]),
+                min_size=clients - 1,
+                max_size=clients - 1,
+            )
+        )
+    )
     return with_heights(heights, rng)
 
 
@@ -204,7 +253,11 @@ def with_heights(heights: list[float], rng: np.random.Generator | None = None) -
     clients = len(heights) + 1
     rows, size = [], dict.fromkeys(range(clients), 1)
     for s, height in enumerate(heights):
-        a, b = sorted(rng.choice(list(size), 2, replace=False).tolist()) if rng else sorted(size)[:1] + sorted(size)[-1:]
+        a, b = (
+            sorted(rng.choice(list(size), 2, replace=False).tolist())
+            if rng
+            else sorted(size)[:1] + sorted(size)[-1:]
+        )
         size[clients + s] = size.pop(a) + size.pop(b)
         rows.append([a, b, height, size[clients + s]])
     return np.array(rows, np.float64).reshape(-1, 4)
@@ -223,7 +276,9 @@ def test_cut_height_is_strict(tree: Floats, height: float) -> None:
     labels = cut_height(tree, height)
     assert as_clusters(labels) == replay(tree, sum(h < height for h in tree[:, 2]))
     if len(tree) and np.isfinite(height):
-        scipys = fcluster(tree, np.nextafter(height, -np.inf), "distance")  # ≤ the number before is <
+        scipys = fcluster(
+            tree, np.nextafter(height, -np.inf), "distance"
+        )  # ≤ the number before is <
         assert np.array_equal(scipys[:, None] == scipys, labels[:, None] == labels)
 
 
@@ -283,7 +338,9 @@ def test_cut_ratio_looks_as_deep_as_asked() -> None:
 
 
 def test_labels_are_numbered_by_first_appearance() -> None:
-    tree = linkage(cdist([[9.0], [0.0], [9.1], [0.1], [5.0]], [[9.0], [0.0], [9.1], [0.1], [5.0]]), "average")
+    tree = linkage(
+        cdist([[9.0], [0.0], [9.1], [0.1], [5.0]], [[9.0], [0.0], [9.1], [0.1], [5.0]]), "average"
+    )
     assert cut_number(tree, 3).tolist() == [0, 1, 0, 1, 2]
     assert cut_height(tree, 1.0).tolist() == [0, 1, 0, 1, 2]
     assert cut_number(tree, 5).tolist() == [0, 1, 2, 3, 4]
@@ -299,7 +356,13 @@ def test_planted_groups_are_found_by_every_cut(spread: int) -> None:
     same = truth[:, None] == truth
     tree = weighted_ward(points, size)
     plain = linkage(cdist(points, points), "average")
-    for labels in (cut_number(tree, 5), cut_ratio(tree), cut_height(tree, 5.0), cut_gap(plain), cut_number(plain, 5)):
+    for labels in (
+        cut_number(tree, 5),
+        cut_ratio(tree),
+        cut_height(tree, 5.0),
+        cut_gap(plain),
+        cut_number(plain, 5),
+    ):
         assert np.array_equal(labels[:, None] == labels, same)
 
 

@@ -1,4 +1,6 @@
-"""Paths: the chain and its mean, what its loss is made of, that pairs do not disturb each other, and curves between modules."""
+"""Paths: the chain and its mean, what its loss is made of, that pairs do not disturb each other,
+and curves between modules.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +40,27 @@ def linear(params: Models, x: Tensor) -> Tensor:
 @st.composite
 def stacks(draw: st.DrawFn, count: int) -> list[Models]:
     """Stacks of three linear models with four inputs and two outputs."""
-    return [{"w": torch.from_numpy(draw(hnp.arrays("float32", (3, 4, 2), elements=numbers)))} for _ in range(count)]
+    return [
+        {"w": torch.from_numpy(draw(hnp.arrays("float32", (3, 4, 2), elements=numbers)))}
+        for _ in range(count)
+    ]
 
 
 def mlps(count: int, spread: float = 0.3) -> tuple[Objective, Models, Tensor]:
     """An objective, some models around its own, and inputs."""
     torch.manual_seed(0)
     objective = Objective(MLP(8).build((6,), 3))
-    models = {name: value + spread * torch.randn(count, *value.shape) for name, value in objective.params().items()}
+    models = {
+        name: value + spread * torch.randn(count, *value.shape)
+        for name, value in objective.params().items()
+    }
     return objective, models, torch.rand(20, 6)
 
 
 def close(one: Models, other: Models, tolerance: float = 1e-5) -> bool:
-    return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], rtol=1e-5, atol=tolerance) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.allclose(one[name], other[name], rtol=1e-5, atol=tolerance) for name in one
+    )
 
 
 # the chain
@@ -76,13 +86,16 @@ def test_the_printed_formula(models: list[Models], u: float) -> None:
 @given(stacks(2), places)
 def test_with_the_midpoint_as_bend_the_chain_is_straight(models: list[Models], u: float) -> None:
     a, b = models
-    assert torch.allclose(chain(a, midpoint(a, b), b, u)["w"], (1 - u) * a["w"] + u * b["w"], atol=1e-4)
+    assert torch.allclose(
+        chain(a, midpoint(a, b), b, u)["w"], (1 - u) * a["w"] + u * b["w"], atol=1e-4
+    )
 
 
 @many
 @given(stacks(3))
 def test_the_mean_is_that_of_many_points(models: list[Models]) -> None:
-    # The chain is straight on either side of ½, so the midpoint rule with an even number of parts is exact.
+    # The chain is straight on either side of ½, so the midpoint rule with an even number of parts
+    # is exact.
     points = torch.stack([chain(*models, u)["w"] for u in evenly(10)])
     assert torch.allclose(chain_mean(*models)["w"], points.mean(0), atol=1e-3)
 
@@ -99,16 +112,24 @@ def test_points_are_symmetric_and_inside() -> None:
 
 @many
 @given(stacks(3), hnp.arrays("float32", (5, 4), elements=st.floats(0, 1, width=32)), places)
-def test_a_bend_changes_only_the_distance_from_the_mean_of_the_ends(models: list[Models], inputs: np.ndarray, u: float) -> None:
+def test_a_bend_changes_only_the_distance_from_the_mean_of_the_ends(
+    models: list[Models], inputs: np.ndarray, u: float
+) -> None:
     x, (a, bend, b) = torch.from_numpy(inputs), models
     here, one, other = (x @ stack["w"] for stack in (chain(a, bend, b, u), a, b))
-    expected = (here - (one + other) / 2).square().mean((1, 2)) + (one - other).square().mean((1, 2)) / 4
-    assert torch.allclose(losses_along(linear, a, bend, b, x, [u])[0], expected, rtol=1e-3, atol=1e-2)
+    expected = (here - (one + other) / 2).square().mean((1, 2)) + (one - other).square().mean(
+        (1, 2)
+    ) / 4
+    assert torch.allclose(
+        losses_along(linear, a, bend, b, x, [u])[0], expected, rtol=1e-3, atol=1e-2
+    )
 
 
 def test_at_the_ends_no_bend_matters() -> None:
     objective, models, x = mlps(4)
-    a, b = ({name: value[part] for name, value in models.items()} for part in (slice(0, 2), slice(2, 4)))
+    a, b = (
+        {name: value[part] for name, value in models.items()} for part in (slice(0, 2), slice(2, 4))
+    )
     straight, far = midpoint(a, b), {name: value + 7 for name, value in a.items()}
     ends = losses_along(objective.outputs, a, straight, b, x, [0.0, 1.0])
     assert torch.allclose(ends, losses_along(objective.outputs, a, far, b, x, [0.0, 1.0]))
@@ -118,7 +139,10 @@ def test_at_the_ends_no_bend_matters() -> None:
 
 def test_a_path_has_no_direction() -> None:
     objective, models, x = mlps(2)
-    there, back = (Paths(objective.outputs, {name: value[order] for name, value in models.items()}, x, 5) for order in ([0, 1], [1, 0]))
+    there, back = (
+        Paths(objective.outputs, {name: value[order] for name, value in models.items()}, x, 5)
+        for order in ([0, 1], [1, 0])
+    )
     assert there.scores().item() == pytest.approx(back.scores().item(), rel=1e-4)
 
 
@@ -130,7 +154,10 @@ def test_learning_lowers_the_loss_of_every_pair() -> None:
     pairs = Paths(objective.outputs, models, x, 0).pairs
     a, b = ({name: value[end] for name, value in models.items()} for end in pairs.T)
     straight, bend = midpoint(a, b), learned_bends(objective.outputs, a, b, x, 50, 1e-2)
-    linear, bent = (losses_along(objective.outputs, a, middle, b, x, evenly(8)).mean(0) for middle in (straight, bend))
+    linear, bent = (
+        losses_along(objective.outputs, a, middle, b, x, evenly(8)).mean(0)
+        for middle in (straight, bend)
+    )
     assert (bent < 0.95 * linear).all()
 
 
@@ -145,20 +172,28 @@ def test_pairs_do_not_disturb_each_other() -> None:
     together = Paths(objective.outputs, models, x, 8)
     scores = together.scores()
     for number, pair in enumerate(together.pairs):
-        alone = Paths(objective.outputs, {name: value[pair] for name, value in models.items()}, x, 8)
+        alone = Paths(
+            objective.outputs, {name: value[pair] for name, value in models.items()}, x, 8
+        )
         assert alone.scores().item() == pytest.approx(scores[number].item(), rel=1e-4)
         assert close(alone.mean(torch.arange(2)), together.mean(pair))
 
 
 @pytest.mark.parametrize(("at_once", "kept"), [(1, 2**30), (1, 0), (2**30, 0), (30_000, 3_000)])
-def test_neither_blocks_nor_what_is_remembered_change_anything(monkeypatch: pytest.MonkeyPatch, at_once: int, kept: int) -> None:
+def test_neither_blocks_nor_what_is_remembered_change_anything(
+    monkeypatch: pytest.MonkeyPatch, at_once: int, kept: int
+) -> None:
     objective, models, x = mlps(6)
     plain = Paths(objective.outputs, models, x, 8)
     scores, some = plain.scores(), torch.tensor([0, 2, 3, 5])
     monkeypatch.setattr(mode_connectivity, "AT_ONCE", at_once)
     monkeypatch.setattr(mode_connectivity, "KEPT", kept)
     blocks, learn = [], mode_connectivity.learned_bends
-    monkeypatch.setattr(mode_connectivity, "learned_bends", lambda *args: blocks.append(len(args[1]["fc1.bias"])) or learn(*args))
+    monkeypatch.setattr(
+        mode_connectivity,
+        "learned_bends",
+        lambda *args: blocks.append(len(args[1]["fc1.bias"])) or learn(*args),
+    )
     other = Paths(objective.outputs, models, x, 8)
     assert torch.allclose(other.scores(), scores, rtol=1e-5)
     assert sum(blocks) == 15
@@ -169,12 +204,16 @@ def test_neither_blocks_nor_what_is_remembered_change_anything(monkeypatch: pyte
 
 def test_models_that_have_run_away_give_no_bend_that_is_not_finite() -> None:
     objective, models, x = mlps(3)
-    models = {name: value.clone().index_fill_(0, torch.tensor(1), 1e30) for name, value in models.items()}
+    models = {
+        name: value.clone().index_fill_(0, torch.tensor(1), 1e30) for name, value in models.items()
+    }
     runaway = Paths(objective.outputs, models, x, 3)
     assert not runaway.scores().isfinite().all()
     assert runaway.joined(100).tolist() == [0, 1, 0]
     assert all(value.isfinite().all() for value in runaway.mean(torch.arange(3)).values())
-    assert Paths(objective.outputs, {name: value * 1e30 for name, value in models.items()}, x, 0).joined(100).tolist() == [0, 1, 2]
+    assert Paths(
+        objective.outputs, {name: value * 1e30 for name, value in models.items()}, x, 0
+    ).joined(100).tolist() == [0, 1, 2]
 
 
 # clusters and their means
@@ -186,13 +225,16 @@ def on_a_line(*weights: float) -> Paths:
 
 
 def test_scores_of_a_linear_model_by_hand() -> None:
-    # The loss at u is ½ (u² + (1 − u)²) (w_k − w_l)²; at u = 1/16, 3/16, …, 15/16 the mean of u² is 680 / 8 / 256 = 85 / 256, that of
-    # (1 − u)² the same.
-    assert on_a_line(0.0, 1.0, 3.0).scores().tolist() == pytest.approx([85 / 256, 9 * 85 / 256, 4 * 85 / 256])
+    # The loss at u is ½ (u² + (1 − u)²) (w_k − w_l)²; at u = 1/16, 3/16, …, 15/16 the mean of u² is
+    # 680 / 8 / 256 = 85 / 256, that of (1 − u)² the same.
+    assert on_a_line(0.0, 1.0, 3.0).scores().tolist() == pytest.approx(
+        [85 / 256, 9 * 85 / 256, 4 * 85 / 256]
+    )
 
 
 def test_pairs_up_to_the_percentile_are_joined() -> None:
-    # Squared distances of the six pairs of 0, 1, 3, 7: 1, 9, 49, 4, 36, 16; sorted 1, 4, 9, 16, 36, 49.
+    # Squared distances of the six pairs of 0, 1, 3, 7: 1, 9, 49, 4, 36, 16; sorted 1, 4, 9, 16, 36,
+    # 49.
     line = on_a_line(0.0, 1.0, 3.0, 7.0)
     assert line.joined(0).tolist() == [0, 0, 1, 2]
     assert line.joined(19).tolist() == [0, 0, 1, 2]  # below 4
@@ -218,7 +260,9 @@ def test_a_model_alone() -> None:
 
 @many
 @given(stacks(1), st.lists(st.integers(0, 2), min_size=1, unique=True))
-def test_along_straight_paths_the_mean_is_the_mean(models: list[Models], members: list[int]) -> None:
+def test_along_straight_paths_the_mean_is_the_mean(
+    models: list[Models], members: list[int]
+) -> None:
     rows = torch.tensor(members)
     got = Paths(linear, models[0], torch.ones(1, 4), 0).mean(rows)["w"]
     assert torch.allclose(got, models[0]["w"][rows].mean(0), rtol=1e-6, atol=1e-5)
@@ -234,7 +278,9 @@ def test_the_mean_takes_the_bends_of_all_pairs_inside() -> None:
     expected = {name: value.mean(0) for name, value in chain_mean(a, bend, b).items()}
     got = all_of_them.mean(torch.tensor([0, 1, 3]))
     assert close(got, expected)
-    assert not close(got, {name: value[[0, 1, 3]].mean(0) for name, value in models.items()})  # it did learn something
+    assert not close(
+        got, {name: value[[0, 1, 3]].mean(0) for name, value in models.items()}
+    )  # it did learn something
 
 
 # curves
@@ -242,7 +288,9 @@ def test_the_mean_takes_the_bends_of_all_pairs_inside() -> None:
 
 def modules() -> tuple[nn.Module, nn.Module]:
     torch.manual_seed(1)
-    return tuple(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)) for _ in range(2))  # type: ignore[return-value]
+    return tuple(
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)) for _ in range(2)
+    )  # type: ignore[return-value]
 
 
 def test_curves_between_two_modules() -> None:

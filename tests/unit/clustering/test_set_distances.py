@@ -22,10 +22,16 @@ KINDS = ("matching", "min", "chamfer")
 
 @st.composite
 def point_sets(draw: st.DrawFn) -> tuple[Floats, NDArray[np.int64]]:
-    """Clients with 1 … k points each, whatever does not count is NaN; coordinates often equal, so that there are ties."""
+    """Clients with 1 … k points each, whatever does not count is NaN; coordinates often equal, so
+    that there are ties.
+    """
     clients, k, d = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
-    points = rng.integers(-3, 4, (clients, k, d)).astype(float) if draw(st.booleans()) else rng.normal(size=(clients, k, d))
+    points = (
+        rng.integers(-3, 4, (clients, k, d)).astype(float)
+        if draw(st.booleans())
+        else rng.normal(size=(clients, k, d))
+    )
     counts = rng.integers(1, k + 1, clients)
     points[np.arange(k) >= counts[:, None]] = np.nan
     return points, counts
@@ -40,13 +46,18 @@ def slow(a: Floats, b: Floats, kind: str) -> float:
         there = np.mean([min(np.linalg.norm(p - q) for q in b) for p in a])
         back = np.mean([min(np.linalg.norm(p - q) for p in a) for q in b])
         return float((there + back) / 2)
-    sums = [sum(((p - b[s]) ** 2).sum() for p, s in zip(a, match, strict=True)) for match in permutations(range(len(b)), len(a))]
+    sums = [
+        sum(((p - b[s]) ** 2).sum() for p, s in zip(a, match, strict=True))
+        for match in permutations(range(len(b)), len(a))
+    ]
     return float(np.sqrt(min(sums)) / len(a))
 
 
 @settings(max_examples=150, deadline=None)
 @given(point_sets(), st.sampled_from(KINDS), st.sampled_from([1, 2, 5, 256]))
-def test_distances_are_those_of_a_loop_over_pairs(sets: tuple[Floats, NDArray[np.int64]], kind: Any, block: int) -> None:
+def test_distances_are_those_of_a_loop_over_pairs(
+    sets: tuple[Floats, NDArray[np.int64]], kind: Any, block: int
+) -> None:
     points, counts = sets
     got = distances(points, counts, kind, block)
     for i, j in np.ndindex(got.shape):
@@ -58,12 +69,16 @@ def test_distances_are_those_of_a_loop_over_pairs(sets: tuple[Floats, NDArray[np
 
 @settings(max_examples=50, deadline=None)
 @given(point_sets(), st.sampled_from(KINDS), st.data())
-def test_distances_to_others_are_the_same(sets: tuple[Floats, NDArray[np.int64]], kind: Any, data: st.DataObject) -> None:
+def test_distances_to_others_are_the_same(
+    sets: tuple[Floats, NDArray[np.int64]], kind: Any, data: st.DataObject
+) -> None:
     points, counts = sets
     new = data.draw(st.integers(1, len(points)))
     got = distances_to(points[:new], counts[:new], points, counts, kind)
     for i, j in np.ndindex(got.shape):
-        assert got[i, j] == pytest.approx(slow(points[i, : counts[i]], points[j, : counts[j]], kind), abs=1e-12)
+        assert got[i, j] == pytest.approx(
+            slow(points[i, : counts[i]], points[j, : counts[j]], kind), abs=1e-12
+        )
 
 
 @settings(max_examples=25, deadline=None)
@@ -74,7 +89,9 @@ def test_matching_is_the_optimal_assignment(k: int, most: int, seed: int) -> Non
     got = distances(points, counts)
     for i, j in [(0, 1), (0, 2), (1, 3)]:
         squares = ((points[i, : counts[i], None] - points[j, None, : counts[j]]) ** 2).sum(-1)
-        assert got[i, j] == pytest.approx(np.sqrt(squares[linear_sum_assignment(squares)].sum()) / min(counts[i], counts[j]))
+        assert got[i, j] == pytest.approx(
+            np.sqrt(squares[linear_sum_assignment(squares)].sum()) / min(counts[i], counts[j])
+        )
 
 
 def test_a_tile_is_worked_off_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +110,9 @@ def test_by_hand() -> None:
 
 def test_the_nearest_point_is_not_always_the_match() -> None:
     points = np.array([[[0.0], [1.0]], [[1.1], [5.0]]])
-    assert distances(points)[0, 1] == pytest.approx(np.sqrt(1.1**2 + 4**2) / 2)  # 1 -> 1.1 would leave 0 -> 5
+    assert distances(points)[0, 1] == pytest.approx(
+        np.sqrt(1.1**2 + 4**2) / 2
+    )  # 1 -> 1.1 would leave 0 -> 5
 
 
 def test_a_smaller_set_is_matched_into_the_larger_whichever_comes_first() -> None:
@@ -106,18 +125,29 @@ def test_a_smaller_set_is_matched_into_the_larger_whichever_comes_first() -> Non
 def test_order_of_points_and_clients_does_not_matter() -> None:
     rng = np.random.default_rng(1)
     points, counts = rng.normal(size=(9, 5, 2)), rng.integers(1, 6, 9)
-    shuffled = np.stack([np.concatenate([rng.permutation(p[:c]), p[c:]]) for p, c in zip(points, counts, strict=True)])
+    shuffled = np.stack(
+        [
+            np.concatenate([rng.permutation(p[:c]), p[c:]])
+            for p, c in zip(points, counts, strict=True)
+        ]
+    )
     order = rng.permutation(9)
     for kind in KINDS:
         expected = distances(points, counts, kind)[np.ix_(order, order)]
-        np.testing.assert_allclose(distances(shuffled[order], counts[order], kind, block=2), expected, atol=1e-12)
+        np.testing.assert_allclose(
+            distances(shuffled[order], counts[order], kind, block=2), expected, atol=1e-12
+        )
 
 
 def test_the_printed_formula_chains_what_the_matching_keeps_apart() -> None:
-    """Scenario 2: neighbouring groups share a class, so their least distance is 0; METHODS.md, paper ≠ code, 2."""
+    """Scenario 2: neighbouring groups share a class, so their least distance is 0; METHODS.md,
+    paper ≠ code, 2.
+    """
     points = np.array([[[0.0, 0], [9, 0]], [[9.0, 0], [9, 9]]])
     assert distances(points, kind="min")[0, 1] == 0
-    assert distances(points)[0, 1] == pytest.approx(np.sqrt(2 * 81) / 2)  # as good as 0 and 0 -> (9, 9)
+    assert distances(points)[0, 1] == pytest.approx(
+        np.sqrt(2 * 81) / 2
+    )  # as good as 0 and 0 -> (9, 9)
 
 
 @pytest.mark.parametrize(

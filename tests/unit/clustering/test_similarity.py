@@ -1,4 +1,6 @@
-"""Cosine similarity, CFL's bipartition and the separation gap, FLIS's predictions and clusters, against loops and all bipartitions."""
+"""Cosine similarity, CFL's bipartition and the separation gap, FLIS's predictions and clusters,
+against loops and all bipartitions.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,14 @@ def similarities(draw: st.DrawFn, least: int = 2, most: int = 8, ties: bool = Tr
     clients, seed = draw(st.integers(least, most)), draw(st.integers(0, 10**6))
     rng = np.random.default_rng(seed)
     coarse = ties and draw(st.booleans())
-    upper = np.triu(rng.integers(-2, 3, (clients, clients)) / 2 if coarse else rng.uniform(-1, 1, (clients, clients)), 1)
+    upper = np.triu(
+        (
+            rng.integers(-2, 3, (clients, clients)) / 2
+            if coarse
+            else rng.uniform(-1, 1, (clients, clients))
+        ),
+        1,
+    )
     return np.asarray(upper + upper.T + np.eye(clients))
 
 
@@ -46,10 +55,24 @@ def similarities(draw: st.DrawFn, least: int = 2, most: int = 8, ties: bool = Tr
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 6), st.integers(1, 9), st.integers(0, 10**6), st.sampled_from([torch.float32, torch.float64]), st.data())
-def test_cosine_is_that_of_each_pair(clients: int, parameters: int, seed: int, dtype: torch.dtype, data: st.DataObject) -> None:
-    updates = torch.randn(clients, parameters, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-    updates *= torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1e30]), min_size=clients, max_size=clients)))[:, None]
+@given(
+    st.integers(1, 6),
+    st.integers(1, 9),
+    st.integers(0, 10**6),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.data(),
+)
+def test_cosine_is_that_of_each_pair(
+    clients: int, parameters: int, seed: int, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    updates = torch.randn(
+        clients, parameters, generator=torch.Generator().manual_seed(seed), dtype=dtype
+    )
+    updates *= torch.tensor(
+        data.draw(
+            st.lists(st.sampled_from([0.0, 1e-30, 1.0, 1e30]), min_size=clients, max_size=clients)
+        )
+    )[:, None]
     got = cosine(updates)
     assert got.dtype == torch.float64
     for i, j in np.ndindex(clients, clients):
@@ -83,7 +106,13 @@ def test_cosine_of_updates_too_small_to_square() -> None:
 
 
 @pytest.mark.parametrize(
-    "updates", [torch.zeros(3), torch.zeros(0, 3), torch.tensor([[1.0, float("nan")]]), torch.tensor([[float("inf")]])]
+    "updates",
+    [
+        torch.zeros(3),
+        torch.zeros(0, 3),
+        torch.tensor([[1.0, float("nan")]]),
+        torch.tensor([[float("inf")]]),
+    ],
 )
 def test_cosine_refuses(updates: Tensor) -> None:
     with pytest.raises(InvalidInputError, match="updates"):
@@ -94,14 +123,20 @@ def test_cosine_refuses(updates: Tensor) -> None:
 
 
 def cross(similarity: Floats, side: NDArray[np.bool_]) -> float:
-    return max(float(similarity[i, j]) for i, j in product(np.flatnonzero(side), np.flatnonzero(~side)))
+    return max(
+        float(similarity[i, j]) for i, j in product(np.flatnonzero(side), np.flatnonzero(~side))
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(similarities())
 def test_single_is_the_best_of_all_bipartitions(similarity: Floats) -> None:
     side, most = bipartition(similarity)
-    sides = [np.array([False, *rest]) for rest in product([False, True], repeat=len(similarity) - 1) if any(rest)]
+    sides = [
+        np.array([False, *rest])
+        for rest in product([False, True], repeat=len(similarity) - 1)
+        if any(rest)
+    ]
     assert most == min(cross(similarity, other) for other in sides)
     assert most == cross(similarity, side)
     assert side.dtype == bool
@@ -120,7 +155,11 @@ def test_single_is_single_linkage_at_two(similarity: Floats) -> None:
 
 def _leaves(tree: Floats, node: int) -> list[int]:
     clients = len(tree) + 1
-    return [node] if node < clients else [leaf for part in tree[node - clients, :2] for leaf in _leaves(tree, int(part))]
+    return (
+        [node]
+        if node < clients
+        else [leaf for part in tree[node - clients, :2] for leaf in _leaves(tree, int(part))]
+    )
 
 
 @settings(max_examples=80, deadline=None)
@@ -129,7 +168,10 @@ def test_complete_joins_the_clusters_whose_least_similarity_is_greatest(similari
     clusters = [[i] for i in range(len(similarity))]
     while len(clusters) > 2:
         pairs = [(a, b) for a in range(len(clusters)) for b in range(a)]
-        a, b = max(pairs, key=lambda p: min(similarity[i, j] for i in clusters[p[0]] for j in clusters[p[1]]))
+        a, b = max(
+            pairs,
+            key=lambda p: min(similarity[i, j] for i in clusters[p[0]] for j in clusters[p[1]]),
+        )
         clusters[b] += clusters.pop(a)
     side, most = bipartition(similarity, "complete")
     assert set(np.flatnonzero(~side).tolist()) == set(next(c for c in clusters if 0 in c))
@@ -185,7 +227,9 @@ def test_bipartition_refuses(similarity: Floats, linkage_: Any, message: str) ->
 @settings(max_examples=100, deadline=None)
 @given(similarities(least=1), st.data())
 def test_gap_is_that_of_a_loop_over_pairs(similarity: Floats, data: st.DataObject) -> None:
-    groups = data.draw(st.lists(st.integers(0, 2), min_size=len(similarity), max_size=len(similarity)))
+    groups = data.draw(
+        st.lists(st.integers(0, 2), min_size=len(similarity), max_size=len(similarity))
+    )
     inside, across = [1.0], [-1.0]
     for i, j in product(range(len(groups)), repeat=2):
         if i != j:
@@ -207,7 +251,9 @@ def test_a_gap_above_zero_keeps_the_bipartition_inside_groups() -> None:
     group = rng.integers(0, 4, 25)
     base = rng.uniform(-0.2, 0.2, (25, 25))
     similarity = np.where(group[:, None] == group, 0.6, 0.1) + base + base.T
-    similarity = np.where(group[:, None] == group, np.maximum(similarity, 0.6), np.minimum(similarity, 0.5))
+    similarity = np.where(
+        group[:, None] == group, np.maximum(similarity, 0.6), np.minimum(similarity, 0.5)
+    )
     assert separation_gap(similarity, group) > 0
     side, _ = bipartition(similarity)
     assert not set(group[side]) & set(group[~side])
@@ -227,23 +273,43 @@ def linear(model: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def some_models(count: int, classes: int = 3, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {"weight": torch.randn(count, classes, 2, generator=generator), "bias": torch.randn(count, classes, generator=generator)}
+    return {
+        "weight": torch.randn(count, classes, 2, generator=generator),
+        "bias": torch.randn(count, classes, generator=generator),
+    }
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 20), st.integers(1, 12), st.integers(2, 4), st.integers(0, 10**6), st.sampled_from(["onehot", "soft"]))
-def test_predictions_are_those_of_each_model(count: int, samples: int, classes: int, seed: int, labels: Literal["onehot", "soft"]) -> None:
-    models, x = some_models(count, classes, seed), torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed))
+@given(
+    st.integers(1, 20),
+    st.integers(1, 12),
+    st.integers(2, 4),
+    st.integers(0, 10**6),
+    st.sampled_from(["onehot", "soft"]),
+)
+def test_predictions_are_those_of_each_model(
+    count: int, samples: int, classes: int, seed: int, labels: Literal["onehot", "soft"]
+) -> None:
+    models, x = (
+        some_models(count, classes, seed),
+        torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed)),
+    )
     got = predictions(linear, models, x, labels).view(count, samples, classes)
     for place in range(count):
         outputs = linear({name: value[place] for name, value in models.items()}, x)
         assert torch.equal(got[place].argmax(1), outputs.argmax(1))
-        expected = outputs.softmax(1) if labels == "soft" else F.one_hot(outputs.argmax(1), classes).float()
+        expected = (
+            outputs.softmax(1)
+            if labels == "soft"
+            else F.one_hot(outputs.argmax(1), classes).float()
+        )
         torch.testing.assert_close(got[place], expected)
 
 
 @pytest.mark.parametrize("labels", ["onehot", "soft"])
-def test_predictions_in_blocks_of_models_and_samples(labels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_in_blocks_of_models_and_samples(
+    labels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     models, x = some_models(7), torch.randn(11, 2, generator=torch.Generator().manual_seed(1))
     whole, seen = predictions(linear, models, x, labels), []
 
@@ -265,30 +331,48 @@ def test_a_model_that_overflows_predicts_something_all_the_same() -> None:
         assert float(got.sum()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("outputs", [lambda m, x: x[:, :1], lambda m, x: x[:, 0], lambda m, x: x[:, :, None].expand(-1, -1, 2)])
+@pytest.mark.parametrize(
+    "outputs",
+    [lambda m, x: x[:, :1], lambda m, x: x[:, 0], lambda m, x: x[:, :, None].expand(-1, -1, 2)],
+)
 def test_predictions_are_of_classes(outputs: Any) -> None:
     with pytest.raises(InvalidInputError, match=r"shape of its outputs = \(5.*two classes or more"):
-        predictions(lambda m, x: outputs(m, x) + 0 * m["bias"][0], some_models(3), torch.ones(5, 2), "onehot")
+        predictions(
+            lambda m, x: outputs(m, x) + 0 * m["bias"][0],
+            some_models(3),
+            torch.ones(5, 2),
+            "onehot",
+        )
 
 
-def some_predictions(clients: int, samples: int, seed: int, classes: int = 3) -> tuple[Tensor, Tensor]:
+def some_predictions(
+    clients: int, samples: int, seed: int, classes: int = 3
+) -> tuple[Tensor, Tensor]:
     """Classes, of which neighbours share many, and one-hot rows."""
     generator = torch.Generator().manual_seed(seed)
     base = torch.randint(0, classes, (2, samples), generator=generator)
     noise = torch.randint(0, classes, (clients, samples), generator=generator)
-    told = torch.where(torch.rand(clients, samples, generator=generator) < 0.5, base[torch.arange(clients) % 2], noise)
+    told = torch.where(
+        torch.rand(clients, samples, generator=generator) < 0.5,
+        base[torch.arange(clients) % 2],
+        noise,
+    )
     return told, F.one_hot(told, classes).flatten(1).float()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 3000), st.integers(0, 10**6), st.data())
-def test_alike_is_the_share_of_equal_predictions(clients: int, samples: int, seed: int, data: st.DataObject) -> None:
+def test_alike_is_the_share_of_equal_predictions(
+    clients: int, samples: int, seed: int, data: st.DataObject
+) -> None:
     told, rows = some_predictions(clients, samples, seed)
     share = (told[:, None] == told).double().mean(2)
     equal = (told[:, None] == told).sum(2)
     assert torch.equal(cosine(rows), equal.double() / samples)  # to the last digit
     counted = data.draw(st.integers(0, samples))
-    assert torch.equal(similarity_graph(rows, counted / samples), equal >= counted)  # a share of β itself counts
+    assert torch.equal(
+        similarity_graph(rows, counted / samples), equal >= counted
+    )  # a share of β itself counts
     beta = data.draw(st.floats(0, 1))
     if bool(((share - beta).abs() > 1e-8).all()):
         assert torch.equal(similarity_graph(rows, beta), share >= beta)
@@ -296,32 +380,47 @@ def test_alike_is_the_share_of_equal_predictions(clients: int, samples: int, see
 
 def test_equal_soft_predictions_are_alike_at_one() -> None:
     soft = torch.rand(3, 997, generator=torch.Generator().manual_seed(0)).repeat(4, 1)
-    assert torch.equal(similarity_graph(soft, 1.0), (torch.arange(12) % 3)[:, None] == torch.arange(12) % 3)
+    assert torch.equal(
+        similarity_graph(soft, 1.0), (torch.arange(12) % 3)[:, None] == torch.arange(12) % 3
+    )
 
 
-MEASURE: dict[str, Callable[[list[float]], Any]] = {"average": np.mean, "single": np.max, "complete": np.min}
+MEASURE: dict[str, Callable[[list[float]], Any]] = {
+    "average": np.mean,
+    "single": np.max,
+    "complete": np.min,
+}
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 10**6), st.sampled_from([*MEASURE]), st.floats(0.01, 0.99))
-def test_clusters_are_joined_while_they_are_alike(clients: int, seed: int, linkage_: Any, beta: float) -> None:
+def test_clusters_are_joined_while_they_are_alike(
+    clients: int, seed: int, linkage_: Any, beta: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     rows = torch.rand(clients, 40, generator=generator) ** 4  # no two similarities are equal
     similarity, groups = cosine(rows).numpy(), [[i] for i in range(clients)]
     while len(groups) > 1:
         pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
-        score = {(a, b): MEASURE[linkage_]([similarity[i, j] for i in groups[a] for j in groups[b]]) for a, b in pairs}
+        score = {
+            (a, b): MEASURE[linkage_]([similarity[i, j] for i in groups[a] for j in groups[b]])
+            for a, b in pairs
+        }
         a, b = max(pairs, key=score.__getitem__)
         if score[a, b] < beta:
             break
         groups[b] += groups.pop(a)
     got = cluster_predictions(rows, beta, linkage_)
-    assert sorted(map(sorted, groups)) == [torch.nonzero(got == c).flatten().tolist() for c in range(len(groups))]
+    assert sorted(map(sorted, groups)) == [
+        torch.nonzero(got == c).flatten().tolist() for c in range(len(groups))
+    ]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 10), st.integers(1, 5), st.integers(0, 10**6), st.booleans())
-def test_most_alike_is_the_cluster_of_the_highest_mean_similarity(clients: int, late: int, seed: int, soft: bool) -> None:
+def test_most_alike_is_the_cluster_of_the_highest_mean_similarity(
+    clients: int, late: int, seed: int, soft: bool
+) -> None:
     _, rows = some_predictions(clients + late, 50, seed)
     if soft:
         rows = rows + torch.rand(rows.shape, generator=torch.Generator().manual_seed(seed))
@@ -330,4 +429,6 @@ def test_most_alike_is_the_cluster_of_the_highest_mean_similarity(clients: int, 
     scores = torch.stack([similarity[:, cluster == c].mean(1) for c in range(2)], 1)
     got = nearest_cluster(rows[clients:], cluster_centroids(rows[:clients], cluster))
     for place in range(late):
-        assert float(scores[place, got[place]]) == pytest.approx(float(scores[place].max()), abs=1e-6)
+        assert float(scores[place, got[place]]) == pytest.approx(
+            float(scores[place].max()), abs=1e-6
+        )

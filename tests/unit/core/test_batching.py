@@ -1,4 +1,6 @@
-"""Plans: which samples are in which step. Promised for every size, number of epochs, grouping and company."""
+"""Plans: which samples are in which step. Promised for every size, number of epochs, grouping and
+company.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,23 @@ from fedclade.core.batching import Batches, Plan, make_plan
 from fedclade.core.rng import client_keys
 from fedclade.errors import InvalidInputError
 
-batches = st.builds(Batches, size=st.integers(1, 9), epochs=st.integers(1, 4), shuffle=st.booleans(), group=st.integers(1, 4))
-shuffled = st.builds(Batches, size=st.integers(1, 9), epochs=st.integers(1, 4), group=st.integers(1, 4))
+batches = st.builds(
+    Batches,
+    size=st.integers(1, 9),
+    epochs=st.integers(1, 4),
+    shuffle=st.booleans(),
+    group=st.integers(1, 4),
+)
+shuffled = st.builds(
+    Batches, size=st.integers(1, 9), epochs=st.integers(1, 4), group=st.integers(1, 4)
+)
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 many = settings(max_examples=50, deadline=None)
 
 
-def plan_of(how: Batches, given_sizes: list[int], ids: list[int] | None = None, key: int = 5) -> Plan:
+def plan_of(
+    how: Batches, given_sizes: list[int], ids: list[int] | None = None, key: int = 5
+) -> Plan:
     who = torch.tensor(ids) if ids is not None else torch.arange(len(given_sizes))
     return make_plan(how, torch.tensor(given_sizes), client_keys(key, who), max(given_sizes))
 
@@ -57,12 +69,16 @@ def test_only_the_last_batch_of_an_epoch_is_partial(how: Batches, given_sizes: l
     for client, size in enumerate(given_sizes):
         whole = ceil(size / how.size)
         for epoch in epochs_of(how, plan, client, size):
-            assert [len(batch) for batch in epoch[:whole]] == [how.size] * (whole - 1) + [size - (whole - 1) * how.size]
+            assert [len(batch) for batch in epoch[:whole]] == [how.size] * (whole - 1) + [
+                size - (whole - 1) * how.size
+            ]
 
 
 @given(batches, sizes)
 @many
-def test_the_last_group_goes_on_with_the_epochs_first_batches(how: Batches, given_sizes: list[int]) -> None:
+def test_the_last_group_goes_on_with_the_epochs_first_batches(
+    how: Batches, given_sizes: list[int]
+) -> None:
     plan = plan_of(how, given_sizes)
     for client, size in enumerate(given_sizes):
         whole = ceil(size / how.size)
@@ -73,12 +89,17 @@ def test_the_last_group_goes_on_with_the_epochs_first_batches(how: Batches, give
 
 @given(batches, sizes)
 @many
-def test_padding_repeats_samples_of_the_same_batch_in_turn(how: Batches, given_sizes: list[int]) -> None:
+def test_padding_repeats_samples_of_the_same_batch_in_turn(
+    how: Batches, given_sizes: list[int]
+) -> None:
     plan = plan_of(how, given_sizes)
     for client, size in enumerate(given_sizes):
         for step in range(int(how.steps(torch.tensor(size)))):
             for member in range(how.group):
-                places, valid = plan.position[client, step, member].tolist(), int(plan.valid[client, step, member])
+                places, valid = (
+                    plan.position[client, step, member].tolist(),
+                    int(plan.valid[client, step, member]),
+                )
                 assert 1 <= valid <= how.size
                 assert places == [places[number % valid] for number in range(how.size)]
 
@@ -97,7 +118,9 @@ def test_whole_reads_every_sample_once_and_in_order(block: int, given_sizes: lis
 @many
 def test_steps_is_what_the_plan_holds(how: Batches, given_sizes: list[int]) -> None:
     plan, steps = plan_of(how, given_sizes), how.steps(torch.tensor(given_sizes))
-    assert steps.tolist() == [ceil(ceil(size / how.size) / how.group) * how.epochs for size in given_sizes]
+    assert steps.tolist() == [
+        ceil(ceil(size / how.size) / how.group) * how.epochs for size in given_sizes
+    ]
     assert plan.position.shape == (len(given_sizes), int(steps.max()), how.group, how.size)
     assert plan.valid.shape == plan.position.shape[:3]
     assert plan.key.shape == plan.position.shape[:2]
@@ -105,14 +128,24 @@ def test_steps_is_what_the_plan_holds(how: Batches, given_sizes: list[int]) -> N
 
 @given(batches, st.lists(st.integers(1, 40), min_size=2, max_size=6), st.data())
 @many
-def test_a_clients_plan_depends_on_nobody_else(how: Batches, given_sizes: list[int], data: st.DataObject) -> None:
+def test_a_clients_plan_depends_on_nobody_else(
+    how: Batches, given_sizes: list[int], data: st.DataObject
+) -> None:
     """Neither on the company nor on its order nor on the longest client."""
-    ids = data.draw(st.lists(st.integers(0, 1000), min_size=len(given_sizes), max_size=len(given_sizes), unique=True))
+    ids = data.draw(
+        st.lists(
+            st.integers(0, 1000), min_size=len(given_sizes), max_size=len(given_sizes), unique=True
+        )
+    )
     together = plan_of(how, given_sizes, ids)
     for lane, (client, size) in enumerate(zip(ids, given_sizes, strict=True)):
         alone = plan_of(how, [size], [client])
         steps = int(how.steps(torch.tensor(size)))
-        for one, all_of_them in ((alone.position, together.position), (alone.valid, together.valid), (alone.key, together.key)):
+        for one, all_of_them in (
+            (alone.position, together.position),
+            (alone.valid, together.valid),
+            (alone.key, together.key),
+        ):
             assert torch.equal(one[0, :steps], all_of_them[lane, :steps])
 
 
@@ -128,7 +161,11 @@ def orders(count: int, key: int = 5, clients: int = 1, size: int = 30) -> list[l
     """The orders of `count` epochs of each of these clients."""
     how = Batches(size=7, epochs=count)
     plan = plan_of(how, [size] * clients, key=key)
-    return [list(chain.from_iterable(epoch)) for client in range(clients) for epoch in epochs_of(how, plan, client, size)]
+    return [
+        list(chain.from_iterable(epoch))
+        for client in range(clients)
+        for epoch in epochs_of(how, plan, client, size)
+    ]
 
 
 def test_epochs_clients_and_keys_each_have_an_order_of_their_own() -> None:
@@ -139,7 +176,9 @@ def test_epochs_clients_and_keys_each_have_an_order_of_their_own() -> None:
 
 def test_no_shuffle_keeps_the_order_in_every_epoch() -> None:
     how = Batches(size=4, epochs=3, shuffle=False)
-    assert [list(chain.from_iterable(epoch)) for epoch in epochs_of(how, plan_of(how, [10]), 0, 10)] == [list(range(10))] * 3
+    assert [
+        list(chain.from_iterable(epoch)) for epoch in epochs_of(how, plan_of(how, [10]), 0, 10)
+    ] == [list(range(10))] * 3
 
 
 def test_every_sample_is_equally_likely_at_every_place() -> None:
@@ -148,7 +187,8 @@ def test_every_sample_is_equally_likely_at_every_place() -> None:
     table = torch.stack([(at == sample).sum(0) for sample in range(size)])
     for row in table.tolist():
         assert stats.chisquare(row).pvalue > 1e-4
-    # All places together: a table of permutations has fixed margins, which scales the statistic and takes freedom from it.
+    # All places together: a table of permutations has fixed margins, which scales the statistic and
+    # takes freedom from it.
     statistic = float(((table - draws / size) ** 2 / (draws / size)).sum()) * (size - 1) / size
     assert stats.chi2.sf(statistic, (size - 1) ** 2) > 1e-4
 
@@ -176,5 +216,7 @@ def test_every_step_of_every_client_has_its_own_key() -> None:
 @pytest.mark.parametrize("field", ["size", "epochs", "group"])
 @pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, "3", None])
 def test_batches_refuse_what_is_no_positive_whole_number(field: str, value: object) -> None:
-    with pytest.raises(InvalidInputError, match=rf"batches\.{field} = .*whole number of at least 1"):
+    with pytest.raises(
+        InvalidInputError, match=rf"batches\.{field} = .*whole number of at least 1"
+    ):
         Batches(**{"size": 4, field: value})  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The objective: a model and a loss as pure functions, dropout from counters, and refusals that name the layer and the remedy."""
+"""The objective: a model and a loss as pure functions, dropout from counters, and refusals that
+name the layer and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def dropped(objective: Objective, x: Tensor, key: int) -> Tensor:
 
 
 def batch_of(x: Tensor, y: Tensor, weight: list[float] | None = None, key: int = 0) -> Batch:
-    return Batch(x, y, torch.ones(len(y)) if weight is None else torch.tensor(weight), torch.tensor(key))
+    return Batch(
+        x, y, torch.ones(len(y)) if weight is None else torch.tensor(weight), torch.tensor(key)
+    )
 
 
 class Named(nn.Module):
@@ -73,7 +77,9 @@ def test_dropout_drops_its_share_and_scales_the_rest(p: float) -> None:
     objective = Objective(nn.Sequential(nn.Dropout(p), identity(200)))
     out = dropped(objective, torch.ones(300, 200), key=3)
     kept = out != 0
-    assert float(kept.double().mean()) == pytest.approx(1 - p, abs=5 * (p * (1 - p) / kept.numel()) ** 0.5)
+    assert float(kept.double().mean()) == pytest.approx(
+        1 - p, abs=5 * (p * (1 - p) / kept.numel()) ** 0.5
+    )
     torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - p)))
 
 
@@ -83,7 +89,9 @@ def test_dropout2d_drops_whole_feature_maps_of_each_image(p: float) -> None:
     out = dropped(objective, torch.ones(400, 20, 3, 3), key=3).flatten(2)
     assert torch.equal(out.amin(-1), out.amax(-1))
     kept = out[..., 0] != 0
-    assert float(kept.double().mean()) == pytest.approx(1 - p, abs=5 * (p * (1 - p) / kept.numel()) ** 0.5)
+    assert float(kept.double().mean()) == pytest.approx(
+        1 - p, abs=5 * (p * (1 - p) / kept.numel()) ** 0.5
+    )
     torch.testing.assert_close(out[kept], torch.full_like(out[kept], 1 / (1 - p)))
     assert len(torch.unique(kept, dim=0)) > 100  # each image its own maps
 
@@ -123,7 +131,9 @@ def test_dropout_draws_nothing_from_torchs_generator() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5)], ids=["dropout", "dropout2d"])
+@pytest.mark.parametrize(
+    "layer", [nn.Dropout(0.5), nn.Dropout2d(0.5)], ids=["dropout", "dropout2d"]
+)
 def test_a_mask_is_the_same_alone_and_among_others(layer: nn.Module) -> None:
     objective = Objective(nn.Sequential(layer, keeps_channels(3)))
     params, keys = objective.params(), torch.tensor([5, 6, 7])
@@ -134,13 +144,17 @@ def test_a_mask_is_the_same_alone_and_among_others(layer: nn.Module) -> None:
 
 
 def kept_by_two(between: nn.Module) -> float:
-    """The share kept where ones pass two layers that drop a half: 1/4 if their masks are independent, 1/2 if they are the same."""
+    """The share kept where ones pass two layers that drop a half: 1/4 if their masks are
+    independent, 1/2 if they are the same.
+    """
     objective = Objective(between)
     return float((dropped(objective, torch.ones(200, 200), key=9) != 0).double().mean())
 
 
 def test_two_dropout_layers_have_independent_masks() -> None:
-    assert kept_by_two(nn.Sequential(nn.Dropout(0.5), identity(200), nn.Dropout(0.5))) == pytest.approx(0.25, abs=0.015)
+    assert kept_by_two(
+        nn.Sequential(nn.Dropout(0.5), identity(200), nn.Dropout(0.5))
+    ) == pytest.approx(0.25, abs=0.015)
 
 
 def test_one_dropout_layer_in_two_places_is_swapped_in_both() -> None:
@@ -171,7 +185,10 @@ def test_dropout_with_share_zero_changes_nothing() -> None:
 
 
 def test_dropout_with_share_one_gives_zeros_as_torch_does() -> None:
-    assert torch.equal(dropped(Objective(nn.Sequential(nn.Dropout(1.0), identity(6))), X, key=1), torch.zeros_like(X))
+    assert torch.equal(
+        dropped(Objective(nn.Sequential(nn.Dropout(1.0), identity(6))), X, key=1),
+        torch.zeros_like(X),
+    )
 
 
 def test_dropout_inside_layers_inside_layers_is_swapped() -> None:
@@ -187,9 +204,16 @@ def test_the_users_module_stays_as_it_was() -> None:
     assert all(value.requires_grad for value in module.parameters())
 
 
-@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize(
+    "layer",
+    [nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)],
+    ids=lambda layer: type(layer).__name__,
+)
 def test_other_dropouts_are_refused_by_name(layer: nn.Module) -> None:
-    with pytest.raises(VectorizationError, match=rf"layer 'body\.layer' \({type(layer).__name__}\).*use nn\.Dropout"):
+    with pytest.raises(
+        VectorizationError,
+        match=rf"layer 'body\.layer' \({type(layer).__name__}\).*use nn\.Dropout",
+    ):
         Objective(Named(layer))
 
 
@@ -204,7 +228,9 @@ def test_loss_is_the_mean_over_the_real_examples() -> None:
 
 
 def test_neither_loss_nor_gradient_see_what_the_padding_holds() -> None:
-    objective = Objective(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)))
+    objective = Objective(
+        nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    )
     other_x, other_y = X.clone(), Y.clone()
     other_x[3], other_y[3] = 1000.0, 0
     one, other = batch_of(X, Y, [1, 1, 1, 0]), batch_of(other_x, other_y, [1, 1, 1, 0])
@@ -222,7 +248,9 @@ def test_a_batch_of_padding_alone_costs_nothing() -> None:
 def test_own_loss_takes_the_place_of_cross_entropy() -> None:
     objective = Objective(nn.Linear(6, 1), lambda outputs, y: (outputs[:, 0] - y).abs())
     out = F.linear(X, *objective.params().values())[:, 0]
-    torch.testing.assert_close(objective.loss(objective.params(), batch_of(X, Y.float())), (out - Y).abs().mean())
+    torch.testing.assert_close(
+        objective.loss(objective.params(), batch_of(X, Y.float())), (out - Y).abs().mean()
+    )
 
 
 def test_accuracy_and_cross_entropy_give_one_number_an_example() -> None:
@@ -248,7 +276,9 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
 
 
 class Tied(nn.Module):
-    """A linear autoencoder whose decoder is the encoder turned over, and a second name for the same weights."""
+    """A linear autoencoder whose decoder is the encoder turned over, and a second name for the same
+    weights.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,9 +299,13 @@ def test_tied_weights_are_one_parameter_with_the_gradient_of_both_places() -> No
     assert list(params) == ["encoder.weight"]
     ((module(X) - X) ** 2).sum(-1).mean().backward()
     assert module.encoder.weight.grad is not None
-    torch.testing.assert_close(grad(objective.loss)(params, batch_of(X, X))["encoder.weight"], module.encoder.weight.grad)
+    torch.testing.assert_close(
+        grad(objective.loss)(params, batch_of(X, X))["encoder.weight"], module.encoder.weight.grad
+    )
     changed = {"encoder.weight": params["encoder.weight"] * 2}
-    expected = F.linear(torch.tanh(F.linear(X, changed["encoder.weight"])), changed["encoder.weight"])
+    expected = F.linear(
+        torch.tanh(F.linear(X, changed["encoder.weight"])), changed["encoder.weight"]
+    )
     torch.testing.assert_close(objective.outputs(changed, X), expected)
 
 
@@ -310,24 +344,38 @@ def test_running_statistics_of_instance_norm_are_refused_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "norm", [nn.BatchNorm2d(5, track_running_stats=False), nn.GroupNorm(5, 5), nn.InstanceNorm2d(5)], ids=lambda n: type(n).__name__
+    "norm",
+    [nn.BatchNorm2d(5, track_running_stats=False), nn.GroupNorm(5, 5), nn.InstanceNorm2d(5)],
+    ids=lambda n: type(n).__name__,
 )
 def test_norms_without_running_statistics_are_taken(norm: nn.Module) -> None:
     Objective(Features(norm)).check(IMAGES, Y)
 
 
 def test_functional_dropout_is_refused_with_the_remedy() -> None:
-    with pytest.raises(VectorizationError, match=r"layer 'body\.layer' \(Does\).*random numbers.*use the module nn\.Dropout"):
+    with pytest.raises(
+        VectorizationError,
+        match=r"layer 'body\.layer' \(Does\).*random numbers.*use the module nn\.Dropout",
+    ):
         Objective(Named(Does(lambda x: F.dropout(x, 0.5)))).check(X, Y)
 
 
 @pytest.mark.parametrize(
     "branch",
-    [lambda x: x if x.sum() > 0 else -x, lambda x: x * x.abs().max().item(), lambda x: x[: int(x.sum() > 0) + 4]],
+    [
+        lambda x: x if x.sum() > 0 else -x,
+        lambda x: x * x.abs().max().item(),
+        lambda x: x[: int(x.sum() > 0) + 4],
+    ],
     ids=["if", "item", "slice"],
 )
-def test_a_branch_on_data_in_a_layer_is_refused_with_its_name_and_the_remedy(branch: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(VectorizationError, match=r"layer 'body\.layer' \(Does\).*branches on the values of a tensor.*torch\.where"):
+def test_a_branch_on_data_in_a_layer_is_refused_with_its_name_and_the_remedy(
+    branch: Callable[[Tensor], Tensor],
+) -> None:
+    with pytest.raises(
+        VectorizationError,
+        match=r"layer 'body\.layer' \(Does\).*branches on the values of a tensor.*torch\.where",
+    ):
         Objective(Named(Does(branch))).check(X, Y)
 
 
@@ -352,8 +400,13 @@ def test_a_branch_in_the_loss_is_not_blamed_on_the_model() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_loss_that_is_reduced_is_refused_with_the_remedy(reduction: str) -> None:
-    objective = Objective(nn.Linear(6, 3), lambda outputs, y: F.cross_entropy(outputs, y, reduction=reduction))
-    with pytest.raises(InvalidInputError, match=r"loss: .*one value for each example, shape \(4,\), got \(\).*reduction='none'"):
+    objective = Objective(
+        nn.Linear(6, 3), lambda outputs, y: F.cross_entropy(outputs, y, reduction=reduction)
+    )
+    with pytest.raises(
+        InvalidInputError,
+        match=r"loss: .*one value for each example, shape \(4,\), got \(\).*reduction='none'",
+    ):
         objective.check(X, Y)
 
 
@@ -363,7 +416,9 @@ def test_a_loss_of_a_number_for_each_output_is_refused() -> None:
 
 
 def test_inputs_of_a_wrong_shape_are_refused_with_the_layer_and_the_shape() -> None:
-    with pytest.raises(InvalidInputError, match=r"layer 'first' \(Linear\): it cannot take inputs of shape \(7,\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"layer 'first' \(Linear\): it cannot take inputs of shape \(7,\)"
+    ):
         Objective(Named(nn.ReLU())).check(torch.randn(4, 7), Y)
     with pytest.raises(InvalidInputError, match=r"layer 'body\.layer' \(Linear\)"):
         Objective(Named(nn.Linear(9, 8))).check(X, Y)
@@ -373,7 +428,9 @@ def test_a_refusal_leaves_no_hook_behind() -> None:
     objective = Objective(Named(Does(lambda x: F.dropout(x, 0.5))))
     with pytest.raises(VectorizationError):
         objective.check(X, Y)
-    assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in objective.module.modules())
+    assert not any(
+        layer._forward_hooks or layer._forward_pre_hooks for layer in objective.module.modules()
+    )
 
 
 class Recurrent(nn.Module):
@@ -387,7 +444,9 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN], ids=lambda kind: kind.__name__)
-def test_a_recurrent_layer_gives_the_right_gradients_or_is_refused_by_name(kind: type[nn.RNNBase]) -> None:
+def test_a_recurrent_layer_gives_the_right_gradients_or_is_refused_by_name(
+    kind: type[nn.RNNBase],
+) -> None:
     """Which of the two depends on torch; never a wrong gradient, never a bare error of vmap."""
     objective = Objective(Recurrent(kind))
     series = torch.randn(4, 7, 6, generator=torch.Generator().manual_seed(0))
@@ -397,8 +456,16 @@ def test_a_recurrent_layer_gives_the_right_gradients_or_is_refused_by_name(kind:
         if refused is not None:
             assert f"layer 'cell' ({kind.__name__})" in refused
             return
-        models = [objective.params(), {name: value * 0.5 for name, value in objective.params().items()}]
-        two = Batch(torch.stack([series, series.flip(0)]), torch.stack([Y, Y]), torch.ones(2, 4), torch.arange(2))
+        models = [
+            objective.params(),
+            {name: value * 0.5 for name, value in objective.params().items()},
+        ]
+        two = Batch(
+            torch.stack([series, series.flip(0)]),
+            torch.stack([Y, Y]),
+            torch.ones(2, 4),
+            torch.arange(2),
+        )
         together = vmap(grad(objective.loss))(stack(models), two)
     for lane, params in enumerate(models):
         expected = plain_gradient(Recurrent(kind), params, two.x[lane], Y)

@@ -8,7 +8,11 @@ from torch import Tensor
 from fedclade.core.packed_tree import packed, packed_like, unpacked
 from fedclade.core.pytree import tree_index
 
-TREE = {"a": torch.arange(30.0).view(2, 3, 5), "b": torch.arange(6.0).view(2, 3), "c": torch.arange(8.0).view(2, 2, 2)}
+TREE = {
+    "a": torch.arange(30.0).view(2, 3, 5),
+    "b": torch.arange(6.0).view(2, 3),
+    "c": torch.arange(8.0).view(2, 2, 2),
+}
 
 
 def filled() -> dict[str, Tensor]:

@@ -1,4 +1,6 @@
-"""Programs: local SGD is torch's SGD on the same batches, scores are plain sums, and a chain takes its own choice into the next program."""
+"""Programs: local SGD is torch's SGD on the same batches, scores are plain sums, and a chain takes
+its own choice into the next program.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,17 @@ def test_sgd_is_torchs_sgd_on_the_same_batches(momentum: float, weight_decay: fl
     """23 samples in batches of 5: each of the four epochs ends in a partial one."""
     module = mlp()
     objective = Objective(module)
-    program = sgd(LocalTraining(objective, lr=0.1, batch_size=5, epochs=4, momentum=momentum, weight_decay=weight_decay))
+    program = sgd(
+        LocalTraining(
+            objective, lr=0.1, batch_size=5, epochs=4, momentum=momentum, weight_decay=weight_decay
+        )
+    )
     got, memory = fold_over(program, objective.params())
     assert memory is None
 
-    plain = torch.optim.SGD(module.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    plain = torch.optim.SGD(
+        module.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay
+    )
     for batch in batches_of(program.batches):
         real = batch.weight > 0
         plain.zero_grad()
@@ -70,15 +78,30 @@ def test_sgd_is_torchs_sgd_on_the_same_batches(momentum: float, weight_decay: fl
 
 
 def test_descend_by_hand() -> None:
-    """w = 2, v = 1, g = 4, lr = 0.5, momentum = 0.5, decay = 0.25: v = 0.5 + 4 + 0.5 = 5, w = 2 - 2.5."""
-    objective = Objective(nn.Linear(1, 1, bias=False), lambda outputs, y: outputs[:, 0])  # its gradient is x
+    """w = 2, v = 1, g = 4, lr = 0.5, momentum = 0.5, decay = 0.25: v = 0.5 + 4 + 0.5 = 5, w = 2 -
+    2.5.
+    """
+    objective = Objective(
+        nn.Linear(1, 1, bias=False), lambda outputs, y: outputs[:, 0]
+    )  # its gradient is x
     batch = Batch(torch.tensor([[4.0]]), torch.zeros(1), torch.ones(1), torch.tensor(0))
     carry = {"w/weight": torch.tensor([[2.0]]), "v/weight": torch.tensor([[1.0]])}
     after = sgd_step(objective, carry, batch, torch.tensor(0.5), momentum=0.5, weight_decay=0.25)
-    assert {name: float(value) for name, value in after.items()} == {"w/weight": -0.5, "v/weight": 5.0}
+    assert {name: float(value) for name, value in after.items()} == {
+        "w/weight": -0.5,
+        "v/weight": 5.0,
+    }
     # With 1 more on the gradient and no momentum: 2 - 0.5 (4 + 1 + 0.25 * 2)
     more = {"weight": torch.tensor([[1.0]])}
-    after = sgd_step(objective, {"w/weight": torch.tensor([[2.0]])}, batch, torch.tensor(0.5), 0.0, 0.25, plus=more)
+    after = sgd_step(
+        objective,
+        {"w/weight": torch.tensor([[2.0]])},
+        batch,
+        torch.tensor(0.5),
+        0.0,
+        0.25,
+        plus=more,
+    )
     assert {name: float(value) for name, value in after.items()} == {"w/weight": -0.75}
 
 
@@ -113,7 +136,10 @@ def test_score_adds_up_what_a_plain_evaluation_finds() -> None:
     def margin(outputs: Tensor, y: Tensor) -> Tensor:
         return outputs.gather(1, y[:, None])[:, 0]
 
-    got, memory = fold_over(evaluate_metrics(objective, (("accuracy", accuracy), ("margin", margin))), objective.params())
+    got, memory = fold_over(
+        evaluate_metrics(objective, (("accuracy", accuracy), ("margin", margin))),
+        objective.params(),
+    )
     assert memory is None
     outputs = module(X).detach()
     expected = {
@@ -128,9 +154,16 @@ def test_score_adds_up_what_a_plain_evaluation_finds() -> None:
 
 def test_score_reads_more_than_one_block() -> None:
     objective = Objective(mlp())
-    x, y = torch.randn(150, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(150, dtype=torch.int64)
-    each = ModelAssignment({name: value[None] for name, value in objective.params().items()}, torch.tensor([0]))
-    got = Simulator(from_arrays([(x, y)])).measure(each, torch.tensor([0]), EvalRequest(objective, {"accuracy": accuracy}, split="train"))
+    x, y = (
+        torch.randn(150, 6, generator=torch.Generator().manual_seed(1)),
+        torch.zeros(150, dtype=torch.int64),
+    )
+    each = ModelAssignment(
+        {name: value[None] for name, value in objective.params().items()}, torch.tensor([0])
+    )
+    got = Simulator(from_arrays([(x, y)])).measure(
+        each, torch.tensor([0]), EvalRequest(objective, {"accuracy": accuracy}, split="train")
+    )
     outputs = objective.outputs(objective.params(), x)
     assert float(got["loss"]) == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-6)
     assert float(got["accuracy"]) == float((outputs.argmax(1) == y).sum()) / 150
@@ -139,10 +172,13 @@ def test_score_reads_more_than_one_block() -> None:
 def test_score_has_dropout_off() -> None:
     objective = Objective(nn.Sequential(mlp(), nn.Dropout(0.9)))
     got, _ = fold_over(evaluate_metrics(objective, ()), objective.params())
-    assert float(got["loss"]) == pytest.approx(float(F.cross_entropy(mlp()(X).detach(), Y, reduction="sum")), rel=1e-6)
+    assert float(got["loss"]) == pytest.approx(
+        float(F.cross_entropy(mlp()(X).detach(), Y, reduction="sum")), rel=1e-6
+    )
 
 
-# then: IFCA in small. The model is one number w, the loss (x - w)^2, the shared models are 0 and 10.
+# then: IFCA in small. The model is one number w, the loss (x - w)^2, the shared models are 0 and
+# 10.
 
 
 def distances() -> Program:
@@ -194,7 +230,12 @@ def test_link_picks_a_row_of_shared_by_the_first_reply(chunk: int | None) -> Non
     fed = Simulator(four_clients(), chunk=chunk)
     got = fed.map(chain(distances(), halfway(), nearest), torch.arange(4), broadcast=SHARED, key=0)
     assert got.outputs["choice"].tolist() == [0, 1, 1, 0]
-    assert got.outputs["losses"].tolist() == [[5.0, 245.0], [144.0, 4.0], [322.0, 22.0], [8.0, 128.0]]
+    assert got.outputs["losses"].tolist() == [
+        [5.0, 245.0],
+        [144.0, 4.0],
+        [322.0, 22.0],
+        [8.0, 128.0],
+    ]
     assert got.outputs["w"].flatten().tolist() == [0.5, 11.0, 9.0, 1.0]
     assert got.outputs["moved"].flatten().tolist() == [0.5, 1.0, -1.0, 1.0]
     assert got.outputs.keys() == {"choice", "losses", "w", "moved"}
@@ -202,10 +243,18 @@ def test_link_picks_a_row_of_shared_by_the_first_reply(chunk: int | None) -> Non
 
 @pytest.mark.parametrize("chunk", [1, 2, None])
 def test_a_reply_can_say_which_row_of_the_sum_it_goes_to(chunk: int | None) -> None:
-    """Row 0: clients 0 and 3, 3 · 0.5 + 2 · 1 = 3.5 of weight 5; row 1: clients 1 and 2, 1 · 11 + 5 · 9 = 56 of weight 6; row 2: nobody."""
+    """Row 0: clients 0 and 3, 3 · 0.5 + 2 · 1 = 3.5 of weight 5; row 1: clients 1 and 2, 1 · 11 + 5
+    · 9 = 56 of weight 6; row 2: nobody.
+    """
     fed = Simulator(four_clients(), chunk=chunk)
     reduce = SegmentSum(segment_ids="choice", weights=fed.sizes, num_segments=3, keys=("w",))
-    got = fed.map(chain(distances(), halfway(), nearest), torch.arange(4), broadcast=SHARED, key=0, reduce=reduce)
+    got = fed.map(
+        chain(distances(), halfway(), nearest),
+        torch.arange(4),
+        broadcast=SHARED,
+        key=0,
+        reduce=reduce,
+    )
     assert got.sums["w"].flatten().tolist() == [3.5, 56.0, 0.0]
     assert got.total_weight.tolist() == [5.0, 6.0, 0.0]
     assert got.outputs.keys() == {"choice", "losses", "moved"}
@@ -250,7 +299,9 @@ def remembers(name: str, by: float) -> Program:
 def test_the_second_program_finds_the_memory_of_the_first() -> None:
     fed = Simulator(four_clients())
     fed.init_client_state({"count": torch.tensor([1.0])})
-    chained = chain(remembers("a", 10.0), remembers("b", 100.0), lambda broadcast, params, reply: ({}, reply))
+    chained = chain(
+        remembers("a", 10.0), remembers("b", 100.0), lambda broadcast, params, reply: ({}, reply)
+    )
     got = fed.map(chained, torch.arange(4), key=0)
     assert got.outputs["a"].flatten().tolist() == [1.0] * 4
     assert got.outputs["b"].flatten().tolist() == [11.0] * 4
@@ -260,9 +311,18 @@ def test_the_second_program_finds_the_memory_of_the_first() -> None:
 def test_memory_of_the_first_lasts_where_the_second_leaves_it() -> None:
     fed = Simulator(four_clients())
     fed.init_client_state({"count": torch.tensor([1.0])})
-    chained = chain(remembers("a", 10.0), halfway(), lambda broadcast, params, reply: ({"w": broadcast["models"][0]}, reply))
+    chained = chain(
+        remembers("a", 10.0),
+        halfway(),
+        lambda broadcast, params, reply: ({"w": broadcast["models"][0]}, reply),
+    )
     fed.map(chained, torch.arange(2), broadcast=SHARED, key=0)
-    assert fed.client_state.read(torch.arange(4))["count"].flatten().tolist() == [11.0, 11.0, 1.0, 1.0]
+    assert fed.client_state.read(torch.arange(4))["count"].flatten().tolist() == [
+        11.0,
+        11.0,
+        1.0,
+        1.0,
+    ]
 
 
 def first_sample(name: str) -> Program:
@@ -285,9 +345,13 @@ def test_each_program_of_a_chain_draws_what_it_would_draw_alone() -> None:
     x = torch.arange(50.0)[:, None]
     fed = Simulator(from_arrays([(x, torch.zeros(50))] * 40))
     one, other = first_sample("a"), replace(first_sample("b"), rng_stream="other")
-    together = fed.map(chain(one, other, lambda broadcast, params, reply: ({}, reply)), torch.arange(40), key=0)
+    together = fed.map(
+        chain(one, other, lambda broadcast, params, reply: ({}, reply)), torch.arange(40), key=0
+    )
     for name, program in (("a", one), ("b", other)):
-        assert torch.equal(together.outputs[name], fed.map(program, torch.arange(40), key=0).outputs[name])
+        assert torch.equal(
+            together.outputs[name], fed.map(program, torch.arange(40), key=0).outputs[name]
+        )
     assert int((together.outputs["a"] == together.outputs["b"]).sum()) < 10
 
 
@@ -295,15 +359,22 @@ def test_a_program_draws_as_another_says() -> None:
     x = torch.arange(50.0)[:, None]
     fed = Simulator(from_arrays([(x, torch.zeros(50))] * 40))
     alias = replace(first_sample("b"), name="alias", rng_stream="same")
-    assert torch.equal(fed.map(first_sample("a"), torch.arange(40), key=0).outputs["a"], fed.map(alias, torch.arange(40), key=0).outputs["b"])
+    assert torch.equal(
+        fed.map(first_sample("a"), torch.arange(40), key=0).outputs["a"],
+        fed.map(alias, torch.arange(40), key=0).outputs["b"],
+    )
 
 
 def test_a_chain_of_programs_that_would_draw_alike_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"'same' and 'same' would draw the same batches.*draws_as"):
+    with pytest.raises(
+        ValueError, match=r"'same' and 'same' would draw the same batches.*draws_as"
+    ):
         chain(first_sample("a"), first_sample("b"), lambda broadcast, params, reply: ({}, reply))
 
 
 def test_a_parameter_named_like_a_setting_is_refused() -> None:
     program = replace(first_sample("a"), hyperparams={"lr": 0.1})
     with pytest.raises(InvalidInputError, match="its parameter 'lr' has the name of a setting"):
-        Simulator(from_arrays([(torch.zeros(2, 1), torch.zeros(2))])).map(program, torch.arange(1), broadcast={"lr": torch.ones(1)}, key=0)
+        Simulator(from_arrays([(torch.zeros(2, 1), torch.zeros(2))])).map(
+            program, torch.arange(1), broadcast={"lr": torch.ones(1)}, key=0
+        )

@@ -29,14 +29,23 @@ def objective() -> Objective:
 def test_what_is_sent_is_a_name_and_numbers(objective: Objective) -> None:
     sent = to_spec(proximal(LocalTraining(objective, lr=0.1, epochs=3), mu=0.5))
     training = {"lr": 0.1, "batch_size": 10, "epochs": 3, "momentum": 0.0, "weight_decay": 0.0}
-    assert sent == {"make": "methods.fedprox.proximal", "with": {"local": {"training": training}, "mu": 0.5}}
+    assert sent == {
+        "make": "methods.fedprox.proximal",
+        "with": {"local": {"training": training}, "mu": 0.5},
+    }
 
 
 def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
     other = Objective(nn.Linear(3, 2))
-    program = from_spec(json.loads(json.dumps(to_spec(sgd(LocalTraining(objective, lr=0.3))))), NodeContext(other))
+    program = from_spec(
+        json.loads(json.dumps(to_spec(sgd(LocalTraining(objective, lr=0.3))))), NodeContext(other)
+    )
     assert isinstance(program, Program)
-    assert (program.name, program.hyperparams, program.functions) == ("sgd", {"lr": 0.3}, sgd(LocalTraining(other, lr=0.3)).functions)
+    assert (program.name, program.hyperparams, program.functions) == (
+        "sgd",
+        {"lr": 0.3},
+        sgd(LocalTraining(other, lr=0.3)).functions,
+    )
 
 
 def test_programs_within_programs(objective: Objective) -> None:
@@ -48,15 +57,28 @@ def test_programs_within_programs(objective: Objective) -> None:
 
 def test_large_keys_and_choices_arrive_as_they_were(objective: Objective) -> None:
     sent = json.loads(json.dumps(to_spec(signature(objective, "gradient", 8, 2**61 + 1))))
-    assert sent["with"] == {"objective": {"here": "objective"}, "kind": "gradient", "size": 8, "key": 2**61 + 1}
-    assert from_spec(sent, NodeContext(objective)).functions == signature(objective, "gradient", 8, 2**61 + 1).functions
+    assert sent["with"] == {
+        "objective": {"here": "objective"},
+        "kind": "gradient",
+        "size": 8,
+        "key": 2**61 + 1,
+    }
+    assert (
+        from_spec(sent, NodeContext(objective)).functions
+        == signature(objective, "gradient", 8, 2**61 + 1).functions
+    )
 
 
 def test_a_secret_is_not_sent(objective: Objective) -> None:
     sent = to_spec(in_secret_order(sgd(LocalTraining(objective)), secret=4711))
     assert "4711" not in json.dumps(sent)
-    assert from_spec(sent, NodeContext(objective, secret=12)).functions == in_secret_order(sgd(LocalTraining(objective)), secret=12).functions
-    with pytest.raises(fc.InvalidInputError, match="it needs the secret of this place, and there is none"):
+    assert (
+        from_spec(sent, NodeContext(objective, secret=12)).functions
+        == in_secret_order(sgd(LocalTraining(objective)), secret=12).functions
+    )
+    with pytest.raises(
+        fc.InvalidInputError, match="it needs the secret of this place, and there is none"
+    ):
         from_spec(sent, NodeContext(objective))
 
 
@@ -68,13 +90,21 @@ def test_an_encoder_is_the_other_sides_own(objective: Objective) -> None:
 
 def test_what_was_not_declared_is_refused(objective: Objective) -> None:
     own = Program(lambda *_: ({}, {}), lambda *_: {}, lambda *_: ({}, None), Batches(1), "own")
-    with pytest.raises(fc.InvalidInputError, match=r"program 'own': it cannot be sent to another machine.*@serializable_program"):
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=r"program 'own': it cannot be sent to another machine.*@serializable_program",
+    ):
         to_spec(own)
 
 
 def test_what_was_changed_after_it_was_made_is_refused(objective: Objective) -> None:
-    changed = replace(evaluate_losses(objective), finish=lambda broadcast, const, carry: ({}, None), name="mine")
-    with pytest.raises(fc.InvalidInputError, match=r"program 'mine': it was changed after 'core.program.evaluate_losses' had made it"):
+    changed = replace(
+        evaluate_losses(objective), finish=lambda broadcast, const, carry: ({}, None), name="mine"
+    )
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=r"program 'mine': it was changed after 'core.program.evaluate_losses' had made it",
+    ):
         to_spec(changed)
 
 
@@ -85,10 +115,14 @@ def test_a_users_own_maker_travels_too(objective: Objective) -> None:
 
     sent = json.loads(json.dumps(to_spec(silent(objective, ("a", "b")))))
     assert sent["with"]["words"] == {"tuple": ["a", "b"]}
-    assert from_spec(sent, NodeContext(objective)).functions == silent(objective, ("a", "b")).functions
+    assert (
+        from_spec(sent, NodeContext(objective)).functions == silent(objective, ("a", "b")).functions
+    )
 
 
-def _nothing(broadcast: object, const: object, carry: object) -> tuple[dict[str, torch.Tensor], None]:
+def _nothing(
+    broadcast: object, const: object, carry: object
+) -> tuple[dict[str, torch.Tensor], None]:
     return {}, None
 
 
@@ -97,12 +131,23 @@ def _nothing(broadcast: object, const: object, carry: object) -> tuple[dict[str,
     [
         ({}, "what was sent describes none"),
         ([], "what was sent describes none"),
-        ({"make": "os.system", "with": {"command": "true"}}, "there is no 'os.system' here; the two sides run different versions"),
+        (
+            {"make": "os.system", "with": {"command": "true"}},
+            "there is no 'os.system' here; the two sides run different versions",
+        ),
         ({"make": "core.program.sgd", "with": {}}, "what was sent does not fit"),
-        ({"make": "core.program.sgd", "with": {"local": {"training": {"lr": 1.0}}}}, "what was sent does not fit"),
-        ({"make": "core.program.evaluate_losses", "with": {"objective": {"here": "disk"}}}, "what was sent does not fit"),
+        (
+            {"make": "core.program.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
+            "what was sent does not fit",
+        ),
+        (
+            {"make": "core.program.evaluate_losses", "with": {"objective": {"here": "disk"}}},
+            "what was sent does not fit",
+        ),
     ],
 )
-def test_what_cannot_be_understood_is_refused(sent: dict[str, object], message: str, objective: Objective) -> None:
+def test_what_cannot_be_understood_is_refused(
+    sent: dict[str, object], message: str, objective: Objective
+) -> None:
     with pytest.raises(fc.InvalidInputError, match=message):
         from_spec(sent, NodeContext(objective))

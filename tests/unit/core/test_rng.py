@@ -1,4 +1,6 @@
-"""Keys: every random number is a hash of what it is for, well spread, and the same whoever else runs."""
+"""Keys: every random number is a hash of what it is for, well spread, and the same whoever else
+runs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def test_fold_is_pinned_so_that_old_runs_can_be_repeated() -> None:
 
 def test_device_hash_is_pinned_so_that_old_runs_can_be_repeated() -> None:
     assert hash_bits(torch.tensor([0, 1, 2]), 0).tolist() == [340428713, 598639744, 2882849328]
-    assert client_keys(fold_in(0, "sgd"), torch.arange(3)).tolist() == [3989038731, 1159951616, 2171754363]
+    assert client_keys(fold_in(0, "sgd"), torch.arange(3)).tolist() == [
+        3989038731,
+        1159951616,
+        2171754363,
+    ]
 
 
 def test_fold_differs_by_key_purpose_type_and_round() -> None:
@@ -61,7 +67,9 @@ def test_fold_fits_into_int64_and_both_halves_are_used() -> None:
 @given(key=keys32, first=keys32)
 @settings(max_examples=20, deadline=None)
 def test_counters_of_one_key_are_permuted(key: int, first: int) -> None:
-    """2^17 words drawn at random would repeat about twice; a permutation never does. Counters wrap at 2^32."""
+    """2^17 words drawn at random would repeat about twice; a permutation never does. Counters wrap
+    at 2^32.
+    """
     words = hash_bits(torch.tensor(key), torch.arange(first, first + (1 << 17)))
     assert len(torch.unique(words)) == 1 << 17
     assert int(words.min()) >= 0
@@ -83,7 +91,9 @@ def test_each_input_bit_moves_about_half_of_the_output_bits(which: str) -> None:
     before = bits_of(hash_bits(key, counter))
     for bit in range(32):
         flip = 1 << bit
-        after = bits_of(hash_bits(key ^ flip, counter) if which == "key" else hash_bits(key, counter ^ flip))
+        after = bits_of(
+            hash_bits(key ^ flip, counter) if which == "key" else hash_bits(key, counter ^ flip)
+        )
         moved = (before != after).double().mean(0)
         assert float(moved.min()) > 0.4
         assert float(moved.max()) < 0.6
@@ -109,7 +119,9 @@ def test_uniform_has_the_mean_variance_and_range_of_a_uniform(key: int) -> None:
 
 
 def test_uniform_fills_the_shape_in_order_of_counters() -> None:
-    """A smaller batch with the same key sees the same numbers: padding at the end changes nothing."""
+    """A smaller batch with the same key sees the same numbers: padding at the end changes
+    nothing.
+    """
     key = torch.tensor(99)
     assert torch.equal(uniform(key, (3, 4)).flatten(), uniform(key, (12,)))
     assert torch.equal(uniform(key, (2, 4)), uniform(key, (3, 4))[:2])
@@ -153,10 +165,15 @@ def test_vmap_gives_what_each_key_gives_alone(keys: list[int]) -> None:
 def test_counter_may_be_a_lane_of_its_own() -> None:
     keys, counters = torch.arange(5), torch.arange(5) * 7
     together = vmap(hash_bits)(keys, counters)
-    assert together.tolist() == [int(hash_bits(key, counter)) for key, counter in zip(keys, counters, strict=True)]
+    assert together.tolist() == [
+        int(hash_bits(key, counter)) for key, counter in zip(keys, counters, strict=True)
+    ]
 
 
-@given(key=st.integers(0, (1 << 62) - 1), ids=st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True))
+@given(
+    key=st.integers(0, (1 << 62) - 1),
+    ids=st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True),
+)
 @settings(max_examples=50, deadline=None)
 def test_a_clients_key_depends_on_nobody_else(key: int, ids: list[int]) -> None:
     together = client_keys(key, torch.tensor(ids))

@@ -1,4 +1,6 @@
-"""The published data sets: where their files are looked for, and how they are downloaded (from a server on this machine)."""
+"""The published data sets: where their files are looked for, and how they are downloaded (from a
+server on this machine).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,16 @@ def refused(message: str, kind: type[Exception] = InvalidInputError) -> pytest.R
 
 
 def test_every_entry_is_complete() -> None:
-    images = {"mnist", "fashion_mnist", "emnist_balanced", "emnist_byclass", "cifar10", "cifar100", "svhn", "femnist"}
+    images = {
+        "mnist",
+        "fashion_mnist",
+        "emnist_balanced",
+        "emnist_byclass",
+        "cifar10",
+        "cifar100",
+        "svhn",
+        "femnist",
+    }
     assert set(CATALOGUE) == images | {"ag_news"}
     for name, published in CATALOGUE.items():
         assert published.name == name
@@ -46,7 +57,10 @@ def test_every_entry_is_complete() -> None:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def put_mnist(place: Path, label: int, pack: bool = True) -> None:
@@ -54,12 +68,16 @@ def put_mnist(place: Path, label: int, pack: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in MNIST_FILES:
         content = idx(np.zeros((2, 28, 28)) if "images" in name else np.full(2, label))
-        (folder / (f"{name}.gz" if pack else name)).write_bytes(gzip.compress(content) if pack else content)
+        (folder / (f"{name}.gz" if pack else name)).write_bytes(
+            gzip.compress(content) if pack else content
+        )
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    home, here, by_variable, root = (tmp_path / name for name in ("home", "here", "variable", "root"))
+    home, here, by_variable, root = (
+        tmp_path / name for name in ("home", "here", "variable", "root")
+    )
     here.mkdir()
     monkeypatch.chdir(here)
     monkeypatch.setenv("HOME", str(home))
@@ -77,7 +95,9 @@ def test_published_files_are_looked_for_in_every_place_after_npz(places: list[Pa
     put_mnist(places[0], 1)
     x, y = np.zeros((3, 4, 4), np.uint8), np.full(3, 9)
     np.savez(places[-1] / "mnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    assert load("mnist", root=places[0]).y_train.tolist() == [9] * 3  # an .npz in the last place comes before files in the first
+    assert (
+        load("mnist", root=places[0]).y_train.tolist() == [9] * 3
+    )  # an .npz in the last place comes before files in the first
 
 
 def test_what_is_said_of_a_known_data_set_that_is_not_here(places: list[Path]) -> None:
@@ -106,7 +126,9 @@ CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8).tob
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Serves CONTENT with ranges; the server's `breaks` says after how many bytes of an answer it hangs up."""
+    """Serves CONTENT with ranges; the server's `breaks` says after how many bytes of an answer it
+    hangs up.
+    """
 
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
@@ -114,7 +136,9 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/gone":
             self.send_error(404)
             return
-        content, status = (b"<html>sign in</html>", 200) if self.path == "/portal" else (CONTENT, 200)
+        content, status = (
+            (b"<html>sign in</html>", 200) if self.path == "/portal" else (CONTENT, 200)
+        )
         if wanted is not None and self.path != "/no-ranges":
             start = int(wanted.removeprefix("bytes=").removesuffix("-"))
             content, status = content[start:], 206
@@ -182,7 +206,9 @@ def test_a_download(tmp_path: Path, server: Server, path: str) -> None:
 def test_a_transfer_that_broke_off_is_resumed(tmp_path: Path, server: Server, path: str) -> None:
     published, part = toy(file_at(server.url + path)), tmp_path / "toy" / "data.bin.part"
     server.breaks = 100_000
-    with refused(f"{server.url}{path} broke off after 100000 of 300000 bytes", download.NotDownloaded):
+    with refused(
+        f"{server.url}{path} broke off after 100000 of 300000 bytes", download.NotDownloaded
+    ):
         download.get(published, tmp_path, Seen())
     assert part.read_bytes() == CONTENT[:100_000]
     assert not (tmp_path / "toy" / "data.bin").exists()
@@ -210,11 +236,17 @@ def test_a_part_that_is_complete_is_not_asked_for(tmp_path: Path, server: Server
     assert server.asked == []
 
 
-def test_a_wrong_checksum_says_both_sums_and_removes_the_part(tmp_path: Path, server: Server) -> None:
+def test_a_wrong_checksum_says_both_sums_and_removes_the_part(
+    tmp_path: Path, server: Server
+) -> None:
     file = replace(file_at(f"{server.url}/data.bin"), sha256="0" * 64)
     found = hashlib.sha256(CONTENT).hexdigest()
     part = tmp_path / "toy" / "data.bin.part"
-    with refused(f"{part}: expected SHA-256 {'0' * 64}, found {found}; it came from {file.url} and was removed", download.NotDownloaded):
+    with refused(
+        f"{part}: expected SHA-256 {'0' * 64}, found {found}; it came from {file.url} and was"
+        " removed",
+        download.NotDownloaded,
+    ):
         download.get(toy(file), tmp_path, Seen())
     assert list((tmp_path / "toy").iterdir()) == []
 
@@ -223,31 +255,47 @@ def test_a_wrong_file_that_is_there_already_is_left_alone(tmp_path: Path) -> Non
     (tmp_path / "toy").mkdir()
     target = tmp_path / "toy" / "data.bin"
     target.write_bytes(b"mine")
-    with refused(f"{target}: expected SHA-256 {file_at('x').sha256}, found {hashlib.sha256(b'mine').hexdigest()}: move it away"):
+    with refused(
+        f"{target}: expected SHA-256 {file_at('x').sha256}, found"
+        f" {hashlib.sha256(b'mine').hexdigest()}: move it away"
+    ):
         download.get(toy(file_at("http://127.0.0.1:1/data.bin")), tmp_path, Seen())
     assert target.read_bytes() == b"mine"
 
 
 def test_a_page_instead_of_the_file_is_not_kept(tmp_path: Path, server: Server) -> None:
-    with refused("/portal has 20 bytes instead of 300000: it is not the published file.", download.NotDownloaded):
+    with refused(
+        "/portal has 20 bytes instead of 300000: it is not the published file.",
+        download.NotDownloaded,
+    ):
         download.get(toy(file_at(f"{server.url}/portal")), tmp_path, Seen())
     assert list((tmp_path / "toy").iterdir()) == []
 
 
 def test_no_server_says_which_files_to_put_where(tmp_path: Path, server: Server) -> None:
-    here, gone = file_at(f"{server.url}/data.bin"), replace(file_at(f"{server.url}/gone"), name="gone.bin")
+    here, gone = (
+        file_at(f"{server.url}/data.bin"),
+        replace(file_at(f"{server.url}/gone"), name="gone.bin"),
+    )
     unreachable = replace(file_at("http://127.0.0.1:1/far"), name="far.bin", sha256="1" * 64)
     with pytest.raises(download.NotDownloaded) as caught:
         download.get(toy(here, gone, unreachable), tmp_path, Seen())
-    assert str(caught.value) == (
-        f"{gone.url} cannot be reached (HTTP 404 Not Found). Try again. Or do it by hand. Put into {tmp_path / 'toy'}: "
-        f"{gone.url} (SHA-256 {gone.sha256}); {unreachable.url} (SHA-256 {'1' * 64})."
+    assert (
+        str(caught.value)
+        == f"{gone.url} cannot be reached (HTTP 404 Not Found). Try again. Or do it by hand. Put"
+        f" into {tmp_path / 'toy'}: {gone.url} (SHA-256 {gone.sha256}); {unreachable.url}"
+        f" (SHA-256 {'1' * 64})."
     )
-    with refused("http://127.0.0.1:1/far cannot be reached ([Errno 111] Connection refused).", download.NotDownloaded):
+    with refused(
+        "http://127.0.0.1:1/far cannot be reached ([Errno 111] Connection refused).",
+        download.NotDownloaded,
+    ):
         download.get(toy(unreachable), tmp_path, Seen())
 
 
 def test_femnist_is_made_not_downloaded(tmp_path: Path) -> None:
-    with refused("data set 'femnist' cannot be downloaded. FEMNIST is made by LEAF's own script") as caught:
+    with refused(
+        "data set 'femnist' cannot be downloaded. FEMNIST is made by LEAF's own script"
+    ) as caught:
         download.get(CATALOGUE["femnist"], tmp_path, Seen())
     assert f"Put them into {tmp_path / 'femnist'}" in str(caught.value)

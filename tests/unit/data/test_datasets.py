@@ -1,4 +1,6 @@
-"""Data sets from arrays, files and names: what comes in, what comes out, and what is said when it cannot be used."""
+"""Data sets from arrays, files and names: what comes in, what comes out, and what is said when it
+cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,15 @@ def test_readonly_arrays_are_accepted() -> None:
 
 def test_keys_from_a_file_and_from_arrays(tmp_path: Path) -> None:
     numbers, weights = np.arange(20, dtype=np.uint16) % 4, np.ones(20)
-    path = saved(tmp_path, arrays(writer_train=numbers, writer_test=numbers[:6], hand_train=numbers % 2, weight_train=weights))
+    path = saved(
+        tmp_path,
+        arrays(
+            writer_train=numbers,
+            writer_test=numbers[:6],
+            hand_train=numbers % 2,
+            weight_train=weights,
+        ),
+    )
     keys = load(path).keys
     assert set(keys) == {"writer", "hand"}
     assert keys["hand"][1] is None
@@ -141,13 +151,27 @@ def test_keys_from_a_file_and_from_arrays(tmp_path: Path) -> None:
     assert test is not None
     assert test.tolist() == numbers[:6].tolist()
     x_train, y_train, x_test, y_test = arrays().values()
-    made = dataset(x_train, y_train, x_test, y_test, "mine", writer=(numbers, numbers[:6]), hand=torch.arange(20))
+    made = dataset(
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        "mine",
+        writer=(numbers, numbers[:6]),
+        hand=torch.arange(20),
+    )
     assert made.name == "mine"
     assert made.keys["hand"][0].tolist() == list(range(20))
 
 
 def test_text_keys_are_numbered_alike_in_both_parts() -> None:
-    made = dataset(np.zeros((3, 1)), [0, 0, 1], np.zeros((2, 1)), [0, 1], writer=(np.array(["b", "a", "c"]), np.array(["c", "d"])))
+    made = dataset(
+        np.zeros((3, 1)),
+        [0, 0, 1],
+        np.zeros((2, 1)),
+        [0, 1],
+        writer=(np.array(["b", "a", "c"]), np.array(["c", "d"])),
+    )
     train, test = made.keys["writer"]
     assert train.tolist() == [1, 0, 2]
     assert test is not None
@@ -158,7 +182,9 @@ def test_text_keys_are_numbered_alike_in_both_parts() -> None:
 
 
 def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, here, by_variable, root = (tmp_path / name for name in ("home", "here", "variable", "root"))
+    home, here, by_variable, root = (
+        tmp_path / name for name in ("home", "here", "variable", "root")
+    )
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("FEDCLADE_DATA", str(by_variable))
     places = [root, by_variable, here / "data", home / ".cache/fedclade"]
@@ -172,9 +198,21 @@ def test_places_are_searched_in_order(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InvalidInputError) as caught:
         load("toy", root=root)
     message = str(caught.value)
-    for place in (root / "toy.npz", by_variable / "toy.npz", Path("data/toy.npz"), home / ".cache/fedclade/toy.npz"):
+    for place in (
+        root / "toy.npz",
+        by_variable / "toy.npz",
+        Path("data/toy.npz"),
+        home / ".cache/fedclade/toy.npz",
+    ):
         assert str(place) in message
-    for word in ("'toy' was not found", "Put toy.npz", "x_train, y_train, x_test, y_test", "--data-root", "$FEDCLADE_DATA", "digits"):
+    for word in (
+        "'toy' was not found",
+        "Put toy.npz",
+        "x_train, y_train, x_test, y_test",
+        "--data-root",
+        "$FEDCLADE_DATA",
+        "digits",
+    ):
         assert word in message
 
 
@@ -219,7 +257,9 @@ def test_every_damaged_byte_range_is_an_invalid_input_or_reads(tmp_path: Path) -
     np.savez_compressed(path, allow_pickle=False, **arrays())
     whole = path.read_bytes()
     for start in range(0, len(whole), 7):
-        path.write_bytes(whole[:start] + bytes(b ^ 0xFF for b in whole[start : start + 5]) + whole[start + 5 :])
+        path.write_bytes(
+            whole[:start] + bytes(b ^ 0xFF for b in whole[start : start + 5]) + whole[start + 5 :]
+        )
         message = str(path)
         try:
             assert isinstance(load(path), Dataset)
@@ -267,7 +307,10 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
 def test_missing_arrays(tmp_path: Path, key: str) -> None:
     given = arrays()
     del given[key]
-    with refused(f"toy.npz: {key} missing, the file has {', '.join(given)}: all of x_train, y_train, x_test, y_test are needed."):
+    with refused(
+        f"toy.npz: {key} missing, the file has {', '.join(given)}: all of x_train, y_train, x_test,"
+        " y_test are needed."
+    ):
         load(saved(tmp_path, given))
 
 
@@ -281,9 +324,15 @@ def with_bad(value: float, *places: tuple[int, ...]) -> np.ndarray:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"y_train": np.zeros(19, int)}, "x_train has 20 samples and y_train has 19: they must be equally many."),
+        (
+            {"y_train": np.zeros(19, int)},
+            "x_train has 20 samples and y_train has 19: they must be equally many.",
+        ),
         ({"x_test": np.zeros((5, 4, 4), np.uint8)}, "x_test has 5 samples and y_test has 6"),
-        ({"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)}, "x_train is empty (shape (0, 4, 4))"),
+        (
+            {"x_train": np.zeros((0, 4, 4), np.uint8), "y_train": np.zeros(0, int)},
+            "x_train is empty (shape (0, 4, 4))",
+        ),
         ({"x_train": np.zeros((20, 0))}, "x_train is empty (shape (20, 0))"),
         ({"y_test": np.zeros(0, int)}, "y_test is empty"),
         ({"x_train": np.zeros(20)}, "x_train has shape (20,): give one row a sample"),
@@ -292,31 +341,67 @@ def with_bad(value: float, *places: tuple[int, ...]) -> np.ndarray:
             {"x_train": with_bad(np.nan, (17, 0, 1, 1), (17, 0, 2, 2), (18, 0, 0, 0))},
             "x_train has 3 NaN values, the first in sample 17: replace them or drop these samples.",
         ),
-        ({"x_train": with_bad(np.inf, (3, 0, 0, 0))}, "x_train has 1 infinite (or too large for float32) value, the first in sample 3"),
-        ({"x_train": with_bad(1e300, (4, 0, 0, 0))}, "x_train has 1 infinite (or too large for float32) value, the first in sample 4"),
-        ({"y_train": np.array([0.5] * 19 + [np.nan])}, "y_train has 1 NaN value, the first in sample 19"),
+        (
+            {"x_train": with_bad(np.inf, (3, 0, 0, 0))},
+            "x_train has 1 infinite (or too large for float32) value, the first in sample 3",
+        ),
+        (
+            {"x_train": with_bad(1e300, (4, 0, 0, 0))},
+            "x_train has 1 infinite (or too large for float32) value, the first in sample 4",
+        ),
+        (
+            {"y_train": np.array([0.5] * 19 + [np.nan])},
+            "y_train has 1 NaN value, the first in sample 19",
+        ),
         ({"x_train": np.array(["a"] * 20)}, "x_train holds text: turn it into numbers first"),
         ({"y_train": np.array(["cat"] * 20)}, "y_train holds text: turn it into numbers first"),
         ({"x_train": np.zeros((20, 2), complex)}, "x_train holds complex numbers"),
-        ({"y_train": np.zeros(20, "datetime64[s]")}, "y_train holds values of type datetime64[s]: store plain numbers"),
+        (
+            {"y_train": np.zeros(20, "datetime64[s]")},
+            "y_train holds values of type datetime64[s]: store plain numbers",
+        ),
         (
             {"y_train": np.array([0] * 5 + [-2, -3] + [0] * 13)},
             "y_train has negative labels, the smallest -3 in sample 6: number the classes",
         ),
-        ({"y_train": np.array([0] * 19 + [10**9])}, "y_train has the label 1000000000 in sample 19: number the classes 0, 1, 2"),
+        (
+            {"y_train": np.array([0] * 19 + [10**9])},
+            "y_train has the label 1000000000 in sample 19: number the classes 0, 1, 2",
+        ),
         (
             {"y_train": np.eye(3, dtype=int)[np.arange(20) % 3]},
-            "y_train has shape (20, 3): give one class number a sample (one-hot labels: use y.argmax(1))",
+            (
+                "y_train has shape (20, 3): give one class number a sample (one-hot labels: use"
+                " y.argmax(1))"
+            ),
         ),
         (
             {"x_test": np.zeros((6, 5, 5), np.uint8)},
-            "the test part has inputs of shape (1, 5, 5) and type uint8, the training part of shape (1, 4, 4) and type uint8",
+            (
+                "the test part has inputs of shape (1, 5, 5) and type uint8, the training part of"
+                " shape (1, 4, 4) and type uint8"
+            ),
         ),
-        ({"x_test": np.zeros((6, 1, 4, 4), np.float32)}, "the test part has inputs of shape (1, 4, 4) and type float32, the training part"),
-        ({"y_test": np.zeros(6)}, "the test part has targets of shape () and type float32, the training part of shape () and type int64"),
+        (
+            {"x_test": np.zeros((6, 1, 4, 4), np.float32)},
+            "the test part has inputs of shape (1, 4, 4) and type float32, the training part",
+        ),
+        (
+            {"y_test": np.zeros(6)},
+            (
+                "the test part has targets of shape () and type float32, the training part of shape"
+                " () and type int64"
+            ),
+        ),
         ({"writer_train": np.zeros(19, int)}, "writer_train has 19 entries for 20 samples"),
-        ({"writer_train": np.zeros(20, int), "writer_test": np.zeros(5, int)}, "writer_test has 5 entries for 6 samples"),
-        ({"writer_train": np.zeros(20, int), "writer_test": np.array(["a"] * 6)}, "one holds text, the other numbers"),
+        (
+            {"writer_train": np.zeros(20, int), "writer_test": np.zeros(5, int)},
+            "writer_test has 5 entries for 6 samples",
+        ),
+        (
+            {"writer_train": np.zeros(20, int), "writer_test": np.array(["a"] * 6)},
+            "one holds text, the other numbers",
+        ),
         (
             {"writer_train": np.zeros(20, int), "writer_test": np.zeros(6)},
             "writer_test has type float64 and shape (6,): give one whole number",
@@ -344,7 +429,9 @@ def test_bad_arrays_from_python() -> None:
         dataset(x, y, x)
     with refused("x_test is missing"):
         dataset(x, y, y_test=y)
-    with refused("writer_train has type float64 and shape (4,): give one whole number or text a sample."):
+    with refused(
+        "writer_train has type float64 and shape (4,): give one whole number or text a sample."
+    ):
         dataset(x, y, writer=np.zeros(4))
     with refused("writer_train has type int64 and shape (2, 2)"):
         dataset(x, y, writer=np.zeros((2, 2), int))
@@ -355,7 +442,14 @@ def test_bad_arrays_from_python() -> None:
 
 def test_own_data_per_client() -> None:
     x = torch.arange(10.0).reshape(5, 2)
-    clients = from_arrays([(x[:2], [0, 1]), (x[2:4].numpy(), np.array([2, 0]), x[:1], [3]), (x[4:], [1], x[1:3], [1, 1])], groups=[0, 0, 1])
+    clients = from_arrays(
+        [
+            (x[:2], [0, 1]),
+            (x[2:4].numpy(), np.array([2, 0]), x[:1], [3]),
+            (x[4:], [1], x[1:3], [1, 1]),
+        ],
+        groups=[0, 0, 1],
+    )
     assert len(clients) == 3
     assert clients.sizes.tolist() == [2, 2, 1]
     assert clients.shape == (2,)
@@ -377,10 +471,17 @@ def test_own_data_per_client() -> None:
 
 def test_own_data_of_many_sizes_and_types_are_one_pool() -> None:
     rng = np.random.default_rng(0)
-    given = [(rng.random((n, 3, 2)), rng.random(n), rng.random((1, 3, 2)).astype(np.float32), [0.5]) for n in (1, 4, 2)]
+    given = [
+        (rng.random((n, 3, 2)), rng.random(n), rng.random((1, 3, 2)).astype(np.float32), [0.5])
+        for n in (1, 4, 2)
+    ]
     clients = from_arrays(given)
-    assert torch.equal(clients.x, torch.from_numpy(np.concatenate([x for x, *_ in given]).astype(np.float32)))
-    assert torch.equal(clients.y, torch.from_numpy(np.concatenate([y for _, y, *_ in given]).astype(np.float32)))
+    assert torch.equal(
+        clients.x, torch.from_numpy(np.concatenate([x for x, *_ in given]).astype(np.float32))
+    )
+    assert torch.equal(
+        clients.y, torch.from_numpy(np.concatenate([y for _, y, *_ in given]).astype(np.float32))
+    )
     assert torch.equal(clients.x_test, torch.from_numpy(np.concatenate([x for *_, x, _ in given])))
     assert clients.train.offsets.tolist() == [0, 1, 5, 7]
     assert clients.test.offsets.tolist() == [0, 1, 2, 3]
@@ -401,18 +502,42 @@ GOOD = (np.zeros((3, 2)), np.array([0, 1, 2]))
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ((np.zeros((3, 4)), [0, 1, 2]), "client 1 has inputs of shape (4,) and type float32, client 0 of shape (2,) and type float32"),
-        ((np.zeros((3, 2), np.uint8), [0, 1, 2]), "client 1 has inputs of shape (2,) and type uint8, client 0"),
-        ((np.zeros((3, 2)), [0.5, 1, 2]), "client 1 has targets of shape () and type float32, client 0 of shape () and type int64"),
-        ((np.full((3, 2), np.nan), [0, 1, 2]), "client 1: x has 6 NaN values, the first in sample 0"),
+        (
+            (np.zeros((3, 4)), [0, 1, 2]),
+            (
+                "client 1 has inputs of shape (4,) and type float32, client 0 of shape (2,) and"
+                " type float32"
+            ),
+        ),
+        (
+            (np.zeros((3, 2), np.uint8), [0, 1, 2]),
+            "client 1 has inputs of shape (2,) and type uint8, client 0",
+        ),
+        (
+            (np.zeros((3, 2)), [0.5, 1, 2]),
+            (
+                "client 1 has targets of shape () and type float32, client 0 of shape () and type"
+                " int64"
+            ),
+        ),
+        (
+            (np.full((3, 2), np.nan), [0, 1, 2]),
+            "client 1: x has 6 NaN values, the first in sample 0",
+        ),
         ((np.zeros((0, 2)), []), "client 1: x is empty (shape (0, 2))"),
         ((np.zeros((3, 2)), [0, 1]), "client 1: x has 3 samples and y has 2"),
         ((np.zeros((3, 2)), 1), "client 1: y is empty (shape ())"),
-        ((np.zeros((3, 2)), [0, -1, 1]), "client 1: y has negative labels, the smallest -1 in sample 1"),
+        (
+            (np.zeros((3, 2)), [0, -1, 1]),
+            "client 1: y has negative labels, the smallest -1 in sample 1",
+        ),
         ((*GOOD, np.zeros((3, 2)), [0, 1]), "client 1: x_test has 3 samples and y_test has 2"),
         ((*GOOD, np.zeros((1, 3)), [0]), "client 1: its test part has inputs of shape (3,)"),
         ((np.zeros((3, 2)),), "client 1: give (x, y) or (x, y, x_test, y_test), not 1 values."),
-        ((*GOOD, np.zeros((3, 2))), "client 1: give (x, y) or (x, y, x_test, y_test), not 3 values."),
+        (
+            (*GOOD, np.zeros((3, 2))),
+            "client 1: give (x, y) or (x, y, x_test, y_test), not 3 values.",
+        ),
         (np.zeros((2, 2)), "client 1: give (x, y) or (x, y, x_test, y_test), not ndarray."),
     ],
 )
@@ -424,7 +549,9 @@ def test_bad_data_of_a_client(second: tuple[object, ...], message: str) -> None:
 def test_bad_groups_and_no_clients() -> None:
     with refused("from_arrays got no clients: give at least one (x, y)."):
         from_arrays([])
-    with refused("groups has 1 entries of type int64 for 2 clients: give one whole number a client."):
+    with refused(
+        "groups has 1 entries of type int64 for 2 clients: give one whole number a client."
+    ):
         from_arrays([GOOD, GOOD], groups=[0])
     with refused("groups has 2 entries of type float32"):
         from_arrays([GOOD, GOOD], groups=torch.tensor([0.5, 1.0]))

@@ -1,4 +1,6 @@
-"""Earth mover's distance of clients: small cases by hand, what must hold for any, and what is refused."""
+"""Earth mover's distance of clients: small cases by hand, what must hold for any, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_cost_on_a_line_is_known(a: list[float], b: list[float]) -> None:
 
 
 def test_two_clients_at_two_points_by_hand() -> None:
-    """Half of each client has to be moved by 3. Of the 90 pairs of different samples 50 are 3 apart, so that 1.5 is 90 percent of 5/3."""
+    """Half of each client has to be moved by 3. Of the 90 pairs of different samples 50 are 3
+    apart, so that 1.5 is 90 percent of 5/3.
+    """
     measured = earth_movers_distance(at([0] * 5, [3] * 5))
     assert measured.percent + measured.floor == pytest.approx(90)
     assert measured.floor >= 0
@@ -66,9 +70,13 @@ def test_two_clients_at_two_points_by_hand() -> None:
 
 def test_a_client_counts_by_its_samples() -> None:
     measured = earth_movers_distance(at([0] * 2, [3] * 6))
-    assert measured.percent == pytest.approx((2 * measured.clients[0] + 6 * measured.clients[1]) / 8)
+    assert measured.percent == pytest.approx(
+        (2 * measured.clients[0] + 6 * measured.clients[1]) / 8
+    )
     assert measured.clients.shape == (2,)
-    assert measured.clients[0] > measured.clients[1]  # six of the eight samples are the second client's
+    assert (
+        measured.clients[0] > measured.clients[1]
+    )  # six of the eight samples are the second client's
 
 
 def test_nothing_has_to_be_moved() -> None:
@@ -79,14 +87,19 @@ def test_nothing_has_to_be_moved() -> None:
 
 
 def test_partitions_in_order() -> None:
-    iid, some, far = (earth_movers_distance(digits_as(scheme)).percent for scheme in (Iid(), Dirichlet(0.5), LabelClusters(5, 2)))
+    iid, some, far = (
+        earth_movers_distance(digits_as(scheme)).percent
+        for scheme in (Iid(), Dirichlet(0.5), LabelClusters(5, 2))
+    )
     assert abs(iid) < 1
     assert iid + 2 < some < far - 2
     assert far < 100
 
 
 def test_labels_play_no_part() -> None:
-    iid, permuted = (earth_movers_distance(digits_as(scheme)) for scheme in (Iid(), LabelPermutation(2)))
+    iid, permuted = (
+        earth_movers_distance(digits_as(scheme)) for scheme in (Iid(), LabelPermutation(2))
+    )
     assert abs(iid.percent - permuted.percent) < 1
 
 
@@ -96,12 +109,16 @@ def test_scale_and_origin_play_no_part(scale: float, shift: float) -> None:
     first, second = [0.0, 1, 2, 3], [2.0, 5, 6, 8]
     expected = earth_movers_distance(at(first, second)).clients
     changed = [[scale * (value + shift) for value in own] for own in (first, second)]
-    assert earth_movers_distance(at(*changed)).clients == pytest.approx(expected, rel=1e-3, abs=1e-2)
+    assert earth_movers_distance(at(*changed)).clients == pytest.approx(
+        expected, rel=1e-3, abs=1e-2
+    )
 
 
 def test_the_seed_decides() -> None:
     clients = digits_as(Dirichlet(0.3))
-    first, again, other = (earth_movers_distance(clients, samples=50, seed=seed) for seed in (3, 3, 4))
+    first, again, other = (
+        earth_movers_distance(clients, samples=50, seed=seed) for seed in (3, 3, 4)
+    )
     assert first.clients.tobytes() == again.clients.tobytes()
     assert (first.percent, first.floor) == (again.percent, again.floor)
     assert first.percent != other.percent
@@ -118,14 +135,18 @@ def test_own_features_see_inputs_as_a_model_does() -> None:
     images = np.zeros((8, 1, 1, 2), np.uint8)
     images[:4, 0, 0, 0] = 255
     images[::2, 0, 0, 1] = 51
-    clients = from_arrays([(images[:4], np.zeros(4, np.int64)), (images[4:], np.zeros(4, np.int64))])
+    clients = from_arrays(
+        [(images[:4], np.zeros(4, np.int64)), (images[4:], np.zeros(4, np.int64))]
+    )
     seen = []
 
     def pixel(number: int, x: torch.Tensor) -> torch.Tensor:
         seen.extend(x.unique().tolist())
         return x.flatten(1)[:, number : number + 1]
 
-    first, second = (earth_movers_distance(clients, lambda x, n=number: pixel(n, x)) for number in (0, 1))  # type: ignore[misc]
+    first, second = (
+        earth_movers_distance(clients, lambda x, n=number: pixel(n, x)) for number in (0, 1)
+    )  # type: ignore[misc]
     assert first.percent + first.floor == pytest.approx(100 * 7 / 8)
     assert second.percent + second.floor == pytest.approx(0)
     assert sorted(set(seen)) == pytest.approx([0, 0.2, 1])
@@ -135,12 +156,27 @@ def test_own_features_see_inputs_as_a_model_does() -> None:
     ("given_", "message"),
     [
         ({"samples": 1}, "earth_movers_distance.samples = 1: must be a whole number, 2 or more."),
-        ({"samples": 2.5}, "earth_movers_distance.samples = 2.5: must be a whole number, 2 or more."),
+        (
+            {"samples": 2.5},
+            "earth_movers_distance.samples = 2.5: must be a whole number, 2 or more.",
+        ),
         ({"seed": -1}, "earth_movers_distance.seed = -1: must be a whole number, 0 or more."),
-        ({"features": lambda x: x[:, 0]}, r"features: gave shape \(4,\) for 4 samples; give a tensor with one row a sample."),
-        ({"features": lambda x: x[:1]}, r"features: gave shape \(1, 1\) for 4 samples; give a tensor with one row a sample."),
-        ({"features": lambda x: x.numpy()}, "features: gave ndarray for 4 samples; give a tensor with one row a sample."),
-        ({"features": lambda x: x / 0}, "features: gave codes that are NaN or infinite; all must be finite."),
+        (
+            {"features": lambda x: x[:, 0]},
+            r"features: gave shape \(4,\) for 4 samples; give a tensor with one row a sample.",
+        ),
+        (
+            {"features": lambda x: x[:1]},
+            r"features: gave shape \(1, 1\) for 4 samples; give a tensor with one row a sample.",
+        ),
+        (
+            {"features": lambda x: x.numpy()},
+            "features: gave ndarray for 4 samples; give a tensor with one row a sample.",
+        ),
+        (
+            {"features": lambda x: x / 0},
+            "features: gave codes that are NaN or infinite; all must be finite.",
+        ),
     ],
 )
 def test_what_cannot_be_measured(given_: dict[str, object], message: str) -> None:
@@ -150,12 +186,21 @@ def test_what_cannot_be_measured(given_: dict[str, object], message: str) -> Non
 
 def test_words_have_no_distance() -> None:
     words = dataset(np.arange(40).reshape(10, 4), np.arange(10) % 2)
-    with pytest.raises(InvalidInputError, match=r"features: inputs of type int64 are numbers of words .* give a function that makes codes"):
+    with pytest.raises(
+        InvalidInputError,
+        match=(
+            r"features: inputs of type int64 are numbers of words .* give a function that makes"
+            r" codes"
+        ),
+    ):
         earth_movers_distance(partition(words, Iid(), 2))
     assert earth_movers_distance(partition(words, Iid(), 2), lambda x: x.double()).floor > 0
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ot", None)
-    with pytest.raises(InvalidInputError, match=r"needs the package POT, which is not installed: pip install fedclade\[ot\]."):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"needs the package POT, which is not installed: pip install fedclade\[ot\].",
+    ):
         earth_movers_distance(at([0, 1], [2, 3]))

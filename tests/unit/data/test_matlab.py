@@ -1,4 +1,6 @@
-"""MATLAB files: what scipy writes is read as scipy reads it, and one made by hand as the format says."""
+"""MATLAB files: what scipy writes is read as scipy reads it, and one made by hand as the format
+says.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ def file_of(compressed: bool = False, **content: Any) -> bytes:
 
 
 @given(
-    x=st.sampled_from(KINDS).flatmap(lambda kind: npst.arrays(kind, npst.array_shapes(min_dims=2, max_dims=4, min_side=0, max_side=5))),
+    x=st.sampled_from(KINDS).flatmap(
+        lambda kind: npst.arrays(
+            kind, npst.array_shapes(min_dims=2, max_dims=4, min_side=0, max_side=5)
+        )
+    ),
     compressed=st.booleans(),
 )
 def test_agrees_with_scipy(x: np.ndarray, compressed: bool) -> None:
@@ -42,7 +48,8 @@ def element(kind: int, content: bytes) -> bytes:
 
 
 def test_a_file_of_the_other_byte_order_made_by_hand() -> None:
-    # y = [[1, 3], [2, 4]] of class double (6), stored as two-byte numbers by columns; its name as a short element of one byte.
+    # y = [[1, 3], [2, 4]] of class double (6), stored as two-byte numbers by columns; its name as a
+    # short element of one byte.
     flags, shape, name = (
         element(6, struct.pack(">II", 6, 0)),
         element(5, struct.pack(">ii", 2, 2)),
@@ -56,7 +63,13 @@ def test_a_file_of_the_other_byte_order_made_by_hand() -> None:
 
 
 def test_what_is_no_array_of_real_numbers_is_left_out() -> None:
-    data = file_of(a=np.array([[1 + 2j]]), b="text", c=np.array([["cell"]], object), d={"e": 1}, x=np.array([[7]]))
+    data = file_of(
+        a=np.array([[1 + 2j]]),
+        b="text",
+        c=np.array([["cell"]], object),
+        d={"e": 1},
+        x=np.array([[7]]),
+    )
     assert arrays("f", data, "abcdx").keys() == {"x"}
 
 
@@ -67,10 +80,17 @@ def test_what_is_no_array_of_real_numbers_is_left_out() -> None:
         (file_of(x=np.ones((3, 3)))[:150], "an element is longer than what holds it"),
         (file_of(x=np.ones((3, 3))) + b"\1", "cut short"),
         (
-            file_of(x=np.arange(6).reshape(2, 3)).replace(struct.pack("<ii", 2, 3), struct.pack("<ii", 2, 4)),
+            file_of(x=np.arange(6).reshape(2, 3)).replace(
+                struct.pack("<ii", 2, 3), struct.pack("<ii", 2, 4)
+            ),
             r"6 values for the shape \(2, 4\)",
         ),
-        (file_of(x=np.arange(6).reshape(2, 3)).replace(struct.pack("<ii", 2, 3), struct.pack("<ii", -2, -3)), "6 values for the shape"),
+        (
+            file_of(x=np.arange(6).reshape(2, 3)).replace(
+                struct.pack("<ii", 2, 3), struct.pack("<ii", -2, -3)
+            ),
+            "6 values for the shape",
+        ),
     ],
 )
 def test_damage_is_told(data: bytes, reason: str) -> None:

@@ -1,4 +1,6 @@
-"""Published files, written here byte for byte as they are published: what is read from them, and what is said of damaged ones."""
+"""Published files, written here byte for byte as they are published: what is read from them, and
+what is said of damaged ones.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def refused(message: str) -> pytest.RaisesExc:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def idx_contents() -> list[bytes]:
@@ -60,7 +65,9 @@ def tar_gz(members: dict[str, bytes]) -> bytes:
 def cifar10_contents() -> dict[str, bytes]:
     """Two records a file: a label byte, then 1,024 red, 1,024 green, 1,024 blue pixels."""
     return {
-        name: b"".join(bytes([(2 * number + i) % 10]) + COLOURS[2 * number + i].tobytes() for i in (0, 1))
+        name: b"".join(
+            bytes([(2 * number + i) % 10]) + COLOURS[2 * number + i].tobytes() for i in (0, 1)
+        )
         for number, name in enumerate(CIFAR10_FILES)
     }
 
@@ -68,7 +75,9 @@ def cifar10_contents() -> dict[str, bytes]:
 def cifar100_contents() -> dict[str, bytes]:
     """A coarse label, a fine label, the pixels."""
     return {
-        name: b"".join(bytes([19, 90 + 2 * number + i]) + COLOURS[2 * number + i].tobytes() for i in (0, 1))
+        name: b"".join(
+            bytes([19, 90 + 2 * number + i]) + COLOURS[2 * number + i].tobytes() for i in (0, 1)
+        )
         for number, name in enumerate(CIFAR100_FILES)
     }
 
@@ -76,8 +85,13 @@ def cifar100_contents() -> dict[str, bytes]:
 def leaf_content(users: dict[str, Sequence[int]], first: int) -> bytes:
     """As LEAF's scripts write it: pixels divided by 255, in rows of 784."""
     images = iter((TRAIN[first + row].ravel() / 255).tolist() for row in range(5))
-    data = {user: {"x": [next(images) for _ in labels], "y": list(labels)} for user, labels in users.items()}
-    return json.dumps({"users": list(users), "num_samples": [len(y) for y in users.values()], "user_data": data}).encode()
+    data = {
+        user: {"x": [next(images) for _ in labels], "y": list(labels)}
+        for user, labels in users.items()
+    }
+    return json.dumps(
+        {"users": list(users), "num_samples": [len(y) for y in users.values()], "user_data": data}
+    ).encode()
 
 
 def published(name: str) -> Callable[[Sequence[Path]], Dataset]:
@@ -114,7 +128,10 @@ def test_emnist_is_put_upright_from_the_archive_and_from_files(tmp_path: Path, s
     names = [f"gzip/emnist-{split}-{part}.gz" for part in readers.IDX_PARTS]
     files = written(tmp_path, dict(zip(names, map(gzip.compress, idx_contents()), strict=True)))
     (tmp_path / "gzip.zip").write_bytes(emnist_zip(split))
-    for data in (published(f"emnist_{split}")(files), published(f"emnist_{split}")([tmp_path / "gzip.zip"])):
+    for data in (
+        published(f"emnist_{split}")(files),
+        published(f"emnist_{split}")([tmp_path / "gzip.zip"]),
+    ):
         assert data.name == f"emnist_{split}"
         assert data.x_train[2, 0, 3, 20] == TRAIN[2, 20, 3]
         np.testing.assert_array_equal(data.x_test[:, 0].numpy(), TEST.transpose(0, 2, 1))
@@ -124,7 +141,9 @@ def test_emnist_is_put_upright_from_the_archive_and_from_files(tmp_path: Path, s
 def test_cifar10_from_the_archive_and_unpacked(tmp_path: Path) -> None:
     contents = cifar10_contents()
     # Members lie in any order in the archive, beside others.
-    members = {f"cifar-10-batches-bin/{name}": contents[name] for name in reversed(contents)} | {"cifar-10-batches-bin/readme.html": b"x"}
+    members = {f"cifar-10-batches-bin/{name}": contents[name] for name in reversed(contents)} | {
+        "cifar-10-batches-bin/readme.html": b"x"
+    }
     archive = written(tmp_path, {"cifar-10-binary.tar.gz": tar_gz(members)})
     for data in (published("cifar10")(archive), published("cifar10")(written(tmp_path, contents))):
         np.testing.assert_array_equal(data.x_train.numpy(), COLOURS[:10])
@@ -135,8 +154,18 @@ def test_cifar10_from_the_archive_and_unpacked(tmp_path: Path) -> None:
 
 def test_cifar100_has_fine_labels(tmp_path: Path) -> None:
     contents = cifar100_contents()
-    archive = written(tmp_path, {"cifar-100-binary.tar.gz": tar_gz({f"cifar-100-binary/{name}": contents[name] for name in contents})})
-    for data in (published("cifar100")(archive), published("cifar100")(written(tmp_path, contents))):
+    archive = written(
+        tmp_path,
+        {
+            "cifar-100-binary.tar.gz": tar_gz(
+                {f"cifar-100-binary/{name}": contents[name] for name in contents}
+            )
+        },
+    )
+    for data in (
+        published("cifar100")(archive),
+        published("cifar100")(written(tmp_path, contents)),
+    ):
         np.testing.assert_array_equal(data.x_train.numpy(), COLOURS[:2])
         assert data.y_train.tolist() == [90, 91]
         assert data.y_test.tolist() == [92, 93]
@@ -145,8 +174,17 @@ def test_cifar100_has_fine_labels(tmp_path: Path) -> None:
 def svhn_files(folder: Path, **changes: np.ndarray) -> list[Path]:
     """MATLAB's order: row, column, colour, sample; labels in a column."""
     parts = {
-        "train_32x32.mat": {"X": COLOURS[:4].transpose(2, 3, 1, 0), "y": np.array([[1], [10], [9], [2]], np.uint8)} | changes,
-        "test_32x32.mat": {"X": COLOURS[4:6].transpose(2, 3, 1, 0), "y": np.array([[10], [5]], np.uint8)},
+        "train_32x32.mat": (
+            {
+                "X": COLOURS[:4].transpose(2, 3, 1, 0),
+                "y": np.array([[1], [10], [9], [2]], np.uint8),
+            }
+            | changes
+        ),
+        "test_32x32.mat": {
+            "X": COLOURS[4:6].transpose(2, 3, 1, 0),
+            "y": np.array([[10], [5]], np.uint8),
+        },
     }
     for name, content in parts.items():
         savemat(folder / name, content, do_compression=True)
@@ -165,9 +203,13 @@ def test_leaf_joins_files_and_numbers_writers(tmp_path: Path) -> None:
     written(
         tmp_path,
         {
-            "train/all_data_0_niid_0_keep_0_train_9.json": leaf_content({"f0001_41": [3, 61], "f0003_12": [7]}, 0),
+            "train/all_data_0_niid_0_keep_0_train_9.json": leaf_content(
+                {"f0001_41": [3, 61], "f0003_12": [7]}, 0
+            ),
             "train/all_data_1_niid_0_keep_0_train_9.json": leaf_content({"f0002_10": [0]}, 0),
-            "test/all_data_0_niid_0_keep_0_test_9.json": leaf_content({"f0001_41": [4], "f0003_12": [5]}, 0),
+            "test/all_data_0_niid_0_keep_0_test_9.json": leaf_content(
+                {"f0001_41": [4], "f0003_12": [5]}, 0
+            ),
             "train/notes.txt": b"not read",
         },
     )
@@ -181,13 +223,18 @@ def test_leaf_joins_files_and_numbers_writers(tmp_path: Path) -> None:
     assert test.tolist() == [0, 2]
 
 
-AG_NEWS = b'"3","Fears for T N","Unions say ""no"", again\\and again."\n"1","A title","%s"\n' % (b"word " * 40)
+AG_NEWS = b'"3","Fears for T N","Unions say ""no"", again\\and again."\n"1","A title","%s"\n' % (
+    b"word " * 40
+)
 
 
 def test_ag_news_csv(tmp_path: Path) -> None:
     data = published("ag_news")(written(tmp_path, {"train.csv": AG_NEWS, "test.csv": AG_NEWS}))
     assert data.name == "ag_news"
-    assert data.x_train.shape == (1, 30)  # the third topic's eleven tokens are fewer than a window's
+    assert data.x_train.shape == (
+        1,
+        30,
+    )  # the third topic's eleven tokens are fewer than a window's
     assert data.keys["topic"][0].tolist() == [0]
 
 
@@ -198,17 +245,24 @@ def whole_files(kind: str, folder: Path) -> tuple[list[Path], Callable[[Sequence
     """Good files of every format; the first is the one that tests damage."""
     if kind in ("idx", "idx.gz"):
         pack = gzip.compress if kind == "idx.gz" else bytes
-        return written(folder, dict(zip(MNIST_FILES, map(pack, idx_contents()), strict=True))), published("mnist")
+        return written(
+            folder, dict(zip(MNIST_FILES, map(pack, idx_contents()), strict=True))
+        ), published("mnist")
     if kind == "zip":
         return written(folder, {"gzip.zip": emnist_zip("balanced")}), published("emnist_balanced")
     if kind == "tar.gz":
-        return written(folder, {"cifar-100-binary.tar.gz": tar_gz(cifar100_contents())}), published("cifar100")
+        return written(folder, {"cifar-100-binary.tar.gz": tar_gz(cifar100_contents())}), published(
+            "cifar100"
+        )
     if kind == "bin":
         return written(folder, cifar10_contents()), published("cifar10")
     if kind == "mat":
         return svhn_files(folder), published("svhn")
     if kind == "json":
-        contents = {"train/a.json": leaf_content({"a": [3, 61]}, 0), "test/a.json": leaf_content({"a": [0]}, 0)}
+        contents = {
+            "train/a.json": leaf_content({"a": [3, 61]}, 0),
+            "test/a.json": leaf_content({"a": [0]}, 0),
+        }
         first = written(folder, contents)[0]
         return [first], lambda _: published("femnist")([folder / "train", folder / "test"])
     return written(folder, {"train.csv": AG_NEWS, "test.csv": AG_NEWS}), published("ag_news")
@@ -237,12 +291,18 @@ def test_files_that_are_something_else(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["idx.gz", "zip", "tar.gz", "mat"])
 def test_every_damaged_byte_range_is_refused_or_reads_the_same(tmp_path: Path, kind: str) -> None:
-    """Formats with a checksum: what is not refused was of no importance (a time stamp, a comment)."""
+    """Formats with a checksum: what is not refused was of no importance (a time stamp, a
+    comment).
+    """
     files, read = whole_files(kind, tmp_path)
     good, content = read(files), files[0].read_bytes()
     refusals = []
     for start in range(0, len(content), 1 + len(content) // 60):
-        files[0].write_bytes(content[:start] + bytes(b ^ 0xFF for b in content[start : start + 3]) + content[start + 3 :])
+        files[0].write_bytes(
+            content[:start]
+            + bytes(b ^ 0xFF for b in content[start : start + 3])
+            + content[start + 3 :]
+        )
         try:
             data = read(files)
         except InvalidInputError as error:
@@ -258,10 +318,15 @@ def test_messages_of_idx(tmp_path: Path) -> None:
     files, read = whole_files("idx", tmp_path)
     images, labels = files[0].read_bytes(), files[1].read_bytes()
     files[0].write_bytes(labels)
-    with refused(f"{files[0]} begins with the bytes 00 00 08 01, an IDX file of this kind with 00 00 08 03"):
+    with refused(
+        f"{files[0]} begins with the bytes 00 00 08 01, an IDX file of this kind with 00 00 08 03"
+    ):
         read(files)
     files[0].write_bytes(images[:-10])
-    with refused(f"{files[0]} has {len(images) - 10} bytes, its header promises {len(images)}: cut short or damaged"):
+    with refused(
+        f"{files[0]} has {len(images) - 10} bytes, its header promises {len(images)}: cut short or"
+        " damaged"
+    ):
         read(files)
     files[0].write_bytes(images)
     files[1].write_bytes(idx(np.array([0, 1, 2, 3])))
@@ -276,9 +341,13 @@ def test_messages_of_idx(tmp_path: Path) -> None:
 
 
 def test_archives_without_the_members(tmp_path: Path) -> None:
-    path = written(tmp_path, {"cifar-10-binary.tar.gz": tar_gz({"cifar-10-batches-py/data_batch_1": b"pickle"})})
+    path = written(
+        tmp_path,
+        {"cifar-10-binary.tar.gz": tar_gz({"cifar-10-batches-py/data_batch_1": b"pickle"})},
+    )
     with refused(
-        f"{path[0]}: data_batch_1.bin, data_batch_2.bin, data_batch_3.bin, data_batch_4.bin, data_batch_5.bin, test_batch.bin missing"
+        f"{path[0]}: data_batch_1.bin, data_batch_2.bin, data_batch_3.bin, data_batch_4.bin,"
+        " data_batch_5.bin, test_batch.bin missing"
     ):
         published("cifar10")(path)
     path = written(tmp_path, {"gzip.zip": emnist_zip("letters")})
@@ -297,8 +366,14 @@ def test_labels_of_another_cifar(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"X": np.zeros((32, 32, 3, 3), np.uint8)}, "X of shape (32, 32, 3, 3) and type uint8 for 4 labels"),
-        ({"X": np.zeros((32, 32, 3, 4))}, "X of shape (32, 32, 3, 4) and type float64 for 4 labels"),
+        (
+            {"X": np.zeros((32, 32, 3, 3), np.uint8)},
+            "X of shape (32, 32, 3, 3) and type uint8 for 4 labels",
+        ),
+        (
+            {"X": np.zeros((32, 32, 3, 4))},
+            "X of shape (32, 32, 3, 4) and type float64 for 4 labels",
+        ),
         ({"y": np.array([[0], [1], [2], [3]])}, "y has values other than 1 … 10"),
     ],
 )
@@ -313,15 +388,53 @@ def test_messages_of_svhn(tmp_path: Path, changes: dict[str, np.ndarray], messag
     [
         (
             {"users": ["a"], "user_data": {}},
-            "not as LEAF writes FEMNIST, with users, num_samples and user_data, 784 pixels a sample: 'num_samples'",
+            (
+                "not as LEAF writes FEMNIST, with users, num_samples and user_data, 784 pixels a"
+                " sample: 'num_samples'"
+            ),
         ),
         ({"users": ["a"], "num_samples": [1], "user_data": {}}, "'a'"),
         ({"users": ["a"], "num_samples": [1, 2], "user_data": {}}, "not as LEAF writes FEMNIST"),
-        ({"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0.0] * 784], "y": [1]}}}, "user a has x of shape (1, 784)"),
-        ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.0] * 783], "y": [1]}}}, "user a has x of shape (1, 783)"),
-        ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.3] * 784], "y": [1]}}}, "pixels that are not k/255"),
-        ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[2.0] * 784], "y": [1]}}}, "pixels that are not k/255"),
-        ({"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.0] * 784], "y": [62]}}}, "user a: labels from 62 to 62"),
+        (
+            {
+                "users": ["a"],
+                "num_samples": [2],
+                "user_data": {"a": {"x": [[0.0] * 784], "y": [1]}},
+            },
+            "user a has x of shape (1, 784)",
+        ),
+        (
+            {
+                "users": ["a"],
+                "num_samples": [1],
+                "user_data": {"a": {"x": [[0.0] * 783], "y": [1]}},
+            },
+            "user a has x of shape (1, 783)",
+        ),
+        (
+            {
+                "users": ["a"],
+                "num_samples": [1],
+                "user_data": {"a": {"x": [[0.3] * 784], "y": [1]}},
+            },
+            "pixels that are not k/255",
+        ),
+        (
+            {
+                "users": ["a"],
+                "num_samples": [1],
+                "user_data": {"a": {"x": [[2.0] * 784], "y": [1]}},
+            },
+            "pixels that are not k/255",
+        ),
+        (
+            {
+                "users": ["a"],
+                "num_samples": [1],
+                "user_data": {"a": {"x": [[0.0] * 784], "y": [62]}},
+            },
+            "user a: labels from 62 to 62",
+        ),
         ([1, 2], "not as LEAF writes FEMNIST"),
     ],
 )

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedclade.data import Dataset, Iid, LabelClusters, LabelPermutation, NaturalId, PowerLawClusters, Rotation, load, partition
+from fedclade.data import (
+    Dataset,
+    Iid,
+    LabelClusters,
+    LabelPermutation,
+    NaturalId,
+    PowerLawClusters,
+    Rotation,
+    load,
+    partition,
+)
 from fedclade.data.partitioning.grouped import power_law
 from fedclade.errors import InvalidInputError
 
@@ -37,10 +47,14 @@ def test_mnist_writers(real: Real) -> None:
     mnist = real("mnist")
     clients = partition(mnist, NaturalId("writer"), 539, probe=0)
     described = clients.describe()
-    assert clients.sizes.sum() + described.test_sizes.sum() == 60000  # train and test writers differ, so all test parts are cut off
+    assert (
+        clients.sizes.sum() + described.test_sizes.sum() == 60000
+    )  # train and test writers differ, so all test parts are cut off
     assert clients.test_sample_id.min() >= 10000
     assert len(clients.test_sample_id) == described.test_sizes.sum()
-    with pytest.raises(InvalidInputError, match="there are 539 different ids in 'writer'; ask for at most 539"):
+    with pytest.raises(
+        InvalidInputError, match="there are 539 different ids in 'writer'; ask for at most 539"
+    ):
         partition(mnist, NaturalId("writer"), 540, probe=0)
 
 
@@ -57,9 +71,15 @@ def test_mnist_scenarios_one_and_two(real: Real) -> None:
     counts = two.describe().counts
     assert counts is not None
     assert ((counts > 0).sum(1) == 3).all()
-    with pytest.raises(InvalidInputError, match=r"partition.samples = 600: .* ask for at most \d+ samples or fewer clients"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"partition.samples = 600: .* ask for at most \d+ samples or fewer clients",
+    ):
         partition(mnist, LabelClusters(5, 2, samples=600), 100)
-    assert partition(mnist, LabelClusters(5, 3, overlap=1, samples=30), 500).sizes.tolist() == [30] * 500
+    assert (
+        partition(mnist, LabelClusters(5, 3, overlap=1, samples=30), 500).sizes.tolist()
+        == [30] * 500
+    )
 
 
 def test_emnist_scenario_four(real: Real) -> None:
@@ -72,7 +92,10 @@ def test_emnist_scenario_four(real: Real) -> None:
         params = clients.groups == group
         classes = counts[params].sum(0).nonzero().flatten().tolist()
         assert classes == ([45, 46] if group == 9 else list(range(5 * group, 5 * group + 5)))
-        assert clients.sizes[params].tolist() == power_law(int(clients.sizes[params].sum()), 240).tolist()
+        assert (
+            clients.sizes[params].tolist()
+            == power_law(int(clients.sizes[params].sum()), 240).tolist()
+        )
     assert len(clients.test) == 10
     assert clients.sizes.sum() == 93785
 

@@ -15,7 +15,9 @@ from fedclade.errors import InvalidInputError
 
 def kmers_of(*parts: torch.Tensor) -> list[np.ndarray]:
     """Numbers of the k-mers, the same code the same number in all parts."""
-    codes = np.concatenate([np.packbits(part.numpy() > 0, axis=-1).reshape(-1, 8) for part in parts])
+    codes = np.concatenate(
+        [np.packbits(part.numpy() > 0, axis=-1).reshape(-1, 8) for part in parts]
+    )
     numbers = np.unique(codes, axis=0, return_inverse=True)[1].reshape(-1, 30)
     return np.split(numbers, np.cumsum([len(part) for part in parts])[:-1])
 
@@ -36,7 +38,9 @@ def test_what_it_is() -> None:
 
 
 def test_labels_by_hand() -> None:
-    """A reference of 150 times base 0; one copy with base 1 in places 7 and 8, in the second 5-mer, and base 3 in the last place."""
+    """A reference of 150 times base 0; one copy with base 1 in places 7 and 8, in the second 5-mer,
+    and base 3 in the last place.
+    """
     reference = np.zeros(150, np.int64)
     copy = reference.copy()
     copy[[7, 8, 149]] = 1, 1, 3
@@ -65,12 +69,21 @@ def test_frequencies_follow_balding_and_nichols() -> None:
 
 
 def test_the_label_follows_from_a_kmer_and_better_with_its_neighbour() -> None:
-    """Tables of what was seen in training, asked about other individuals: more than the majority, and the place adds to it."""
+    """Tables of what was seen in training, asked about other individuals: more than the majority,
+    and the place adds to it.
+    """
     data = genomic(populations=4, reads=500)
-    (train, test), y, y_test = kmers_of(data.x_train, data.x_test), data.y_train.numpy(), data.y_test.numpy()
+    (train, test), y, y_test = (
+        kmers_of(data.x_train, data.x_test),
+        data.y_train.numpy(),
+        data.y_test.numpy(),
+    )
 
     def right(seen: np.ndarray, asked: np.ndarray) -> float:
-        yes, all_ = np.bincount(seen.ravel(), y[:, 1:].ravel(), 2**20), np.bincount(seen.ravel(), minlength=2**20)
+        yes, all_ = (
+            np.bincount(seen.ravel(), y[:, 1:].ravel(), 2**20),
+            np.bincount(seen.ravel(), minlength=2**20),
+        )
         return float(((2 * yes > all_)[asked] == y_test[:, 1:]).mean())
 
     alone = right(train[:, 1:], test[:, 1:])
@@ -91,7 +104,9 @@ def test_the_same_read_has_the_same_labels() -> None:
 
 @pytest.mark.parametrize(("divergence", "alike"), [(0.0, True), (0.3, False)])
 def test_individuals_of_a_population_are_alike(divergence: float, alike: bool) -> None:
-    """Distance between what k-mers are seen how often: in test and training reads of one population, against those of others."""
+    """Distance between what k-mers are seen how often: in test and training reads of one
+    population, against those of others.
+    """
     data = genomic(populations=5, reads=2000, divergence=divergence)
     train, test = kmers_of(data.x_train, data.x_test)
     whose, whose_test = (part.numpy() for part in data.keys["population"] if part is not None)
@@ -99,7 +114,12 @@ def test_individuals_of_a_population_are_alike(divergence: float, alike: bool) -
     def seen(reads: np.ndarray) -> np.ndarray:
         return np.bincount(reads.ravel(), minlength=1024) / reads.size
 
-    far = np.array([[np.abs(seen(test[whose_test == p]) - seen(train[whose == q])).sum() for q in range(5)] for p in range(5)])
+    far = np.array(
+        [
+            [np.abs(seen(test[whose_test == p]) - seen(train[whose == q])).sum() for q in range(5)]
+            for p in range(5)
+        ]
+    )
     nearest = (far.argmin(1) == np.arange(5)).sum()
     assert (nearest < 5) if alike else (nearest == 5)
 
@@ -116,7 +136,10 @@ def test_the_seed_decides() -> None:
     [
         ({"populations": 0}, "genomic.populations = 0: must be a whole number, 1 or more."),
         ({"reads": 1.5}, "genomic.reads = 1.5: must be a whole number, 1 or more."),
-        ({"divergence": 1.0}, "genomic.divergence = 1.0: must be a number from 0 up to, but not including, 1."),
+        (
+            {"divergence": 1.0},
+            "genomic.divergence = 1.0: must be a number from 0 up to, but not including, 1.",
+        ),
         ({"divergence": "high"}, "genomic.divergence = 'high': must be a number"),
         ({"seed": -3}, "genomic.seed = -3: must be a whole number, 0 or more."),
     ],
@@ -130,18 +153,25 @@ def test_what_cannot_be_made(given: dict[str, object], message: str) -> None:
 
 
 def numbered(classes: int) -> Dataset:
-    """x is the number of the sample, y its remainder; ten samples a writer, no test samples of their own."""
+    """x is the number of the sample, y its remainder; ten samples a writer, no test samples of
+    their own.
+    """
     number = np.arange(80)
     return dataset(number[:, None].astype(np.float32), number % classes, writer=number // 10)
 
 
-@pytest.mark.parametrize(("classes", "flipped", "turned"), [(2, 0.5, 4), (3, 0.25, 2), (5, 0.0, 0), (2, 1.0, 8)])
+@pytest.mark.parametrize(
+    ("classes", "flipped", "turned"), [(2, 0.5, 4), (3, 0.25, 2), (5, 0.0, 0), (2, 1.0, 8)]
+)
 def test_reversed_labels_are_two_known_groups(classes: int, flipped: float, turned: int) -> None:
     clients = partition(numbered(classes), FlippedId("writer", flipped=flipped), 8, probe=0)
     assert clients.groups is not None
     assert int(clients.groups.sum()) == turned
     for client, group in enumerate(clients.groups.tolist()):
-        parts = ((clients.x, clients.y, clients.train[client]), (clients.x_test, clients.y_test, clients.test[client]))
+        parts = (
+            (clients.x, clients.y, clients.train[client]),
+            (clients.x_test, clients.y_test, clients.test[client]),
+        )
         assert [len(rows) for _, _, rows in parts] == [8, 2]
         for x, y, rows in parts:
             original = x[rows, 0].long() % classes
@@ -153,18 +183,27 @@ def test_populations_with_reversed_labels() -> None:
     clients = partition(genomic(populations=6, reads=50), FlippedId(), 6)
     assert clients.groups is not None
     for client, group in enumerate(clients.groups.tolist()):
-        for y, rows in ((clients.y, clients.train[client]), (clients.y_test, clients.test[int(clients.test_part_id[client])])):
+        for y, rows in (
+            (clients.y, clients.train[client]),
+            (clients.y_test, clients.test[int(clients.test_part_id[client])]),
+        ):
             assert (float(y[rows].float().mean()) > 0.5) == bool(group)
     assert clients.origin["flipped"] == 0.5
 
 
 def test_what_cannot_be_reversed() -> None:
     for flipped in (-0.1, 1.5, "half", True):
-        with pytest.raises(InvalidInputError, match=r"partition.flipped = .*: must be a share from 0 to 1\."):
+        with pytest.raises(
+            InvalidInputError, match=r"partition.flipped = .*: must be a share from 0 to 1\."
+        ):
             FlippedId(flipped=flipped)  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match=r"partition.key = 'population': data set 'arrays' has no"):
+    with pytest.raises(
+        InvalidInputError, match=r"partition.key = 'population': data set 'arrays' has no"
+    ):
         partition(numbered(2), FlippedId(), 4)
-    with pytest.raises(InvalidInputError, match="reverses class labels, and the targets of 'arrays' are floats"):
+    with pytest.raises(
+        InvalidInputError, match="reverses class labels, and the targets of 'arrays' are floats"
+    ):
         partition(dataset(np.eye(4), np.ones(4), population=[0, 0, 1, 1]), FlippedId(), 2)
 
 
@@ -188,7 +227,18 @@ def test_a_small_net_learns_it_unless_half_of_the_labels_are_reversed() -> None:
     got = {}
     for scheme in (NaturalId("population"), FlippedId()):
         clients = partition(data, scheme, 4)
-        run = fc.run(fc.FedAvg(), clients, nn.Sequential(*net), 8, 1.0, lr=0.1, batch_size=20, epochs=5, eval_every=0, device="cpu")
+        run = fc.run(
+            fc.FedAvg(),
+            clients,
+            nn.Sequential(*net),
+            8,
+            1.0,
+            lr=0.1,
+            batch_size=20,
+            epochs=5,
+            eval_every=0,
+            device="cpu",
+        )
         got[scheme.name] = run.summary["accuracy"]
     assert got["natural_id"] > 90
     assert got["flipped_id"] < 65

@@ -22,7 +22,15 @@ def refused(message: str) -> pytest.RaisesExc:
 
 
 def test_words_are_lower_case_letters_and_digits() -> None:
-    assert words("It's 7.30 – the Café's  'half_open'!") == ["it's", "7", "30", "the", "café's", "half", "open"]
+    assert words("It's 7.30 – the Café's  'half_open'!") == [
+        "it's",
+        "7",
+        "30",
+        "the",
+        "café's",
+        "half",
+        "open",
+    ]
     assert words("\\$ -- …") == []
 
 
@@ -35,14 +43,21 @@ def test_the_vocabulary_goes_by_frequency_then_alphabet() -> None:
 
 
 def test_windows_by_hand() -> None:
-    """b is in the training texts five times, a and c twice. Topic 0 is b b a END a b END, topic 7 is c END b b c END."""
+    """b is in the training texts five times, a and c twice. Topic 0 is b b a END a b END, topic 7
+    is c END b b c END.
+    """
     train = (["b b a", "c", "a b", "b b c"], [0, 7, 0, 7])
     test = (["b x", "A b c"], [7, 0])
     data = language_model(train, test, name="by_hand", length=2)
     assert vocabulary(train[0]) == ["b", "a", "c"]
     b, a, c = 2, 3, 4
     assert data.name == "by_hand"
-    assert data.x_train.tolist() == [[b, b], [END, a], [c, END], [b, c]]  # the END of topic 0 is left over
+    assert data.x_train.tolist() == [
+        [b, b],
+        [END, a],
+        [c, END],
+        [b, c],
+    ]  # the END of topic 0 is left over
     assert data.y_train.tolist() == [[b, a], [a, b], [END, b], [c, END]]
     assert data.x_test.tolist() == [[a, b], [b, UNKNOWN]]
     assert data.y_test.tolist() == [[b, c], [UNKNOWN, END]]
@@ -52,36 +67,60 @@ def test_windows_by_hand() -> None:
 
 
 def test_a_word_beyond_the_largest_target_is_unknown() -> None:
-    """z is the rarest word and only ever the first of a window: as an input it would lie beyond a model's `classes` embeddings."""
+    """z is the rarest word and only ever the first of a window: as an input it would lie beyond a
+    model's `classes` embeddings.
+    """
     data = language_model((["z a a a"], [0]), (["z a a a"], [0]), length=3)
     assert data.classes == 3
     assert data.x_train.tolist() == [[UNKNOWN, 2, 2]]
 
 
 @given(
-    texts=st.lists(st.tuples(st.lists(st.sampled_from("abcdefgh"), max_size=12), st.integers(0, 3)), min_size=1, max_size=12),
+    texts=st.lists(
+        st.tuples(st.lists(st.sampled_from("abcdefgh"), max_size=12), st.integers(0, 3)),
+        min_size=1,
+        max_size=12,
+    ),
     length=st.integers(1, 5),
     size=st.integers(3, 12),
 )
-def test_windows_are_the_joined_texts_cut(texts: list[tuple[list[str], int]], length: int, size: int) -> None:
+def test_windows_are_the_joined_texts_cut(
+    texts: list[tuple[list[str], int]], length: int, size: int
+) -> None:
     part = ([" ".join(messages) for messages, _ in texts], [topic for _, topic in texts])
-    tokens = {topic: sum(len(messages) + 1 for messages, params in texts if params == topic) for topic in set(part[1])}
+    tokens = {
+        topic: sum(len(messages) + 1 for messages, params in texts if params == topic)
+        for topic in set(part[1])
+    }
     windows = {topic: count // (length + 1) for topic, count in tokens.items()}
     if not sum(windows.values()):
-        with refused(f"the training part has at most {max(tokens.values())} tokens a topic, fewer than the {length + 1} of a window."):
+        with refused(
+            f"the training part has at most {max(tokens.values())} tokens a topic, fewer than the"
+            f" {length + 1} of a window."
+        ):
             language_model(part, part, size=size, length=length)
         return
     data = language_model(part, part, size=size, length=length)
     assert torch.equal(data.x_train, data.x_test)
     assert data.x_train.dtype == data.y_train.dtype == torch.int64
     assert {topic: int((data.keys["topic"][0] == topic).sum()) for topic in windows} == windows
-    assert torch.equal(data.x_train[:, 1:][data.x_train[:, 1:] > 0], data.y_train[:, :-1][data.x_train[:, 1:] > 0])
+    assert torch.equal(
+        data.x_train[:, 1:][data.x_train[:, 1:] > 0], data.y_train[:, :-1][data.x_train[:, 1:] > 0]
+    )
     assert data.classes is not None
     assert int(data.x_train.max()) < data.classes <= size
     number = {word: token for token, word in enumerate(vocabulary(part[0], size), start=2)}
     for topic in windows:
-        joined = [token for messages, params in texts if params == topic for token in [*(number.get(w, UNKNOWN) for w in messages), END]]
-        expected = [joined[at + 1 : at + length + 1] for at in range(0, windows[topic] * (length + 1), length + 1)]
+        joined = [
+            token
+            for messages, params in texts
+            if params == topic
+            for token in [*(number.get(w, UNKNOWN) for w in messages), END]
+        ]
+        expected = [
+            joined[at + 1 : at + length + 1]
+            for at in range(0, windows[topic] * (length + 1), length + 1)
+        ]
         assert data.y_train[data.keys["topic"][0] == topic].tolist() == expected
 
 
@@ -100,7 +139,12 @@ def test_bad_texts() -> None:
 
 def saved(folder: Path, name: str = "ag_news", **changes: np.ndarray) -> Path:
     texts = np.array(["The quick brown fox jumps over the lazy dog."] * 8)
-    arrays = {"x_train": texts, "y_train": np.arange(8, dtype=np.uint8) % 2, "x_test": texts, "y_test": np.arange(8, dtype=np.uint8) % 2}
+    arrays = {
+        "x_train": texts,
+        "y_train": np.arange(8, dtype=np.uint8) % 2,
+        "x_test": texts,
+        "y_test": np.arange(8, dtype=np.uint8) % 2,
+    }
     np.savez(folder / f"{name}.npz", **(arrays | changes))  # type: ignore[arg-type]
     return folder / f"{name}.npz"
 
@@ -111,7 +155,19 @@ def test_ag_news_npz_of_texts(tmp_path: Path) -> None:
     assert data.name == "ag_news"
     assert data.x_train.shape == (2, 30)
     assert data.keys["topic"][0].tolist() == [0, 1]
-    assert data.x_train[0, :11].tolist() == [2, 9, 3, 5, 6, 8, 2, 7, 4, END, 2]  # the; then alphabetically
+    assert data.x_train[0, :11].tolist() == [
+        2,
+        9,
+        3,
+        5,
+        6,
+        8,
+        2,
+        7,
+        4,
+        END,
+        2,
+    ]  # the; then alphabetically
 
 
 def test_ag_news_npz_of_tokens_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -125,7 +181,10 @@ def test_other_texts_and_bad_topics_are_refused(tmp_path: Path) -> None:
     with refused("mine.npz: x_train holds text: turn it into numbers first"):
         load(saved(tmp_path, "mine"))
     path = saved(tmp_path, y_train=np.zeros(8))
-    with refused(f"{path}: x_train has shape (8,), y_train shape (8,) and type float64: give one text and one topic"):
+    with refused(
+        f"{path}: x_train has shape (8,), y_train shape (8,) and type float64: give one text and"
+        " one topic"
+    ):
         load(path)
     with refused(f"{path}: x_test has shape (8,), y_test shape (7,) and type int64"):
         load(saved(tmp_path, y_test=np.zeros(7, int)))

@@ -1,4 +1,6 @@
-"""Client memory: seen at once within a round, kept only when the round is committed, and back from a checkpoint as it was."""
+"""Client memory: seen at once within a round, kept only when the round is committed, and back from
+a checkpoint as it was.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ who = st.lists(st.integers(0, CLIENTS - 1), min_size=1, max_size=CLIENTS, unique
 
 
 class MemoryMachine(RuleBasedStateMachine):
-    """Any sequence of writes, commits, rollbacks and restores, beside a plain dictionary that says what must be found."""
+    """Any sequence of writes, commits, rollbacks and restores, beside a plain dictionary that says
+    what must be found.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +94,10 @@ class MemoryMachine(RuleBasedStateMachine):
     @invariant()
     def a_checkpoint_holds_the_committed_rows_and_no_others(self) -> None:
         saved = self.memory.tensors()
-        assert dict(zip(saved["ids"].tolist(), saved["rows/count"].tolist(), strict=True)) == self.committed
+        assert (
+            dict(zip(saved["ids"].tolist(), saved["rows/count"].tolist(), strict=True))
+            == self.committed
+        )
         assert saved["rows/w"].shape == (len(self.committed), 2)
 
 
@@ -169,7 +176,9 @@ def test_restore_forgets_what_was_there_before() -> None:
 
 def stored(memory: ClientStateStore) -> int:
     """Rows of memory that are held."""
-    return sum(len(slots.rows["w"]) for slots in (memory._committed, memory._pending) if slots is not None)
+    return sum(
+        len(slots.rows["w"]) for slots in (memory._committed, memory._pending) if slots is not None
+    )
 
 
 def test_room_grows_with_the_clients_that_wrote_not_with_all() -> None:
@@ -193,7 +202,9 @@ def test_room_never_exceeds_all_clients() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"w": torch.zeros(1, 2)}, {"w": torch.zeros(1, 2), "other": torch.zeros(1)}, {}], ids=["less", "other", "none"]
+    "wrong",
+    [{"w": torch.zeros(1, 2)}, {"w": torch.zeros(1, 2), "other": torch.zeros(1)}, {}],
+    ids=["less", "other", "none"],
 )
 def test_memory_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
     memory = ClientStateStore(initial(), CLIENTS)
@@ -205,7 +216,9 @@ def test_memory_under_other_names_is_refused_with_both_lists(wrong: Tree) -> Non
 def test_memory_of_another_shape_is_refused() -> None:
     memory = ClientStateStore(initial(), CLIENTS)
     with pytest.raises(ValueError, match="w"):
-        memory.write(torch.tensor([0]), {"w": torch.zeros(1, 1), "count": torch.zeros(1, dtype=torch.int64)})
+        memory.write(
+            torch.tensor([0]), {"w": torch.zeros(1, 1), "count": torch.zeros(1, dtype=torch.int64)}
+        )
 
 
 def test_a_method_without_memory_has_none() -> None:

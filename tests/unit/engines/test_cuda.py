@@ -1,4 +1,6 @@
-"""CUDA: the same bytes twice, and the CPU's numbers within 1e-5 over one round. Skipped where there is no CUDA device."""
+"""CUDA: the same bytes twice, and the CPU's numbers within 1e-5 over one round. Skipped where there
+is no CUDA device.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,18 @@ import gc
 import pytest
 import torch
 
-from fedclade import FLT, IFCA, Clade, FedAvg, LocalTraining, Method, ModelAssignment, Simulator, run, sgd
+from fedclade import (
+    FLT,
+    IFCA,
+    Clade,
+    FedAvg,
+    LocalTraining,
+    Method,
+    ModelAssignment,
+    Simulator,
+    run,
+    sgd,
+)
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
@@ -16,7 +29,11 @@ from fedclade.models import MLP, CflCNN, GmccCNN, LeafCNN, LeNet5, ModelSpec, Sm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODELS = [MLP(50, dropout=0.5), SmallCNN(), LeNet5(), LeafCNN(), CflCNN(), GmccCNN()]
-OPTIONS = {"clade": Clade(recluster_every=2), "flt": FLT(manifold="pca"), "ifca": IFCA(clusters=2, shared_layers="trunk", warm_up=1, num_restarts=2, trial_rounds=2)}
+OPTIONS = {
+    "clade": Clade(recluster_every=2),
+    "flt": FLT(manifold="pca"),
+    "ifca": IFCA(clusters=2, shared_layers="trunk", warm_up=1, num_restarts=2, trial_rounds=2),
+}
 EVERY = [OPTIONS.get(name) or method() for name, method in METHODS.items()]
 
 
@@ -34,7 +51,9 @@ def replies(model: ModelSpec, clients: Clients, device: str, chunk: int | None =
     fed = Simulator(clients, device=device, chunk=chunk, precision="float32")
     everyone = torch.arange(len(clients))
     each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
-    out = fed.map(sgd(LocalTraining(objective, momentum=0.5)), everyone, per_client=each, key=7).outputs
+    out = fed.map(
+        sgd(LocalTraining(objective, momentum=0.5)), everyone, per_client=each, key=7
+    ).outputs
     return {name: value.cpu() for name, value in out.items()}
 
 
@@ -43,16 +62,27 @@ def test_agrees_with_the_cpu(model: ModelSpec, images: Clients) -> None:
     expected, got = replies(model, images, "cpu"), replies(model, images, "cuda")
     for name in expected:
         apart = (got[name] - expected[name]).abs()
-        # In a large model one of millions of ReLUs has an input that is 0 up to rounding, and goes either way: it moves a few weights.
+        # In a large model one of millions of ReLUs has an input that is 0 up to rounding, and goes
+        # either way: it moves a few weights.
         assert int((apart > 1e-5).sum()) <= 1e-4 * apart.numel()
         assert float(apart.max()) < 1e-3
 
 
 def test_normalised_convolutions_agree_with_the_cpu(images: Clients) -> None:
     torch.manual_seed(0)
-    layers = [torch.nn.Conv2d(1, 8, 5, padding=2), torch.nn.GroupNorm(2, 8), torch.nn.ReLU(), torch.nn.Conv2d(8, 6, 3, stride=2)]
-    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(96, 10))
-    results = [run(FedAvg(), images, model, rounds=1, device=device, precision="float32") for device in ("cpu", "cuda")]
+    layers = [
+        torch.nn.Conv2d(1, 8, 5, padding=2),
+        torch.nn.GroupNorm(2, 8),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 6, 3, stride=2),
+    ]
+    model = torch.nn.Sequential(
+        *layers, torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(96, 10)
+    )
+    results = [
+        run(FedAvg(), images, model, rounds=1, device=device, precision="float32")
+        for device in ("cpu", "cuda")
+    ]
     expected, got = (result.model_of(0).state_dict() for result in results)
     for name in expected:
         torch.testing.assert_close(got[name].cpu(), expected[name].cpu(), rtol=0, atol=1e-5)
@@ -69,7 +99,15 @@ def ragged_clients() -> Clients:
     """From 1 to 97 samples: the stack narrows again and again."""
     generator = torch.Generator().manual_seed(1)
     sizes = [1, 2, 3, 5, 8, 13, 21, 34, 55, 60, 60, 89, 97, 4, 4, 4, 30]
-    return from_arrays([(torch.randn(n, 12, generator=generator), torch.randint(0, 4, (n,), generator=generator)) for n in sizes])
+    return from_arrays(
+        [
+            (
+                torch.randn(n, 12, generator=generator),
+                torch.randint(0, 4, (n,), generator=generator),
+            )
+            for n in sizes
+        ]
+    )
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
@@ -81,7 +119,9 @@ def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
     everyone = torch.arange(len(clients))
     each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(clients, device="cuda")
-    plain, captured, again, other = (fed.map(program, everyone, per_client=each, key=key).outputs for key in (1, 1, 1, 2))
+    plain, captured, again, other = (
+        fed.map(program, everyone, per_client=each, key=key).outputs for key in (1, 1, 1, 2)
+    )
     assert any(value is not None for value in fed._runs.captures._kept._made.values())
     for name, value in plain.items():
         assert torch.equal(captured[name], value)
@@ -96,7 +136,9 @@ def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> 
     everyone = torch.arange(len(images))
     each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(images, device="cuda")
-    plain, captured, again = (fed.map(program, everyone, per_client=each, key=1).outputs for _ in range(3))
+    plain, captured, again = (
+        fed.map(program, everyone, per_client=each, key=1).outputs for _ in range(3)
+    )
     assert any(value is not None for value in fed._runs.captures._kept._made.values())
     for name, value in plain.items():
         assert torch.equal(captured[name], value)
@@ -104,7 +146,9 @@ def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> 
 
 
 class Asking(torch.nn.Module):
-    """A model that copies from the host in its forward pass: it can be trained, but not captured."""
+    """A model that copies from the host in its forward pass: it can be trained, but not
+    captured.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +159,18 @@ class Asking(torch.nn.Module):
 
 
 def test_a_step_that_cannot_be_captured_runs_without_a_graph() -> None:
-    one, other = (run(FedAvg(), ragged_clients(), Asking(), rounds=4, device="cuda", clients_per_round=1.0, batch_size=4) for _ in range(2))
+    one, other = (
+        run(
+            FedAvg(),
+            ragged_clients(),
+            Asking(),
+            rounds=4,
+            device="cuda",
+            clients_per_round=1.0,
+            batch_size=4,
+        )
+        for _ in range(2)
+    )
     assert one.summary["failures"] == 0
     for name, value in one.model_of(0).state_dict().items():
         assert bool(torch.isfinite(value).all())
@@ -126,7 +181,9 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph() -> None:
 @pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
 @pytest.mark.parametrize("model", MODELS[:2], ids=lambda model: model.name)
 def test_two_runs_give_the_same_bytes(method: Method, model: ModelSpec, images: Clients) -> None:
-    one, other = (run(method, images, model, rounds=4, device="cuda", clients_per_round=0.5) for _ in range(2))
+    one, other = (
+        run(method, images, model, rounds=4, device="cuda", clients_per_round=0.5) for _ in range(2)
+    )
     for client in range(len(images)):
         expected = one.model_of(client).state_dict()
         for name, value in other.model_of(client).state_dict().items():
@@ -136,18 +193,35 @@ def test_two_runs_give_the_same_bytes(method: Method, model: ModelSpec, images: 
 
 
 def test_a_device_that_runs_out_of_memory_takes_fewer_clients_at_a_time() -> None:
-    pairs = [(torch.randn(40, 784, generator=torch.Generator().manual_seed(client)), torch.arange(40) % 10) for client in range(256)]
+    pairs = [
+        (
+            torch.randn(40, 784, generator=torch.Generator().manual_seed(client)),
+            torch.arange(40) % 10,
+        )
+        for client in range(256)
+    ]
     clients = from_arrays([(x, y, x[:4], y[:4]) for x, y in pairs])
 
     def trained(chunk: int) -> dict[str, torch.Tensor]:
         # 6.5 MB of weights a client: three rounds, so that steps are captured too
-        result = run(FedAvg(), clients, MLP(2048), rounds=3, clients_per_round=256, device="cuda", chunk=chunk, eval_every=1)
+        result = run(
+            FedAvg(),
+            clients,
+            MLP(2048),
+            rounds=3,
+            clients_per_round=256,
+            device="cuda",
+            chunk=chunk,
+            eval_every=1,
+        )
         return {name: value.cpu() for name, value in result.model_of(0).state_dict().items()}
 
     expected = trained(16)
     gc.collect()
     torch.cuda.empty_cache()
-    share = (torch.cuda.memory_reserved() + 2 * 2**30) / torch.cuda.get_device_properties(0).total_memory
+    share = (torch.cuda.memory_reserved() + 2 * 2**30) / torch.cuda.get_device_properties(
+        0
+    ).total_memory
     torch.cuda.set_per_process_memory_fraction(share)
     try:
         with pytest.warns(UserWarning, match="256 clients at a time do not fit into that of cuda"):

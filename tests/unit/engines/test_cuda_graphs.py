@@ -13,14 +13,23 @@ def test_blocks_hold_every_step_of_every_client(given_counts: list[int]) -> None
     counts = sorted(given_counts, reverse=True)
     blocks = _blocks(counts)
     steps = [block for block in blocks for _ in range(block.steps)]
-    assert [block.living for block in steps] == [sum(count > number for count in counts) for number in range(counts[0])]
-    assert all(block.living <= block.width <= len(counts) and block.steps in BLOCKS for block in blocks)
+    assert [block.living for block in steps] == [
+        sum(count > number for count in counts) for number in range(counts[0])
+    ]
+    assert all(
+        block.living <= block.width <= len(counts) and block.steps in BLOCKS for block in blocks
+    )
 
 
 def test_blocks_by_hand() -> None:
     assert [tuple(block) for block in _blocks([20] * 4)] == [(4, 4, 16), (4, 4, 4)]
-    # 20 clients: after 5 steps 18 are left, for which a stack of 20 is run on (0.85 · 20 = 17 would be too narrow), then 10 in one of 11.
-    assert [tuple(block) for block in _blocks([15] * 10 + [10] * 8 + [5] * 2)] == [(20, 20, 5), (18, 20, 5), (10, 11, 5)]
+    # 20 clients: after 5 steps 18 are left, for which a stack of 20 is run on (0.85 · 20 = 17 would
+    # be too narrow), then 10 in one of 11.
+    assert [tuple(block) for block in _blocks([15] * 10 + [10] * 8 + [5] * 2)] == [
+        (20, 20, 5),
+        (18, 20, 5),
+        (10, 11, 5),
+    ]
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
@@ -31,5 +40,13 @@ def test_little_is_computed_for_nobody(given_counts: list[int]) -> None:
 
 
 def test_plans_have_room_of_a_few_sizes() -> None:
-    assert [_room(longest, 100) for longest in (100, 51, 50, 49, 25, 24, 1)] == [100, 100, 50, 50, 25, 25, 1]
+    assert [_room(longest, 100) for longest in (100, 51, 50, 49, 25, 24, 1)] == [
+        100,
+        100,
+        50,
+        50,
+        25,
+        25,
+        1,
+    ]
     assert all(longest <= _room(longest, 97) <= 97 for longest in range(1, 98))

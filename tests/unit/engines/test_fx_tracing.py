@@ -17,21 +17,45 @@ OPTIONS: list[Method] = [SCAFFOLD(option=1), PerFedAvg(variant="hessian-free")]
 EVERY = [*(method() for method in METHODS.values()), *OPTIONS]
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, sights: int, method: Method, clients: Clients, model: object, **settings: object) -> Result:
+def trained(
+    monkeypatch: pytest.MonkeyPatch,
+    sights: int,
+    method: Method,
+    clients: Clients,
+    model: object,
+    **settings: object,
+) -> Result:
     monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
-    return run(method, clients, model, rounds=3, clients_per_round=0.5, seed=3, device="cpu", batch_size=4, **settings)  # type: ignore[arg-type]
+    return run(
+        method,
+        clients,
+        model,
+        rounds=3,
+        clients_per_round=0.5,
+        seed=3,
+        device="cpu",
+        batch_size=4,
+        **settings,
+    )  # type: ignore[arg-type]
 
 
 def same(one: Result, other: Result) -> bool:
-    models = [[result.model_of(client).state_dict() for client in range(len(result.clusters))] for result in (one, other)]
+    models = [
+        [result.model_of(client).state_dict() for client in range(len(result.clusters))]
+        for result in (one, other)
+    ]
     return one.summary["train_loss"] == other.summary["train_loss"] and all(
-        torch.equal(first[name], second[name]) for first, second in zip(*models, strict=True) for name in first
+        torch.equal(first[name], second[name])
+        for first, second in zip(*models, strict=True)
+        for name in first
     )
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
-def test_a_traced_step_gives_the_bytes_of_the_step(method: Method, digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_step_gives_the_bytes_of_the_step(
+    method: Method, digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = trained(monkeypatch, 10**9, method, digits, MLP(8, dropout=0.3), momentum=0.5)
     assert same(plain, trained(monkeypatch, 0, method, digits, MLP(8, dropout=0.3), momentum=0.5))
 
@@ -41,14 +65,26 @@ def test_a_hand_written_step_too(digits: Clients, monkeypatch: pytest.MonkeyPatc
     assert same(plain, trained(monkeypatch, 0, FedAvg(), digits, MLP(8), weight_decay=0.1))
 
 
-def test_a_step_is_traced_when_it_has_been_made_often(digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_traced_when_it_has_been_made_often(
+    digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[object] = []
     real = fx_tracing._trace
     monkeypatch.setattr(fx_tracing, "_trace", lambda *args: made.append(args[0]) or real(*args))
     steps = 0
     for sights, expected in ((10**6, 0), (20, 1)):
         monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
-        result = run(FedAvg(), digits, MLP(8), rounds=2, clients_per_round=1, device="cpu", batch_size=1, threads=1, profile=True)
+        result = run(
+            FedAvg(),
+            digits,
+            MLP(8),
+            rounds=2,
+            clients_per_round=1,
+            device="cpu",
+            batch_size=1,
+            threads=1,
+            profile=True,
+        )
         assert result.profile is not None
         steps += result.profile.asked
         assert len(made) >= expected
@@ -57,7 +93,9 @@ def test_a_step_is_traced_when_it_has_been_made_often(digits: Clients, monkeypat
 
 
 class Untraceable(nn.Module):
-    """Its outputs depend on how often it was called, which a list of operations cannot know: it says so when it is traced."""
+    """Its outputs depend on how often it was called, which a list of operations cannot know: it
+    says so when it is traced.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,4 +110,7 @@ class Untraceable(nn.Module):
 def test_what_cannot_be_traced_is_run(digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = Untraceable()
-    assert same(trained(monkeypatch, 10**9, FedAvg(), digits, model), trained(monkeypatch, 0, FedAvg(), digits, model))
+    assert same(
+        trained(monkeypatch, 10**9, FedAvg(), digits, model),
+        trained(monkeypatch, 0, FedAvg(), digits, model),
+    )

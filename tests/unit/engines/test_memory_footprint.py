@@ -22,5 +22,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 def test_2400_mlp_clients_need_under_3_gb() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
     assert float(done.stdout) < 3.0

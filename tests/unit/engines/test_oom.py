@@ -1,4 +1,6 @@
-"""Out of memory: the chunk is halved, who was not done runs again, a line says so, and nothing else is different."""
+"""Out of memory: the chunk is halved, who was not done runs again, a line says so, and nothing else
+is different.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,18 @@ CPU = torch.device("cpu")
 NO_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
     MemoryError(),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you"
+        " tried to allocate 8 bytes."
+    ),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
 ]
 
 
-def with_room_for(most: int, error: BaseException, asked: list[list[int]]) -> Callable[[Sequence[Tensor]], Iterator[list[int]]]:
+def with_room_for(
+    most: int, error: BaseException, asked: list[list[int]]
+) -> Callable[[Sequence[Tensor]], Iterator[list[int]]]:
     def run(chunks: Sequence[Tensor]) -> Iterator[list[int]]:
         for chunk in chunks:
             asked.append(chunk.tolist())
@@ -48,24 +55,34 @@ def with_room_for(most: int, error: BaseException, asked: list[list[int]]) -> Ca
     return run
 
 
-@pytest.mark.parametrize("error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU", "driver", "cudnn"])
+@pytest.mark.parametrize(
+    "error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU", "driver", "cudnn"]
+)
 def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseException) -> None:
     asked: list[list[int]] = []
     freed: list[int] = []
     room = OomRetry(CPU, lambda: freed.append(1))
     with pytest.warns(UserWarning, match="memory") as told:
-        got = list(room.run_chunks(with_room_for(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6))
+        got = list(
+            room.run_chunks(with_room_for(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6)
+        )
     # 6 do not fit, 3 do.
     assert asked == [[4, 2, 0, 6, 1, 5], [4, 2, 0], [6, 1, 5], [3]]
-    assert [(chunk.tolist(), result) for chunk, result in got] == [([4, 2, 0], [40, 20, 0]), ([6, 1, 5], [60, 10, 50]), ([3], [30])]
+    assert [(chunk.tolist(), result) for chunk, result in got] == [
+        ([4, 2, 0], [40, 20, 0]),
+        ([6, 1, 5], [60, 10, 50]),
+        ([3], [30]),
+    ]
     assert [str(warning.message) for warning in told] == [
-        "memory: 6 clients at a time do not fit into that of cpu; those of this step who were not done run again, 3 at a time "
-        "(engine.chunk=3 has it so from the start)."
+        "memory: 6 clients at a time do not fit into that of cpu; those of this step who were not"
+        " done run again, 3 at a time (engine.chunk=3 has it so from the start)."
     ]
     assert freed == [1]
 
 
-def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_the_one_that_does_not() -> None:
+def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_the_one_that_does_not() -> (
+    None
+):
     asked: list[list[int]] = []
     room = OomRetry(CPU, lambda: None)
 
@@ -82,21 +99,35 @@ def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_t
     assert [chunk.tolist() for chunk, _ in got] == [[0, 1, 2, 3], [4], [5], [6]]
     # 0 … 3 were done; 4 and 5 did not fit by fours, nor by twos.
     assert asked == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6], [4, 5], [4], [5], [6]]
-    assert [str(warning.message).split(" clients")[0] for warning in told] == ["memory: 4", "memory: 2"]
+    assert [str(warning.message).split(" clients")[0] for warning in told] == [
+        "memory: 4",
+        "memory: 2",
+    ]
     assert room.max_chunk == 1
 
 
 def test_one_client_that_does_not_fit_is_refused_in_words() -> None:
     with (
         pytest.warns(UserWarning, match="2 clients at a time"),
-        pytest.raises(InvalidInputError, match=r"not even one client at a time fits into that of cpu.*local\.batch_size"),
+        pytest.raises(
+            InvalidInputError,
+            match=r"not even one client at a time fits into that of cpu.*local\.batch_size",
+        ),
     ):
-        list(OomRetry(CPU, lambda: None).run_chunks(with_room_for(0, MemoryError(), []), torch.arange(2), 2))
+        list(
+            OomRetry(CPU, lambda: None).run_chunks(
+                with_room_for(0, MemoryError(), []), torch.arange(2), 2
+            )
+        )
 
 
 def test_other_errors_are_passed_on() -> None:
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        list(OomRetry(CPU, lambda: None).run_chunks(with_room_for(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4))
+        list(
+            OomRetry(CPU, lambda: None).run_chunks(
+                with_room_for(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4
+            )
+        )
 
 
 def clients() -> fc.data.Clients:
@@ -108,13 +139,26 @@ def clients() -> fc.data.Clients:
 
 
 def trained(method: Method, **options: Any) -> fc.Result:
-    return fc.run(method, clients(), MLP(8), rounds=3, clients_per_round=8, lr=0.1, eval_every=1, seed=1, device="cpu", **options)
+    return fc.run(
+        method,
+        clients(),
+        MLP(8),
+        rounds=3,
+        clients_per_round=8,
+        lr=0.1,
+        eval_every=1,
+        seed=1,
+        device="cpu",
+        **options,
+    )
 
 
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, PerFedAvg], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("where", ["steps", "sums", "memory"])
-def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_room_ends_like_any_other(
+    where: str, method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if where == "memory" and method is not SCAFFOLD:
         pytest.skip("its clients remember nothing")
     undisturbed = trained(method(), threads=workers)
@@ -146,10 +190,16 @@ def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method]
         warnings.simplefilter("always")
         found = trained(method(), threads=workers, chunk=9)
     lines = [str(warning.message) for warning in told]
-    assert [line.split(" do not fit")[0] for line in lines] == ["memory: 8 clients at a time", "memory: 4 clients at a time"]
+    assert [line.split(" do not fit")[0] for line in lines] == [
+        "memory: 8 clients at a time",
+        "memory: 4 clients at a time",
+    ]
 
     def without_seconds(result: fc.Result) -> list[dict[str, Any]]:
-        return [{name: value for name, value in row.items() if name != "seconds"} for row in result.history]
+        return [
+            {name: value for name, value in row.items() if name != "seconds"}
+            for row in result.history
+        ]
 
     assert without_seconds(found) == without_seconds(undisturbed)
     for client in range(10):
@@ -159,8 +209,12 @@ def test_a_run_without_room_ends_like_any_other(where: str, method: type[Method]
 
 @pytest.mark.parametrize("times", range(1, 9))
 @pytest.mark.parametrize("where", ["rows", "sums", "memory"])
-def test_memory_that_runs_out_once_counts_nobody_twice(where: str, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one of the places where a chunk's replies are taken in, a client of which is poisoned: what was kept of the chunk before?"""
+def test_memory_that_runs_out_once_counts_nobody_twice(
+    where: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At one of the places where a chunk's replies are taken in, a client of which is poisoned:
+    what was kept of the chunk before?
+    """
 
     def poison(key: int, client: int, reply: Tree) -> Tree:
         return {name: value * torch.nan for name, value in reply.items()} if client == 3 else reply
@@ -169,11 +223,17 @@ def test_memory_that_runs_out_once_counts_nobody_twice(where: str, times: int, m
         dealt = clients()
         fed = fc.Simulator(dealt, device="cpu", threads=1, chunk=4, faults=poison)
         settings = TrainingConfig(2, 8, eval_every=0, checkpoint_every=0)
-        result = TrainingRun(SCAFFOLD(), dealt, MLP(8), LocalConfig(lr=0.1), settings, EngineConfig(), federation=fed).run()
+        result = TrainingRun(
+            SCAFFOLD(), dealt, MLP(8), LocalConfig(lr=0.1), settings, EngineConfig(), federation=fed
+        ).run()
         return [result.model_of(client).state_dict() for client in range(10)]
 
     expected, left = models(), times
-    owner, name = {"rows": (simulator, "tree_index"), "sums": (Accumulator, "add"), "memory": (ClientStateStore, "make_room")}[where]
+    owner, name = {
+        "rows": (simulator, "tree_index"),
+        "sums": (Accumulator, "add"),
+        "memory": (ClientStateStore, "make_room"),
+    }[where]
     then = getattr(owner, name)
 
     def fails_once(*given: Any) -> Any:
@@ -194,7 +254,9 @@ def test_memory_that_runs_out_once_counts_nobody_twice(where: str, times: int, m
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     places, reply = torch.arange(2), {"a": torch.ones(2, 3), "b": torch.ones(2, 4)}
     total = Accumulator(SegmentSum(torch.ones(4), 1, torch.zeros(4, dtype=torch.int64)))
     total.add(places, reply)
@@ -206,7 +268,10 @@ def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(monkeyp
         no_memory.setattr(reply_validation.torch, "empty", full)
         with pytest.raises(MemoryError):
             total.copy().add(places + 2, reply)
-    assert {name: value.tolist() for name, value in total.sums.items()} == {"a": [[2.0] * 3], "b": [[2.0] * 4]}
+    assert {name: value.tolist() for name, value in total.sums.items()} == {
+        "a": [[2.0] * 3],
+        "b": [[2.0] * 4],
+    }
 
 
 LIMITED = """
@@ -229,9 +294,13 @@ print(all(torch.equal(a, b) for a, b in zip(free.model_of(3).parameters(), found
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits a process's address space, as Linux does")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="limits a process's address space, as Linux does"
+)
 def test_memory_that_really_runs_out() -> None:
-    ended = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["True"]
     assert "memory: 64 clients at a time do not fit into that of cpu" in ended.stderr

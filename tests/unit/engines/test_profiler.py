@@ -16,15 +16,40 @@ from fedclade.models import MLP
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_phases_of_a_run(digits: Clients, workers: int, tmp_path: Path) -> None:
-    result = run(FedAvg(), digits, MLP(8), rounds=4, eval_every=2, device="cpu", threads=workers, profile=True, out=tmp_path / "run")
+    result = run(
+        FedAvg(),
+        digits,
+        MLP(8),
+        rounds=4,
+        eval_every=2,
+        device="cpu",
+        threads=workers,
+        profile=True,
+        out=tmp_path / "run",
+    )
     profile = result.profile
     assert profile is not None
     seconds = {line.phase: line.seconds for line in profile.lines}
-    assert list(seconds) == ["clients", "models", "plan", "steps", "replies", "sums", "server", "evaluation", "saving"]
+    assert list(seconds) == [
+        "clients",
+        "models",
+        "plan",
+        "steps",
+        "replies",
+        "sums",
+        "server",
+        "evaluation",
+        "saving",
+    ]
     assert all(value > 0 for value in seconds.values())
-    assert seconds["models"] + seconds["plan"] + seconds["steps"] <= workers * seconds["clients"] + seconds["replies"] + seconds["sums"]
+    assert (
+        seconds["models"] + seconds["plan"] + seconds["steps"]
+        <= workers * seconds["clients"] + seconds["replies"] + seconds["sums"]
+    )
     whole = sum(line.seconds for line in profile.lines if not line.within)
-    assert whole <= sum(row["seconds"] for row in result.history) + 0.5  # the last save comes after the last row
+    assert (
+        whole <= sum(row["seconds"] for row in result.history) + 0.5
+    )  # the last save comes after the last row
     assert profile.rounds == 4
     assert profile.padded == 0.0
     assert profile.asked > 0
@@ -36,7 +61,17 @@ def test_nothing_is_timed_unasked(digits: Clients) -> None:
 
 
 def test_the_command_line_shows_it(tmp_path: Path) -> None:
-    asked = ["run", "quickstart", "--profile", "--set", "run.rounds=2", "--device", "cpu", "--out", str(tmp_path / "run")]
+    asked = [
+        "run",
+        "quickstart",
+        "--profile",
+        "--set",
+        "run.rounds=2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0, shown.output
     assert re.search(r"phase +seconds +ms a round +share", shown.output)

@@ -1,4 +1,6 @@
-"""The simulator: chunks, order and company change no client's bytes; poison and absence stay out; evaluation is what a plain loop finds."""
+"""The simulator: chunks, order and company change no client's bytes; poison and absence stay out;
+evaluation is what a plain loop finds.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ def objective_of(spec: ModelSpec, shape: tuple[int, ...] = (6,), classes: int = 
 
 
 def local_of(objective: Objective, **settings: float) -> LocalTraining:
-    chosen = {"lr": 0.1, "batch_size": 4, "epochs": 2, "momentum": 0.9, "weight_decay": 0.01} | settings
+    chosen = {
+        "lr": 0.1,
+        "batch_size": 4,
+        "epochs": 2,
+        "momentum": 0.9,
+        "weight_decay": 0.01,
+    } | settings
     return LocalTraining(objective, **chosen)  # type: ignore[arg-type]
 
 
@@ -47,12 +55,17 @@ def one_for_all(objective: Objective, count: int = 6) -> ModelAssignment:
 
 def apart(objective: Objective, count: int = 6) -> ModelAssignment:
     """A model of its own for each client."""
-    rows = {name: torch.stack([value * (1 + 0.1 * row) for row in range(count)]) for name, value in objective.params().items()}
+    rows = {
+        name: torch.stack([value * (1 + 0.1 * row) for row in range(count)])
+        for name, value in objective.params().items()
+    }
     return ModelAssignment(rows, torch.arange(count))
 
 
 def remembering(local: LocalTraining) -> Program:
-    """SGD from the client's own model, which it keeps; it replies with the weights and with what it began from."""
+    """SGD from the client's own model, which it keeps; it replies with the weights and with what it
+    began from.
+    """
     train = sgd(local)
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -67,7 +80,9 @@ def remembering(local: LocalTraining) -> Program:
 
 
 def equal(one: Tree, other: Tree) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in one.items()
+    )
 
 
 def rows_of(tree: Tree, rows: Tensor) -> Tree:
@@ -103,10 +118,14 @@ def test_chunks_change_no_bit_of_replies_and_memory(ragged: Clients, spec: Model
 @exact
 def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    reduce = SegmentSum(segment_ids=torch.tensor([0, 1, 0, 1, 1, 0]), weights=torch.tensor(SIZES), num_segments=2)
+    reduce = SegmentSum(
+        segment_ids=torch.tensor([0, 1, 0, 1, 1, 0]), weights=torch.tensor(SIZES), num_segments=2
+    )
 
     def sums(chunk: int | None) -> Tree:
-        got = Simulator(ragged, chunk=chunk).map(sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5, reduce=reduce)
+        got = Simulator(ragged, chunk=chunk).map(
+            sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5, reduce=reduce
+        )
         assert got.outputs == {}
         return {"weight": got.total_weight, **got.sums}
 
@@ -117,20 +136,33 @@ def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> N
 @exact
 def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    expected = Simulator(ragged, chunk=1).measure(apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train"))
+    expected = Simulator(ragged, chunk=1).measure(
+        apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train")
+    )
     for chunk in CHUNKS[1:]:
-        got = Simulator(ragged, chunk=chunk).measure(apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train"))
+        got = Simulator(ragged, chunk=chunk).measure(
+            apart(objective),
+            EVERYONE,
+            EvalRequest(objective, {"accuracy": accuracy}, split="train"),
+        )
         assert equal(got, expected)
 
 
 def test_chunks_change_no_bit_of_a_large_mlp() -> None:
     generator = torch.Generator().manual_seed(0)
-    clients = from_arrays([(torch.randn(n, 784, generator=generator), torch.arange(n) % 10) for n in (12, 5, 9)])
+    clients = from_arrays(
+        [(torch.randn(n, 784, generator=generator), torch.arange(n) % 10) for n in (12, 5, 9)]
+    )
     objective = objective_of(MLP(800), (784,), 10)
 
     def replies(chunk: int) -> Tree:
         fed = Simulator(clients, chunk=chunk)
-        return fed.map(sgd(local_of(objective, epochs=1)), torch.arange(3), per_client=one_for_all(objective, 3), key=5).outputs
+        return fed.map(
+            sgd(local_of(objective, epochs=1)),
+            torch.arange(3),
+            per_client=one_for_all(objective, 3),
+            key=5,
+        ).outputs
 
     expected = replies(1)
     for chunk in (2, 3):
@@ -139,7 +171,9 @@ def test_chunks_change_no_bit_of_a_large_mlp() -> None:
 
 @exact
 @pytest.mark.parametrize("chunk", [1, 2, None])
-def test_the_order_of_ids_changes_no_clients_bytes(ragged: Clients, spec: ModelSpec, chunk: int | None) -> None:
+def test_the_order_of_ids_changes_no_clients_bytes(
+    ragged: Clients, spec: ModelSpec, chunk: int | None
+) -> None:
     objective = objective_of(spec)
     order = torch.tensor([3, 0, 5, 2, 1, 4])
     each, weight = apart(objective), torch.tensor(SIZES)
@@ -149,7 +183,15 @@ def test_the_order_of_ids_changes_no_clients_bytes(ragged: Clients, spec: ModelS
     assert got.ids.tolist() == order.tolist()
     assert equal(got.outputs, rows_of(expected.outputs, order))
     sums, again = (
-        fed.map(sgd(local_of(objective)), ids, per_client=each[ids], key=5, reduce=SegmentSum(weights=weight[ids], segment_ids=torch.zeros_like(ids), num_segments=1))
+        fed.map(
+            sgd(local_of(objective)),
+            ids,
+            per_client=each[ids],
+            key=5,
+            reduce=SegmentSum(
+                weights=weight[ids], segment_ids=torch.zeros_like(ids), num_segments=1
+            ),
+        )
         for ids in (EVERYONE, order)
     )
     assert equal(sums.sums, again.sums)
@@ -157,7 +199,9 @@ def test_the_order_of_ids_changes_no_clients_bytes(ragged: Clients, spec: ModelS
 
 @exact
 @pytest.mark.parametrize("some", [[2], [1], [1, 3], [5, 0, 4], [4, 2]])
-def test_a_client_computes_the_same_whoever_else_is_asked(ragged: Clients, spec: ModelSpec, some: list[int]) -> None:
+def test_a_client_computes_the_same_whoever_else_is_asked(
+    ragged: Clients, spec: ModelSpec, some: list[int]
+) -> None:
     objective, ids = objective_of(spec), torch.tensor(some)
     fed = Simulator(ragged)
     expected = fed.map(sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5)
@@ -180,20 +224,36 @@ def test_the_same_call_gives_the_same_bytes_and_another_key_or_name_others(ragge
 
 def test_the_callers_threads_change_no_byte(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5).outputs
+    expected = (
+        Simulator(ragged)
+        .map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5)
+        .outputs
+    )
     torch.set_num_threads(2)
     try:
-        assert equal(Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5).outputs, expected)
+        assert equal(
+            Simulator(ragged)
+            .map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5)
+            .outputs,
+            expected,
+        )
     finally:
         torch.set_num_threads(1)
 
 
-def plainly_trained(module: nn.Module, clients: Clients, client: int, program: Program, key: int) -> nn.Module:
+def plainly_trained(
+    module: nn.Module, clients: Clients, client: int, program: Program, key: int
+) -> nn.Module:
     """One client in a plain torch loop over the batches of its plan, without padding."""
     module = copy.deepcopy(module)
     local = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     x, y = clients.x[clients.train[client]], clients.y[clients.train[client]]
-    plan = make_plan(program.batches, torch.tensor([len(y)]), client_keys(fold_in(key, program.name), torch.tensor([client])), len(y))
+    plan = make_plan(
+        program.batches,
+        torch.tensor([len(y)]),
+        client_keys(fold_in(key, program.name), torch.tensor([client])),
+        len(y),
+    )
     for places, valid in zip(plan.position[0, :, 0], plan.valid[0, :, 0], strict=True):
         local.zero_grad()
         F.cross_entropy(module(x[places[:valid]]), y[places[:valid]]).backward()
@@ -203,41 +263,69 @@ def plainly_trained(module: nn.Module, clients: Clients, client: int, program: P
 
 @pytest.mark.parametrize("spec", [Logistic(), MLP(8)], ids=["logistic", "mlp"])
 @pytest.mark.parametrize("chunk", [1, 4, None])
-def test_replies_are_those_of_a_plain_loop_client_by_client(ragged: Clients, spec: ModelSpec, chunk: int | None) -> None:
+def test_replies_are_those_of_a_plain_loop_client_by_client(
+    ragged: Clients, spec: ModelSpec, chunk: int | None
+) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = spec.build((6,), 3)
     objective = Objective(module)
     program = sgd(local_of(objective))
-    got = Simulator(ragged, chunk=chunk).map(program, EVERYONE, per_client=one_for_all(objective), key=5)
+    got = Simulator(ragged, chunk=chunk).map(
+        program, EVERYONE, per_client=one_for_all(objective), key=5
+    )
     for client in range(6):
-        for name, value in plainly_trained(module, ragged, client, program, key=5).named_parameters():
+        for name, value in plainly_trained(
+            module, ragged, client, program, key=5
+        ).named_parameters():
             torch.testing.assert_close(got.outputs[name][client], value.detach(), rtol=0, atol=1e-5)
 
 
 def images(sizes: tuple[int, ...] = (9, 3, 14, 1, 6)) -> Clients:
     generator = torch.Generator().manual_seed(0)
-    return from_arrays([(torch.randn(n, 1, 28, 28, generator=generator), torch.randint(0, 10, (n,), generator=generator)) for n in sizes])
+    return from_arrays(
+        [
+            (
+                torch.randn(n, 1, 28, 28, generator=generator),
+                torch.randint(0, 10, (n,), generator=generator),
+            )
+            for n in sizes
+        ]
+    )
 
 
 @pytest.mark.parametrize("spec", [SmallCNN(), LeNet5()], ids=["small_cnn", "lenet5"])
 def test_chunks_of_a_cnn_agree_within_1e_5(spec: ModelSpec) -> None:
     objective = objective_of(spec, (1, 28, 28), 10)
     program = sgd(local_of(objective, lr=0.05, epochs=1))
-    one, four = (Simulator(images(), chunk=c).map(program, torch.arange(5), per_client=one_for_all(objective, 5), key=5) for c in (1, 4))
+    one, four = (
+        Simulator(images(), chunk=c).map(
+            program, torch.arange(5), per_client=one_for_all(objective, 5), key=5
+        )
+        for c in (1, 4)
+    )
     for name, value in one.outputs.items():
         torch.testing.assert_close(four.outputs[name], value, rtol=0, atol=1e-5)
         assert float((value - objective.params()[name]).abs().max()) > 1e-3
 
 
 def weights_seen() -> Program:
-    """Counts what the steps see: examples that count, steps, and the sum of a number that names the sample."""
+    """Counts what the steps see: examples that count, steps, and the sum of a number that names the
+    sample.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {}, {"count": torch.zeros(3)}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        return {"count": carry["count"] + torch.stack([batch.weight.sum(), torch.ones(()), (batch.x[..., 0] * batch.weight).sum()])}
+        return {
+            "count": (
+                carry["count"]
+                + torch.stack(
+                    [batch.weight.sum(), torch.ones(()), (batch.x[..., 0] * batch.weight).sum()]
+                )
+            )
+        }
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None
@@ -247,7 +335,9 @@ def weights_seen() -> Program:
 
 def numbered(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32) -> Clients:
     """Each sample is its own number, from 0 in every client."""
-    return from_arrays([(torch.arange(n)[:, None].to(dtype), torch.zeros(n, dtype=torch.int64)) for n in sizes])
+    return from_arrays(
+        [(torch.arange(n)[:, None].to(dtype), torch.zeros(n, dtype=torch.int64)) for n in sizes]
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 3, None])
@@ -257,12 +347,19 @@ def test_every_sample_counts_once_an_epoch_and_padding_never(chunk: int | None) 
 
 
 def test_batches_in_groups_have_an_axis_for_the_group() -> None:
-    """Sizes 1, 4 and 9 in batches of 4, groups of 2: one, one and two steps an epoch; the last group begins the epoch anew."""
+    """Sizes 1, 4 and 9 in batches of 4, groups of 2: one, one and two steps an epoch; the last
+    group begins the epoch anew.
+    """
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         assert batch.x.shape == (2, 4, 1)
         assert batch.weight.shape == batch.y.shape == (2, 4)
-        return {"count": carry["count"] + torch.stack([batch.weight[0].sum(), batch.weight[1].sum(), torch.ones(())])}
+        return {
+            "count": (
+                carry["count"]
+                + torch.stack([batch.weight[0].sum(), batch.weight[1].sum(), torch.ones(())])
+            )
+        }
 
     program = replace(weights_seen(), step=step, batches=Batches(4, group=2))
     got = Simulator(numbered((1, 4, 9))).map(program, torch.arange(3), key=0).outputs["count"]
@@ -277,7 +374,9 @@ def test_bytes_are_read_as_shares_of_255() -> None:
     objective = objective_of(MLP(5), (1, 4, 4), 3)
     program = sgd(local_of(objective))
     one, other = (
-        Simulator(from_arrays([(x, y)])).map(program, torch.tensor([0]), per_client=one_for_all(objective, 1), key=5)
+        Simulator(from_arrays([(x, y)])).map(
+            program, torch.tensor([0]), per_client=one_for_all(objective, 1), key=5
+        )
         for x in (raw, raw.float() / 255)
     )
     assert equal(one.outputs, other.outputs)
@@ -288,15 +387,30 @@ def test_nobody_asked_gives_nobody() -> None:
     nobody = torch.empty(0, dtype=torch.int64)
     fed = Simulator(numbered())
     got = fed.map(
-        sgd(local_of(objective)), nobody, per_client=one_for_all(objective, 0), key=0, reduce=SegmentSum(weights=torch.ones(0), segment_ids=nobody, num_segments=2)
+        sgd(local_of(objective)),
+        nobody,
+        per_client=one_for_all(objective, 0),
+        key=0,
+        reduce=SegmentSum(weights=torch.ones(0), segment_ids=nobody, num_segments=2),
     )
-    assert (len(got.ids), got.outputs, got.sums, got.total_weight.tolist(), list(got.failures)) == (0, {}, {}, [0.0, 0.0], [])
+    assert (len(got.ids), got.outputs, got.sums, got.total_weight.tolist(), list(got.failures)) == (
+        0,
+        {},
+        {},
+        [0.0, 0.0],
+        [],
+    )
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
 def test_score_can_be_mapped(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).map(evaluate_metrics(objective, (("accuracy", accuracy),)), EVERYONE, per_client=one_for_all(objective), key=0)
+    got = Simulator(ragged).map(
+        evaluate_metrics(objective, (("accuracy", accuracy),)),
+        EVERYONE,
+        per_client=one_for_all(objective),
+        key=0,
+    )
     assert got.outputs["examples"].tolist() == list(SIZES)
 
 
@@ -317,13 +431,22 @@ def with_nan(reply: Tree) -> Tree:
 FAULTS: dict[str, tuple[Callable[[Tree], Tree | None], str]] = {
     "absent": (lambda reply: None, "no answer"),
     "nan": (with_nan, "'fc1.weight' is not finite"),
-    "inf": (lambda reply: reply | {"fc1.bias": torch.full((8,), math.inf)}, "'fc1.bias' is not finite"),
-    "shape": (lambda reply: reply | {"fc1.bias": torch.zeros(7)}, "shape of 'fc1.bias': expected (8,), got (7,)"),
+    "inf": (
+        lambda reply: reply | {"fc1.bias": torch.full((8,), math.inf)},
+        "'fc1.bias' is not finite",
+    ),
+    "shape": (
+        lambda reply: reply | {"fc1.bias": torch.zeros(7)},
+        "shape of 'fc1.bias': expected (8,), got (7,)",
+    ),
     "dtype": (
         lambda reply: reply | {"fc1.bias": torch.zeros(8).double()},
         "dtype of 'fc1.bias': expected torch.float32, got torch.float64",
     ),
-    "extra name": (lambda reply: reply | {"more": torch.zeros(1)}, "got ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight', 'more']"),
+    "extra name": (
+        lambda reply: reply | {"more": torch.zeros(1)},
+        "got ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight', 'more']",
+    ),
     "missing name": (
         lambda reply: {name: value for name, value in reply.items() if name != "fc2.bias"},
         "got ['fc1.bias', 'fc1.weight', 'fc2.weight']",
@@ -344,15 +467,30 @@ def test_a_refused_reply_is_in_failures_with_the_reason_and_nowhere_else(
     others = EVERYONE[client != EVERYONE]
     program, each, sizes = sgd(local_of(objective)), apart(objective), torch.tensor(SIZES)
 
-    got, expected = fed.map(program, EVERYONE, per_client=each, key=5), honest.map(program, others, per_client=each[others], key=5)
+    got, expected = (
+        fed.map(program, EVERYONE, per_client=each, key=5),
+        honest.map(program, others, per_client=each[others], key=5),
+    )
     assert got.ids.tolist() == others.tolist()
     assert equal(got.outputs, expected.outputs)
     (failure,) = got.failures
     assert failure.client == client
     assert reason in failure.reason
 
-    got = fed.map(program, EVERYONE, per_client=each, key=5, reduce=SegmentSum(weights=sizes, segment_ids=EVERYONE % 2, num_segments=2))
-    expected = honest.map(program, others, per_client=each[others], key=5, reduce=SegmentSum(weights=sizes[others], segment_ids=others % 2, num_segments=2))
+    got = fed.map(
+        program,
+        EVERYONE,
+        per_client=each,
+        key=5,
+        reduce=SegmentSum(weights=sizes, segment_ids=EVERYONE % 2, num_segments=2),
+    )
+    expected = honest.map(
+        program,
+        others,
+        per_client=each[others],
+        key=5,
+        reduce=SegmentSum(weights=sizes[others], segment_ids=others % 2, num_segments=2),
+    )
     assert equal(got.sums, expected.sums)
     assert torch.equal(got.total_weight, expected.total_weight)
     assert got.total_weight.sum() == sum(SIZES) - SIZES[client]
@@ -363,7 +501,10 @@ def test_a_refused_reply_is_in_failures_with_the_reason_and_nowhere_else(
 @pytest.mark.parametrize("fault", ["absent", "nan"])
 def test_a_refused_reply_does_not_advance_memory(ragged: Clients, fault: str) -> None:
     objective = objective_of(MLP(8))
-    poison = {"absent": lambda reply: None, "nan": lambda reply: reply | {"after/fc1.bias": torch.full((8,), math.nan)}}[fault]
+    poison = {
+        "absent": lambda reply: None,
+        "nan": lambda reply: reply | {"after/fc1.bias": torch.full((8,), math.nan)},
+    }[fault]
     fed, honest = Simulator(ragged, faults=only(4, poison)), Simulator(ragged)
     for each in (fed, honest):
         each.init_client_state(objective.params())
@@ -380,8 +521,16 @@ def test_a_client_that_diverges_by_itself_is_refused(ragged: Clients) -> None:
     each = apart(objective)
     each.models["fc2.bias"][3] = math.nan
     fed = Simulator(ragged)
-    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=each, key=5, reduce=SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1))
-    assert [(failure.client, failure.reason) for failure in got.failures] == [(3, "'fc1.weight' is not finite")]
+    got = fed.map(
+        sgd(local_of(objective)),
+        EVERYONE,
+        per_client=each,
+        key=5,
+        reduce=SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1),
+    )
+    assert [(failure.client, failure.reason) for failure in got.failures] == [
+        (3, "'fc1.weight' is not finite")
+    ]
     assert got.ids.tolist() == [0, 1, 2, 4, 5]
     assert got.total_weight.tolist() == [5.0]
     assert all(bool(value.isfinite().all()) for value in got.sums.values())
@@ -401,14 +550,23 @@ def test_memory_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> N
     poisoned["fc1.bias"][0, 0] = math.inf
     fed.client_state.write(torch.tensor([4]), poisoned)
     got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
-    assert [(failure.client, failure.reason) for failure in got.failures] == [(4, "its memory is not finite, or absurdly large")]
+    assert [(failure.client, failure.reason) for failure in got.failures] == [
+        (4, "its memory is not finite, or absurdly large")
+    ]
     assert equal(rows_of(fed.client_state.read(torch.tensor([4])), torch.tensor([0])), poisoned)
 
 
 def test_several_failures_come_by_client(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    fed = Simulator(ragged, faults=lambda key, client, reply: None if client in (5, 0, 3) else reply)
-    got = fed.map(sgd(local_of(objective)), torch.tensor([5, 4, 3, 2, 1, 0]), per_client=one_for_all(objective), key=5)
+    fed = Simulator(
+        ragged, faults=lambda key, client, reply: None if client in (5, 0, 3) else reply
+    )
+    got = fed.map(
+        sgd(local_of(objective)),
+        torch.tensor([5, 4, 3, 2, 1, 0]),
+        per_client=one_for_all(objective),
+        key=5,
+    )
     assert [failure.client for failure in got.failures] == [0, 3, 5]
     assert got.ids.tolist() == [4, 2, 1]
 
@@ -416,7 +574,12 @@ def test_several_failures_come_by_client(ragged: Clients) -> None:
 def test_a_fault_may_change_a_reply_and_still_be_taken(ragged: Clients) -> None:
     """Poison that looks like a reply cannot be told from one."""
     objective = objective_of(MLP(8))
-    fed = Simulator(ragged, faults=only(4, lambda reply: {name: torch.zeros_like(value) for name, value in reply.items()}))
+    fed = Simulator(
+        ragged,
+        faults=only(
+            4, lambda reply: {name: torch.zeros_like(value) for name, value in reply.items()}
+        ),
+    )
     got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5)
     assert float(got.outputs["fc1.weight"][4].abs().sum()) == 0
     assert float(got.outputs["fc1.weight"][3].abs().sum()) > 0
@@ -431,7 +594,9 @@ def test_faults_see_the_key_the_client_and_its_honest_reply(ragged: Clients) -> 
         seen[client] = {name: value.clone() for name, value in reply.items()}
         return reply
 
-    got = Simulator(ragged, faults=look).map(sgd(local_of(objective)), torch.tensor([4, 1]), per_client=one_for_all(objective, 2), key=5)
+    got = Simulator(ragged, faults=look).map(
+        sgd(local_of(objective)), torch.tensor([4, 1]), per_client=one_for_all(objective, 2), key=5
+    )
     assert seen.keys() == {1, 4}
     assert equal(rows_of(got.outputs, torch.tensor(0)), seen[4])
 
@@ -443,7 +608,9 @@ def test_an_impossible_number_of_examples_is_refused() -> None:
     program = replace(weights_seen(), finish=finish, batches=Batches(4))
     fed = Simulator(numbered(), faults=only(3, lambda reply: {"examples": reply["examples"] * 10}))
     got = fed.map(program, EVERYONE, key=0)
-    assert [(failure.client, failure.reason) for failure in got.failures] == [(3, "claims 20 examples, holds 2")]
+    assert [(failure.client, failure.reason) for failure in got.failures] == [
+        (3, "claims 20 examples, holds 2")
+    ]
     assert got.outputs["examples"].tolist() == [5.0, 1.0, 40.0, 23.0, 11.0]
 
 
@@ -451,7 +618,9 @@ def test_a_chunk_in_which_nobody_answered_does_no_harm(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, chunk=1, faults=only(2, lambda reply: None))
     reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
-    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5, reduce=reduce)
+    got = fed.map(
+        sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5, reduce=reduce
+    )
     assert got.outputs == {}
     assert got.total_weight.tolist() == [5.0]
 
@@ -491,7 +660,12 @@ def chooses() -> Program:
 
 def test_a_reply_that_claims_a_row_that_does_not_exist_is_refused() -> None:
     fed = Simulator(numbered(), faults=only(3, lambda reply: reply | {"row": torch.tensor(7)}))
-    got = fed.map(chooses(), EVERYONE, key=0, reduce=SegmentSum(segment_ids="row", weights=torch.ones(6), num_segments=2))
+    got = fed.map(
+        chooses(),
+        EVERYONE,
+        key=0,
+        reduce=SegmentSum(segment_ids="row", weights=torch.ones(6), num_segments=2),
+    )
     assert [failure.client for failure in got.failures] == [3]
     assert got.total_weight.tolist() == [5.0, 0.0]
 
@@ -499,22 +673,35 @@ def test_a_reply_that_claims_a_row_that_does_not_exist_is_refused() -> None:
 # What is refused before it runs
 
 
-@pytest.mark.parametrize(("ids", "message"), [([1, 2, 1], "asked twice"), ([0, 6], "numbered 0 to 5"), ([-1, 2], "numbered 0 to 5")])
-def test_ids_that_are_not_those_of_distinct_clients_are_refused(ragged: Clients, ids: list[int], message: str) -> None:
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [([1, 2, 1], "asked twice"), ([0, 6], "numbered 0 to 5"), ([-1, 2], "numbered 0 to 5")],
+)
+def test_ids_that_are_not_those_of_distinct_clients_are_refused(
+    ragged: Clients, ids: list[int], message: str
+) -> None:
     objective = objective_of(MLP(8))
     fed, who = Simulator(ragged), torch.tensor(ids)
     with pytest.raises(InvalidInputError, match=message):
         fed.map(sgd(local_of(objective)), who, per_client=one_for_all(objective, len(ids)), key=0)
     with pytest.raises(InvalidInputError, match=message):
-        fed.measure(one_for_all(objective, len(ids)), who, EvalRequest(objective, {}, split="train"))
+        fed.measure(
+            one_for_all(objective, len(ids)), who, EvalRequest(objective, {}, split="train")
+        )
     assert fed.traffic.down == 0
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
-    [([0, -1], r"row -1 of 1 models.*must be admitted first"), ([0, 1], "row 1 of 1 models"), ([0], "1 rows for 2 clients")],
+    [
+        ([0, -1], r"row -1 of 1 models.*must be admitted first"),
+        ([0, 1], "row 1 of 1 models"),
+        ([0], "1 rows for 2 clients"),
+    ],
 )
-def test_rows_that_do_not_exist_are_refused(ragged: Clients, index: list[int], message: str) -> None:
+def test_rows_that_do_not_exist_are_refused(
+    ragged: Clients, index: list[int], message: str
+) -> None:
     objective = objective_of(MLP(8))
     rows = ModelAssignment(stack([objective.params()]), torch.tensor(index))
     with pytest.raises(InvalidInputError, match=message):
@@ -531,20 +718,32 @@ def test_rows_that_do_not_exist_are_refused(ragged: Clients, index: list[int], m
     ],
     ids=["row -1", "row 1 of 1", "six weights for two", "six rows for two"],
 )
-def test_sums_that_do_not_fit_the_clients_asked_are_refused(ragged: Clients, reduce: SegmentSum) -> None:
+def test_sums_that_do_not_fit_the_clients_asked_are_refused(
+    ragged: Clients, reduce: SegmentSum
+) -> None:
     objective = objective_of(MLP(8))
     with pytest.raises(InvalidInputError, match="reduce"):
-        Simulator(ragged).map(sgd(local_of(objective)), torch.arange(2), per_client=one_for_all(objective, 2), key=0, reduce=reduce)
+        Simulator(ragged).map(
+            sgd(local_of(objective)),
+            torch.arange(2),
+            per_client=one_for_all(objective, 2),
+            key=0,
+            reduce=reduce,
+        )
 
 
 @pytest.mark.parametrize("chunk", [0, -3, 1.5, "2"])
-def test_a_chunk_that_is_no_positive_whole_number_is_refused(ragged: Clients, chunk: object) -> None:
+def test_a_chunk_that_is_no_positive_whole_number_is_refused(
+    ragged: Clients, chunk: object
+) -> None:
     with pytest.raises(InvalidInputError, match=r"engine\.chunk"):
         Simulator(ragged, chunk=chunk)  # type: ignore[arg-type]
 
 
 def test_an_unknown_precision_is_refused_with_the_known_ones(ragged: Clients) -> None:
-    with pytest.raises(InvalidInputError, match=r"engine\.precision = 'half': must be 'tf32' or 'float32'"):
+    with pytest.raises(
+        InvalidInputError, match=r"engine\.precision = 'half': must be 'tf32' or 'float32'"
+    ):
         Simulator(ragged, precision="half")  # type: ignore[arg-type]
 
 
@@ -555,7 +754,9 @@ def test_an_unknown_device_is_refused_with_the_known_ones(ragged: Clients, devic
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_without_cuda_is_refused_with_the_remedy(ragged: Clients, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_without_cuda_is_refused_with_the_remedy(
+    ragged: Clients, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InvalidInputError, match="no CUDA device; use device = 'cpu' or 'auto'"):
         Simulator(ragged, device=device)
@@ -566,7 +767,11 @@ def test_cuda_without_cuda_is_refused_with_the_remedy(ragged: Clients, device: s
 
 
 def branching(step: Callable[[Tree, Batch], Tree]) -> Program:
-    return replace(weights_seen(), step=lambda broadcast, const, carry, batch: step(carry, batch), name="branching")
+    return replace(
+        weights_seen(),
+        step=lambda broadcast, const, carry, batch: step(carry, batch),
+        name="branching",
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, None])
@@ -579,8 +784,16 @@ def branching(step: Callable[[Tree, Batch], Tree]) -> Program:
     ],
     ids=["if", "item", "int"],
 )
-def test_a_program_that_branches_on_a_tensor_is_named_with_the_remedy(step: Callable[[Tree, Batch], Tree], chunk: int | None) -> None:
-    with pytest.raises(VectorizationError, match=r"program 'branching' branches on the values of a tensor.*torch\.where.*vectorised=False"):
+def test_a_program_that_branches_on_a_tensor_is_named_with_the_remedy(
+    step: Callable[[Tree, Batch], Tree], chunk: int | None
+) -> None:
+    with pytest.raises(
+        VectorizationError,
+        match=(
+            r"program 'branching' branches on the values of a"
+            r" tensor.*torch\.where.*vectorised=False"
+        ),
+    ):
         Simulator(numbered(), chunk=chunk).map(branching(step), EVERYONE, key=0)
 
 
@@ -589,7 +802,9 @@ def test_a_link_that_branches_on_a_tensor_is_refused_in_plain_words() -> None:
         return {}, reply if reply["count"].sum() > 0 else {"count": -reply["count"]}
 
     with pytest.raises(VectorizationError, match="branches on the values of a tensor"):
-        Simulator(numbered()).map(chain(weights_seen(), replace(weights_seen(), name="again"), link), EVERYONE, key=0)
+        Simulator(numbered()).map(
+            chain(weights_seen(), replace(weights_seen(), name="again"), link), EVERYONE, key=0
+        )
 
 
 def test_a_program_that_draws_from_torchs_generator_is_refused_in_plain_words() -> None:
@@ -606,7 +821,9 @@ def test_other_errors_of_a_program_come_as_they_are() -> None:
 
 
 def medians() -> Program:
-    """With numpy: the median of all samples, and the sizes of the batches. Counts in memory how often it ran."""
+    """With numpy: the median of all samples, and the sizes of the batches. Counts in memory how
+    often it ran.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return {}, {"x": torch.zeros(0), "sizes": torch.zeros(0), "runs": memory["runs"]}
@@ -615,19 +832,28 @@ def medians() -> Program:
         assert batch.weight.tolist() == [1.0] * len(batch.x)
         assert batch.y.shape == batch.weight.shape
         x = np.concatenate([carry["x"].numpy(), batch.x.numpy()[:, 0]])
-        return {"x": torch.from_numpy(x), "sizes": torch.cat([carry["sizes"], torch.tensor([len(batch.x)])]), "runs": carry["runs"]}
+        return {
+            "x": torch.from_numpy(x),
+            "sizes": torch.cat([carry["sizes"], torch.tensor([len(batch.x)])]),
+            "runs": carry["runs"],
+        }
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         if carry["x"].max() > 30:  # as a program may that runs alone
             assert carry["sizes"].tolist() == [4.0] * 10
         extremes = torch.tensor([carry["sizes"].min(), carry["sizes"].max()])
-        return {"median": torch.tensor([float(np.median(carry["x"].numpy()))]), "extremes": extremes}, {"runs": carry["runs"] + 1}
+        return {
+            "median": torch.tensor([float(np.median(carry["x"].numpy()))]),
+            "extremes": extremes,
+        }, {"runs": carry["runs"] + 1}
 
     return Program(start, step, finish, Batches(4), "medians", vectorised=False)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, None])
-def test_a_program_of_numpy_gets_batches_without_padding_and_keeps_memory(chunk: int | None) -> None:
+def test_a_program_of_numpy_gets_batches_without_padding_and_keeps_memory(
+    chunk: int | None,
+) -> None:
     fed = Simulator(numbered(), chunk=chunk)
     fed.init_client_state({"runs": torch.tensor([0])})
     fed.map(medians(), torch.tensor([2, 3]), key=0)
@@ -641,7 +867,9 @@ def test_a_fold_gives_the_same_client_by_client(ragged: Clients) -> None:
     objective = objective_of(MLP((8, 5), dropout=0.5))
     program = sgd(local_of(objective))
     together = Simulator(ragged).map(program, EVERYONE, per_client=apart(objective), key=5)
-    alone = Simulator(ragged).map(replace(program, vectorised=False), EVERYONE, per_client=apart(objective), key=5)
+    alone = Simulator(ragged).map(
+        replace(program, vectorised=False), EVERYONE, per_client=apart(objective), key=5
+    )
     for name, value in together.outputs.items():
         torch.testing.assert_close(alone.outputs[name], value, rtol=0, atol=1e-5)
 
@@ -662,7 +890,9 @@ def test_a_program_of_numpy_may_leave_some_clients_memory_unchanged() -> None:
 # Memory, traffic, threads
 
 
-def test_a_client_goes_on_from_its_memory_and_a_round_rolled_back_never_was(ragged: Clients) -> None:
+def test_a_client_goes_on_from_its_memory_and_a_round_rolled_back_never_was(
+    ragged: Clients,
+) -> None:
     objective = objective_of(MLP(8))
     program = remembering(local_of(objective))
     fed = Simulator(ragged)
@@ -682,17 +912,31 @@ def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> 
     fed = Simulator(ragged)
     head = {name: value for name, value in objective.params().items() if name in own}
     fed.init_client_state(head)
-    heads = {name: torch.stack([value + client for client in range(6)]) for name, value in head.items()}
+    heads = {
+        name: torch.stack([value + client for client in range(6)]) for name, value in head.items()
+    }
     fed.client_state.write(EVERYONE, heads)
     body = {name: value for name, value in stack([objective.params()]).items() if name not in own}
-    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(body, torch.zeros(6).long(), own), key=5)
+    got = fed.map(
+        sgd(local_of(objective)),
+        EVERYONE,
+        per_client=ModelAssignment(body, torch.zeros(6).long(), own),
+        key=5,
+    )
 
     whole = {name: value.expand(6, *value.shape[1:]) for name, value in body.items()} | heads
-    expected = Simulator(ragged).map(sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(whole, EVERYONE), key=5)
+    expected = Simulator(ragged).map(
+        sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(whole, EVERYONE), key=5
+    )
     assert equal(got.outputs, expected.outputs)
     assert fed.traffic.down == 6 * (8 * 6 + 8) * 4
     # Where the rows have these parameters too, they are neither used nor sent.
-    again = fed.map(sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(one_for_all(objective).models, torch.zeros(6).long(), own), key=5)
+    again = fed.map(
+        sgd(local_of(objective)),
+        EVERYONE,
+        per_client=ModelAssignment(one_for_all(objective).models, torch.zeros(6).long(), own),
+        key=5,
+    )
     assert equal(again.outputs, expected.outputs)
     assert fed.traffic.down == 2 * 6 * (8 * 6 + 8) * 4
 
@@ -710,7 +954,12 @@ def test_bytes_are_counted_exactly(ragged: Clients) -> None:
     model = (6 * 8 + 8 + 8 * 3 + 3) * 4
     assert nbytes(objective.params()) == model
     fed = Simulator(ragged, chunk=2)
-    fed.map(sgd(local_of(objective)), torch.tensor([4, 1, 2]), per_client=one_for_all(objective, 3), key=0)
+    fed.map(
+        sgd(local_of(objective)),
+        torch.tensor([4, 1, 2]),
+        per_client=one_for_all(objective, 3),
+        key=0,
+    )
     assert (fed.traffic.down, fed.traffic.up) == (3 * model, 3 * model)
     broadcast = {"c": torch.zeros(10, dtype=torch.float64), "n": torch.zeros(3, dtype=torch.int32)}
     fed.map(weights_seen(), torch.tensor([0, 5]), broadcast=broadcast, key=0)
@@ -722,7 +971,9 @@ def test_what_reduce_takes_is_counted_as_sent(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
     fed = Simulator(ragged)
-    fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0, reduce=reduce)
+    fed.map(
+        sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0, reduce=reduce
+    )
     assert fed.traffic.up == 6 * nbytes(objective.params())
 
 
@@ -758,7 +1009,9 @@ def test_small_models_run_on_one_thread_and_the_callers_number_is_put_back(ragge
         return accuracy(outputs, y)
 
     fed = Simulator(ragged)
-    fed.measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {"m": metric}, split="train"))
+    fed.measure(
+        one_for_all(objective), EVERYONE, EvalRequest(objective, {"m": metric}, split="train")
+    )
     assert set(inside) == {1}
     assert torch.get_num_threads() == 3
     fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0)
@@ -768,31 +1021,48 @@ def test_small_models_run_on_one_thread_and_the_callers_number_is_put_back(ragge
 @pytest.mark.usefixtures("three_threads")
 def test_the_callers_threads_are_put_back_after_an_error() -> None:
     with pytest.raises(VectorizationError):
-        Simulator(numbered()).map(branching(lambda carry, batch: carry if batch.x.sum() > 3 else {}), EVERYONE, key=0)
+        Simulator(numbered()).map(
+            branching(lambda carry, batch: carry if batch.x.sum() > 3 else {}), EVERYONE, key=0
+        )
     assert torch.get_num_threads() == 3
 
 
 # Evaluation
 
 
-def with_tests(sizes: tuple[tuple[int, int], ...] = ((3, 20), (30, 2), (10, 70), (1, 9))) -> Clients:
-    """Clients with train and test parts of these sizes; 70 is more than a block. Test size 0: no test part."""
+def with_tests(
+    sizes: tuple[tuple[int, int], ...] = ((3, 20), (30, 2), (10, 70), (1, 9)),
+) -> Clients:
+    """Clients with train and test parts of these sizes; 70 is more than a block. Test size 0: no
+    test part.
+    """
     generator = torch.Generator().manual_seed(1)
 
     def part(size: int) -> tuple[Tensor, Tensor]:
-        return torch.randn(size, 6, generator=generator), torch.randint(0, 3, (size,), generator=generator)
+        return torch.randn(size, 6, generator=generator), torch.randint(
+            0, 3, (size,), generator=generator
+        )
 
     return from_arrays([(*part(train), *(part(test) if test else ())) for train, test in sizes])
 
 
-def by_hand(objective: Objective, params: Tree, clients: Clients, client: int) -> tuple[float, float]:
+def by_hand(
+    objective: Objective, params: Tree, clients: Clients, client: int
+) -> tuple[float, float]:
     rows = clients.test[int(clients.test_part_id[client])]
     outputs = objective.outputs(params, clients.x_test[rows])
     y = clients.y_test[rows]
     return float(F.cross_entropy(outputs, y)), float((outputs.argmax(1) == y).double().mean())
 
 
-def assert_by_hand(got: Tree, objective: Objective, models: Tree, index: list[int], clients: Clients, ids: list[int]) -> None:
+def assert_by_hand(
+    got: Tree,
+    objective: Objective,
+    models: Tree,
+    index: list[int],
+    clients: Clients,
+    ids: list[int],
+) -> None:
     for place, (row, client) in enumerate(zip(index, ids, strict=True)):
         loss, share = by_hand(objective, rows_of(models, torch.tensor(row)), clients, client)
         assert float(got["loss"][place]) == pytest.approx(loss, rel=1e-5)
@@ -804,16 +1074,23 @@ def test_evaluation_is_what_a_plain_evaluation_of_each_client_finds(chunk: int |
     objective, clients = objective_of(MLP(8)), with_tests()
     models, ids, index = apart(objective, 3).models, [2, 0, 3, 1], [2, 0, 1, 2]
     got = Simulator(clients, chunk=chunk).measure(
-        ModelAssignment(models, torch.tensor(index)), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy})
+        ModelAssignment(models, torch.tensor(index)),
+        torch.tensor(ids),
+        EvalRequest(objective, {"accuracy": accuracy}),
     )
     assert_by_hand(got, objective, models, index, clients, ids)
     assert got.keys() == {"loss", "accuracy"}
 
 
 def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_the_number() -> None:
-    """Six clients, three test parts, two models: five pairs. With chunk 1 each pair is one call of a metric."""
+    """Six clients, three test parts, two models: five pairs. With chunk 1 each pair is one call of
+    a metric.
+    """
     objective = objective_of(MLP(8))
-    clients = replace(with_tests(((4, 20), (5, 12), (6, 9), (7, 5), (8, 5), (9, 5))), test_part_id=torch.tensor([0, 1, 0, 1, 2, 0]))
+    clients = replace(
+        with_tests(((4, 20), (5, 12), (6, 9), (7, 5), (8, 5), (9, 5))),
+        test_part_id=torch.tensor([0, 1, 0, 1, 2, 0]),
+    )
     models, index = apart(objective, 2).models, [0, 1, 0, 0, 1, 1]
     calls: list[int] = []
 
@@ -822,7 +1099,11 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
         return accuracy(outputs, y)
 
     fed = Simulator(clients, chunk=1)
-    got = fed.measure(ModelAssignment(models, torch.tensor(index)), EVERYONE, EvalRequest(objective, {"accuracy": metric}))
+    got = fed.measure(
+        ModelAssignment(models, torch.tensor(index)),
+        EVERYONE,
+        EvalRequest(objective, {"accuracy": metric}),
+    )
     assert len(calls) == 5
     assert_by_hand(got, objective, models, index, clients, list(range(6)))
     assert got["loss"][0] == got["loss"][2]
@@ -832,48 +1113,88 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
 def test_a_client_without_a_test_part_has_no_number() -> None:
     objective, clients = objective_of(MLP(8)), with_tests(((3, 20), (30, 0), (10, 7), (1, 0)))
     ids = [3, 2, 1, 0]
-    got = Simulator(clients).measure(apart(objective, 4), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
-    assert got["loss"].isnan().tolist() == got["accuracy"].isnan().tolist() == [True, False, True, False]
-    assert_by_hand({name: value[[1, 3]] for name, value in got.items()}, objective, apart(objective, 4).models, [1, 3], clients, [2, 0])
+    got = Simulator(clients).measure(
+        apart(objective, 4), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy})
+    )
+    assert (
+        got["loss"].isnan().tolist()
+        == got["accuracy"].isnan().tolist()
+        == [True, False, True, False]
+    )
+    assert_by_hand(
+        {name: value[[1, 3]] for name, value in got.items()},
+        objective,
+        apart(objective, 4).models,
+        [1, 3],
+        clients,
+        [2, 0],
+    )
 
 
 def test_where_nobody_has_a_test_part_all_are_without_number(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}))
+    got = Simulator(ragged).measure(
+        one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy})
+    )
     assert bool(got["loss"].isnan().all())
     assert bool(got["accuracy"].isnan().all())
 
 
 def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train"))
+    got = Simulator(ragged).measure(
+        one_for_all(objective),
+        EVERYONE,
+        EvalRequest(objective, {"accuracy": accuracy}, split="train"),
+    )
     for client in range(6):
         rows = ragged.train[client]
         outputs = objective.outputs(objective.params(), ragged.x[rows])
-        assert float(got["loss"][client]) == pytest.approx(float(F.cross_entropy(outputs, ragged.y[rows])), rel=1e-5)
-        assert float(got["accuracy"][client]) == pytest.approx(float((outputs.argmax(1) == ragged.y[rows]).double().mean()))
+        assert float(got["loss"][client]) == pytest.approx(
+            float(F.cross_entropy(outputs, ragged.y[rows])), rel=1e-5
+        )
+        assert float(got["accuracy"][client]) == pytest.approx(
+            float((outputs.argmax(1) == ragged.y[rows]).double().mean())
+        )
 
 
 def test_own_metrics_are_averaged_over_examples() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
-    got = Simulator(clients).measure(one_for_all(objective, 4), torch.arange(4), EvalRequest(objective, {"label": lambda outputs, y: y.float()}))
+    got = Simulator(clients).measure(
+        one_for_all(objective, 4),
+        torch.arange(4),
+        EvalRequest(objective, {"label": lambda outputs, y: y.float()}),
+    )
     for client in range(4):
         y = clients.y_test[clients.test[client]]
         assert float(got["label"][client]) == pytest.approx(float(y.double().mean()))
 
 
 def tuned_by_hand(clients: Clients, objective: Objective, program: Program, key: int) -> Tree:
-    """Each client's model after the fine-tune, trained by `map` one client at a time, then evaluated."""
-    tuned = Simulator(clients, chunk=1).map(program, torch.arange(4), per_client=apart(objective, 4), key=key)
-    return Simulator(clients, chunk=1).measure(ModelAssignment(tuned.outputs, torch.arange(4)), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}))
+    """Each client's model after the fine-tune, trained by `map` one client at a time, then
+    evaluated.
+    """
+    tuned = Simulator(clients, chunk=1).map(
+        program, torch.arange(4), per_client=apart(objective, 4), key=key
+    )
+    return Simulator(clients, chunk=1).measure(
+        ModelAssignment(tuned.outputs, torch.arange(4)),
+        torch.arange(4),
+        EvalRequest(objective, {"accuracy": accuracy}),
+    )
 
 
 def test_a_fine_tune_trains_each_clients_copy_on_its_own_training_part_first() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
-    plain = Simulator(clients).measure(apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}))
+    plain = Simulator(clients).measure(
+        apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy})
+    )
     got = Simulator(clients, chunk=1).measure(
-        apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}, finetune=program), key=3
+        apart(objective, 4),
+        torch.arange(4),
+        EvalRequest(objective, {"accuracy": accuracy}, finetune=program),
+        key=3,
     )
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
     assert bool((got["loss"] != plain["loss"]).all())
@@ -884,14 +1205,23 @@ def test_a_fine_tune_does_not_depend_on_the_chunk(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
     fed = Simulator(clients, chunk=chunk)
-    got = fed.measure(apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy}, finetune=program), key=3)
+    got = fed.measure(
+        apart(objective, 4),
+        torch.arange(4),
+        EvalRequest(objective, {"accuracy": accuracy}, finetune=program),
+        key=3,
+    )
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
 
 
 def test_clients_that_share_a_model_and_a_test_part_are_tuned_each_on_its_own() -> None:
     objective = objective_of(MLP(8))
     clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
-    got = Simulator(clients).measure(one_for_all(objective, 2), torch.arange(2), EvalRequest(objective, {}, finetune=sgd(local_of(objective))))
+    got = Simulator(clients).measure(
+        one_for_all(objective, 2),
+        torch.arange(2),
+        EvalRequest(objective, {}, finetune=sgd(local_of(objective))),
+    )
     assert got["loss"][0] != got["loss"][1]
 
 
@@ -903,9 +1233,15 @@ def test_an_evaluation_changes_neither_memory_nor_models() -> None:
     fed.client_state.commit(1)
     each = apart(objective, 4)
     memory, models = copy.deepcopy(fed.client_state.tensors()), copy.deepcopy(each.models)
-    fed.measure(each, torch.arange(4), EvalRequest(objective, {}, finetune=sgd(local_of(objective))))
+    fed.measure(
+        each, torch.arange(4), EvalRequest(objective, {}, finetune=sgd(local_of(objective)))
+    )
     own = ModelAssignment(each.models, each.model_ids, local_params=tuple(each.models))
-    fed.measure(own, torch.arange(4), EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective))))
+    fed.measure(
+        own,
+        torch.arange(4),
+        EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective))),
+    )
     assert equal(fed.client_state.tensors(), memory)
     assert equal(each.models, models)
     fed.client_state.commit(2)
@@ -928,9 +1264,16 @@ def test_rows_of_the_clients_own_are_read_from_memory() -> None:
     fed = Simulator(clients)
     fed.init_client_state(objective.params())
     memory = apart(objective, 4).models
-    fed.client_state.write(torch.tensor([0, 2, 3]), rows_of(memory, torch.tensor([0, 2, 3])))  # client 1 never wrote
-    memory = {name: value.index_copy(0, torch.tensor([1]), objective.params()[name][None]) for name, value in memory.items()}
-    other = stack([{name: torch.full_like(value, 0.1) for name, value in objective.params().items()}])
+    fed.client_state.write(
+        torch.tensor([0, 2, 3]), rows_of(memory, torch.tensor([0, 2, 3]))
+    )  # client 1 never wrote
+    memory = {
+        name: value.index_copy(0, torch.tensor([1]), objective.params()[name][None])
+        for name, value in memory.items()
+    }
+    other = stack(
+        [{name: torch.full_like(value, 0.1) for name, value in objective.params().items()}]
+    )
     ids = [3, 1, 0, 2]
 
     whole = ModelAssignment(other, torch.zeros(4).long(), local_params=tuple(other))
@@ -939,11 +1282,16 @@ def test_rows_of_the_clients_own_are_read_from_memory() -> None:
 
     head = ModelAssignment(other, torch.zeros(4).long(), local_params=("fc2.weight", "fc2.bias"))
     got = fed.measure(head, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
-    mixed = {name: value if name in head.local_params else other[name].expand_as(value) for name, value in memory.items()}
+    mixed = {
+        name: value if name in head.local_params else other[name].expand_as(value)
+        for name, value in memory.items()
+    }
     assert_by_hand(got, objective, mixed, ids, clients, ids)
 
 
-def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_evaluated_each() -> None:
+def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_evaluated_each() -> (
+    None
+):
     objective = objective_of(MLP(8))
     clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
     fed = Simulator(clients)
@@ -951,14 +1299,22 @@ def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_eva
     memory = apart(objective, 2).models
     fed.client_state.write(torch.arange(2), memory)
     rows = one_for_all(objective, 2)
-    got = fed.measure(ModelAssignment(rows.models, rows.model_ids, local_params=tuple(rows.models)), torch.arange(2), EvalRequest(objective, {"accuracy": accuracy}))
+    got = fed.measure(
+        ModelAssignment(rows.models, rows.model_ids, local_params=tuple(rows.models)),
+        torch.arange(2),
+        EvalRequest(objective, {"accuracy": accuracy}),
+    )
     assert_by_hand(got, objective, memory, [0, 1], clients, [0, 1])
     assert got["loss"][0] != got["loss"][1]
 
 
 def test_map_never_touches_test_data() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
-    blind = replace(clients, x_test=torch.full_like(clients.x_test, math.nan), y_test=torch.full_like(clients.y_test, -1))
+    blind = replace(
+        clients,
+        x_test=torch.full_like(clients.x_test, math.nan),
+        y_test=torch.full_like(clients.y_test, -1),
+    )
 
     def all_that_comes_back(given_clients: Clients) -> tuple[ClientResults, Tree]:
         fed = Simulator(given_clients)

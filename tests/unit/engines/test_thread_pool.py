@@ -82,7 +82,10 @@ def test_after_an_error_nobody_works_on() -> None:
 
 @pytest.mark.parametrize("model", [MLP(8), MLP(8, dropout=0.5)], ids=["dense", "dropout"])
 def test_their_number_changes_no_byte(model: MLP, digits: Clients) -> None:
-    results = [run(FedAvg(), digits, model, rounds=3, device="cpu", threads=workers) for workers in (1, 2, 5)]
+    results = [
+        run(FedAvg(), digits, model, rounds=3, device="cpu", threads=workers)
+        for workers in (1, 2, 5)
+    ]
     first = results[0].model_of(0).state_dict()
     for other in results[1:]:
         for name, value in other.model_of(0).state_dict().items():

@@ -14,7 +14,10 @@ from fedclade.cli import main
 from fedclade.errors import InvalidInputError
 from fedclade.integrations.tensorboard import check_tracker
 
-installed = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed (extra: track)")
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboard") is None,
+    reason="tensorboard is not installed (extra: track)",
+)
 RUN = ["run", "quickstart", "--set", "run.eval_every=2", "--no-report", "-q"]
 
 
@@ -25,7 +28,9 @@ def call(*arguments: str) -> None:
 
 
 def scalars(folder: Path) -> dict[str, dict[int, float]]:
-    """Tag, step and value, as TensorBoard shows them. A step that it would show twice is a failure."""
+    """Tag, step and value, as TensorBoard shows them. A step that it would show twice is a
+    failure.
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events: Any = EventAccumulator(str(folder / "tensorboard"))
@@ -48,7 +53,9 @@ def check_all(folder: Path, rounds: int) -> None:
     for tag in ("clusters", "bytes_up", "bytes_down", "seconds"):
         assert found[tag] == {row["round"]: pytest.approx(row[tag]) for row in written}
     for tag in ("accuracy", "accuracy_worst10", "loss", "train_loss"):
-        assert found[tag] == {row["round"]: pytest.approx(row[tag]) for row in written if tag in row}
+        assert found[tag] == {
+            row["round"]: pytest.approx(row[tag]) for row in written if tag in row
+        }
         assert found[tag]
     assert "round" not in found
 
@@ -60,7 +67,9 @@ def test_every_round_is_written_under_its_number(tmp_path: Path) -> None:
 
 
 @installed
-def test_a_run_that_goes_on_has_each_round_once_and_those_that_were_not_tracked(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_has_each_round_once_and_those_that_were_not_tracked(
+    tmp_path: Path,
+) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     call("--set", "run.rounds=2", "--track", "tensorboard", "--out", str(first))
     call("--set", "run.rounds=4", "--track", "tensorboard", "--out", str(first), "--resume")
@@ -73,7 +82,16 @@ def test_a_run_that_goes_on_has_each_round_once_and_those_that_were_not_tracked(
 
 @installed
 def test_tracking_changes_no_model_and_a_sweep_tracks_each_run(tmp_path: Path) -> None:
-    call("--set", "run.rounds=2", "--set", "local.lr=0.1,0.2", "--track", "tensorboard", "--out", str(tmp_path / "sweep"))
+    call(
+        "--set",
+        "run.rounds=2",
+        "--set",
+        "local.lr=0.1,0.2",
+        "--track",
+        "tensorboard",
+        "--out",
+        str(tmp_path / "sweep"),
+    )
     call("--set", "run.rounds=2", "--out", str(tmp_path / "plain"))
     tracked = tmp_path / "sweep" / "fedavg-lr=0.1-seed0"
     check_all(tracked, 2)
@@ -82,10 +100,14 @@ def test_tracking_changes_no_model_and_a_sweep_tracks_each_run(tmp_path: Path) -
     assert (tracked / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
-def test_what_cannot_be_tracked_is_refused_before_anything_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_tracked_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InvalidInputError, match="--track mlflow: must be tensorboard"):
         call("--track", "mlflow", "--out", str(tmp_path / "run"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InvalidInputError, match=r"TensorBoard is not installed; pip install 'fedclade\[track\]'"):
+    with pytest.raises(
+        InvalidInputError, match=r"TensorBoard is not installed; pip install 'fedclade\[track\]'"
+    ):
         check_tracker("tensorboard")
     assert not (tmp_path / "run").exists()

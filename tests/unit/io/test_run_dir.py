@@ -1,4 +1,6 @@
-"""The run directory: what is in it, that it runs again, and that it is read back as it was written."""
+"""The run directory: what is in it, that it runs again, and that it is read back as it was
+written.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,32 @@ from fedclade.registry import REGISTRY
 from fedclade.training import config
 
 KEYS = [
-    *("method", "dataset", "partition", "model", "engine", "device", "seed", "rounds", "clients", "clusters"),
-    *("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "ari", "bytes_up", "bytes_down", "seconds"),
+    *(
+        "method",
+        "dataset",
+        "partition",
+        "model",
+        "engine",
+        "device",
+        "seed",
+        "rounds",
+        "clients",
+        "clusters",
+    ),
+    *(
+        "accuracy",
+        "accuracy_stderr",
+        "accuracy_variance",
+        "accuracy_worst10",
+        "ari",
+        "bytes_up",
+        "bytes_down",
+        "seconds",
+    ),
 ]
-METHODS = pytest.mark.parametrize("method", [fc.FedAvg(), fc.Local()], ids=lambda method: method.name)
+METHODS = pytest.mark.parametrize(
+    "method", [fc.FedAvg(), fc.Local()], ids=lambda method: method.name
+)
 
 
 class Net(nn.Module):
@@ -49,7 +73,13 @@ class Unlike(nn.Module):
 
 
 def do(clients: Clients, out: Path, method: fc.Method | None = None, **changed: Any) -> fc.Result:
-    settings: dict[str, Any] = {"model": fc.models.MLP((8, 6)), "rounds": 3, "clients_per_round": 0.3, "lr": 0.2, "eval_every": 2}
+    settings: dict[str, Any] = {
+        "model": fc.models.MLP((8, 6)),
+        "rounds": 3,
+        "clients_per_round": 0.3,
+        "lr": 0.2,
+        "eval_every": 2,
+    }
     return fc.run(method or fc.FedAvg(), clients, out=out, **{**settings, **changed})
 
 
@@ -58,12 +88,22 @@ def models(folder: Path) -> bytes:
 
 
 @METHODS
-def test_a_run_directory_holds_what_the_design_names(method: fc.Method, digits: Clients, tmp_path: Path) -> None:
+def test_a_run_directory_holds_what_the_design_names(
+    method: fc.Method, digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path / "a" / "b c", method)
     folder = tmp_path / "a" / "b c"
     assert result.folder == folder
     names = {path.name for path in folder.iterdir()}
-    assert names == {"experiment.toml", "rounds.jsonl", "clients.csv", "summary.json", "seen.safetensors", "models", "checkpoint"}
+    assert names == {
+        "experiment.toml",
+        "rounds.jsonl",
+        "clients.csv",
+        "summary.json",
+        "client_features.safetensors",
+        "models",
+        "checkpoint",
+    }
     summary = json.loads((folder / "summary.json").read_text())
     assert [key for key in KEYS if key not in summary] == []
     assert summary == result.summary
@@ -81,7 +121,19 @@ def test_a_run_directory_holds_what_the_design_names(method: fc.Method, digits: 
 
 def test_summary_says_what_was_run(digits: Clients, tmp_path: Path) -> None:
     summary = do(digits, tmp_path, seed=4).summary
-    said = {key: summary[key] for key in ("method", "dataset", "partition", "model", "engine", "seed", "rounds", "clients")}
+    said = {
+        key: summary[key]
+        for key in (
+            "method",
+            "dataset",
+            "partition",
+            "model",
+            "engine",
+            "seed",
+            "rounds",
+            "clients",
+        )
+    }
     assert said == {
         "method": "fedavg",
         "dataset": "digits",
@@ -93,21 +145,29 @@ def test_summary_says_what_was_run(digits: Clients, tmp_path: Path) -> None:
         "clients": 20,
     }
     assert summary["device"].startswith(("cpu", "cuda"))
-    assert summary["seconds"] == pytest.approx(sum(row["seconds"] for row in fc.load(tmp_path).history), abs=0.01)
+    assert summary["seconds"] == pytest.approx(
+        sum(row["seconds"] for row in fc.load(tmp_path).history), abs=0.01
+    )
 
 
-def test_the_models_file_has_a_row_for_each_model_and_the_row_of_each_client(digits: Clients, tmp_path: Path) -> None:
+def test_the_models_file_has_a_row_for_each_model_and_the_row_of_each_client(
+    digits: Clients, tmp_path: Path
+) -> None:
     for method, rows, assignment in ((fc.FedAvg(), 1, [0] * 20), (fc.Local(), 20, list(range(20)))):
         do(digits, tmp_path / method.name, method)
         stored = load_file(tmp_path / method.name / "models" / "models.safetensors")
         assert stored["assignment"].tolist() == stored["clusters"].tolist() == assignment
         weights = {name: value for name, value in stored.items() if name.startswith("models/")}
-        assert set(weights) == {f"models/fc{layer}.{kind}" for layer in (1, 2, 3) for kind in ("weight", "bias")}
+        assert set(weights) == {
+            f"models/fc{layer}.{kind}" for layer in (1, 2, 3) for kind in ("weight", "bias")
+        }
         assert {len(value) for value in weights.values()} == {rows}
 
 
 @METHODS
-def test_what_is_loaded_is_what_the_run_gave(method: fc.Method, digits: Clients, tmp_path: Path) -> None:
+def test_what_is_loaded_is_what_the_run_gave(
+    method: fc.Method, digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path, method, fine_tune_epochs=1)
     loaded = fc.load(tmp_path)
     assert loaded.summary == result.summary
@@ -123,48 +183,70 @@ def test_what_is_loaded_is_what_the_run_gave(method: fc.Method, digits: Clients,
 
 
 @METHODS
-def test_a_module_of_ones_own_is_loaded_into_a_module_of_the_same_form(method: fc.Method, digits: Clients, tmp_path: Path) -> None:
+def test_a_module_of_ones_own_is_loaded_into_a_module_of_the_same_form(
+    method: fc.Method, digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path, method, model=Net())
     fresh = Net()
     loaded = fc.load(tmp_path, model=fresh)
     for client in (0, 7, 19):
         assert isinstance(loaded.model_of(client), Net)
-        assert torch.equal(loaded.model_of(client)(digits.x_test), result.model_of(client)(digits.x_test))
-    assert not torch.equal(fresh(digits.x_test), result.model_of(0)(digits.x_test))  # the module given is not written to
+        assert torch.equal(
+            loaded.model_of(client)(digits.x_test), result.model_of(client)(digits.x_test)
+        )
+    assert not torch.equal(
+        fresh(digits.x_test), result.model_of(0)(digits.x_test)
+    )  # the module given is not written to
     with pytest.raises(fc.InvalidInputError, match=r"'Net'.*load\(…, model=…\)"):
         fc.load(tmp_path)
 
 
-def test_a_model_whose_making_looks_at_values_is_loaded(digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_whose_making_looks_at_values_is_loaded(
+    digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     @dataclass(frozen=True)
     class Graded:
         name: ClassVar[str] = "graded"
 
         def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
             widths = [int(width.item()) for width in torch.linspace(8, classes, 2)]
-            return nn.Sequential(nn.Flatten(), nn.Linear(64, widths[0]), nn.ReLU(), nn.Linear(widths[0], widths[1]))
+            return nn.Sequential(
+                nn.Flatten(), nn.Linear(64, widths[0]), nn.ReLU(), nn.Linear(widths[0], widths[1])
+            )
 
     monkeypatch.setitem(REGISTRY["model"], "graded", Graded)
     result = fc.run(fc.FedAvg(), digits, Graded(), rounds=1, out=tmp_path / "run")
-    loaded, made = fc.load(tmp_path / "run").model_of(0).state_dict(), result.model_of(0).state_dict()
+    loaded, made = (
+        fc.load(tmp_path / "run").model_of(0).state_dict(),
+        result.model_of(0).state_dict(),
+    )
     assert all(torch.equal(loaded[name], value) for name, value in made.items())
 
 
-def test_a_module_of_another_form_is_refused_when_it_is_loaded_into(digits: Clients, tmp_path: Path) -> None:
+def test_a_module_of_another_form_is_refused_when_it_is_loaded_into(
+    digits: Clients, tmp_path: Path
+) -> None:
     do(digits, tmp_path, model=Net())
     with pytest.raises(fc.InvalidInputError, match="model"):
         fc.load(tmp_path, model=Unlike()).model_of(0)
 
 
-def test_a_module_of_another_size_is_refused_when_it_is_loaded_into(digits: Clients, tmp_path: Path) -> None:
+def test_a_module_of_another_size_is_refused_when_it_is_loaded_into(
+    digits: Clients, tmp_path: Path
+) -> None:
     do(digits, tmp_path, model=Net(8))
     with pytest.raises(fc.InvalidInputError, match=r"first\."):
         fc.load(tmp_path, model=Net(16)).model_of(0)
 
 
-def test_a_module_with_frozen_layers_predicts_the_same_when_it_is_loaded(digits: Clients, tmp_path: Path) -> None:
+def test_a_module_with_frozen_layers_predicts_the_same_when_it_is_loaded(
+    digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path, model=Net(frozen=True))
-    assert torch.equal(fc.load(tmp_path, model=Net(frozen=True)).model_of(0)(digits.x_test), result.model_of(0)(digits.x_test))
+    assert torch.equal(
+        fc.load(tmp_path, model=Net(frozen=True)).model_of(0)(digits.x_test),
+        result.model_of(0)(digits.x_test),
+    )
 
 
 @METHODS
@@ -177,8 +259,12 @@ def test_two_runs_of_one_seed_give_the_same_bytes_whatever_the_chunk_and_another
     do(digits, tmp_path / "seed", method, seed=1)
     assert models(tmp_path / "one") == models(tmp_path / "two") == models(tmp_path / "chunk")
     assert models(tmp_path / "one") != models(tmp_path / "seed")
-    assert (tmp_path / "one" / "experiment.toml").read_bytes() == (tmp_path / "two" / "experiment.toml").read_bytes()
-    assert (tmp_path / "one" / "clients.csv").read_bytes() == (tmp_path / "two" / "clients.csv").read_bytes()
+    assert (tmp_path / "one" / "experiment.toml").read_bytes() == (
+        tmp_path / "two" / "experiment.toml"
+    ).read_bytes()
+    assert (tmp_path / "one" / "clients.csv").read_bytes() == (
+        tmp_path / "two" / "clients.csv"
+    ).read_bytes()
 
 
 SCHEMES = [
@@ -195,23 +281,52 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
-def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(scheme: Any, tmp_path: Path) -> None:
+def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(
+    scheme: Any, tmp_path: Path
+) -> None:
     clients = fc.data.partition(fc.data.load("digits"), scheme, clients=8, seed=5, probe=17)
-    do(clients, tmp_path / "first", momentum=0.5, clients_per_round=3, seed=6, chunk=3, fine_tune_epochs=1)
+    do(
+        clients,
+        tmp_path / "first",
+        momentum=0.5,
+        clients_per_round=3,
+        seed=6,
+        chunk=3,
+        fine_tune_epochs=1,
+    )
     again = config.experiment(config.read(tmp_path / "first" / "experiment.toml"))
     again.to_run(again.clients(), "auto").run(tmp_path / "second")
     for name in ("experiment.toml", "clients.csv", "models/models.safetensors"):
-        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes(), name
+        assert (tmp_path / "first" / name).read_bytes() == (
+            tmp_path / "second" / name
+        ).read_bytes(), name
 
 
-def test_the_experiment_that_was_written_has_every_default_filled_in(digits: Clients, tmp_path: Path) -> None:
+def test_the_experiment_that_was_written_has_every_default_filled_in(
+    digits: Clients, tmp_path: Path
+) -> None:
     do(digits, tmp_path)
     tables = tomllib.loads((tmp_path / "experiment.toml").read_text())
     assert tables == {
         "data": {"name": "digits"},
-        "partition": {"name": "label_clusters", "clients": 20, "clusters": 5, "classes": 2, "overlap": 0, "seed": 0, "probe": 143},
+        "partition": {
+            "name": "label_clusters",
+            "clients": 20,
+            "clusters": 5,
+            "classes": 2,
+            "overlap": 0,
+            "seed": 0,
+            "probe": 143,
+        },
         "model": {"name": "mlp", "hidden": [8, 6], "dropout": 0.0},
-        "local": {"lr": 0.2, "batch_size": 10, "epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "lr_decay": 1.0},
+        "local": {
+            "lr": 0.2,
+            "batch_size": 10,
+            "epochs": 1,
+            "momentum": 0.0,
+            "weight_decay": 0.0,
+            "lr_decay": 1.0,
+        },
         "method": {"name": "fedavg"},
         "run": {
             "rounds": 3,
@@ -227,20 +342,29 @@ def test_the_experiment_that_was_written_has_every_default_filled_in(digits: Cli
     }
 
 
-def test_a_checkpoint_is_safetensors_with_state_memory_and_history(digits: Clients, tmp_path: Path) -> None:
+def test_a_checkpoint_is_safetensors_with_state_memory_and_history(
+    digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path, fc.Local(), clients_per_round=4)
     with safe_open(tmp_path / "checkpoint" / "round-000003.safetensors", framework="pt") as file:
         names = set(file.keys())
         about = json.loads(json.loads(file.metadata()["fedclade"])["about"])
         ids = file.get_tensor("memory/ids").tolist()
-    assert {"state/cluster_ids", "state/models/fc1.weight", "memory/ids", "memory/rows/fc1.weight"} <= names
+    assert {
+        "state/cluster_ids",
+        "state/models/fc1.weight",
+        "memory/ids",
+        "memory/rows/fc1.weight",
+    } <= names
     assert about["round"] == 3
     assert about["history"] == result.history
     assert 4 <= len(ids) <= 12
     assert len(set(ids)) == len(ids)
 
 
-def test_loading_what_is_no_finished_run_says_what_is_missing(digits: Clients, tmp_path: Path) -> None:
+def test_loading_what_is_no_finished_run_says_what_is_missing(
+    digits: Clients, tmp_path: Path
+) -> None:
     def stop(row: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
@@ -258,31 +382,47 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("name", ["models/models.safetensors", "summary.json", "rounds.jsonl", "clients.csv", "experiment.toml"])
-def test_a_damaged_file_of_a_run_is_named_when_it_is_loaded(name: str, digits: Clients, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["models/models.safetensors", "summary.json", "rounds.jsonl", "clients.csv", "experiment.toml"],
+)
+def test_a_damaged_file_of_a_run_is_named_when_it_is_loaded(
+    name: str, digits: Clients, tmp_path: Path
+) -> None:
     do(digits, tmp_path)
     _cut(tmp_path / name)
     with pytest.raises(fc.InvalidInputError, match=Path(name).name):
         fc.load(tmp_path)
 
 
-def test_a_table_of_clients_that_ends_with_a_whole_line_is_damaged_too(digits: Clients, tmp_path: Path) -> None:
+def test_a_table_of_clients_that_ends_with_a_whole_line_is_damaged_too(
+    digits: Clients, tmp_path: Path
+) -> None:
     do(digits, tmp_path)
     lines = (tmp_path / "clients.csv").read_text().splitlines(keepends=True)
     (tmp_path / "clients.csv").write_text("".join(lines[:8]))
-    with pytest.raises(fc.InvalidInputError, match=r"clients\.csv: missing or damaged \(it has 7 clients, the run 20\)"):
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=r"clients\.csv: missing or damaged \(it has 7 clients, the run 20\)",
+    ):
         fc.load(tmp_path)
 
 
 @pytest.mark.parametrize("client", [-1, 20, 1000])
-def test_a_client_that_is_not_there_is_refused(client: int, digits: Clients, tmp_path: Path) -> None:
+def test_a_client_that_is_not_there_is_refused(
+    client: int, digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path)
     for given in (result, fc.load(tmp_path)):
-        with pytest.raises(fc.InvalidInputError, match=rf"client {client}: there are 20, numbered 0 to 19"):
+        with pytest.raises(
+            fc.InvalidInputError, match=rf"client {client}: there are 20, numbered 0 to 19"
+        ):
             given.model_of(client)
 
 
-def test_a_client_may_be_given_as_a_tensor_such_as_comes_from_clusters(digits: Clients, tmp_path: Path) -> None:
+def test_a_client_may_be_given_as_a_tensor_such_as_comes_from_clusters(
+    digits: Clients, tmp_path: Path
+) -> None:
     result = do(digits, tmp_path)
     for client in torch.nonzero(result.clusters == 0).flatten()[:2]:
         assert isinstance(result.model_of(client), nn.Module)  # type: ignore[arg-type]
@@ -292,19 +432,32 @@ def test_a_client_may_be_given_as_a_tensor_such_as_comes_from_clusters(digits: C
     ("make", "says"),
     [
         (lambda folder: folder.write_text("x"), "it is a file; give a folder"),
-        (lambda folder: [folder.mkdir(), (folder / "summary.json").write_text("{}")], "it already holds a run"),
-        (lambda folder: [folder.mkdir(), (folder / "experiment.toml").write_text("")], "it already holds a run"),
-        (lambda folder: [folder.mkdir(), (folder / "checkpoint").mkdir()], "it already holds a run"),
+        (
+            lambda folder: [folder.mkdir(), (folder / "summary.json").write_text("{}")],
+            "it already holds a run",
+        ),
+        (
+            lambda folder: [folder.mkdir(), (folder / "experiment.toml").write_text("")],
+            "it already holds a run",
+        ),
+        (
+            lambda folder: [folder.mkdir(), (folder / "checkpoint").mkdir()],
+            "it already holds a run",
+        ),
     ],
     ids=["file", "summary", "experiment", "checkpoint"],
 )
-def test_a_folder_that_cannot_be_used_is_refused(make: Callable[[Path], object], says: str, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_refused(
+    make: Callable[[Path], object], says: str, tmp_path: Path
+) -> None:
     make(tmp_path / "out")
     with pytest.raises(fc.InvalidInputError, match=f"out = '.*out': {says}"):
         RunDirectory.open(tmp_path / "out", resume=False)
 
 
-def test_a_folder_with_other_things_in_it_is_used_and_these_are_left_alone(digits: Clients, tmp_path: Path) -> None:
+def test_a_folder_with_other_things_in_it_is_used_and_these_are_left_alone(
+    digits: Clients, tmp_path: Path
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     do(digits, tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"

@@ -1,4 +1,6 @@
-"""Files made to take all memory, to wait for ever or to write elsewhere: each is refused in words, before it is unpacked."""
+"""Files made to take all memory, to wait for ever or to write elsewhere: each is refused in words,
+before it is unpacked.
+"""
 
 from __future__ import annotations
 
@@ -118,12 +120,16 @@ def test_what_is_no_file_is_refused_and_not_waited_for(kind: str, tmp_path: Path
     refused(read, path)
     path.rmdir()
     path.symlink_to(path)
-    with suppress(InvalidInputError):  # what leads nowhere is also taken for a file that is not there
+    with suppress(
+        InvalidInputError
+    ):  # what leads nowhere is also taken for a file that is not there
         assert read() is None
 
 
 @pytest.mark.parametrize("kind", [kind for kind in READ if kind not in ("download", "models")])
-def test_a_file_that_is_too_large_is_not_read(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_large_is_not_read(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(safe_read, "memory", lambda: 1 << 30)
     path, read = placed(kind, tmp_path)
     with path.open("wb") as file:
@@ -132,11 +138,17 @@ def test_a_file_that_is_too_large_is_not_read(kind: str, tmp_path: Path, monkeyp
     refused(read, f"{path}: 2,147,483,648 bytes, ", f"{most:,}")
 
 
-def test_models_are_read_one_at_a_time_and_may_be_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_read_one_at_a_time_and_may_be_larger_than_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from_arrays = fc.data.from_arrays([(torch.randn(6, 3), torch.arange(6) % 2)] * 3)
     fc.run(fc.Local(), from_arrays, fc.models.MLP(8), rounds=1, out=tmp_path / "run", device="cpu")
     monkeypatch.setattr(safe_read, "memory", lambda: 1000)
-    monkeypatch.setattr(safe_read, "fit", lambda *given: pytest.fail("the file was taken for something that is read whole"))
+    monkeypatch.setattr(
+        safe_read,
+        "fit",
+        lambda *given: pytest.fail("the file was taken for something that is read whole"),
+    )
     assert StoredModels(tmp_path / "run").row(0)
 
 
@@ -155,14 +167,19 @@ def test_idx_unpacks_no_more_than_its_header_promises(tmp_path: Path) -> None:
     path = tmp_path / "images.gz"
     read = READ["idx"][1]
     put(path, gzip.compress(idx_head(60_000, 1 << 16, 1 << 16)))
-    refused(lambda: read(path), f"{path}, by its header: 257,698,037,760,016 bytes, at most 1,073,741,824 are allowed")
+    refused(
+        lambda: read(path),
+        f"{path}, by its header: 257,698,037,760,016 bytes, at most 1,073,741,824 are allowed",
+    )
     put(path, gzip.compress(idx_head(2, 4, 4)) + zeros(gzip.compress))
     refused(lambda: read(path), f"{path} has more than 48 bytes, its header promises 48")
     put(path, idx_head(2, 4, 4) + bytes(33))
     refused(lambda: read(path), f"{path} has more than 48 bytes, its header promises 48")
 
 
-def tar(members: dict[str, bytes], also: Callable[[tarfile.TarFile], None] = lambda archive: None) -> bytes:
+def tar(
+    members: dict[str, bytes], also: Callable[[tarfile.TarFile], None] = lambda archive: None
+) -> bytes:
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w") as archive:
         also(archive)
@@ -184,9 +201,18 @@ def test_tar_unpacks_no_more_than_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "c.tar.gz"
     read = READ["tar.gz"][1]
     put(path, gzip.compress(sized("c/a.bin", 1 << 40)))
-    refused(lambda: read(path), f"{path}: a.bin, by its header: 1,099,511,627,776 bytes, at most 1,073,741,824 are allowed")
-    put(path, gzip.compress(tar({"a.bin": bytes(3073), "b.bin": bytes(3073)})) + zeros(gzip.compress))
-    refused(lambda: read(path), f"{path}, unpacked: 1,073,741,825 bytes, at most 1,073,741,824 are allowed")
+    refused(
+        lambda: read(path),
+        f"{path}: a.bin, by its header: 1,099,511,627,776 bytes, at most 1,073,741,824 are allowed",
+    )
+    put(
+        path,
+        gzip.compress(tar({"a.bin": bytes(3073), "b.bin": bytes(3073)})) + zeros(gzip.compress),
+    )
+    refused(
+        lambda: read(path),
+        f"{path}, unpacked: 1,073,741,825 bytes, at most 1,073,741,824 are allowed",
+    )
 
 
 def test_a_sparse_member_is_not_made(tmp_path: Path) -> None:
@@ -218,7 +244,9 @@ def zipped(contents: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes
 
 
 def telling(archive: bytes, size: int) -> bytes:
-    """The archive with this as the unpacked size of its first member, in both places that tell it."""
+    """The archive with this as the unpacked size of its first member, in both places that tell
+    it.
+    """
     entry = archive.index(b"PK\x01\x02")
     data = bytearray(archive)
     data[22:26] = data[entry + 24 : entry + 28] = struct.pack("<I", size)
@@ -230,7 +258,11 @@ def test_zip_unpacks_no_more_than_is_told_and_allowed(tmp_path: Path) -> None:
     read = READ["zip"][1]
     small = dict.fromkeys(EMNIST[1:], gzip.compress(idx_head(2) + b"\0\1"))
     put(path, telling(zipped({EMNIST[0]: bytes(1000), **small}), 3 << 30))
-    refused(lambda: read(path), f"{path}: {EMNIST[0]}, by its header: 3,221,225,472 bytes, at most 1,073,741,824 are allowed")
+    refused(
+        lambda: read(path),
+        f"{path}: {EMNIST[0]}, by its header: 3,221,225,472 bytes, at most 1,073,741,824 are"
+        " allowed",
+    )
     bomb = zipped({EMNIST[0]: bytes(256 * MEGA), **small})
     assert len(bomb) < MEGA
     put(path, telling(bomb, 1000))
@@ -248,7 +280,11 @@ def test_npz_is_bounded_by_the_machine(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "mine.npz"
     other = {f"{name}.npy": npy("(2,)", b"\0\1") for name in ("y_train", "x_test", "y_test")}
     put(path, zipped({"x_train.npy": npy("(1099511627776,)"), **other}))
-    refused(lambda: fc.data.load(path), f"{path}: x_train cannot be read", "it has 128 bytes, by its header 1099511627904")
+    refused(
+        lambda: fc.data.load(path),
+        f"{path}: x_train cannot be read",
+        "it has 128 bytes, by its header 1099511627904",
+    )
     put(path, zipped({"x_train.npy": npy("(2,)", b"\0\1\2"), **other}))
     refused(lambda: fc.data.load(path), "it has 131 bytes, by its header 130")
     bomb = zipped({"x_train.npy": npy("(2,)", bytes(256 * MEGA)), **other})
@@ -256,9 +292,14 @@ def test_npz_is_bounded_by_the_machine(tmp_path: Path, monkeypatch: pytest.Monke
     refused(lambda: fc.data.load(path), f"{path}: x_train cannot be read", "Bad CRC-32")
     put(path, bomb)
     monkeypatch.setattr(safe_read, "memory", lambda: 255 * MEGA)
-    refused(lambda: fc.data.load(path), f"{path}: its arrays: 268,435,974 bytes, this machine's memory has 267,386,880")
+    refused(
+        lambda: fc.data.load(path),
+        f"{path}: its arrays: 268,435,974 bytes, this machine's memory has 267,386,880",
+    )
     put(path, zipped({"x_train.npy": npy("(2,)", b"\0\1"), **other}, zipfile.ZIP_LZMA))
-    refused(lambda: fc.data.load(path), f"{path}: x_train.npy is packed in another way than deflate")
+    refused(
+        lambda: fc.data.load(path), f"{path}: x_train.npy is packed in another way than deflate"
+    )
 
 
 MAT = b"MATLAB 5.0 MAT-file".ljust(124) + b"\x00\x01IM"
@@ -279,7 +320,10 @@ def test_mat_unpacks_no_more_than_an_element_promises(tmp_path: Path) -> None:
     path = tmp_path / "train.mat"
     read = READ["mat"][1]
     put(path, packed_element(struct.pack("<II", 14, 0xFFFFFFF0)))
-    refused(lambda: read(path), f"{path}, unpacked: 4,294,967,288 bytes, at most 1,073,741,824 are allowed")
+    refused(
+        lambda: read(path),
+        f"{path}, unpacked: 4,294,967,288 bytes, at most 1,073,741,824 are allowed",
+    )
     put(path, packed_element(struct.pack("<II", 14, 1000), zeros(flushed)))
     refused(lambda: read(path), f"{path}: no MATLAB file, damaged", "another length than it tells")
 
@@ -311,7 +355,12 @@ def safetensors(header: dict[str, Any], content: bytes = b"") -> bytes:
 @pytest.mark.parametrize("kind", ["encoder", "seen", "checkpoint", "models"])
 def test_tensors_beyond_the_file_are_refused(kind: str, tmp_path: Path) -> None:
     path, read = placed(kind, tmp_path)
-    put(path, safetensors({"ids": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}, bytes(8)))
+    put(
+        path,
+        safetensors(
+            {"ids": {"dtype": "U8", "shape": [1 << 40], "data_offsets": [0, 1 << 40]}}, bytes(8)
+        ),
+    )
     refused(read, path, "damaged")
     put(path, struct.pack("<Q", 1 << 62) + b"{}")
     refused(read, path, "damaged")
@@ -320,10 +369,19 @@ def test_tensors_beyond_the_file_are_refused(kind: str, tmp_path: Path) -> None:
 def test_an_encoder_is_not_built_larger_than_its_weights(tmp_path: Path) -> None:
     spec = DenseAutoencoder(hidden=2, code=2)
     module = spec.build((3,))
-    for told, shape in ((DenseAutoencoder(hidden=50_000, code=50_000), (3,)), (spec, (10_000, 100_000))):
+    for told, shape in (
+        (DenseAutoencoder(hidden=50_000, code=50_000), (3,)),
+        (spec, (10_000, 100_000)),
+    ):
         encoder_pretraining.write(tmp_path / "e", module, told, shape, {})
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # torch's memory is not Python's
-        refused(lambda: encoder_pretraining.read(tmp_path / "e"), "a damaged encoder file", "not those of the encoder that it tells of")
+        before = resource.getrusage(
+            resource.RUSAGE_SELF
+        ).ru_maxrss  # torch's memory is not Python's
+        refused(
+            lambda: encoder_pretraining.read(tmp_path / "e"),
+            "a damaged encoder file",
+            "not those of the encoder that it tells of",
+        )
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 
@@ -340,15 +398,26 @@ def test_an_encoder_is_not_built_larger_than_its_weights(tmp_path: Path) -> None
         {"ids": torch.arange(1), "features": torch.zeros(1, 2, dtype=torch.float64)},
     ],
 )
-def test_what_was_seen_of_clients_is_of_a_size_that_can_be_drawn(wrong: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_what_was_seen_of_clients_is_of_a_size_that_can_be_drawn(
+    wrong: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     checkpoint.write_tensors(tmp_path / client_features.FILE, wrong, {"what": "", "measure": ""})
-    refused(lambda: client_features.read(tmp_path), f"{tmp_path / client_features.FILE}: damaged (it has")
+    refused(
+        lambda: client_features.read(tmp_path),
+        f"{tmp_path / client_features.FILE}: damaged (it has",
+    )
 
 
 @pytest.mark.parametrize("about", ["[]", "[" * 100_000, '{"what": 1, "measure": ""}', "{"])
-def test_what_is_told_beside_tensors_is_checked_too(about: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_told_beside_tensors_is_checked_too(
+    about: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint.json, "dumps", lambda told: about if told == "about" else json.JSONEncoder().encode(told))
+        patched.setattr(
+            checkpoint.json,
+            "dumps",
+            lambda told: about if told == "about" else json.JSONEncoder().encode(told),
+        )
         checkpoint.write_tensors(tmp_path / client_features.FILE, {"ids": torch.arange(2)}, "about")  # type: ignore[arg-type]
     refused(lambda: client_features.read(tmp_path), f"{tmp_path / client_features.FILE}: damaged (")
 
@@ -358,12 +427,19 @@ def test_what_is_told_beside_tensors_is_checked_too(about: str, tmp_path: Path, 
 
 DEEP = {
     "json": ["[" * 100_000, '{"a":' * 100_000, "[" * 400 + "]" * 400, '"\\ud800"', "9" * 5_000],
-    "toml": ["a=" + "[" * 100_000, "a" + ".a" * 500_000 + "=1", "a=" + "{b=" * 60 + "1" + "}" * 60, "[" + "a." * 60 + "a]"],
+    "toml": [
+        "a=" + "[" * 100_000,
+        "a" + ".a" * 500_000 + "=1",
+        "a=" + "{b=" * 60 + "1" + "}" * 60,
+        "[" + "a." * 60 + "a]",
+    ],
 }
 
 
 @pytest.mark.parametrize("text", DEEP["json"])
-@pytest.mark.parametrize("kind", ["leaf", "summary", "rounds", "comparison", "diagnosis", "clients"])
+@pytest.mark.parametrize(
+    "kind", ["leaf", "summary", "rounds", "comparison", "diagnosis", "clients"]
+)
 def test_json_that_is_nested_deeply(kind: str, text: str, tmp_path: Path) -> None:
     path, read = placed(kind, tmp_path)
     path.write_text(f"client\n{text}\n0\n0\n" if kind == "clients" else text + "\n")
@@ -381,7 +457,9 @@ def test_toml_that_is_nested_deeply(kind: str, text: str, tmp_path: Path) -> Non
 def test_what_is_honest_is_read_as_it_is() -> None:
     told = {"a": [1, 2.5, None, {"b": ["é", True]}]}
     assert safe_read.parse_json(json.dumps(told)) == told
-    assert safe_read.parse_toml("[a]\nb = [0.1, 0.2]\nc.d = 1\n") == {"a": {"b": [0.1, 0.2], "c": {"d": 1}}}
+    assert safe_read.parse_toml("[a]\nb = [0.1, 0.2]\nc.d = 1\n") == {
+        "a": {"b": [0.1, 0.2], "c": {"d": 1}}
+    }
     assert config.value_of("[" * 100_000) == "[" * 100_000
 
 
@@ -391,17 +469,24 @@ def test_what_is_honest_is_read_as_it_is() -> None:
 def everything(folder: Path) -> dict[str, bytes | str]:
     found = sorted(folder.rglob("*"))
     return {
-        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes() for path in found if path.is_symlink() or path.is_file()
+        str(path): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in found
+        if path.is_symlink() or path.is_file()
     }
 
 
-def test_archives_write_nothing_whatever_their_members_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_write_nothing_whatever_their_members_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work = tmp_path / "a" / "b"
     work.mkdir(parents=True)
     monkeypatch.chdir(work)
 
     def links(archive: tarfile.TarFile) -> None:
-        for name, kind, target in (("out", tarfile.SYMTYPE, str(tmp_path)), ("hard", tarfile.LNKTYPE, "/etc/hostname")):
+        for name, kind, target in (
+            ("out", tarfile.SYMTYPE, str(tmp_path)),
+            ("hard", tarfile.LNKTYPE, "/etc/hostname"),
+        ):
             info = tarfile.TarInfo(name)
             info.type, info.linkname = kind, target
             archive.addfile(info)
@@ -410,16 +495,36 @@ def test_archives_write_nothing_whatever_their_members_are_called(tmp_path: Path
         archive.addfile(device)
 
     record = bytes(3073)
-    members = {"../../a.bin": record, f"{tmp_path}/b.bin": record, "out/x": b"x", "../../x": b"x", f"{tmp_path}/y": b"y"}
+    members = {
+        "../../a.bin": record,
+        f"{tmp_path}/b.bin": record,
+        "out/x": b"x",
+        "../../x": b"x",
+        f"{tmp_path}/y": b"y",
+    }
     path = put(work / "c.tar.gz", gzip.compress(tar(members, links)))
     before = everything(tmp_path)
     assert len(readers.cifar("cifar10", 10, 1, CIFAR, [path]).y_train) == 1
 
     parts = (idx_head(1, 28, 28) + bytes(784), idx_head(1) + b"\0") * 2
     elsewhere = {"../../x": b"x", f"{tmp_path}/y": b"y"}
-    archive = put(work / "gzip.zip", zipped({name: gzip.compress(part) for name, part in zip(EMNIST, parts, strict=True)} | elsewhere))
+    archive = put(
+        work / "gzip.zip",
+        zipped(
+            {name: gzip.compress(part) for name, part in zip(EMNIST, parts, strict=True)}
+            | elsewhere
+        ),
+    )
     arrays = {
-        f"{name}.npy": npy("(1,)", b"\0") for name in ("x_train", "y_train", "x_test", "y_test", "../../z_train", f"{tmp_path}/w_train")
+        f"{name}.npy": npy("(1,)", b"\0")
+        for name in (
+            "x_train",
+            "y_train",
+            "x_test",
+            "y_test",
+            "../../z_train",
+            f"{tmp_path}/w_train",
+        )
     }
     params = put(work / "mine.npz", zipped(arrays))
     before |= everything(work)

@@ -16,7 +16,16 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
 from fedclade.core.pytree import stack
 from fedclade.core.rng import fold_in
-from fedclade.data import Clients, Iid, LabelClusters, LabelPermutation, QuantitySkew, RaggedIndex, load, partition
+from fedclade.data import (
+    Clients,
+    Iid,
+    LabelClusters,
+    LabelPermutation,
+    QuantitySkew,
+    RaggedIndex,
+    load,
+    partition,
+)
 from fedclade.methods.clade import CladeState
 from fedclade.models import MLP
 from fedclade.programs.gradient_signature import private_signature
@@ -49,7 +58,10 @@ def test_gradients_see_permuted_labels_and_features_do_not() -> None:
 
 def test_without_groups_it_is_fedavg_to_the_bit() -> None:
     clients = partition(load("digits"), Iid(), clients=20, seed=0)
-    clade, fedavg = (fc.run(method, clients, MLP(20), rounds=3, device="cpu") for method in (fc.Clade(), fc.FedAvg()))
+    clade, fedavg = (
+        fc.run(method, clients, MLP(20), rounds=3, device="cpu")
+        for method in (fc.Clade(), fc.FedAvg())
+    )
     assert clade.summary["clusters"] == 1
     for name, value in clade.model_of(0).state_dict().items():
         assert torch.equal(value, fedavg.model_of(0).state_dict()[name])
@@ -58,13 +70,21 @@ def test_without_groups_it_is_fedavg_to_the_bit() -> None:
 def test_late_clients_join_their_group() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
     early_ids = torch.tensor([client for client in range(40) if client % 8 < 6])
-    early = replace(clients, train=RaggedIndex.of([clients.train[int(i)] for i in early_ids]), test_part_id=clients.test_part_id[early_ids])
+    early = replace(
+        clients,
+        train=RaggedIndex.of([clients.train[int(i)] for i in early_ids]),
+        test_part_id=clients.test_part_id[early_ids],
+    )
     method, fed, objective = bound(early, fc.Clade(signature_dim=32))
     state = method.init(fed, objective.params(), fold_in(0, "init"))
 
     late_ids = torch.tensor([client for client in range(40) if client % 8 >= 6])
     order = torch.cat([early_ids, late_ids])
-    everyone = replace(clients, train=RaggedIndex.of([clients.train[int(i)] for i in order]), test_part_id=clients.test_part_id[order])
+    everyone = replace(
+        clients,
+        train=RaggedIndex.of([clients.train[int(i)] for i in order]),
+        test_part_id=clients.test_part_id[order],
+    )
     later = fc.Simulator(everyone)
     state = method.add_clients(later, state, torch.arange(len(early_ids), 40), key=1)
     assert isinstance(state, CladeState)
@@ -80,8 +100,12 @@ def test_confirmation_mends_a_client_in_the_wrong_group_and_splits_what_was_merg
     state = method.init(fed, objective.params(), fold_in(0, "init"))
     assert clients.groups is not None
     # Groups 3 and 4 as one, and client 0 with strangers.
-    wrong = torch.where(state.cluster_ids == 4, 3, state.cluster_ids).index_fill(0, torch.tensor([0]), 2)
-    state = replace(state, cluster_ids=wrong, models={name: value[:4] for name, value in state.models.items()})
+    wrong = torch.where(state.cluster_ids == 4, 3, state.cluster_ids).index_fill(
+        0, torch.tensor([0]), 2
+    )
+    state = replace(
+        state, cluster_ids=wrong, models={name: value[:4] for name, value in state.models.items()}
+    )
     for number in range(6):
         assert adjusted_rand_score(clients.groups, state.cluster_ids) < 1.0
         state = method.round(fed, state, torch.arange(40), key=number)
@@ -97,20 +121,44 @@ def test_what_leaves_a_client_once_is_mean_and_scatter() -> None:
 
 
 def test_bad_fields_are_named() -> None:
-    bad = {"signature": "vibes", "signature_dim": 1, "noise_ratio": 0.0, "recluster_every": -1, "signature_epsilon": 0.0, "signature_delta": 1.0, "signature_clip": 0.0}
+    bad = {
+        "signature": "vibes",
+        "signature_dim": 1,
+        "noise_ratio": 0.0,
+        "recluster_every": -1,
+        "signature_epsilon": 0.0,
+        "signature_delta": 1.0,
+        "signature_clip": 0.0,
+    }
     for field, value in bad.items():
         with pytest.raises(fc.InvalidInputError, match=f"method.{field}"):
             fc.Clade(**{field: value})
 
 
-# --- signatures in noise -------------------------------------------------------------------------------------------------------------
+# --- signatures in noise
+# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "joint"])
-def test_finds_label_clusters_through_noise_until_there_is_too_much(kind: fc.methods.clade.SignatureKind) -> None:
+def test_finds_label_clusters_through_noise_until_there_is_too_much(
+    kind: fc.methods.clade.SignatureKind,
+) -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=1)
-    assert adjusted_rand_score(clients.groups, groups(clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=3.0))) == 1.0
-    assert len(groups(clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=0.1)).unique()) == 1
+    assert (
+        adjusted_rand_score(
+            clients.groups,
+            groups(clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=3.0)),
+        )
+        == 1.0
+    )
+    assert (
+        len(
+            groups(
+                clients, fc.Clade(signature=kind, signature_dim=32, signature_epsilon=0.1)
+            ).unique()
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
@@ -124,7 +172,9 @@ def test_late_clients_join_their_group_through_noise() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
     late, silent = [3, 7, 8, 15, 19], True
     method, _, objective = bound(clients, fc.Clade(signature_dim=32, signature_epsilon=3.0))
-    fed = fc.Simulator(clients, faults=lambda key, client, reply: None if silent and client in late else reply)
+    fed = fc.Simulator(
+        clients, faults=lambda key, client, reply: None if silent and client in late else reply
+    )
     state = method.init(fed, objective.params(), fold_in(0, "init"))
     silent = False
     state = method.add_clients(fed, state, torch.tensor(late), key=1)
@@ -158,15 +208,26 @@ def test_the_secret_does_not_travel_and_makes_the_noise() -> None:
     each = fc.ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
     here, there, elsewhere = (
         fed.map(one, ids, per_client=each, key=0).outputs["mean"]
-        for one in (program, *(from_spec(json.loads(words), NodeContext(objective, secret=own)) for own in (secret, secret + 1)))
+        for one in (
+            program,
+            *(
+                from_spec(json.loads(words), NodeContext(objective, secret=own))
+                for own in (secret, secret + 1)
+            ),
+        )
     )
     assert torch.equal(here, there)
     assert not torch.isclose(here, elsewhere).any()
     # No method brings a secret that all the world knows: a place without one of its own refuses.
     with pytest.raises(fc.InvalidInputError, match="needs the secret of this place"):
-        from_spec(json.loads(words), NodeContext(objective, secret=fc.Clade(signature_epsilon=1.0).secret))
+        from_spec(
+            json.loads(words), NodeContext(objective, secret=fc.Clade(signature_epsilon=1.0).secret)
+        )
 
 
 def test_confirmation_is_refused_with_epsilon() -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"method\.recluster_every = 10: must be 0 with signature_epsilon"):
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=r"method\.recluster_every = 10: must be 0 with signature_epsilon",
+    ):
         fc.Clade(recluster_every=10, signature_epsilon=1.0)

@@ -1,4 +1,6 @@
-"""FedGMCC beyond what a hand can work: planted groups, FedAvg as a special case, and what holds whoever answers."""
+"""FedGMCC beyond what a hand can work: planted groups, FedAvg as a special case, and what holds
+whoever answers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Case:
     def __init__(self, method: Method, clients: Clients, hidden: int = 8, **local: Any) -> None:
         torch.manual_seed(0)
         objective = Objective(MLP(hidden).build(clients.shape, 10))
-        self.method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, **local))
+        self.method = inject_context(method, clients, seed=0).with_local_config(
+            LocalTraining(objective, **local)
+        )
         self.fed = Simulator(clients)
         self.state: State = self.method.init(self.fed, objective.params(), key=fold_in(0, "init"))
         self.number = 0
@@ -35,7 +39,9 @@ class Case:
     def round(self, cohort: Tensor | None = None) -> FedGMCCState:
         cohort = torch.arange(len(self.fed.sizes)) if cohort is None else cohort
         self.number += 1
-        self.state = self.method.round(self.fed, self.state, cohort, fold_in(0, "round", self.number))
+        self.state = self.method.round(
+            self.fed, self.state, cohort, fold_in(0, "round", self.number)
+        )
         return self.state  # type: ignore[return-value]
 
     def served(self) -> Tree:
@@ -46,7 +52,13 @@ def even(clients: int, samples: int = 6, seed: int = 0) -> Clients:
     """Clients of equal size: noise, three classes."""
     generator = torch.Generator().manual_seed(seed)
     return from_arrays(
-        [(torch.rand(samples, 5, generator=generator), torch.randint(0, 3, (samples,), generator=generator)) for _ in range(clients)]
+        [
+            (
+                torch.rand(samples, 5, generator=generator),
+                torch.randint(0, 3, (samples,), generator=generator),
+            )
+            for _ in range(clients)
+        ]
     )
 
 
@@ -61,7 +73,11 @@ def same_partition(cluster: Tensor, groups: Tensor) -> bool:
 # ---- what it finds
 
 
-@pytest.mark.parametrize("scheme", [LabelPermutation(2, samples=120), LabelClusters(2, 5, samples=120)], ids=["permuted", "digits"])
+@pytest.mark.parametrize(
+    "scheme",
+    [LabelPermutation(2, samples=120), LabelClusters(2, 5, samples=120)],
+    ids=["permuted", "digits"],
+)
 def test_finds_two_groups_once_its_threshold_has_settled(scheme: Scheme) -> None:
     clients = partition(load("digits"), scheme, clients=10, seed=0)
     case = Case(FedGMCC(), clients, hidden=64, lr=0.1, batch_size=20, epochs=10)
@@ -74,16 +90,25 @@ def test_finds_two_groups_once_its_threshold_has_settled(scheme: Scheme) -> None
 
 
 def test_a_percentile_that_fits_finds_five_groups() -> None:
-    # Of 45 pairs 5 are inside a group, 11 percent. The schedule would stop at the last partition before all hangs together.
+    # Of 45 pairs 5 are inside a group, 11 percent. The schedule would stop at the last partition
+    # before all hangs together.
     clients = partition(load("digits"), LabelClusters(5, 2, samples=120), clients=10, seed=0)
-    case = Case(FedGMCC(percentile=10, step=0, curve_steps=0), clients, hidden=64, lr=0.1, batch_size=20, epochs=10)
+    case = Case(
+        FedGMCC(percentile=10, step=0, curve_steps=0),
+        clients,
+        hidden=64,
+        lr=0.1,
+        batch_size=20,
+        epochs=10,
+    )
     assert clients.groups is not None
     for _ in range(3):
         assert same_partition(case.round().cluster_ids, clients.groups)
 
 
 def test_little_local_training_shows_no_groups() -> None:
-    # After one epoch the models answer noise as differently inside a group as across: the limit that docs/methods/fedgmcc.md measures.
+    # After one epoch the models answer noise as differently inside a group as across: the limit
+    # that docs/methods/fedgmcc.md measures.
     clients = partition(load("digits"), LabelPermutation(2, samples=120), clients=10, seed=0)
     case = Case(FedGMCC(curve_steps=0), clients, hidden=64, lr=0.1, batch_size=20, epochs=1)
     assert clients.groups is not None
@@ -95,8 +120,16 @@ def test_little_local_training_shows_no_groups() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(clients=st.integers(1, 6), seed=st.integers(0, 99), lr=st.floats(0.01, 0.5), batch_size=st.integers(1, 6), rounds=st.integers(1, 3))
-def test_straight_paths_one_cluster_and_equal_sizes_are_fedavg(clients: int, seed: int, lr: float, batch_size: int, rounds: int) -> None:
+@given(
+    clients=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    lr=st.floats(0.01, 0.5),
+    batch_size=st.integers(1, 6),
+    rounds=st.integers(1, 3),
+)
+def test_straight_paths_one_cluster_and_equal_sizes_are_fedavg(
+    clients: int, seed: int, lr: float, batch_size: int, rounds: int
+) -> None:
     local = {"lr": lr, "batch_size": batch_size, "epochs": 2}
     paths, average = (
         Case(FedGMCC(100, 0, curve_steps=0), even(clients, seed=seed), **local),
@@ -121,15 +154,28 @@ def test_with_learned_bends_it_is_not_fedavg() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=6), st.floats(0, 100), st.sampled_from([0.0, 5.0, 30.0]))
-def test_absent_clients_keep_their_model_and_no_row_is_left_over(cohorts: list[set[int]], percentile: float, step: float) -> None:
-    case = Case(FedGMCC(percentile, step, mc_samples=8, curve_steps=1), even(7), lr=0.1, batch_size=3)
+@given(
+    st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=6),
+    st.floats(0, 100),
+    st.sampled_from([0.0, 5.0, 30.0]),
+)
+def test_absent_clients_keep_their_model_and_no_row_is_left_over(
+    cohorts: list[set[int]], percentile: float, step: float
+) -> None:
+    case = Case(
+        FedGMCC(percentile, step, mc_samples=8, curve_steps=1), even(7), lr=0.1, batch_size=3
+    )
     settled_at = None
     for cohort in cohorts:
         before = case.served()
         state = case.round(torch.tensor(sorted(cohort), dtype=torch.int64))
-        absent = torch.tensor([client for client in range(7) if client not in cohort], dtype=torch.int64)
-        assert all(torch.equal(before[name][absent], value[absent]) for name, value in case.served().items())
+        absent = torch.tensor(
+            [client for client in range(7) if client not in cohort], dtype=torch.int64
+        )
+        assert all(
+            torch.equal(before[name][absent], value[absent])
+            for name, value in case.served().items()
+        )
         assert state.cluster_ids.unique().tolist() == list(range(len(state)))
         assert step == 0 or min(5, percentile) <= state.percentile <= max(95, percentile)
         if settled_at is not None:
@@ -150,7 +196,14 @@ def test_the_inputs_are_drawn_once_and_lie_between_0_and_1() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("percentile", -1.0), ("percentile", 101.0), ("step", -5.0), ("mc_samples", 0), ("curve_steps", -1), ("curve_lr", 0.0)],
+    [
+        ("percentile", -1.0),
+        ("percentile", 101.0),
+        ("step", -5.0),
+        ("mc_samples", 0),
+        ("curve_steps", -1),
+        ("curve_lr", 0.0),
+    ],
 )
 def test_what_cannot_be_is_refused(field: str, value: float) -> None:
     with pytest.raises(InvalidInputError, match=f"method.{field}"):

@@ -22,7 +22,13 @@ from fedclade.methods.base import UNKNOWN
 from fedclade.methods.fedsem import FedSEM, FedSEMState
 from fedclade.models import MLP
 
-QUICKSTART: dict[str, Any] = {"lr": 0.1, "batch_size": 10, "epochs": 2, "eval_every": 0, "device": "cpu"}
+QUICKSTART: dict[str, Any] = {
+    "lr": 0.1,
+    "batch_size": 10,
+    "epochs": 2,
+    "eval_every": 0,
+    "device": "cpu",
+}
 
 
 class Case:
@@ -30,9 +36,13 @@ class Case:
         torch.manual_seed(0)
         objective = Objective(MLP(16).build(clients.shape, 10))
         self.params = objective.params()
-        self.method = method.with_local_config(LocalTraining(objective, lr=0.1, batch_size=10, epochs=2))
+        self.method = method.with_local_config(
+            LocalTraining(objective, lr=0.1, batch_size=10, epochs=2)
+        )
         self.absent = set(absent)
-        self.fed = Simulator(clients, faults=lambda key, client, reply: None if client in self.absent else reply)
+        self.fed = Simulator(
+            clients, faults=lambda key, client, reply: None if client in self.absent else reply
+        )
 
     def init(self) -> Any:
         return self.method.init(self.fed, self.params, key=0)
@@ -50,17 +60,30 @@ def same(one: Tree, other: Tree) -> bool:
 @pytest.mark.parametrize("share", [1.0, 0.2])
 def test_finds_label_clusters(layers: Any, seed: int, share: float) -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=seed)
-    result = fc.run(FedSEM(5, layers), clients, MLP(64), rounds=8, clients_per_round=share, seed=seed, **QUICKSTART)
+    result = fc.run(
+        FedSEM(5, layers),
+        clients,
+        MLP(64),
+        rounds=8,
+        clients_per_round=share,
+        seed=seed,
+        **QUICKSTART,
+    )
     assert result.summary["ari"] == 1.0
     assert result.summary["clusters"] == 5
     # With one model for all, five groups of two digits cannot be told apart so soon.
-    average = fc.run(FedAvg(), clients, MLP(64), rounds=8, clients_per_round=share, seed=seed, **QUICKSTART)
+    average = fc.run(
+        FedAvg(), clients, MLP(64), rounds=8, clients_per_round=share, seed=seed, **QUICKSTART
+    )
     assert result.summary["accuracy"] > average.summary["accuracy"] + 5
 
 
 def test_finds_rotations_where_clients_have_trained_enough() -> None:
     clients = partition(load("digits"), Rotation(clusters=4), clients=40, seed=0)
-    short, long = (fc.run(FedSEM(4), clients, MLP(64), rounds=1, **{**QUICKSTART, "epochs": epochs}).summary for epochs in (2, 10))
+    short, long = (
+        fc.run(FedSEM(4), clients, MLP(64), rounds=1, **{**QUICKSTART, "epochs": epochs}).summary
+        for epochs in (2, 10)
+    )
     assert long["ari"] == 1.0
     assert short["ari"] < 0.9  # 32 images and two passes over them: docs/methods/fedsem.md
 
@@ -69,7 +92,9 @@ def test_with_one_centre_it_is_fedavg(ragged: Clients) -> None:
     many, average = Case(FedSEM(1), ragged), Case(FedAvg(), ragged)
     cohorts = [torch.arange(6), torch.tensor([4, 0, 2]), torch.arange(1, 6)]
     state, other = many.init(), average.init()
-    other = average.method.round(average.fed, other, torch.arange(6), key=0)  # the one-off phase is a first round
+    other = average.method.round(
+        average.fed, other, torch.arange(6), key=0
+    )  # the one-off phase is a first round
     for number, cohort in enumerate(cohorts, start=1):
         state = many.method.round(many.fed, state, cohort, key=number)
         other = average.method.round(average.fed, other, cohort, key=number)
@@ -82,19 +107,29 @@ def test_late_clients_join_their_own_group(digits: Clients) -> None:
     case = Case(FedSEM(5), digits, absent=late)
     state = case.init()
     assert (state.cluster_ids == UNKNOWN).nonzero().flatten().tolist() == late
-    for number in range(1, 4):  # the centres go on, the place of a newcomer does not depend on how far
-        state = case.method.round(case.fed, state, (state.cluster_ids != UNKNOWN).nonzero().flatten(), key=number)
+    for number in range(
+        1, 4
+    ):  # the centres go on, the place of a newcomer does not depend on how far
+        state = case.method.round(
+            case.fed, state, (state.cluster_ids != UNKNOWN).nonzero().flatten(), key=number
+        )
     known = state.cluster_ids.clone()
     case.absent = set()
-    state, cohort = case.method.prepare_cohort(case.fed, state, torch.tensor([19, 3, 0, 7, 15, 8]), key=4)
+    state, cohort = case.method.prepare_cohort(
+        case.fed, state, torch.tensor([19, 3, 0, 7, 15, 8]), key=4
+    )
     assert len(cohort) == 6
     assert adjusted_rand_score(digits.groups, state.cluster_ids) == 1.0
     assert torch.equal(state.cluster_ids[known != UNKNOWN], known[known != UNKNOWN])
 
 
 @pytest.mark.parametrize("absent", [range(20), ()])
-def test_a_state_fits_into_a_checkpoint_at_once(digits: Clients, tmp_path: Path, absent: Sequence[int]) -> None:
-    """Models, first model and first centres are equal at first, but not the same memory: a file of tensors would refuse that."""
+def test_a_state_fits_into_a_checkpoint_at_once(
+    digits: Clients, tmp_path: Path, absent: Sequence[int]
+) -> None:
+    """Models, first model and first centres are equal at first, but not the same memory: a file of
+    tensors would refuse that.
+    """
     state = Case(FedSEM(5), digits, absent).init()
     save(tmp_path, Checkpoint(0, flatten(state), {}, [], ""))
     found = latest(tmp_path)
@@ -107,7 +142,10 @@ def test_the_order_of_parameters_in_a_state_decides_nothing(digits: Clients) -> 
     state = case.init()
     case.absent = set()
     turned = replace(state, first=dict(reversed(state.first.items())))
-    one, other = (case.method.add_clients(case.fed, each, torch.tensor([0, 19]), key=1) for each in (state, turned))
+    one, other = (
+        case.method.add_clients(case.fed, each, torch.tensor([0, 19]), key=1)
+        for each in (state, turned)
+    )
     assert torch.equal(one.cluster_ids, other.cluster_ids)
 
 

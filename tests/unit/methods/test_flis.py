@@ -39,20 +39,32 @@ class Case:
         torch.manual_seed(0)
         objective = Objective(MLP(hidden).build(clients.shape, 10))
         self.params, self.fed = objective.params(), Simulator(clients)
-        self.method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, batch_size=10, **local))  # type: ignore[arg-type]
+        self.method = inject_context(method, clients, seed=0).with_local_config(
+            LocalTraining(objective, batch_size=10, **local)
+        )  # type: ignore[arg-type]
         self.state = self.method.init(self.fed, self.params, key=fold_in(0, "init"))
 
     def rounds(self, cohorts: Sequence[Tensor]) -> State:
         for number, cohort in enumerate(cohorts):
-            self.state, cohort = self.method.prepare_cohort(self.fed, self.state, cohort, fold_in(0, "admit", number))
-            self.state = self.method.round(self.fed, self.state, cohort, fold_in(0, "round", number))
+            self.state, cohort = self.method.prepare_cohort(
+                self.fed, self.state, cohort, fold_in(0, "admit", number)
+            )
+            self.state = self.method.round(
+                self.fed, self.state, cohort, fold_in(0, "round", number)
+            )
         return self.state
 
     def served(self) -> tuple[Tensor, Tree]:
         """Which model each client uses, and these models."""
         unknown = torch.nonzero(self.state.cluster_ids == UNKNOWN).flatten()
-        state = self.method.add_clients(self.fed, self.state, unknown, key=fold_in(0, "serve")) if len(unknown) else self.state
-        return state.cluster_ids, self.method.assign_models(state, torch.arange(len(self.fed.sizes))).gather({})
+        state = (
+            self.method.add_clients(self.fed, self.state, unknown, key=fold_in(0, "serve"))
+            if len(unknown)
+            else self.state
+        )
+        return state.cluster_ids, self.method.assign_models(
+            state, torch.arange(len(self.fed.sizes))
+        ).gather({})
 
 
 def apart(one: Tree, other: Tree) -> float:
@@ -63,15 +75,27 @@ def apart(one: Tree, other: Tree) -> float:
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(0, 10**6), st.sampled_from(["onehot", "soft"]))
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=7),
+    st.integers(0, 10**6),
+    st.sampled_from(["onehot", "soft"]),
+)
 def test_with_beta_0_it_is_fedavg(sizes: list[int], seed: int, labels: Any) -> None:
     generator = torch.Generator().manual_seed(seed)
-    data = [(torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes]
+    data = [
+        (torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator))
+        for n in sizes
+    ]
     clients, probe = from_arrays(data), torch.randn(20, 4, generator=generator)
-    cohorts = [torch.randperm(len(sizes), generator=generator)[: 1 + seed % len(sizes)] for _ in range(3)]
+    cohorts = [
+        torch.randperm(len(sizes), generator=generator)[: 1 + seed % len(sizes)] for _ in range(3)
+    ]
     plain = Case(FedAvg(), clients, lr=0.1, epochs=2)
     plain.rounds(cohorts)
-    for method in (FLISDC(beta=0.0, labels=labels, probe=probe), FLISHC(beta=0.0, labels=labels, probe=probe)):
+    for method in (
+        FLISDC(beta=0.0, labels=labels, probe=probe),
+        FLISHC(beta=0.0, labels=labels, probe=probe),
+    ):
         case = Case(method, clients, lr=0.1, epochs=2)
         case.rounds(cohorts)
         assert apart(case.served()[1], plain.served()[1]) < 1e-6
@@ -85,11 +109,19 @@ def test_with_beta_1_only_clients_with_equal_predictions_share(ragged: Clients) 
     first = alone.state
     seen: list[Tensor] = []
     for client in range(6):
-        trained = alone.method.round(alone.fed, first, torch.tensor([client]), fold_in(0, "round", 0)).models
+        trained = alone.method.round(
+            alone.fed, first, torch.tensor([client]), fold_in(0, "round", 0)
+        ).models
         assert ragged.probe is not None
-        seen.append(alone.method.local.objective.outputs({name: value[0] for name, value in trained.items()}, ragged.probe).argmax(1))
+        seen.append(
+            alone.method.local.objective.outputs(
+                {name: value[0] for name, value in trained.items()}, ragged.probe
+            ).argmax(1)
+        )
     told = torch.stack(seen)
-    assert torch.equal(state.cluster_ids[:, None] == state.cluster_ids, (told[:, None] == told).all(2))
+    assert torch.equal(
+        state.cluster_ids[:, None] == state.cluster_ids, (told[:, None] == told).all(2)
+    )
     assert len(state) > 1
 
 
@@ -111,10 +143,14 @@ def joint(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return rows
 
 
-def test_dc_serves_every_client_a_model_of_its_own_group(digits: Clients, joint: list[Tensor]) -> None:
+def test_dc_serves_every_client_a_model_of_its_own_group(
+    digits: Clients, joint: list[Tensor]
+) -> None:
     assert digits.groups is not None
     case = Case(FLISDC(), digits, hidden=64, **LONG)
-    cohorts = [torch.arange(len(digits))[number % 2 :: 2] for number in range(4)]  # every group has clients in both halves
+    cohorts = [
+        torch.arange(len(digits))[number % 2 :: 2] for number in range(4)
+    ]  # every group has clients in both halves
     case.rounds(cohorts)
     cluster, _ = case.served()
     for client in range(len(digits)):
@@ -144,7 +180,9 @@ def test_all_kinds_of_hc_find_clear_groups(digits: Clients, linkage: Any, labels
 # ---- how it is computed
 
 
-def test_the_stack_of_all_models_never_exists(digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stack_of_all_models_never_exists(
+    digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = Case(FLISHC(), digits, lr=0.1)
     monkeypatch.setattr(flis, "BLOCK", 3)
     asked: list[int] = []
@@ -162,7 +200,10 @@ def test_the_stack_of_all_models_never_exists(digits: Clients, monkeypatch: pyte
 
 
 def test_order_and_options_change_no_bit(digits: Clients) -> None:
-    for method in (FLISDC(labels="soft", beta=0.9), FLISHC(labels="soft", linkage="single", beta=0.95)):
+    for method in (
+        FLISDC(labels="soft", beta=0.9),
+        FLISHC(labels="soft", linkage="single", beta=0.95),
+    ):
         one, other = (Case(method, digits, lr=0.1) for _ in range(2))
         cohorts = [torch.arange(20), torch.arange(0, 20, 3), torch.arange(5, 20)]
         one.rounds(cohorts)
@@ -176,22 +217,36 @@ def test_order_and_options_change_no_bit(digits: Clients) -> None:
 
 
 @pytest.mark.parametrize("method", [FLISDC(), FLISHC()], ids=lambda method: method.name)
-def test_a_run_beats_fedavg_and_can_be_resumed(method: Method, digits: Clients, tmp_path: Path) -> None:
+def test_a_run_beats_fedavg_and_can_be_resumed(
+    method: Method, digits: Clients, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"clients_per_round": 0.8, "device": "cpu", **LONG}
     whole = fc.run(method, digits, MLP(32), rounds=3, **options)
     assert whole.summary["ari"] == 1
-    assert whole.summary["accuracy"] > fc.run(FedAvg(), digits, MLP(32), rounds=3, **options).summary["accuracy"] + 5
+    assert (
+        whole.summary["accuracy"]
+        > fc.run(FedAvg(), digits, MLP(32), rounds=3, **options).summary["accuracy"] + 5
+    )
     fc.run(method, digits, MLP(32), rounds=1, out=tmp_path / "run", **options)
-    resumed = fc.run(method, digits, MLP(32), rounds=3, out=tmp_path / "run", resume=True, **options)
+    resumed = fc.run(
+        method, digits, MLP(32), rounds=3, out=tmp_path / "run", resume=True, **options
+    )
     assert torch.equal(resumed.clusters, whole.clusters)
-    for one, other in zip(resumed.model_of(3).parameters(), whole.model_of(3).parameters(), strict=True):
+    for one, other in zip(
+        resumed.model_of(3).parameters(), whole.model_of(3).parameters(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
 def test_any_unlabelled_array_will_do(digits: Clients) -> None:
     options: dict[str, Any] = {"rounds": 1, "device": "cpu", "lr": 0.1, "epochs": 3}
-    dark = np.zeros((5, *digits.shape), dtype=np.uint8)  # of nothing but dark images every model says one thing
-    one, other = (fc.run(FLISHC(probe=probe, beta=0.5), digits, MLP(16), **options).clusters for probe in (dark, None))  # type: ignore[arg-type]
+    dark = np.zeros(
+        (5, *digits.shape), dtype=np.uint8
+    )  # of nothing but dark images every model says one thing
+    one, other = (
+        fc.run(FLISHC(probe=probe, beta=0.5), digits, MLP(16), **options).clusters
+        for probe in (dark, None)
+    )  # type: ignore[arg-type]
     assert not torch.equal(one, other)
 
 

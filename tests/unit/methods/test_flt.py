@@ -27,17 +27,33 @@ from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.models import MLP
-from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, DenseAutoencoder, ResidualAutoencoder
-from fedclade.programs.encoder_signature import MOST_CENTRES, Encoder, autoencode, centres_of, private_signature, signature
+from fedclade.models.autoencoder import (
+    Autoencoder,
+    ConvAutoencoder,
+    DenseAutoencoder,
+    ResidualAutoencoder,
+)
+from fedclade.programs.encoder_signature import (
+    MOST_CENTRES,
+    Encoder,
+    autoencode,
+    centres_of,
+    private_signature,
+    signature,
+)
 from fedclade.training import encoder_pretraining
 from fedclade.training.encoder_pretraining import pretrain, read, resolve, spec_for
 from fedclade.training.setup import inject_context
 
 
-def started(method: Method, clients: Clients, batch_size: int = 4, **options: Any) -> tuple[Method, Simulator, Any]:
+def started(
+    method: Method, clients: Clients, batch_size: int = 4, **options: Any
+) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, lr=0.1, batch_size=batch_size))
+    method = inject_context(method, clients, seed=0).with_local_config(
+        LocalTraining(objective, lr=0.1, batch_size=batch_size)
+    )
     fed = Simulator(clients, **options)
     fed.init_client_state(method.initial_client_state(objective.params()))
     return method, fed, method.init(fed, objective.params(), key=0)
@@ -62,26 +78,40 @@ def small(**settings: Any) -> FLT:
     return FLT(**{"k": 2, "manifold": "none", **settings})
 
 
-# --- special cases -------------------------------------------------------------------------------------------------------------------
+# --- special cases
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_with_everyone_related_it_is_fedavg(ragged: Clients) -> None:
     everyone = torch.arange(len(ragged))
     flt = small(gamma=float("inf"))
-    assert_alike(trained(flt, ragged, everyone, everyone), trained(FedAvg(), ragged, everyone, everyone))
+    assert_alike(
+        trained(flt, ragged, everyone, everyone), trained(FedAvg(), ragged, everyone, everyone)
+    )
 
 
 @pytest.mark.parametrize("settings", [{"aggregation": "clusters"}, {"absent": "skip"}])
-def test_with_everyone_related_and_some_absent_it_is_fedavg(ragged: Clients, settings: dict[str, str]) -> None:
+def test_with_everyone_related_and_some_absent_it_is_fedavg(
+    ragged: Clients, settings: dict[str, str]
+) -> None:
     cohorts = [torch.tensor([0, 2, 4]), torch.tensor([1, 2, 5])]
-    assert_alike(trained(small(gamma=float("inf"), **settings), ragged, *cohorts), trained(FedAvg(), ragged, *cohorts))
+    assert_alike(
+        trained(small(gamma=float("inf"), **settings), ragged, *cohorts),
+        trained(FedAvg(), ragged, *cohorts),
+    )
 
 
-@pytest.mark.parametrize("settings", [{}, {"aggregation": "clusters"}, {"absent": "skip"}, {"clusters": 6}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"aggregation": "clusters"}, {"absent": "skip"}, {"clusters": 6}]
+)
 def test_with_nobody_related_it_is_local(ragged: Clients, settings: dict[str, Any]) -> None:
     cohorts = [torch.arange(len(ragged)), torch.tensor([0, 2, 4]), torch.tensor([1, 2, 5])]
-    # Whole batches: in smaller ones Local's program, which has another name, would see the samples in another order.
-    alone, local = (trained(method, ragged, *cohorts, batch_size=40) for method in (small(gamma=1e-9, **settings), Local()))
+    # Whole batches: in smaller ones Local's program, which has another name, would see the samples
+    # in another order.
+    alone, local = (
+        trained(method, ragged, *cohorts, batch_size=40)
+        for method in (small(gamma=1e-9, **settings), Local())
+    )
     assert_alike(alone, local)
 
 
@@ -90,19 +120,29 @@ def test_case_1_is_the_mixing_matrix_over_all_clients(ragged: Clients) -> None:
     method, fed, state = started(small(k=1, gamma=0.8, encoder_module=nn.Flatten()), ragged)
     A = state.mixing[state.row].double() * ragged.sizes
     A = A / A.sum(1, keepdim=True)
-    assert not torch.equal(state.mixing[state.row], state.cluster_ids[:, None] == state.cluster_ids)  # being related is not transitive
+    assert not torch.equal(
+        state.mixing[state.row], state.cluster_ids[:, None] == state.cluster_ids
+    )  # being related is not transitive
     cohort, ids = torch.tensor([0, 3, 4]), torch.arange(len(ragged))
     for number in range(2):
         last = method.assign_models(state, ids).gather({})
-        got = fed.map(fc.sgd(method.local), cohort, per_client=method.assign_models(state, cohort), key=number)
-        expected = {name: value.double().index_copy(0, cohort, got.outputs[name].double()).flatten(1) for name, value in last.items()}
+        got = fed.map(
+            fc.sgd(method.local), cohort, per_client=method.assign_models(state, cohort), key=number
+        )
+        expected = {
+            name: value.double().index_copy(0, cohort, got.outputs[name].double()).flatten(1)
+            for name, value in last.items()
+        }
         state = method.round(fed, state, cohort, key=number)
         served = method.assign_models(state, ids).gather({})
         for name, value in expected.items():
-            torch.testing.assert_close(served[name].double().flatten(1), A @ value, atol=1e-6, rtol=0)
+            torch.testing.assert_close(
+                served[name].double().flatten(1), A @ value, atol=1e-6, rtol=0
+            )
 
 
-# --- groups and newcomers ------------------------------------------------------------------------------------------------------------
+# --- groups and newcomers
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_finds_the_groups_of_digits(digits: Clients) -> None:
@@ -131,8 +171,16 @@ def test_late_clients_join_their_own_group(digits: Clients) -> None:
 def test_a_run_that_is_resumed_ends_the_same(digits: Clients, tmp_path: Path) -> None:
     def go(folder: str, rounds: int, resume: bool = False) -> fc.Result:
         method = FLT(k=3, manifold="pca", gamma=0.6)
-        options = {"lr": 0.1, "checkpoint_every": 1, "eval_every": 0, "clients_per_round": 0.5, "device": "cpu"}
-        return fc.run(method, digits, MLP(8), rounds=rounds, out=tmp_path / folder, resume=resume, **options)  # type: ignore[arg-type]
+        options = {
+            "lr": 0.1,
+            "checkpoint_every": 1,
+            "eval_every": 0,
+            "clients_per_round": 0.5,
+            "device": "cpu",
+        }
+        return fc.run(
+            method, digits, MLP(8), rounds=rounds, out=tmp_path / folder, resume=resume, **options
+        )  # type: ignore[arg-type]
 
     whole = go("whole", 4)
     go("parts", 2)
@@ -140,11 +188,14 @@ def test_a_run_that_is_resumed_ends_the_same(digits: Clients, tmp_path: Path) ->
     assert whole.summary["accuracy"] == resumed.summary["accuracy"]
     assert torch.equal(whole.clusters, resumed.clusters)
     for client in (0, 11):
-        for one, other in zip(whole.model_of(client).parameters(), resumed.model_of(client).parameters(), strict=True):
+        for one, other in zip(
+            whole.model_of(client).parameters(), resumed.model_of(client).parameters(), strict=True
+        ):
             assert torch.equal(one, other)
 
 
-# --- what is sent --------------------------------------------------------------------------------------------------------------------
+# --- what is sent
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_of_the_one_off_phase(ragged: Clients) -> None:
@@ -158,7 +209,9 @@ def test_bytes_of_the_one_off_phase(ragged: Clients) -> None:
 
 def test_bytes_of_federated_fine_tuning(ragged: Clients) -> None:
     module = DenseAutoencoder(hidden=4, code=3).build(ragged.shape)
-    _, fed, _ = started(FLT(k=1, manifold="none", fine_tune_epochs=2, encoder_module=module), ragged)
+    _, fed, _ = started(
+        FLT(k=1, manifold="none", fine_tune_epochs=2, encoder_module=module), ragged
+    )
     both, encoder = (nbytes(dict(part.named_parameters())) for part in (module, module.encoder))
     assert fed.traffic.down == len(ragged) * (2 * both + encoder)
     assert fed.traffic.up == len(ragged) * (2 * both + 3 * 4 + 8)
@@ -166,7 +219,9 @@ def test_bytes_of_federated_fine_tuning(ragged: Clients) -> None:
 
 def test_a_client_fine_tunes_for_itself_and_sends_its_signature_alone(ragged: Clients) -> None:
     module = DenseAutoencoder(hidden=4, code=3).build(ragged.shape)
-    _, fed, state = started(FLT(k=1, manifold="none", fine_tune="client", encoder_module=module), ragged)
+    _, fed, state = started(
+        FLT(k=1, manifold="none", fine_tune="client", encoder_module=module), ragged
+    )
     plain = started(FLT(k=1, manifold="none", fine_tune="none", encoder_module=module), ragged)[2]
     assert fed.traffic.up == len(ragged) * (3 * 4 + 8)
     assert fed.traffic.down == len(ragged) * nbytes(dict(module.named_parameters()))
@@ -180,12 +235,15 @@ def test_auto_fine_tunes_random_weights_only(ragged: Clients) -> None:
         module = DenseAutoencoder(hidden=4, code=3).build(ragged.shape)
         module.pretrained = pretrained
         state = started(small(encoder_module=module), ragged)[2]
-        unchanged = all(torch.equal(state.encoder[name], value) for name, value in module.state_dict().items())
+        unchanged = all(
+            torch.equal(state.encoder[name], value) for name, value in module.state_dict().items()
+        )
         assert unchanged is pretrained
     assert Encoder(nn.Linear(6, 2)).tuning("auto") == "none"
 
 
-# --- the clients' programs -----------------------------------------------------------------------------------------------------------
+# --- the clients' programs
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_autoencode_is_adam_on_the_reconstruction() -> None:
@@ -193,7 +251,12 @@ def test_autoencode_is_adam_on_the_reconstruction() -> None:
     module, x = DenseAutoencoder(hidden=4, code=2).build((5,)), torch.randn(7, 5)
     encoder = Encoder(module)
     fed = Simulator(from_arrays([(x, torch.zeros(7)), (x[:3], torch.zeros(3))]))
-    got = fed.map(autoencode(encoder, 4), torch.tensor([0, 1]), broadcast=add_prefix("encoder", encoder.weights()), key=0)
+    got = fed.map(
+        autoencode(encoder, 4),
+        torch.tensor([0, 1]),
+        broadcast=add_prefix("encoder", encoder.weights()),
+        key=0,
+    )
     optimiser = torch.optim.Adam(module.parameters(), lr=1e-3)
     for _ in range(4):
         optimiser.zero_grad()
@@ -205,7 +268,14 @@ def test_autoencode_is_adam_on_the_reconstruction() -> None:
 
 def test_a_signature_has_as_many_centres_as_a_client_has_different_samples() -> None:
     x = torch.tensor([[0.0], [0.0], [5.0], [9.0], [9.1]])
-    clients = from_arrays([(x[:1], torch.zeros(1)), (x[:2], torch.zeros(2)), (x[:4], torch.zeros(4)), (x, torch.zeros(5))])
+    clients = from_arrays(
+        [
+            (x[:1], torch.zeros(1)),
+            (x[:2], torch.zeros(2)),
+            (x[:4], torch.zeros(4)),
+            (x, torch.zeros(5)),
+        ]
+    )
     got = Simulator(clients).map(signature(Encoder(nn.Flatten()), 3), torch.arange(4), key=0)
     assert got.outputs["count"].tolist() == [1, 1, 3, 3]
     assert got.outputs["centres"].shape == (4, 3, 1)
@@ -217,21 +287,29 @@ def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) ->
     encoder = Encoder(resolve("default", digits.shape, 0))
     broadcast = add_prefix("encoder", encoder.weights())
     fed = Simulator(digits)
-    everyone = fed.map(signature(encoder, 4), torch.arange(20), broadcast=broadcast, key=3).outputs["centres"]
-    some = fed.map(signature(encoder, 4), torch.tensor([12, 5]), broadcast=broadcast, key=3).outputs["centres"]
+    everyone = fed.map(signature(encoder, 4), torch.arange(20), broadcast=broadcast, key=3).outputs[
+        "centres"
+    ]
+    some = fed.map(
+        signature(encoder, 4), torch.tensor([12, 5]), broadcast=broadcast, key=3
+    ).outputs["centres"]
     assert torch.equal(some, everyone[[12, 5]])
 
 
 @pytest.mark.parametrize("groups", [2, 3, 5])
 def test_auto_picks_the_number_of_centres_by_silhouette(groups: int) -> None:
     rng = np.random.default_rng(groups)
-    codes = (np.repeat(20 * rng.normal(size=(groups, 6)), 30, 0) + rng.normal(size=(groups * 30, 6))).astype(np.float32)
+    codes = (
+        np.repeat(20 * rng.normal(size=(groups, 6)), 30, 0) + rng.normal(size=(groups * 30, 6))
+    ).astype(np.float32)
     assert len(centres_of(codes, "auto", seed=0)) == groups
 
 
 def test_auto_with_hardly_any_samples() -> None:
     for size, expected in ((1, 1), (2, 2), (3, 2)):
-        assert len(centres_of(np.arange(size, dtype=np.float32)[:, None], "auto", seed=0)) == expected
+        assert (
+            len(centres_of(np.arange(size, dtype=np.float32)[:, None], "auto", seed=0)) == expected
+        )
     assert len(centres_of(np.zeros((6, 2), dtype=np.float32), "auto", seed=0)) == 1
 
 
@@ -290,7 +368,8 @@ def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
         FLT().init(Simulator(ragged), {"w": torch.zeros(1)}, key=0)
 
 
-# --- signatures in noise -------------------------------------------------------------------------------------------------------------
+# --- signatures in noise
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_finds_the_groups_of_digits_through_noise_until_there_is_too_much(digits: Clients) -> None:
@@ -311,24 +390,40 @@ def test_with_noise_only_the_mean_and_its_count_leave_a_client(digits: Clients) 
 
 def test_a_newcomer_that_answered_before_says_the_same_again(digits: Clients) -> None:
     method, fed, state = started(small(k=1, clusters=5, signature_epsilon=3.0), digits)
-    again = fed.map(private_signature(Encoder(method.encoder_module), 1.0, method.noise, 0), torch.arange(20), broadcast=sent(state), key=77)  # type: ignore[attr-defined]
+    again = fed.map(
+        private_signature(Encoder(method.encoder_module), 1.0, method.noise, 0),
+        torch.arange(20),
+        broadcast=sent(state),
+        key=77,
+    )  # type: ignore[attr-defined]
     assert torch.equal(again.outputs["centres"], state.centres)
 
 
 def sent(state: FLTState) -> Tree:
-    return add_prefix("encoder", {name: value for name, value in state.encoder.items() if not name.startswith("decoder.")})
+    return add_prefix(
+        "encoder",
+        {name: value for name, value in state.encoder.items() if not name.startswith("decoder.")},
+    )
 
 
 def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients) -> None:
-    method, fed, state = started(FLT(k=1, manifold="none", signature_epsilon=1.0, secret=987654321), digits)
+    method, fed, state = started(
+        FLT(k=1, manifold="none", signature_epsilon=1.0, secret=987654321), digits
+    )
     encoder = Encoder(method.encoder_module)  # type: ignore[attr-defined]
     words = json.dumps(to_spec(private_signature(encoder, 1.0, method.noise, 987654321)))  # type: ignore[attr-defined]
     assert "987654321" not in words
-    there = from_spec(json.loads(words), NodeContext(method.local.objective, encoder, secret=987654321))
-    assert torch.equal(fed.map(there, torch.arange(20), broadcast=sent(state), key=0).outputs["centres"], state.centres)
+    there = from_spec(
+        json.loads(words), NodeContext(method.local.objective, encoder, secret=987654321)
+    )
+    assert torch.equal(
+        fed.map(there, torch.arange(20), broadcast=sent(state), key=0).outputs["centres"],
+        state.centres,
+    )
 
 
-# --- hyper-parameters ----------------------------------------------------------------------------------------------------------------
+# --- hyper-parameters
+# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -343,15 +438,30 @@ def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients)
         ({"fine_tune": "some"}, "method.fine_tune = 'some'"),
         ({"fine_tune_epochs": 0}, "method.fine_tune_epochs = 0"),
         ({"clusters": 0}, "method.clusters = 0"),
-        ({"clusters": 3, "cut": "gap"}, "method.clusters = 3: must be at least 1, and not be given with cut = 'gap'"),
-        ({"signature_epsilon": -1.0, "k": 1}, "method.signature_epsilon = -1.0: must be a number above 0"),
-        ({"signature_epsilon": float("inf"), "k": 1}, "method.signature_epsilon = inf: must be a number above 0"),
+        (
+            {"clusters": 3, "cut": "gap"},
+            "method.clusters = 3: must be at least 1, and not be given with cut = 'gap'",
+        ),
+        (
+            {"signature_epsilon": -1.0, "k": 1},
+            "method.signature_epsilon = -1.0: must be a number above 0",
+        ),
+        (
+            {"signature_epsilon": float("inf"), "k": 1},
+            "method.signature_epsilon = inf: must be a number above 0",
+        ),
         ({"signature_delta": 0.0}, "method.signature_delta = 0.0: must be between 0 and 1"),
         ({"signature_clip": float("nan")}, "method.signature_clip = nan: must be a length above 0"),
         ({"signature_epsilon": 1.0}, "method.signature_epsilon = 1.0: needs k = 1"),
         ({"signature_epsilon": 1.0, "k": "auto"}, "method.signature_epsilon = 1.0: needs k = 1"),
-        ({"signature_epsilon": 1.0, "k": 1, "fine_tune": "client"}, "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
-        ({"signature_epsilon": 1.0, "k": 1, "fine_tune": "federated"}, "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'"),
+        (
+            {"signature_epsilon": 1.0, "k": 1, "fine_tune": "client"},
+            "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'",
+        ),
+        (
+            {"signature_epsilon": 1.0, "k": 1, "fine_tune": "federated"},
+            "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'",
+        ),
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
@@ -364,14 +474,20 @@ def test_more_centres_where_no_matching_is_sought() -> None:
     assert FLT(k=40, distance="chamfer").k == 40
 
 
-# --- encoders ------------------------------------------------------------------------------------------------------------------------
+# --- encoders
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_shipped_encoder_is_small_and_trained() -> None:
     module = resolve("default", (1, 28, 28), seed=0)
     assert module.pretrained
     assert sum(value.numel() for value in module.parameters()) == 51_577
-    path = Path(encoder_pretraining.__file__).parents[1] / "models" / "pretrained" / encoder_pretraining.SHIPPED
+    path = (
+        Path(encoder_pretraining.__file__).parents[1]
+        / "models"
+        / "pretrained"
+        / encoder_pretraining.SHIPPED
+    )
     assert path.stat().st_size < 250_000
 
 
@@ -415,14 +531,21 @@ def tiny_images(count: int = 64) -> fc.data.Dataset:
 
 def test_pretraining_lowers_the_loss_and_is_repeatable(tmp_path: Path) -> None:
     losses: list[float] = []
-    one = pretrain(tiny_images(), tmp_path / "a.safetensors", epochs=4, on_epoch=lambda _, loss: losses.append(loss))
+    one = pretrain(
+        tiny_images(),
+        tmp_path / "a.safetensors",
+        epochs=4,
+        on_epoch=lambda _, loss: losses.append(loss),
+    )
     pretrain(tiny_images(), tmp_path / "b.safetensors", epochs=4)
     assert losses == sorted(losses, reverse=True)
     assert one.pretrained
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
     again = resolve(str(tmp_path / "a.safetensors"), (1, 6, 6), seed=5)
     assert again.pretrained
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in one.state_dict().items())
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in one.state_dict().items()
+    )
 
 
 def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
@@ -437,7 +560,9 @@ def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
 
     def other_weights() -> Path:
         path = folder / "weights.safetensors"
-        encoder_pretraining.write(path, Autoencoder(nn.Linear(2, 1), nn.Linear(1, 2)), DenseAutoencoder(), (2,), {})
+        encoder_pretraining.write(
+            path, Autoencoder(nn.Linear(2, 1), nn.Linear(1, 2)), DenseAutoencoder(), (2,), {}
+        )
         return path
 
     return {
@@ -448,7 +573,9 @@ def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
     }
 
 
-@pytest.mark.parametrize("message", ["no such file", "damaged", "not written by this version of fedclade", "a damaged"])
+@pytest.mark.parametrize(
+    "message", ["no such file", "damaged", "not written by this version of fedclade", "a damaged"]
+)
 def test_files_that_are_no_encoders_are_refused(tmp_path: Path, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         read(bad_files(tmp_path)[message]())
@@ -456,25 +583,35 @@ def test_files_that_are_no_encoders_are_refused(tmp_path: Path, message: str) ->
 
 def test_an_encoder_for_another_shape_is_refused(tmp_path: Path) -> None:
     pretrain(tiny_images(), tmp_path / "a.safetensors", epochs=1)
-    with pytest.raises(InvalidInputError, match=r"takes inputs of shape \(1, 6, 6\), the clients have \(1, 8, 8\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"takes inputs of shape \(1, 6, 6\), the clients have \(1, 8, 8\)"
+    ):
         resolve(str(tmp_path / "a.safetensors"), (1, 8, 8), seed=0)
 
 
-@pytest.mark.parametrize("given", [{"epochs": 0}, {"batch_size": 0}, {"code": 0}, {"lr": 0.0}, {"out": "no/such/folder/file"}])
+@pytest.mark.parametrize(
+    "given",
+    [{"epochs": 0}, {"batch_size": 0}, {"code": 0}, {"lr": 0.0}, {"out": "no/such/folder/file"}],
+)
 def test_pretraining_is_checked_before_it_begins(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError, match=r"^pretrain: "):
         pretrain(tiny_images(), **given)
 
 
 def test_pretraining_needs_something_to_reconstruct() -> None:
-    tokens = fc.data.dataset(torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), name="words")
+    tokens = fc.data.dataset(
+        torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), name="words"
+    )
     with pytest.raises(InvalidInputError, match="'words' are whole numbers"):
         pretrain(tokens)
 
 
 def test_pretraining_on_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "digits.safetensors"
-    done = CliRunner().invoke(main.app, ["pretrain", "--data", "digits", "--out", str(path), "--epochs", "2", "--code", "16"])
+    done = CliRunner().invoke(
+        main.app,
+        ["pretrain", "--data", "digits", "--out", str(path), "--epochs", "2", "--code", "16"],
+    )
     assert done.exit_code == 0
     assert "epoch 2/2  loss 0." in done.output
     assert read(path, (1, 8, 8)).encode(torch.rand(1, 1, 8, 8)).shape == (1, 16)
@@ -483,7 +620,9 @@ def test_pretraining_on_the_command_line(tmp_path: Path) -> None:
 def test_an_encoder_file_in_a_run(digits: Clients, tmp_path: Path) -> None:
     path = tmp_path / "digits.safetensors"
     pretrain("digits", path, epochs=1)
-    result = fc.run(FLT(encoder=str(path), manifold="none", clusters=5), digits, MLP(8), rounds=1, device="cpu")
+    result = fc.run(
+        FLT(encoder=str(path), manifold="none", clusters=5), digits, MLP(8), rounds=1, device="cpu"
+    )
     assert result.summary["ari"] == 1.0
     assert result.summary["clusters"] == 5
 

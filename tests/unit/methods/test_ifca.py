@@ -17,7 +17,14 @@ def rotated(seed: int) -> Clients:
 
 
 def trained(method: fc.Method, seed: int = 0, **settings: Any) -> fc.Result:
-    defaults: dict[str, Any] = {"rounds": 25, "clients_per_round": 1.0, "lr": 0.1, "epochs": 2, "eval_every": 0, "seed": seed}
+    defaults: dict[str, Any] = {
+        "rounds": 25,
+        "clients_per_round": 1.0,
+        "lr": 0.1,
+        "epochs": 2,
+        "eval_every": 0,
+        "seed": seed,
+    }
     return fc.run(method, rotated(seed), fc.models.MLP(64), **{**defaults, **settings})
 
 
@@ -29,7 +36,9 @@ def test_rotated_groups_are_found_with_restarts(seed: int) -> None:
 
 
 def test_a_draw_that_collapses_is_replaced_by_one_that_does_not() -> None:
-    alone, among_four = (trained(fc.IFCA(clusters=4, num_restarts=restarts, trial_rounds=6)) for restarts in (1, 4))
+    alone, among_four = (
+        trained(fc.IFCA(clusters=4, num_restarts=restarts, trial_rounds=6)) for restarts in (1, 4)
+    )
     assert alone.summary["ari"] < 1  # with this seed the first draw leaves two groups in one model
     assert among_four.summary["ari"] == 1
 
@@ -37,14 +46,22 @@ def test_a_draw_that_collapses_is_replaced_by_one_that_does_not() -> None:
 def test_more_models_than_groups_leave_some_untaken_and_nothing_breaks() -> None:
     result = trained(fc.IFCA(clusters=9), rounds=8)
     assert result.summary["clusters"] < 9
-    assert all(bool(torch.isfinite(value).all()) for client in range(20) for value in result.model_of(client).state_dict().values())
+    assert all(
+        bool(torch.isfinite(value).all())
+        for client in range(20)
+        for value in result.model_of(client).state_dict().values()
+    )
 
 
 def test_the_trunk_is_one_and_the_heads_are_several() -> None:
     result = trained(fc.IFCA(clusters=4, shared_layers="trunk"), rounds=5)
     models = [result.model_of(client).state_dict() for client in range(20)]
     assert len({tuple(model["fc1.weight"].flatten().tolist()) for model in models}) == 1
-    assert len({tuple(model["fc2.weight"].flatten().tolist()) for model in models}) == result.summary["clusters"] > 1
+    assert (
+        len({tuple(model["fc2.weight"].flatten().tolist()) for model in models})
+        == result.summary["clusters"]
+        > 1
+    )
 
 
 def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
@@ -52,7 +69,9 @@ def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
     plain = trained(fc.FedAvg(), rounds=5)
     ours, theirs = warm.model_of(0).state_dict(), plain.model_of(0).state_dict()
     assert torch.equal(ours["fc1.weight"], theirs["fc1.weight"])
-    assert torch.equal(ours["fc2.weight"].flatten().sort().values, theirs["fc2.weight"].flatten().sort().values)
+    assert torch.equal(
+        ours["fc2.weight"].flatten().sort().values, theirs["fc2.weight"].flatten().sort().values
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +80,10 @@ def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
         ({"clusters": 0}, "method.clusters = 0: must be at least 1"),
         ({"num_restarts": 0}, "method.num_restarts = 0: must be at least 1"),
         ({"warm_up": -1}, "method.warm_up = -1: must be at least 0"),
-        ({"shared_layers": "head"}, "method.shared_layers = 'head': must be one of 'nothing', 'trunk'"),
+        (
+            {"shared_layers": "head"},
+            "method.shared_layers = 'head': must be one of 'nothing', 'trunk'",
+        ),
     ],
 )
 def test_hyper_parameters_are_checked(given: dict[str, Any], says: str) -> None:
@@ -76,9 +98,15 @@ def test_hyper_parameters_are_checked(given: dict[str, Any], says: str) -> None:
         (fc.SCAFFOLD, {"server_lr": 0.0}, r"method.server_lr = 0.0: must be above 0"),
         (fc.SCAFFOLD, {"option": 3}, r"method.option = 3: must be one of 1, 2"),
         (fc.PerFedAvg, {"alpha": -0.1}, r"method.alpha = -0.1: must be at least 0"),
-        (fc.PerFedAvg, {"variant": "exact"}, r"method.variant = 'exact': must be one of 'first-order', 'hessian-free'"),
+        (
+            fc.PerFedAvg,
+            {"variant": "exact"},
+            r"method.variant = 'exact': must be one of 'first-order', 'hessian-free'",
+        ),
     ],
 )
-def test_hyper_parameters_of_the_other_baselines_are_checked(method: type[fc.Method], given: dict[str, Any], says: str) -> None:
+def test_hyper_parameters_of_the_other_baselines_are_checked(
+    method: type[fc.Method], given: dict[str, Any], says: str
+) -> None:
     with pytest.raises(fc.InvalidInputError, match=says):
         method(**given)

@@ -8,7 +8,9 @@ import fedclade as fc
 
 @pytest.fixture(scope="module")
 def clients() -> fc.data.Clients:
-    return fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=5), clients=8, seed=0)
+    return fc.data.partition(
+        fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=5), clients=8, seed=0
+    )
 
 
 def test_its_clusters_are_the_true_groups(clients: fc.data.Clients) -> None:
@@ -20,9 +22,13 @@ def test_its_clusters_are_the_true_groups(clients: fc.data.Clients) -> None:
 def test_a_group_is_a_federation_of_its_own(clients: fc.data.Clients) -> None:
     """With all clients in one group it is FedAvg, to the bit."""
     together = fc.data.from_arrays(
-        [(clients.x[rows], clients.y[rows]) for rows in map(clients.train.__getitem__, range(4))], groups=[7] * 4
+        [(clients.x[rows], clients.y[rows]) for rows in map(clients.train.__getitem__, range(4))],
+        groups=[7] * 4,
     )
-    oracle, fedavg = (fc.run(method, together, fc.models.MLP(8), rounds=2) for method in (fc.Oracle(), fc.FedAvg()))
+    oracle, fedavg = (
+        fc.run(method, together, fc.models.MLP(8), rounds=2)
+        for method in (fc.Oracle(), fc.FedAvg())
+    )
     for name, weights in oracle.model_of(0).state_dict().items():
         assert torch.equal(weights, fedavg.model_of(0).state_dict()[name])
 

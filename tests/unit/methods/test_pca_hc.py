@@ -30,7 +30,9 @@ from fedclade.training.setup import inject_context
 def started(method: Method, clients: Clients, **options: Any) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = inject_context(method, clients, seed=0).with_local_config(LocalTraining(objective, lr=0.1, batch_size=4))
+    method = inject_context(method, clients, seed=0).with_local_config(
+        LocalTraining(objective, lr=0.1, batch_size=4)
+    )
     fed = Simulator(clients, **options)
     return method, fed, method.init(fed, objective.params(), key=0)
 
@@ -39,13 +41,20 @@ def agreement(method: PCAHC, clients: Clients) -> float:
     return float(adjusted_rand_score(clients.groups, started(method, clients)[2].cluster_ids))
 
 
-# --- principal axes ------------------------------------------------------------------------------------------------------------------
+# --- principal axes
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 8), st.integers(1, 10), st.integers(0, 10**6))
-def test_axes_are_those_of_scikit_learn(samples: int, dimensions: int, components: int, seed: int) -> None:
-    x = np.random.default_rng(seed).normal(size=(samples, dimensions)) * np.arange(1, dimensions + 1) + 7
+def test_axes_are_those_of_scikit_learn(
+    samples: int, dimensions: int, components: int, seed: int
+) -> None:
+    x = (
+        np.random.default_rng(seed).normal(size=(samples, dimensions))
+        * np.arange(1, dimensions + 1)
+        + 7
+    )
     basis = principal_axes(torch.from_numpy(x), components)
     mean, axes = basis["mean"].double().numpy(), basis["axes"].double().numpy()
     assert axes.shape == (components, dimensions)
@@ -64,7 +73,10 @@ def test_axes_are_those_of_scikit_learn(samples: int, dimensions: int, component
 def test_with_all_axes_distances_between_samples_stay(seed: int) -> None:
     x = torch.from_numpy(np.random.default_rng(seed).normal(size=(9, 4))).float()
     basis = principal_axes(x, 6)
-    torch.testing.assert_close(torch.cdist((x - basis["mean"]) @ basis["axes"].T, torch.zeros(1, 6)), torch.cdist(x, basis["mean"][None]))
+    torch.testing.assert_close(
+        torch.cdist((x - basis["mean"]) @ basis["axes"].T, torch.zeros(1, 6)),
+        torch.cdist(x, basis["mean"][None]),
+    )
 
 
 def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) -> None:
@@ -75,11 +87,16 @@ def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) ->
     assert torch.equal(some, everyone[[12, 5]])
 
 
-# --- what it finds -------------------------------------------------------------------------------------------------------------------
+# --- what it finds
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("scheme", [LabelClusters(clusters=5, classes=2), Rotation(clusters=5)], ids=lambda scheme: scheme.name)
+@pytest.mark.parametrize(
+    "scheme",
+    [LabelClusters(clusters=5, classes=2), Rotation(clusters=5)],
+    ids=lambda scheme: scheme.name,
+)
 def test_a_shared_basis_finds_what_own_ones_do_not(scheme: Scheme, seed: int) -> None:
     clients = partition(load("digits"), scheme, clients=20, seed=seed)
     assert agreement(PCAHC(basis="shared"), clients) == 1.0
@@ -95,7 +112,9 @@ def test_finds_label_clusters_of_mnist(real_data: Callable[[str], Path]) -> None
 
 def test_a_run_with_probe_data_of_ones_own(digits: Clients) -> None:
     x = load("digits").x_train[:200]
-    result = fc.run(PCAHC(basis="shared", probe=x), replace(digits, probe=None), MLP(8), rounds=1, device="cpu")
+    result = fc.run(
+        PCAHC(basis="shared", probe=x), replace(digits, probe=None), MLP(8), rounds=1, device="cpu"
+    )
     assert result.summary["ari"] == 1.0
     assert result.summary["clusters"] == 5
 
@@ -114,7 +133,9 @@ def test_with_one_group_it_is_fedavg(ragged: Clients, basis: Any) -> None:
 def test_late_clients_join_their_own_group(digits: Clients) -> None:
     late, silent = [3, 7, 8, 15, 19], True  # one or more of each group
     method, fed, state = started(
-        PCAHC(basis="shared"), digits, faults=lambda key, client, reply: None if silent and client in late else reply
+        PCAHC(basis="shared"),
+        digits,
+        faults=lambda key, client, reply: None if silent and client in late else reply,
     )
     assert (state.cluster_ids == UNKNOWN).nonzero().flatten().tolist() == late
     known = state.cluster_ids.clone()
@@ -135,11 +156,15 @@ def test_a_state_fits_into_a_checkpoint(digits: Clients, tmp_path: Path, basis: 
     assert all(torch.equal(value, flatten(again)[name]) for name, value in flatten(state).items())
 
 
-# --- what it refuses -----------------------------------------------------------------------------------------------------------------
+# --- what it refuses
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_shared_basis_needs_probe_data(digits: Clients) -> None:
-    with pytest.raises(InvalidInputError, match=r"method\.basis = 'shared'.*partition\(…, probe=n\).*PCAHC\(probe=array\)"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"method\.basis = 'shared'.*partition\(…, probe=n\).*PCAHC\(probe=array\)",
+    ):
         started(PCAHC(basis="shared"), replace(digits, probe=None))
 
 
@@ -152,12 +177,19 @@ def test_tokens_have_no_principal_components(basis: Any) -> None:
 
 
 def test_a_claim_of_too_many_centres_does_no_harm(ragged: Clients) -> None:
-    state = started(PCAHC(k=2), ragged, faults=lambda key, client, reply: reply | {"count": torch.tensor(10**6)})[2]
+    state = started(
+        PCAHC(k=2), ragged, faults=lambda key, client, reply: reply | {"count": torch.tensor(10**6)}
+    )[2]
     assert state.counts.tolist() == [2] * 6
 
 
 def test_probe_data_are_no_hyper_parameter() -> None:
-    assert [each.name for each in hyperparameters(PCAHC)] == ["clusters", "k", "components", "basis"]
+    assert [each.name for each in hyperparameters(PCAHC)] == [
+        "clusters",
+        "k",
+        "components",
+        "basis",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Where a method's special part is switched off it is FedAvg: exactly where no arithmetic differs, else within 1e-6."""
+"""Where a method's special part is switched off it is FedAvg: exactly where no arithmetic differs,
+else within 1e-6.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,19 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import grad
 
-from fedclade import IFCA, SCAFFOLD, FedAvg, FedNova, FedProx, LGFedAvg, LocalTraining, Method, PerFedAvg, Program, Simulator
+from fedclade import (
+    IFCA,
+    SCAFFOLD,
+    FedAvg,
+    FedNova,
+    FedProx,
+    LGFedAvg,
+    LocalTraining,
+    Method,
+    PerFedAvg,
+    Program,
+    Simulator,
+)
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import natively_batched, sgd
@@ -35,12 +49,19 @@ def objective() -> Objective:
 
 def clients_of(sizes: Sequence[int], seed: int) -> Clients:
     generator = torch.Generator().manual_seed(seed)
-    return from_arrays([(torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in sizes])
+    return from_arrays(
+        [
+            (torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator))
+            for n in sizes
+        ]
+    )
 
 
 def trained(method: Method, clients: Clients, cohorts: Cohorts, **local: float) -> Tree:
     """The models that all clients use after these rounds."""
-    bound = method.with_local_config(LocalTraining(objective(), **{"lr": 0.3, "batch_size": 4, **local}))  # type: ignore[arg-type]
+    bound = method.with_local_config(
+        LocalTraining(objective(), **{"lr": 0.3, "batch_size": 4, **local})
+    )  # type: ignore[arg-type]
     fed, params = Simulator(clients), objective().params()
     fed.init_client_state(bound.initial_client_state(params))
     state = bound.init(fed, params, key=fold_in(0, "init"))
@@ -58,9 +79,13 @@ def difference(one: Tree, other: Tree) -> float:
 
 
 @st.composite
-def federations(draw: st.DrawFn, equal_steps: bool = False) -> tuple[Clients, Cohorts, dict[str, float]]:
+def federations(
+    draw: st.DrawFn, equal_steps: bool = False
+) -> tuple[Clients, Cohorts, dict[str, float]]:
     count = draw(st.integers(1, 4))
-    size = st.integers(5, 8) if equal_steps else st.integers(1, 13)  # 5 to 8 samples are two batches of 4
+    size = (
+        st.integers(5, 8) if equal_steps else st.integers(1, 13)
+    )  # 5 to 8 samples are two batches of 4
     sizes = draw(st.lists(size, min_size=count, max_size=count))
     cohort = st.lists(st.sampled_from(range(count)), min_size=1, unique=True)
     cohorts = draw(st.lists(cohort, min_size=1, max_size=3))
@@ -80,21 +105,39 @@ few = settings(max_examples=15, deadline=None)
 @given(federations())
 def test_fedprox_without_its_term(case: Case) -> None:
     clients, cohorts, local = case
-    assert difference(trained(FedProx(mu=0.0), clients, cohorts, **local), trained(FedAvg(), clients, cohorts, **local)) == 0
+    assert (
+        difference(
+            trained(FedProx(mu=0.0), clients, cohorts, **local),
+            trained(FedAvg(), clients, cohorts, **local),
+        )
+        == 0
+    )
 
 
 @few
 @given(federations(equal_steps=True))
 def test_fednova_with_equal_steps(case: Case) -> None:
     clients, cohorts, local = case
-    assert difference(trained(FedNova(), clients, cohorts, **local), trained(FedAvg(), clients, cohorts, **local)) < 1e-6
+    assert (
+        difference(
+            trained(FedNova(), clients, cohorts, **local),
+            trained(FedAvg(), clients, cohorts, **local),
+        )
+        < 1e-6
+    )
 
 
 @few
 @given(federations())
 def test_scaffold_in_its_first_round(case: Case) -> None:
     clients, cohorts, local = case
-    assert difference(trained(SCAFFOLD(), clients, cohorts[:1], **local), trained(FedAvg(), clients, cohorts[:1], **local)) < 1e-6
+    assert (
+        difference(
+            trained(SCAFFOLD(), clients, cohorts[:1], **local),
+            trained(FedAvg(), clients, cohorts[:1], **local),
+        )
+        < 1e-6
+    )
 
 
 @few
@@ -102,7 +145,11 @@ def test_scaffold_in_its_first_round(case: Case) -> None:
 def test_ifca_with_one_model(case: Case) -> None:
     clients, cohorts, local = case
     plain = trained(FedAvg(), clients, cohorts, **local)
-    for method in (IFCA(clusters=1), IFCA(clusters=1, warm_up=1), IFCA(clusters=1, shared_layers="trunk")):
+    for method in (
+        IFCA(clusters=1),
+        IFCA(clusters=1, warm_up=1),
+        IFCA(clusters=1, shared_layers="trunk"),
+    ):
         assert difference(trained(method, clients, cohorts, **local), plain) == 0
 
 
@@ -110,7 +157,13 @@ def test_ifca_with_one_model(case: Case) -> None:
 @given(federations())
 def test_lg_fedavg_with_no_local_layers(case: Case) -> None:
     clients, cohorts, local = case
-    assert difference(trained(LGFedAvg(local_layers=()), clients, cohorts, **local), trained(FedAvg(), clients, cohorts, **local)) == 0
+    assert (
+        difference(
+            trained(LGFedAvg(local_layers=()), clients, cohorts, **local),
+            trained(FedAvg(), clients, cohorts, **local),
+        )
+        == 0
+    )
 
 
 class OnSecondBatches(FedAvg):
@@ -123,21 +176,37 @@ class OnSecondBatches(FedAvg):
         def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
             return plain.step(broadcast, const, carry, batch.member(1))
 
-        return fedavg_round(fed, replace(plain, step=step, batches=replace(plain.batches, group=2)), state, cohort, key)
+        return fedavg_round(
+            fed,
+            replace(plain, step=step, batches=replace(plain.batches, group=2)),
+            state,
+            cohort,
+            key,
+        )
 
 
 @few
 @given(federations())
 def test_per_fedavg_with_alpha_zero_is_fedavg_on_its_second_batches(case: Case) -> None:
     clients, cohorts, local = case
-    assert difference(trained(PerFedAvg(alpha=0.0), clients, cohorts, **local), trained(OnSecondBatches(), clients, cohorts, **local)) == 0
+    assert (
+        difference(
+            trained(PerFedAvg(alpha=0.0), clients, cohorts, **local),
+            trained(OnSecondBatches(), clients, cohorts, **local),
+        )
+        == 0
+    )
 
 
 @few
 @given(federations(), st.sampled_from(["examples", "clients"]), st.sampled_from([1, 2]))
-def test_scaffolds_c_is_the_mean_of_all_control_variates(case: Case, weights: str, option: int) -> None:
+def test_scaffolds_c_is_the_mean_of_all_control_variates(
+    case: Case, weights: str, option: int
+) -> None:
     clients, cohorts, local = case
-    bound = SCAFFOLD(weights=weights, option=option).with_local_config(LocalTraining(objective(), lr=0.1, batch_size=4, **local))  # type: ignore[arg-type]
+    bound = SCAFFOLD(weights=weights, option=option).with_local_config(
+        LocalTraining(objective(), lr=0.1, batch_size=4, **local)
+    )  # type: ignore[arg-type]
     fed, params = Simulator(clients), objective().params()
     fed.init_client_state(bound.initial_client_state(params))
     state = bound.init(fed, params, key=0)
@@ -152,7 +221,10 @@ def test_scaffolds_c_is_the_mean_of_all_control_variates(case: Case, weights: st
 
 def a_group(parts: int, seed: int = 0) -> Batch:
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(parts, 4, 4, generator=generator), torch.randint(0, 3, (parts, 4), generator=generator)
+    x, y = (
+        torch.randn(parts, 4, 4, generator=generator),
+        torch.randint(0, 3, (parts, 4), generator=generator),
+    )
     return Batch(x, y, torch.ones(parts, 4), torch.tensor(0))
 
 
@@ -171,9 +243,14 @@ def test_per_fedavgs_two_gradients_are_those_of_autograd() -> None:
     batch, alpha, beta = a_group(2), 0.3, 0.1
     w = tree_map(lambda value: value.requires_grad_(), objective().params())
     first = torch.autograd.grad(loss_at(w, batch, 0), list(w.values()))
-    ahead = {name: (value - alpha * g).detach().requires_grad_() for (name, value), g in zip(w.items(), first, strict=True)}
+    ahead = {
+        name: (value - alpha * g).detach().requires_grad_()
+        for (name, value), g in zip(w.items(), first, strict=True)
+    }
     second = torch.autograd.grad(loss_at(ahead, batch, 1), list(ahead.values()))
-    expected = {name: value.detach() - beta * g for (name, value), g in zip(w.items(), second, strict=True)}
+    expected = {
+        name: value.detach() - beta * g for (name, value), g in zip(w.items(), second, strict=True)
+    }
     got = one_step(meta_sgd(LocalTraining(objective(), lr=beta), alpha, "first-order"), batch)
     assert difference(got, expected) < 1e-6
 
@@ -190,7 +267,10 @@ def test_the_hessian_free_variant_is_the_full_meta_gradient_where_its_batches_ar
     expected = tree_map(lambda value, g: value - beta * g, w, grad(meta)(w))
     got = one_step(meta_sgd(LocalTraining(objective(), lr=beta), alpha, "hessian-free"), batch)
     assert difference(got, expected) < 1e-4
-    plain = one_step(meta_sgd(LocalTraining(objective(), lr=beta), alpha, "first-order"), Batch(*(v[:2] for v in batch[:3]), batch.key))
+    plain = one_step(
+        meta_sgd(LocalTraining(objective(), lr=beta), alpha, "first-order"),
+        Batch(*(v[:2] for v in batch[:3]), batch.key),
+    )
     assert difference(plain, expected) > 1e-4  # what leaving the second derivative out costs here
 
 
@@ -201,6 +281,8 @@ def test_ifcas_models_have_one_distribution_and_differ() -> None:
     models = bound.init(Simulator(clients), params, key=5).models
     for name, value in models.items():
         flat = value.flatten(1)
-        assert torch.equal(flat.sort().values, stack([params])[name].flatten(1).sort().values.expand_as(flat))
+        assert torch.equal(
+            flat.sort().values, stack([params])[name].flatten(1).sort().values.expand_as(flat)
+        )
         assert torch.equal(value[0], params[name])
     assert len(torch.unique(models["0.weight"].flatten(1), dim=0)) == 6

@@ -28,7 +28,9 @@ def test_it_has_the_parameters_flt_prints() -> None:
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 4, 12)])
-def test_reconstruction_has_the_shape_of_the_image_and_lies_in_0_to_1(spec: Spec, shape: tuple[int, ...]) -> None:
+def test_reconstruction_has_the_shape_of_the_image_and_lies_in_0_to_1(
+    spec: Spec, shape: tuple[int, ...]
+) -> None:
     module = spec.build(shape, 10)
     images = torch.rand(5, *shape)
     again = module(images)
@@ -47,7 +49,9 @@ def test_the_code_has_no_activation(spec: Spec) -> None:
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.name)
 def test_classes_are_ignored(spec: Spec) -> None:
-    sizes = [{k: v.shape for k, v in spec.build((1, 8, 8), c).state_dict().items()} for c in (0, 2, 62)]
+    sizes = [
+        {k: v.shape for k, v in spec.build((1, 8, 8), c).state_dict().items()} for c in (0, 2, 62)
+    ]
     assert sizes[0] == sizes[1] == sizes[2]
 
 
@@ -63,21 +67,30 @@ def test_classes_are_ignored(spec: Spec) -> None:
         ((64,), "."),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(spec: Spec, shape: tuple[int, ...], remedy: str) -> None:
+def test_shapes_that_do_not_fit_are_refused(
+    spec: Spec, shape: tuple[int, ...], remedy: str
+) -> None:
     with pytest.raises(InvalidInputError) as refused:
         spec.build(shape, 10)
-    needs = f"{type(spec).__name__} needs images (channels, height, width) of at least 4x4 with sides divisible by 4"
+    needs = (
+        f"{type(spec).__name__} needs images (channels, height, width) of at least 4x4 with sides"
+        " divisible by 4"
+    )
     assert str(refused.value) == f"{needs}, got {shape}{remedy}"
 
 
 @pytest.mark.parametrize("spec", [ConvAutoencoder, ResidualAutoencoder])
 @pytest.mark.parametrize("code", [0, -1, 1.5, True, "128"])
 def test_code_is_checked(spec: type[Spec], code: object) -> None:
-    with pytest.raises(InvalidInputError, match=r"^model\.code = .*: length of the code, a whole number of at least 1"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^model\.code = .*: length of the code, a whole number of at least 1",
+    ):
         spec(code=code)  # type: ignore[arg-type]
 
 
-# --- the residual one ----------------------------------------------------------------------------------------------------------------
+# --- the residual one
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_residual_one_has_the_parameters_of_its_layers() -> None:
@@ -88,16 +101,37 @@ def test_the_residual_one_has_the_parameters_of_its_layers() -> None:
         return 2 * maps
 
     residual = conv(128, 32, 3) + norm(32) + conv(32, 128, 1) + norm(128)
-    encoder = conv(3, 64, 4) + norm(64) + conv(64, 128, 4) + norm(128) + conv(128, 128, 3) + 2 * residual + 8192 * 128 + 128
-    decoder = 128 * 8192 + 8192 + conv(128, 128, 3) + 2 * residual + conv(128, 64, 4) + norm(64) + conv(64, 3, 4)
+    encoder = (
+        conv(3, 64, 4)
+        + norm(64)
+        + conv(64, 128, 4)
+        + norm(128)
+        + conv(128, 128, 3)
+        + 2 * residual
+        + 8192 * 128
+        + 128
+    )
+    decoder = (
+        128 * 8192
+        + 8192
+        + conv(128, 128, 3)
+        + 2 * residual
+        + conv(128, 64, 4)
+        + norm(64)
+        + conv(64, 3, 4)
+    )
     module = ResidualAutoencoder().build((3, 32, 32))
-    assert (size(module.encoder), size(module.decoder)) == (encoder, decoder) == (1_413_888, 1_421_571)
+    assert (
+        (size(module.encoder), size(module.decoder)) == (encoder, decoder) == (1_413_888, 1_421_571)
+    )
 
 
 def test_its_maps_have_a_quarter_of_the_side() -> None:
     seen: list[Tensor] = []
     module = ResidualAutoencoder(hidden=16).build((3, 32, 24))
-    module.encoder.get_submodule("flatten").register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    module.encoder.get_submodule("flatten").register_forward_pre_hook(
+        lambda _, given: seen.append(given[0])
+    )
     module.encode(torch.rand(2, 3, 32, 24))
     assert seen[0].shape == (2, 16, 8, 6)
 
@@ -111,7 +145,10 @@ def test_its_images_do_not_depend_on_who_is_beside_them() -> None:
 
 @pytest.mark.parametrize("hidden", [0, -16, 8, 24, 16.0, True, "128"])
 def test_its_maps_are_checked(hidden: object) -> None:
-    with pytest.raises(InvalidInputError, match=r"^model\.hidden = .*: feature maps, a multiple of 16; fewer are faster"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^model\.hidden = .*: feature maps, a multiple of 16; fewer are faster",
+    ):
         ResidualAutoencoder(hidden=hidden)  # type: ignore[arg-type]
 
 
@@ -130,7 +167,9 @@ def test_it_is_the_encoder_of_colour_images_that_fit(shape: tuple[int, ...], spe
 
 
 def stripes(count: int) -> Tensor:
-    """Colour images with stripes, upright in the first half and level in the second, under some noise."""
+    """Colour images with stripes, upright in the first half and level in the second, under some
+    noise.
+    """
     generator = torch.Generator().manual_seed(0)
     lines = (torch.arange(24) // 4 % 2 * 200).expand(3, 24, 24)
     images = torch.stack([lines if number < count // 2 else lines.mT for number in range(count)])
@@ -141,11 +180,15 @@ def test_it_is_pretrained_into_a_file_and_read_again(tmp_path: Path) -> None:
     data = fc.data.dataset(stripes(32), torch.zeros(32, dtype=torch.int64), name="stripes")
     losses: list[float] = []
     path = tmp_path / "stripes.safetensors"
-    module = fc.pretrain(data, path, epochs=3, batch_size=8, on_epoch=lambda _, loss: losses.append(loss))
+    module = fc.pretrain(
+        data, path, epochs=3, batch_size=8, on_epoch=lambda _, loss: losses.append(loss)
+    )
     assert losses[2] < losses[1] < losses[0]
     again = encoder_pretraining.read(path, (3, 24, 24))
     assert again.pretrained
-    assert all(torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items())
+    assert all(
+        torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items()
+    )
 
 
 def test_it_is_pretrained_on_the_command_line(tmp_path: Path) -> None:
@@ -153,14 +196,22 @@ def test_it_is_pretrained_on_the_command_line(tmp_path: Path) -> None:
     y = np.zeros(16, dtype=np.int64)
     np.savez(tmp_path / "stripes.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
     out = tmp_path / "encoder.safetensors"
-    done = CliRunner().invoke(main.app, ["pretrain", "--data", str(tmp_path / "stripes.npz"), "--out", str(out), "--epochs", "1"])
+    done = CliRunner().invoke(
+        main.app,
+        ["pretrain", "--data", str(tmp_path / "stripes.npz"), "--out", str(out), "--epochs", "1"],
+    )
     assert done.exit_code == 0, done.output
-    assert encoder_pretraining.read(out, (3, 24, 24)).encode(torch.rand(2, 3, 24, 24)).shape == (2, 128)
+    assert encoder_pretraining.read(out, (3, 24, 24)).encode(torch.rand(2, 3, 24, 24)).shape == (
+        2,
+        128,
+    )
 
 
 def test_flt_finds_groups_of_colour_images_with_it() -> None:
     x = stripes(32)
-    clients = from_arrays([(x[start : start + 8], torch.zeros(8, dtype=torch.int64)) for start in range(0, 32, 8)])
+    clients = from_arrays(
+        [(x[start : start + 8], torch.zeros(8, dtype=torch.int64)) for start in range(0, 32, 8)]
+    )
     method = fc.FLT(k=1, manifold="none", clusters=2, fine_tune_epochs=1)
     result = fc.run(method, clients, MLP(4), rounds=1, device="cpu")
     first, second, third, fourth = result.clusters.tolist()

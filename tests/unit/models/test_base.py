@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import fedclade as fc
-from fedclade.core.functional_model import Batch, ClientStackedBatch, ExampleLoss, Objective, cross_entropy
+from fedclade.core.functional_model import (
+    Batch,
+    ClientStackedBatch,
+    ExampleLoss,
+    Objective,
+    cross_entropy,
+)
 from fedclade.core.kernels import activation_taps
 from fedclade.data import from_arrays
 from fedclade.models import (
@@ -50,13 +56,18 @@ CASES: list[tuple[ModelSpec, tuple[int, ...]]] = [
 ]
 CLASSES = 10
 
-# Gradients are compared in float64: in float32 a rounding may turn which of two pixels is the larger, and so a pooling's gradient.
+# Gradients are compared in float64: in float32 a rounding may turn which of two pixels is the
+# larger, and so a pooling's gradient.
 
 
 def samples(spec: ModelSpec, shape: tuple[int, ...], *axes: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets as a model of this kind is given them."""
     words = isinstance(spec, LstmLanguageModel)
-    x = torch.randint(CLASSES, (*axes, *shape)) if words else torch.rand(*axes, *shape, dtype=torch.float64)
+    x = (
+        torch.randint(CLASSES, (*axes, *shape))
+        if words
+        else torch.rand(*axes, *shape, dtype=torch.float64)
+    )
     if isinstance(spec, ConvAutoencoder | ResidualAutoencoder):
         return x, x
     positions = shape[:1] if isinstance(spec, LstmLanguageModel | BiLstmTagger) else ()
@@ -68,7 +79,9 @@ def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def loss_of(spec: ModelSpec) -> ExampleLoss:
-    return squared_error if isinstance(spec, ConvAutoencoder | ResidualAutoencoder) else cross_entropy
+    return (
+        squared_error if isinstance(spec, ConvAutoencoder | ResidualAutoencoder) else cross_entropy
+    )
 
 
 def test_every_model_has_a_case() -> None:
@@ -114,7 +127,9 @@ def test_the_seed_decides_the_weights(spec: ModelSpec, shape: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize(("spec", "shape"), CASES, ids=str)
-def test_no_layer_stands_in_two_places_and_none_has_buffers(spec: ModelSpec, shape: tuple[int, ...]) -> None:
+def test_no_layer_stands_in_two_places_and_none_has_buffers(
+    spec: ModelSpec, shape: tuple[int, ...]
+) -> None:
     module = spec.build(shape, CLASSES)
     places = [id(m) for _, m in module.named_modules(remove_duplicate=False)]
     assert len(places) == len(set(places))
@@ -122,7 +137,9 @@ def test_no_layer_stands_in_two_places_and_none_has_buffers(spec: ModelSpec, sha
 
 
 @pytest.mark.parametrize(("spec", "shape"), CASES, ids=str)
-def test_gradients_of_three_clients_at_once_equal_one_by_one(spec: ModelSpec, shape: tuple[int, ...]) -> None:
+def test_gradients_of_three_clients_at_once_equal_one_by_one(
+    spec: ModelSpec, shape: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
     modules = [spec.build(shape, CLASSES).eval().double() for _ in range(3)]
     params, buffers = stack_module_state(modules)
@@ -132,7 +149,9 @@ def test_gradients_of_three_clients_at_once_equal_one_by_one(spec: ModelSpec, sh
         return loss_of(spec)(functional_call(modules[0], (own, buffers), (x,)), y).mean()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # torch warns where a layer has no batching rule and would run client by client
+        warnings.simplefilter(
+            "error"
+        )  # torch warns where a layer has no batching rule and would run client by client
         together = vmap(grad(loss))(params, x, y)
 
     for client, module in enumerate(modules):
@@ -144,45 +163,74 @@ def test_gradients_of_three_clients_at_once_equal_one_by_one(spec: ModelSpec, sh
             torch.testing.assert_close(together[name][client], parameter.grad)
 
 
-# Not ResNet9 and ResidualAutoencoder: on the CPU torch's group norm under vmap refuses what convolutions in columns give. On CUDA it
-# takes it (tests/unit/engines/test_cuda.py).
+# Not ResNet9 and ResidualAutoencoder: on the CPU torch's group norm under vmap refuses what
+# convolutions in columns give. On CUDA it takes it (tests/unit/engines/test_cuda.py).
 CONVOLUTIONS = LeafCNN | SmallCNN | LeNet5 | CflCNN | GmccCNN | ConvAutoencoder
-IN_COLUMNS = [pytest.param(*case, True, id=f"{case[0]}-in columns") for case in CASES if isinstance(case[0], CONVOLUTIONS)]
+IN_COLUMNS = [
+    pytest.param(*case, True, id=f"{case[0]}-in columns")
+    for case in CASES
+    if isinstance(case[0], CONVOLUTIONS)
+]
 
 
-@pytest.mark.parametrize(("spec", "shape", "in_columns"), [(*case, False) for case in CASES] + IN_COLUMNS, ids=str)
+@pytest.mark.parametrize(
+    ("spec", "shape", "in_columns"), [(*case, False) for case in CASES] + IN_COLUMNS, ids=str
+)
 def test_a_stack_has_the_gradients_that_autograd_gives_client_by_client(
     spec: ModelSpec, shape: tuple[int, ...], in_columns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the engine trains: with dropout, and a padded batch. in_columns: convolutions as on CUDA."""
+    """As the engine trains: with dropout, and a padded batch. in_columns: convolutions as on
+    CUDA.
+    """
     monkeypatch.setattr(activation_taps, "in_columns", lambda x: in_columns)
     torch.manual_seed(0)
     objective = Objective(spec.build(shape, CLASSES).double(), loss_of(spec))
-    params = {name: value + 0.01 * torch.randn(2, *value.shape, dtype=torch.float64) for name, value in objective.params().items()}
+    params = {
+        name: value + 0.01 * torch.randn(2, *value.shape, dtype=torch.float64)
+        for name, value in objective.params().items()
+    }
     x, y = samples(spec, shape, 2, 3)
     weight = torch.tensor([[1.0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        got = objective.add_scaled_gradient(zeros, weight.new_ones(()), params, ClientStackedBatch(x, y, weight, torch.arange(2)))
+        got = objective.add_scaled_gradient(
+            zeros, weight.new_ones(()), params, ClientStackedBatch(x, y, weight, torch.arange(2))
+        )
     for client in range(2):
         own = {name: value[client].clone().requires_grad_() for name, value in params.items()}
-        loss = objective.loss(own, Batch(x[client], y[client], weight[client], torch.tensor(client)))
+        loss = objective.loss(
+            own, Batch(x[client], y[client], weight[client], torch.tensor(client))
+        )
         for name, expected in zip(own, torch.autograd.grad(loss, list(own.values())), strict=True):
             torch.testing.assert_close(got[name][client], expected)
 
 
-@pytest.mark.parametrize(("spec", "shape"), {spec.name: (spec, shape) for spec, shape in CASES}.values(), ids=str)
+@pytest.mark.parametrize(
+    ("spec", "shape"), {spec.name: (spec, shape) for spec, shape in CASES}.values(), ids=str
+)
 def test_two_rounds_lower_the_training_loss(spec: ModelSpec, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    x, y = (value.float() if value.is_floating_point() else value for value in samples(spec, shape, 2, 6))
+    x, y = (
+        value.float() if value.is_floating_point() else value
+        for value in samples(spec, shape, 2, 6)
+    )
     clients = from_arrays([(x[0], y[0]), (x[1], y[1])])
     module = spec.build(shape, CLASSES)
 
     def train_loss(rounds: int, lr: float) -> float:
         loss = None if loss_of(spec) is cross_entropy else loss_of(spec)
-        settings = {"lr": lr, "batch_size": 4, "epochs": 1, "clients_per_round": 1.0, "loss": loss, "device": "cpu"}
-        value: float = fc.run(fc.FedAvg(), clients, module, rounds, **settings).summary["train_loss"]
+        settings = {
+            "lr": lr,
+            "batch_size": 4,
+            "epochs": 1,
+            "clients_per_round": 1.0,
+            "loss": loss,
+            "device": "cpu",
+        }
+        value: float = fc.run(fc.FedAvg(), clients, module, rounds, **settings).summary[
+            "train_loss"
+        ]
         return value
 
     # The head of ResNet9 has 512 large inputs: on a dozen images of noise only small steps go down.

@@ -27,7 +27,9 @@ def size(module: nn.Module) -> int:
         (CflCNN(), (3, 32, 32), 10, 188_810),  # ours: the paper gives none
     ],
 )
-def test_parameter_counts_of_the_papers(spec: Spec, shape: tuple[int, ...], classes: int, parameters: int) -> None:
+def test_parameter_counts_of_the_papers(
+    spec: Spec, shape: tuple[int, ...], classes: int, parameters: int
+) -> None:
     assert size(spec.build(shape, classes)) == parameters
 
 
@@ -45,32 +47,52 @@ def test_small_cnn_drops_maps_and_then_units() -> None:
     order = list(children)
     assert order[order.index("conv2") + 1] == "dropout1"
     assert order[order.index("fc2") - 1] == "dropout2"
-    assert not any("dropout" in name for name, _ in SmallCNN(0).build((1, 28, 28), 10).named_modules())
+    assert not any(
+        "dropout" in name for name, _ in SmallCNN(0).build((1, 28, 28), 10).named_modules()
+    )
 
 
 def test_cfls_net_has_five_layers_with_weights() -> None:
-    layers = [layer for layer in CflCNN().build((3, 32, 32), 10).modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
+    layers = [
+        layer
+        for layer in CflCNN().build((3, 32, 32), 10).modules()
+        if isinstance(layer, nn.Conv2d | nn.Linear)
+    ]
     assert [type(layer) for layer in layers] == [nn.Conv2d] * 3 + [nn.Linear] * 2
 
 
 def test_fedgmccs_net_drops_units_after_each_pooling_and_before_the_last_layer() -> None:
     children = dict(GmccCNN(0.3).build((1, 28, 28), 62).named_children())
     order = list(children)
-    assert [order[order.index(name) - 1] for name in ("dropout1", "dropout2", "fc2")] == ["pool1", "pool2", "dropout3"]
-    assert [type(layer) for layer in children.values() if "Dropout" in type(layer).__name__] == [nn.Dropout] * 3
+    assert [order[order.index(name) - 1] for name in ("dropout1", "dropout2", "fc2")] == [
+        "pool1",
+        "pool2",
+        "dropout3",
+    ]
+    assert [type(layer) for layer in children.values() if "Dropout" in type(layer).__name__] == [
+        nn.Dropout
+    ] * 3
     assert children["dropout3"].p == 0.3
-    assert not any("dropout" in name for name, _ in GmccCNN(0).build((1, 28, 28), 62).named_modules())
+    assert not any(
+        "dropout" in name for name, _ in GmccCNN(0).build((1, 28, 28), 62).named_modules()
+    )
 
 
 @pytest.mark.parametrize(
     ("spec", "least"),
-    [(LeafCNN(p), least) for p, least in enumerate([16, 10, 4, 1, 1])] + [(SmallCNN(), 16), (LeNet5(), 16), (CflCNN(), 8), (GmccCNN(), 4)],
+    [(LeafCNN(p), least) for p, least in enumerate([16, 10, 4, 1, 1])]
+    + [(SmallCNN(), 16), (LeNet5(), 16), (CflCNN(), 8), (GmccCNN(), 4)],
 )
-def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(spec: Spec, least: int) -> None:
+def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(
+    spec: Spec, least: int
+) -> None:
     for height, width in [(least, least), (least + 1, least + 2), (least + 7, least)]:
         assert spec.build((2, height, width), 5)(torch.rand(3, 2, height, width)).shape == (3, 5)
     if least > 1:
-        with pytest.raises(InvalidInputError, match=f"^{type(spec).__name__} needs images .* of at least {least}x{least}, got"):
+        with pytest.raises(
+            InvalidInputError,
+            match=f"^{type(spec).__name__} needs images .* of at least {least}x{least}, got",
+        ):
             spec.build((2, least + 5, least - 1), 5)
 
 
@@ -88,12 +110,17 @@ def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(spec: 
 def test_the_refusal_names_model_shape_need_and_remedy(shape: tuple[int, ...], remedy: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         LeNet5().build(shape, 10)
-    assert str(refused.value) == f"LeNet5 needs images (channels, height, width) of at least 16x16, got {shape}{remedy}"
+    assert (
+        str(refused.value)
+        == f"LeNet5 needs images (channels, height, width) of at least 16x16, got {shape}{remedy}"
+    )
 
 
 @pytest.mark.parametrize("padding", [-1, 5, 1.0, True, "same"])
 def test_padding_is_checked(padding: object) -> None:
-    with pytest.raises(InvalidInputError, match=r"^model\.padding = .*: .* a whole number from 0 to 4"):
+    with pytest.raises(
+        InvalidInputError, match=r"^model\.padding = .*: .* a whole number from 0 to 4"
+    ):
         LeafCNN(padding=padding)  # type: ignore[arg-type]
 
 

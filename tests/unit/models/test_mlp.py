@@ -29,7 +29,9 @@ def test_layers_come_in_the_order_and_under_the_names_documented() -> None:
 
 
 def test_parameters_have_the_same_names_with_and_without_dropout() -> None:
-    assert list(MLP(5, dropout=0.5).build((4,), 3).state_dict()) == list(MLP(5).build((4,), 3).state_dict())
+    assert list(MLP(5, dropout=0.5).build((4,), 3).state_dict()) == list(
+        MLP(5).build((4,), 3).state_dict()
+    )
 
 
 @pytest.mark.parametrize("shape", [(60,), (8, 8), (1, 8, 8), torch.Size([3, 5, 7])])
@@ -45,13 +47,19 @@ def test_several_hidden_layers_may_come_as_a_list() -> None:
 
 @pytest.mark.parametrize("hidden", [0, -3, 2.5, True, "200", (), (200, 0), None])
 def test_hidden_is_checked(hidden: object) -> None:
-    with pytest.raises(InvalidInputError, match=r"^model\.hidden = .*: units of the hidden layer, a whole number of at least 1"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^model\.hidden = .*: units of the hidden layer, a whole number of at least 1",
+    ):
         MLP(hidden=hidden)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dropout", [1, 1.0, -0.1, float("nan"), "half", True, None])
 def test_dropout_is_checked(dropout: object) -> None:
-    with pytest.raises(InvalidInputError, match=r"^model\.dropout = .*: the share .* from 0 up to but not including 1"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"^model\.dropout = .*: the share .* from 0 up to but not including 1",
+    ):
         MLP(dropout=dropout)  # type: ignore[arg-type]
 
 
@@ -60,7 +68,9 @@ def test_dropout_is_checked(dropout: object) -> None:
 def test_empty_samples_are_refused(spec: MLP | Logistic, shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInputError) as refused:
         spec.build(shape, 2)
-    assert str(refused.value).startswith(f"{type(spec).__name__} needs samples with at least one axis")
+    assert str(refused.value).startswith(
+        f"{type(spec).__name__} needs samples with at least one axis"
+    )
     assert f"got {shape}" in str(refused.value)
 
 

@@ -35,8 +35,17 @@ SIDE = st.integers(1, 6)
 
 
 @settings(deadline=None, max_examples=40)
-@given(batch=SIDE, steps=SIDE, inputs=SIDE, hidden=SIDE, ways=st.sampled_from([1, 2]), seed=st.integers(0, 2**32))
-def test_a_layer_is_torchs_with_the_same_weights(batch: int, steps: int, inputs: int, hidden: int, ways: int, seed: int) -> None:
+@given(
+    batch=SIDE,
+    steps=SIDE,
+    inputs=SIDE,
+    hidden=SIDE,
+    ways=st.sampled_from([1, 2]),
+    seed=st.integers(0, 2**32),
+)
+def test_a_layer_is_torchs_with_the_same_weights(
+    batch: int, steps: int, inputs: int, hidden: int, ways: int, seed: int
+) -> None:
     torch.manual_seed(seed)
     ours = Lstm(inputs, hidden, ways)
     theirs = torchs(ours, inputs)
@@ -45,11 +54,18 @@ def test_a_layer_is_torchs_with_the_same_weights(batch: int, steps: int, inputs:
     got, expected = ours(one), theirs(other)[0]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     error = torch.randn_like(expected)
-    torch.testing.assert_close(torch.autograd.grad(got, one, error), torch.autograd.grad(expected, other, error), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, one, error),
+        torch.autograd.grad(expected, other, error),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_two_steps_by_hand() -> None:
-    """One unit, all weights 1 but the output gate's input weight 2, biases 0: c = σ(a)c + σ(a)tanh(a), h = σ(b)tanh(c)."""
+    """One unit, all weights 1 but the output gate's input weight 2, biases 0: c = σ(a)c +
+    σ(a)tanh(a), h = σ(b)tanh(c).
+    """
     layer = Lstm(1, 1)
     with torch.no_grad():
         layer.input.weight.fill_(1.0)[3] = 2.0
@@ -80,7 +96,9 @@ def test_the_language_model_has_the_parameters_it_says(words: int) -> None:
 
 def test_the_tagger_has_the_parameters_of_its_layers() -> None:
     # Per way and layer 4 · units · (inputs + units + 1).
-    layers = 2 * 4 * 64 * (64 + 64 + 1) + 2 * 4 * 32 * (128 + 32 + 1) + (64 * 64 + 64) + (64 * 30 + 30)
+    layers = (
+        2 * 4 * 64 * (64 + 64 + 1) + 2 * 4 * 32 * (128 + 32 + 1) + (64 * 64 + 64) + (64 * 30 + 30)
+    )
     assert size(BiLstmTagger().build((30, 64), 30)) == layers == 113_374
 
 
@@ -89,7 +107,9 @@ def test_the_language_model_in_torchs_layers() -> None:
     module = LstmLanguageModel(embedding=5, hidden=4, dropout=0.5).build((6,), 9).eval()
     names = ["words", "dropout1", "lstm1", "dropout2", "lstm2", "dropout3", "fc"]
     assert [name for name, _ in module.named_children()] == names
-    words, lstm1, lstm2, fc1 = (module.get_submodule(name) for name in ("words", "lstm1", "lstm2", "fc"))
+    words, lstm1, lstm2, fc1 = (
+        module.get_submodule(name) for name in ("words", "lstm1", "lstm2", "fc")
+    )
     assert isinstance(lstm1, Lstm)
     assert isinstance(lstm2, Lstm)
     x = torch.randint(0, 9, (3, 6))
@@ -100,7 +120,9 @@ def test_the_language_model_in_torchs_layers() -> None:
 def test_the_tagger_in_torchs_layers() -> None:
     torch.manual_seed(0)
     module = BiLstmTagger().build((7, 3), 4).eval()
-    lstm1, lstm2, fc1, fc2 = (module.get_submodule(name) for name in ("lstm1", "lstm2", "fc1", "fc2"))
+    lstm1, lstm2, fc1, fc2 = (
+        module.get_submodule(name) for name in ("lstm1", "lstm2", "fc1", "fc2")
+    )
     assert isinstance(lstm1, Lstm)
     assert isinstance(lstm2, Lstm)
     x = torch.randn(2, 7, 3)
@@ -136,10 +158,15 @@ def test_a_tagger_sees_the_whole_sequence_from_everywhere() -> None:
         ((1, 28, 28), "got (1, 28, 28)."),
     ],
 )
-def test_the_language_model_refuses_what_is_no_sequence_of_words(shape: tuple[int, ...], message: str) -> None:
+def test_the_language_model_refuses_what_is_no_sequence_of_words(
+    shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(InvalidInputError) as refused:
         LstmLanguageModel().build(shape, 10)
-    assert str(refused.value) == f"LstmLanguageModel needs sequences of words (length,), such as (20,), {message}"
+    assert (
+        str(refused.value)
+        == f"LstmLanguageModel needs sequences of words (length,), such as (20,), {message}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,24 +177,39 @@ def test_the_language_model_refuses_what_is_no_sequence_of_words(shape: tuple[in
         ((3, 32, 32), "got (3, 32, 32)."),
     ],
 )
-def test_the_tagger_refuses_what_is_no_sequence_of_vectors(shape: tuple[int, ...], message: str) -> None:
+def test_the_tagger_refuses_what_is_no_sequence_of_vectors(
+    shape: tuple[int, ...], message: str
+) -> None:
     with pytest.raises(InvalidInputError) as refused:
         BiLstmTagger().build(shape, 10)
-    assert str(refused.value) == f"BiLstmTagger needs sequences of vectors (length, features), such as (30, 64), {message}"
+    assert (
+        str(refused.value)
+        == "BiLstmTagger needs sequences of vectors (length, features), such as (30, 64),"
+        f" {message}"
+    )
 
 
-@pytest.mark.parametrize("x", [torch.rand(8, 5), torch.zeros(8, 5, dtype=torch.uint8)], ids=["float32", "uint8"])
+@pytest.mark.parametrize(
+    "x", [torch.rand(8, 5), torch.zeros(8, 5, dtype=torch.uint8)], ids=["float32", "uint8"]
+)
 def test_words_that_are_no_whole_numbers_are_refused_before_training(x: Tensor) -> None:
     y = torch.zeros(8, 5, dtype=torch.int64)
-    why = r"layer 'words' .*words are to be whole numbers, such as int64 \(uint8 is read as pixels\), got float32"
+    why = (
+        r"layer 'words' .*words are to be whole numbers, such as int64 \(uint8 is read as pixels\),"
+        r" got float32"
+    )
     with pytest.raises(InvalidInputError, match=why):
-        fc.run(fc.FedAvg(), from_arrays([(x, y)] * 2), LstmLanguageModel(4, 4), rounds=1, device="cpu")
+        fc.run(
+            fc.FedAvg(), from_arrays([(x, y)] * 2), LstmLanguageModel(4, 4), rounds=1, device="cpu"
+        )
 
 
 @pytest.mark.parametrize("field", ["embedding", "hidden", "layers"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "2"])
 def test_widths_and_layers_are_checked(field: str, value: object) -> None:
-    with pytest.raises(InvalidInputError, match=rf"^model\.{field} = .* a whole number of at least 1"):
+    with pytest.raises(
+        InvalidInputError, match=rf"^model\.{field} = .* a whole number of at least 1"
+    ):
         LstmLanguageModel(**{field: value})  # type: ignore[arg-type]
 
 
@@ -177,7 +219,13 @@ def test_dropout_is_checked(spec: type[LstmLanguageModel] | type[BiLstmTagger]) 
         spec(dropout=1)
 
 
-@pytest.mark.parametrize(("spec", "shape"), [(LstmLanguageModel(), (5,)), (BiLstmTagger(), (5, 2))], ids=["words", "vectors"])
-def test_classes_are_checked(spec: LstmLanguageModel | BiLstmTagger, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [(LstmLanguageModel(), (5,)), (BiLstmTagger(), (5, 2))],
+    ids=["words", "vectors"],
+)
+def test_classes_are_checked(
+    spec: LstmLanguageModel | BiLstmTagger, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(InvalidInputError, match=r"^classes = 0: the number of outputs"):
         spec.build(shape, 0)

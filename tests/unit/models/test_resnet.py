@@ -22,7 +22,9 @@ def test_sides_are_halved_three_times_and_then_each_map_gives_its_maximum() -> N
     module = ResNet9().build((3, 32, 32), 10)
     sides = {}
     for name, layer in module.named_children():
-        layer.register_forward_hook(lambda *given, name=name: sides.update({name: tuple(given[2].shape[1:])}))
+        layer.register_forward_hook(
+            lambda *given, name=name: sides.update({name: tuple(given[2].shape[1:])})
+        )
     module(torch.rand(1, 3, 32, 32))
     assert list(sides.values()) == [
         (64, 32, 32), (128, 16, 16), (128, 16, 16), (256, 8, 8), (512, 4, 4), (512, 4, 4), (512, 1, 1), (512,), (10,),
@@ -52,7 +54,10 @@ def test_any_image_from_8x8_on_fits(shape: tuple[int, ...]) -> None:
 def test_shapes_that_do_not_fit_are_refused(shape: tuple[int, ...], remedy: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         ResNet9().build(shape, 10)
-    assert str(refused.value) == f"ResNet9 needs images (channels, height, width) of at least 8x8, got {shape}{remedy}"
+    assert (
+        str(refused.value)
+        == f"ResNet9 needs images (channels, height, width) of at least 8x8, got {shape}{remedy}"
+    )
 
 
 def test_classes_are_checked() -> None:

@@ -1,4 +1,6 @@
-"""Clipping and noise: the sensitivities that docs/privacy.md states, the standard deviation they need, and where noise comes from."""
+"""Clipping and noise: the sensitivities that docs/privacy.md states, the standard deviation they
+need, and where noise comes from.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,22 @@ KEY, SECRET = 123456789012345, 2**100 + 7
 numbers = st.floats(-1e3, 1e3, allow_nan=False)
 
 
-# --- clipping and sensitivity --------------------------------------------------------------------------------------------------------
+# --- clipping and sensitivity
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_clipping_by_hand() -> None:
-    given = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [float("inf"), 1.0], [float("nan"), 1.0]])
+    given = torch.tensor(
+        [[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [float("inf"), 1.0], [float("nan"), 1.0]]
+    )
     expected = torch.tensor([[0.6, 0.8], [0.3, 0.4], [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
     torch.testing.assert_close(clipped(given, 1.0), expected)
 
 
 @given(st.lists(numbers, min_size=1, max_size=6), st.floats(1e-3, 1e3))
-def test_nothing_is_longer_than_the_clip_and_short_ones_stay(values: list[float], clip: float) -> None:
+def test_nothing_is_longer_than_the_clip_and_short_ones_stay(
+    values: list[float], clip: float
+) -> None:
     vector = torch.tensor([values], dtype=torch.float64)
     short = clipped(vector, clip)
     assert float(short.norm()) <= clip * (1 + 1e-12)
@@ -47,15 +54,26 @@ def test_nothing_is_longer_than_the_clip_and_short_ones_stay(values: list[float]
 
 
 def change(a: np.ndarray, b: np.ndarray, clip: float) -> float:
-    """How far sum and upper triangle of the second moments move, in units of the sensitivity, when example a is replaced by b."""
+    """How far sum and upper triangle of the second moments move, in units of the sensitivity, when
+    example a is replaced by b.
+    """
     moments = np.outer(a, a) - np.outer(b, b)
-    told = np.concatenate([(a - b) / (SUM * clip), moments[np.triu_indices(len(a))] / (MOMENT * clip**2)])
+    told = np.concatenate(
+        [(a - b) / (SUM * clip), moments[np.triu_indices(len(a))] / (MOMENT * clip**2)]
+    )
     return float(np.linalg.norm(told))
 
 
-@given(st.integers(1, 5).flatmap(lambda e: st.tuples(*[st.lists(numbers, min_size=e, max_size=e)] * 2)), st.floats(0.01, 100))
+@given(
+    st.integers(1, 5).flatmap(
+        lambda e: st.tuples(*[st.lists(numbers, min_size=e, max_size=e)] * 2)
+    ),
+    st.floats(0.01, 100),
+)
 @settings(max_examples=500)
-def test_one_example_moves_sum_and_moments_together_by_at_most_one(pair: tuple[list[float], list[float]], clip: float) -> None:
+def test_one_example_moves_sum_and_moments_together_by_at_most_one(
+    pair: tuple[list[float], list[float]], clip: float
+) -> None:
     a, b = clipped(torch.tensor(pair, dtype=torch.float64), clip).numpy()
     assert change(a, b, clip) <= 1 + 1e-9
 
@@ -73,18 +91,27 @@ def test_replacing_an_example_moves_a_signature_by_no_more_than_it_says(clip: fl
     other[3] = -50 * x[3]
     clients = from_arrays([(x, y), (other, y)])
     objective = Objective(MLP(5).build((6,), 3))
-    got = asked(gradient_signature.private_signature(objective, "gradient", 4, KEY, clip, 1e-12, SECRET), clients, objective)
+    got = asked(
+        gradient_signature.private_signature(objective, "gradient", 4, KEY, clip, 1e-12, SECRET),
+        clients,
+        objective,
+    )
     one, two = got["mean"].double()
     assert 0 < float((one - two).norm()) <= SUM * clip / 7 + 1e-6
-    mean = asked(encoder_signature.private_signature(Encoder(nn.Flatten()), clip, 1e-12, SECRET), clients)["centres"][:, 0]
+    mean = asked(
+        encoder_signature.private_signature(Encoder(nn.Flatten()), clip, 1e-12, SECRET), clients
+    )["centres"][:, 0]
     assert 0 < float((mean[0] - mean[1]).norm()) <= SUM * clip / 7 + 1e-6
 
 
-# --- the Gaussian mechanism ----------------------------------------------------------------------------------------------------------
+# --- the Gaussian mechanism
+# ----------------------------------------------------------------------------------------------------------
 
 
 def delta_of(sigma: float, epsilon: float) -> float:
-    """δ(ε) of Gaussian noise on a query of sensitivity 1 as the hockey-stick integral ∫ max(0, p - e^ε q), numerically."""
+    """δ(ε) of Gaussian noise on a query of sensitivity 1 as the hockey-stick integral ∫ max(0, p -
+    e^ε q), numerically.
+    """
     z = np.linspace(-40 * sigma, 40 * sigma + 1, 2_000_001)
     p, q = stats.norm.pdf(z, 0, sigma), stats.norm.pdf(z, 1, sigma)
     return float(np.trapezoid(np.maximum(0, p - math.exp(epsilon) * q), z))
@@ -109,7 +136,8 @@ def test_less_privacy_is_less_noise(epsilon: float, delta: float) -> None:
     assert gaussian_sigma(epsilon, delta * 1.1) < sigma
 
 
-# --- where noise comes from ----------------------------------------------------------------------------------------------------------
+# --- where noise comes from
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_noise_is_standard_normal() -> None:
@@ -121,7 +149,9 @@ def test_noise_is_standard_normal() -> None:
 def test_noise_differs_by_secret_question_and_data_and_by_nothing_else() -> None:
     x, y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
     trace = after(trace_of("gradient", 4, 1.0), x, y)
-    assert torch.equal(trace, after(after(trace_of("gradient", 4, 1.0), x[:1], y[:1]), x[1:], y[1:]))  # other blocks
+    assert torch.equal(
+        trace, after(after(trace_of("gradient", 4, 1.0), x[:1], y[:1]), x[1:], y[1:])
+    )  # other blocks
     others = [
         after(trace_of("gradient", 4, 2.0), x, y),
         after(trace_of("gradient", 41.0), x, y),
@@ -129,14 +159,30 @@ def test_noise_differs_by_secret_question_and_data_and_by_nothing_else() -> None
         after(trace_of("gradient", 4, 1.0), x.flip(0), y),
         after(trace_of("gradient", 4, 1.0), x[:2], y[:2]),
     ]
-    draws = [noise_for(trace, SECRET, x), noise_for(trace, SECRET + 1, x), *(noise_for(other, SECRET, x) for other in others)]
-    assert all(not torch.equal(one, two) for place, one in enumerate(draws) for two in draws[:place])
+    draws = [
+        noise_for(trace, SECRET, x),
+        noise_for(trace, SECRET + 1, x),
+        *(noise_for(other, SECRET, x) for other in others),
+    ]
+    assert all(
+        not torch.equal(one, two) for place, one in enumerate(draws) for two in draws[:place]
+    )
     assert torch.equal(draws[0], noise_for(trace.clone(), SECRET, x))
 
 
-def asked(program: AnyProgram, clients: Clients, objective: Objective | None = None, key: int = 0, **options: Any) -> Tree:
+def asked(
+    program: AnyProgram,
+    clients: Clients,
+    objective: Objective | None = None,
+    key: int = 0,
+    **options: Any,
+) -> Tree:
     ids = torch.arange(len(clients))
-    each = None if objective is None else ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    each = (
+        None
+        if objective is None
+        else ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    )
     return Simulator(clients, **options).map(program, ids, per_client=each, key=key).outputs
 
 
@@ -146,19 +192,28 @@ def objective() -> Objective:
     return Objective(MLP(5).build((6,), 3))
 
 
-def test_who_is_asked_again_answers_the_same_whatever_the_key(objective: Objective, ragged: Clients) -> None:
+def test_who_is_asked_again_answers_the_same_whatever_the_key(
+    objective: Objective, ragged: Clients
+) -> None:
     def mean(secret: int, key: int, chunk: int | None = None, noise: float = 1.0) -> Tensor:
-        program = gradient_signature.private_signature(objective, "gradient", 6, KEY, 1.0, noise, secret)
+        program = gradient_signature.private_signature(
+            objective, "gradient", 6, KEY, 1.0, noise, secret
+        )
         return asked(program, ragged, objective, key, chunk=chunk)["mean"]
 
     assert torch.equal(mean(SECRET, key=0), mean(SECRET, key=1, chunk=2))
     assert not torch.equal(mean(SECRET, key=0), mean(SECRET + 1, key=0))
     # The same seed and less noise: had it the same noise, the two would tell the mean.
-    exact, more, less = mean(SECRET, 0, noise=1e-9), mean(SECRET, 0, noise=1.0), mean(SECRET, 0, noise=0.5)
+    exact, more, less = (
+        mean(SECRET, 0, noise=1e-9),
+        mean(SECRET, 0, noise=1.0),
+        mean(SECRET, 0, noise=0.5),
+    )
     assert not torch.allclose(more - exact, 2 * (less - exact), atol=1e-3)
 
 
-# --- what is told --------------------------------------------------------------------------------------------------------------------
+# --- what is told
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "features", "joint"])
@@ -166,29 +221,49 @@ def test_a_private_signature_is_mean_and_scatter_of_the_clipped_sketches_plus_no
     kind: Any, objective: Objective, ragged: Clients
 ) -> None:
     clip, e = 0.5, gradient_signature.dimensions(objective, kind, 6)
-    quiet = asked(gradient_signature.private_signature(objective, kind, 6, KEY, clip, 1e-9, SECRET), ragged, objective)
+    quiet = asked(
+        gradient_signature.private_signature(objective, kind, 6, KEY, clip, 1e-9, SECRET),
+        ragged,
+        objective,
+    )
     for client in range(len(ragged)):
         rows = ragged.train[client]
         batch = Batch(ragged.x[rows], ragged.y[rows], torch.ones(len(rows)), torch.tensor(0))
-        g = clipped(gradient_signature.sketch_of(objective, kind, 6, KEY)(objective.params(), batch).double(), clip)
+        g = clipped(
+            gradient_signature.sketch_of(objective, kind, 6, KEY)(
+                objective.params(), batch
+            ).double(),
+            clip,
+        )
         mean = g.mean(0)
         torch.testing.assert_close(quiet["mean"][client], mean.float(), rtol=1e-4, atol=1e-6)
         scatter = (g - mean).T @ (g - mean)
-        torch.testing.assert_close(gradient_signature.symmetric(quiet["scatter"][client], e), scatter.float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            gradient_signature.symmetric(quiet["scatter"][client], e),
+            scatter.float(),
+            rtol=1e-4,
+            atol=1e-6,
+        )
 
 
-def test_noise_has_the_size_that_was_asked_for_and_the_scatter_stays_right_on_average(objective: Objective) -> None:
+def test_noise_has_the_size_that_was_asked_for_and_the_scatter_stays_right_on_average(
+    objective: Objective,
+) -> None:
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(3))
     one = from_arrays([(x, torch.arange(10) % 3)])
     clip, noise, e = 0.5, 2.0, 4
 
     def told(noise: float, secret: int) -> Tree:
-        program = gradient_signature.private_signature(objective, "gradient", e, KEY, clip, noise, secret)
+        program = gradient_signature.private_signature(
+            objective, "gradient", e, KEY, clip, noise, secret
+        )
         return {name: value[0] for name, value in asked(program, one, objective).items()}
 
     exact = told(1e-9, 0)
     draws = [told(noise, secret) for secret in range(400)]
-    means, scatters = (torch.stack([draw[name] for draw in draws]).double() for name in ("mean", "scatter"))
+    means, scatters = (
+        torch.stack([draw[name] for draw in draws]).double() for name in ("mean", "scatter")
+    )
     errors = (means - exact["mean"]) / (SUM * clip * noise / len(x))
     assert stats.kstest(errors.flatten().numpy(), "norm").pvalue > 1e-4
     standard_error = scatters.std(0) / len(draws) ** 0.5
@@ -196,7 +271,9 @@ def test_noise_has_the_size_that_was_asked_for_and_the_scatter_stays_right_on_av
 
 
 def test_a_private_centre_is_the_mean_of_the_clipped_embeddings(ragged: Clients) -> None:
-    got = asked(encoder_signature.private_signature(Encoder(nn.Flatten()), 0.5, 1e-9, SECRET), ragged)
+    got = asked(
+        encoder_signature.private_signature(Encoder(nn.Flatten()), 0.5, 1e-9, SECRET), ragged
+    )
     assert got["centres"].shape == (len(ragged), 1, 6)
     assert got["count"].tolist() == [1] * len(ragged)
     for client in range(len(ragged)):
@@ -211,7 +288,9 @@ def test_an_example_that_breaks_the_encoder_does_not_show() -> None:
 
     clients = from_arrays([(torch.tensor([[0.25], [-1.0]]), torch.zeros(2))])
     got = asked(encoder_signature.private_signature(Encoder(Root()), 1.0, 1e-9, SECRET), clients)
-    assert float(got["centres"]) == pytest.approx(0.25)  # (0.5 + 0) / 2, and the reply is not refused
+    assert float(got["centres"]) == pytest.approx(
+        0.25
+    )  # (0.5 + 0) / 2, and the reply is not refused
 
 
 def test_no_example_changes_what_is_made_of_another(ragged: Clients) -> None:
@@ -227,10 +306,19 @@ def test_no_example_changes_what_is_made_of_another(ragged: Clients) -> None:
 
 def test_weights_of_the_encoder_are_part_of_the_question(ragged: Clients) -> None:
     encoder = Encoder(nn.Linear(6, 2))
-    program, weights = encoder_signature.private_signature(encoder, 1.0, 1.0, SECRET), encoder.weights()
+    program, weights = (
+        encoder_signature.private_signature(encoder, 1.0, 1.0, SECRET),
+        encoder.weights(),
+    )
 
     def centres(weights: Tree) -> Tensor:
-        return Simulator(ragged).map(program, torch.arange(len(ragged)), broadcast=add_prefix("encoder", weights), key=0).outputs["centres"]
+        return (
+            Simulator(ragged)
+            .map(
+                program, torch.arange(len(ragged)), broadcast=add_prefix("encoder", weights), key=0
+            )
+            .outputs["centres"]
+        )
 
     nudged = weights | {"bias": weights["bias"] + 1e-6}
     assert torch.equal(centres(weights), centres(weights))
@@ -243,5 +331,7 @@ def test_what_a_client_has_more_of_changes_the_noise(ragged: Clients) -> None:
     y = torch.zeros(len(x), dtype=torch.int64)
     less, more = from_arrays([(x[:-1], y[:-1])]), from_arrays([(x, y)])
     program = encoder_signature.private_signature(Encoder(nn.Flatten()), 1.0, 1.0, SECRET)
-    sums = [float(len(clients.x)) * asked(program, clients)["centres"][0, 0] for clients in (less, more)]
+    sums = [
+        float(len(clients.x)) * asked(program, clients)["centres"][0, 0] for clients in (less, more)
+    ]
     assert float((sums[1] - sums[0]).norm()) > 1.1  # an example alone is no longer than 1

@@ -12,7 +12,13 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import stack
 from fedclade.data import Clients
 from fedclade.models import MLP
-from fedclade.programs.gradient_signature import dimensions, projection, signature, sketch_of, symmetric
+from fedclade.programs.gradient_signature import (
+    dimensions,
+    projection,
+    signature,
+    sketch_of,
+    symmetric,
+)
 
 KEY = 123456789012345
 
@@ -33,27 +39,37 @@ def features(objective: Objective, x: torch.Tensor) -> torch.Tensor:
     return torch.nn.Sequential(*layers[:-1])(x)
 
 
-def test_gradient_sketch_is_the_projected_gradient_of_the_last_layer(objective: Objective, ragged: Clients) -> None:
+def test_gradient_sketch_is_the_projected_gradient_of_the_last_layer(
+    objective: Objective, ragged: Clients
+) -> None:
     batch = whole(ragged, 2)
     got = sketch_of(objective, "gradient", 8, KEY)(objective.params(), batch)
     params = {name: value.requires_grad_() for name, value in objective.params().items()}
     onto = projection(KEY, 3 * 6, 8, torch.device("cpu"))
     for sample in range(len(batch.y)):
-        loss = F.cross_entropy(objective.outputs(params, batch.x[sample : sample + 1]), batch.y[sample : sample + 1])
+        loss = F.cross_entropy(
+            objective.outputs(params, batch.x[sample : sample + 1]), batch.y[sample : sample + 1]
+        )
         weight, bias = torch.autograd.grad(loss, [params["fc2.weight"], params["fc2.bias"]])
         expected = torch.cat([weight, bias[:, None]], 1).flatten() @ onto
         torch.testing.assert_close(got[sample], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_features_sketch_has_a_projection_and_its_squares_and_ignores_labels(objective: Objective, ragged: Clients) -> None:
+def test_features_sketch_has_a_projection_and_its_squares_and_ignores_labels(
+    objective: Objective, ragged: Clients
+) -> None:
     batch = whole(ragged, 2)
     sketch = sketch_of(objective, "features", 8, KEY)
     u = features(objective, batch.x) @ projection(KEY, 5, 4, torch.device("cpu"))
     torch.testing.assert_close(sketch(objective.params(), batch), torch.cat([u, u**2], 1))
-    assert torch.equal(sketch(objective.params(), batch), sketch(objective.params(), batch._replace(y=2 - batch.y)))
+    assert torch.equal(
+        sketch(objective.params(), batch), sketch(objective.params(), batch._replace(y=2 - batch.y))
+    )
 
 
-def test_joint_sketch_has_class_counts_and_class_conditional_sums(objective: Objective, ragged: Clients) -> None:
+def test_joint_sketch_has_class_counts_and_class_conditional_sums(
+    objective: Objective, ragged: Clients
+) -> None:
     batch = whole(ragged, 2)
     mean = sketch_of(objective, "joint", 8, KEY)(objective.params(), batch).mean(0).view(3, 5)
     u = features(objective, batch.x) @ projection(KEY, 5, 4, torch.device("cpu"))
@@ -64,10 +80,21 @@ def test_joint_sketch_has_class_counts_and_class_conditional_sums(objective: Obj
 
 
 @pytest.mark.parametrize("kind", ["gradient", "features", "joint"])
-def test_signature_is_mean_and_scatter_of_each_client(objective: Objective, ragged: Clients, kind: str) -> None:
+def test_signature_is_mean_and_scatter_of_each_client(
+    objective: Objective, ragged: Clients, kind: str
+) -> None:
     program = signature(objective, kind, 6, KEY)  # type: ignore[arg-type]
     ids = torch.arange(len(ragged))
-    got = Simulator(ragged, chunk=4).map(program, ids, per_client=ModelAssignment(stack([objective.params()]), torch.zeros_like(ids)), key=0).outputs
+    got = (
+        Simulator(ragged, chunk=4)
+        .map(
+            program,
+            ids,
+            per_client=ModelAssignment(stack([objective.params()]), torch.zeros_like(ids)),
+            key=0,
+        )
+        .outputs
+    )
     e = dimensions(objective, kind, 6)  # type: ignore[arg-type]
     sketch = sketch_of(objective, kind, 6, KEY)  # type: ignore[arg-type]
     for client in range(len(ragged)):
@@ -75,11 +102,15 @@ def test_signature_is_mean_and_scatter_of_each_client(objective: Objective, ragg
         mean = samples.mean(0)
         torch.testing.assert_close(got["mean"][client], mean.float(), rtol=1e-4, atol=1e-6)
         scatter = (samples - mean).T @ (samples - mean)
-        torch.testing.assert_close(symmetric(got["scatter"][client], e), scatter.float(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            symmetric(got["scatter"][client], e), scatter.float(), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_projection_keeps_lengths_on_average() -> None:
     onto = projection(KEY, 300, 400, torch.device("cpu"))
-    lengths = (torch.randn(50, 300, generator=torch.Generator().manual_seed(0)) @ onto).norm(dim=1) / np.sqrt(300)
+    lengths = (torch.randn(50, 300, generator=torch.Generator().manual_seed(0)) @ onto).norm(
+        dim=1
+    ) / np.sqrt(300)
     assert float(lengths.mean()) == pytest.approx(1.0, abs=0.05)
     assert not torch.equal(onto, projection(KEY + 1, 300, 400, torch.device("cpu")))

@@ -41,8 +41,18 @@ SMALL: dict[str, Any] = {
         {"name": "nowhere", "data": ["not_here"]},
     ],
     "rows": [
-        {"name": "FedAvg", "method": "fedavg", "paper": {"digits": 10.0, "variance": 1e6}, "why": "It is another data set."},
-        {"name": "FedProx, strong", "method": "fedprox", "set": ["method.mu=1.0"], "sets": {"digits": ["local.epochs=2"]}},
+        {
+            "name": "FedAvg",
+            "method": "fedavg",
+            "paper": {"digits": 10.0, "variance": 1e6},
+            "why": "It is another data set.",
+        },
+        {
+            "name": "FedProx, strong",
+            "method": "fedprox",
+            "set": ["method.mu=1.0"],
+            "sets": {"digits": ["local.epochs=2"]},
+        },
         {"name": "True groups", "method": "oracle", "skip": ["variance"]},
     ],
     "claims": [{"rising": ["FedAvg", "True groups"], "columns": ["digits"], "slack": 100.0}],
@@ -57,12 +67,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Table:
     return table
 
 
-def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(small: Table, tmp_path: Path, done: Done) -> None:
+def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
     planned = plan(small, Options())
     assert planned.data == {"digits": "digits", "variance": "digits", "nowhere": None}
     assert len(planned.jobs) == 3 * 2  # rows and seeds; the variance is read from the same runs
     experiment = planned.jobs["FedProx, strong", "digits", 1].experiment(None)
-    assert (experiment.run.seed, experiment.local.lr, experiment.local.epochs, experiment.method) == (1, 0.1, 2, fc.FedProx(mu=1.0))
+    assert (
+        experiment.run.seed,
+        experiment.local.lr,
+        experiment.local.epochs,
+        experiment.method,
+    ) == (1, 0.1, 2, fc.FedProx(mu=1.0))
     result, begun = done(small, tmp_path, seeds=1)
     assert len(begun) == 3
     assert [(cell.row, cell.column) for cell in result.cells] == [
@@ -106,7 +123,10 @@ def test_numbers_are_compared_with_the_paper(small: Table, tmp_path: Path, done:
     assert fedavg.difference == pytest.approx(fedavg.mean - 10.0)  # type: ignore[operator]
     assert (fedavg.mark, in_words(fedavg)) == ("above", "better")
     variance = cells["FedAvg", "variance"]
-    assert (variance.mark, in_words(variance)) == ("below", "better")  # the less it varies, the better
+    assert (variance.mark, in_words(variance)) == (
+        "below",
+        "better",
+    )  # the less it varies, the better
     assert cells["True groups", "digits"].mark == ""
     assert [(claim.place, claim.holds) for claim in result.claims] == [("digits", True)]
 
@@ -118,16 +138,26 @@ def test_a_claim_that_does_not_hold_says_so(small: Table, tmp_path: Path, done: 
     assert "**does not hold**" in page(result)
 
 
-def test_a_claim_may_be_about_one_row_and_several_columns(small: Table, tmp_path: Path, done: Done) -> None:
-    claims = (Claim(rising=("digits", "variance"), row="FedAvg"), Claim(rising=("variance", "digits"), row="FedAvg"))
+def test_a_claim_may_be_about_one_row_and_several_columns(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
+    claims = (
+        Claim(rising=("digits", "variance"), row="FedAvg"),
+        Claim(rising=("variance", "digits"), row="FedAvg"),
+    )
     result, _ = done(replace(small, claims=claims), tmp_path, seeds=1)
     accuracy, variance = (cell.mean for cell in result.cells if cell.row == "FedAvg")
     assert accuracy is not None
     assert variance is not None
-    assert [(claim.place, claim.holds) for claim in result.claims] == [("FedAvg", accuracy <= variance), ("FedAvg", variance <= accuracy)]
+    assert [(claim.place, claim.holds) for claim in result.claims] == [
+        ("FedAvg", accuracy <= variance),
+        ("FedAvg", variance <= accuracy),
+    ]
 
 
-def test_the_page_says_what_stands_in_what_is_missing_and_why(small: Table, tmp_path: Path, done: Done) -> None:
+def test_the_page_says_what_stands_in_what_is_missing_and_why(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
     result, _ = done(small, tmp_path, seeds=1)
     text = page(result)
     assert "digits: digits stands in for not_here." in text
@@ -148,7 +178,10 @@ def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path, done: Done)
 def test_only_some_methods_and_columns(small: Table) -> None:
     planned = plan(small, Options(methods=("oracle",), columns=("digits",)))
     assert {(row, column) for row, column, _ in planned.jobs} == {("True groups", "digits")}
-    assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).jobs} == {"FedAvg", "True groups"}
+    assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).jobs} == {
+        "FedAvg",
+        "True groups",
+    }
     with pytest.raises(fc.InvalidInputError, match=r"--methods fedavgg.*Did you mean 'fedavg'"):
         plan(small, Options(methods=("fedavgg",)))
     with pytest.raises(fc.InvalidInputError, match=r"--column digit.*Did you mean 'digits'"):
@@ -177,16 +210,24 @@ def test_a_mistake_in_a_table_is_noticed() -> None:
 
 def test_the_command(small: Table, tmp_path: Path) -> None:
     runner, folder = CliRunner(), tmp_path / "out"
-    told = runner.invoke(app, ["reproduce", "small", "--seeds", "1", "--out", str(folder), "--device", "cpu"])
+    told = runner.invoke(
+        app, ["reproduce", "small", "--seeds", "1", "--out", str(folder), "--device", "cpu"]
+    )
     assert told.exit_code == 0, told.output
     assert "FedAvg" in told.output
     assert "better" in told.output
     assert json.loads((folder / "table.json").read_text())["table"] == "small"
     assert (folder / "table.md").read_text().startswith("# A small table")
-    so_far = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(folder)])  # of the two seeds one is there
+    so_far = runner.invoke(
+        app, ["reproduce", "small", "--so-far", "--out", str(folder)]
+    )  # of the two seeds one is there
     assert so_far.exit_code == 0, so_far.output
-    assert {len(cell["values"]) for cell in json.loads((folder / "table.json").read_text())["cells"]} == {1}
-    nothing = runner.invoke(app, ["reproduce", "small", "--so-far", "--out", str(tmp_path / "nothing")])
+    assert {
+        len(cell["values"]) for cell in json.loads((folder / "table.json").read_text())["cells"]
+    } == {1}
+    nothing = runner.invoke(
+        app, ["reproduce", "small", "--so-far", "--out", str(tmp_path / "nothing")]
+    )
     assert "holds no finished run" in str(nothing.exception)
     again = runner.invoke(app, ["reproduce", "small", "--out", str(folder)])
     assert isinstance(again.exception, fc.InvalidInputError)
@@ -201,15 +242,25 @@ def test_without_a_name_the_tables_are_listed_and_an_unknown_one_is_refused(smal
 
 
 def test_where_no_data_are_here_nothing_is_run(small: Table, tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["reproduce", "small", "--column", "nowhere", "--out", str(tmp_path / "out")])
+    told = CliRunner().invoke(
+        app, ["reproduce", "small", "--column", "nowhere", "--out", str(tmp_path / "out")]
+    )
     assert "none of its data sets is here" in str(told.exception)
 
 
 def test_a_quick_look_takes_samples_evenly() -> None:
     x = torch.arange(100.0).view(100, 1)
-    data = fc.data.dataset(x, torch.arange(100) % 10, x[:40], torch.arange(40) % 10, writer=(torch.arange(100), torch.arange(40)))
+    data = fc.data.dataset(
+        x,
+        torch.arange(100) % 10,
+        x[:40],
+        torch.arange(40) % 10,
+        writer=(torch.arange(100), torch.arange(40)),
+    )
     few = thinned(data, 30)
-    assert few.x_train.flatten().tolist() == list(range(0, 100, 4))  # every fourth: every third would be more than 30
+    assert few.x_train.flatten().tolist() == list(
+        range(0, 100, 4)
+    )  # every fourth: every third would be more than 30
     assert few.x_test.flatten().tolist() == list(range(0, 40, 3))
     train, test = few.keys["writer"]
     assert test is not None

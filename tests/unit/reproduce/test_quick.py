@@ -12,20 +12,50 @@ from fedclade.cli.main import app
 from fedclade.reproduce.execute import _is_here
 from fedclade.reproduce.spec import SYNTHETIC, tables
 
-UNPACKED = ("mnist", "fashion_mnist", "emnist47", "emnist62", "cifar100", "ag_news")  # what ../shared has
+UNPACKED = (
+    "mnist",
+    "fashion_mnist",
+    "emnist47",
+    "emnist62",
+    "cifar100",
+    "ag_news",
+)  # what ../shared has
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables())
-def test_a_quick_look_at_every_table(name: str, real_data: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_quick_look_at_every_table(
+    name: str, real_data: Callable[[str], Path], tmp_path: Path
+) -> None:
     table = tables()[name]
-    root = [str(real_data(data).parent) for column in table.columns for data in column.data if data in UNPACKED][:1]
+    root = [
+        str(real_data(data).parent)
+        for column in table.columns
+        for data in column.data
+        if data in UNPACKED
+    ][:1]
     wanted = {table.settings_of(column).data for column in table.columns}
-    if not any(data == SYNTHETIC or _is_here(data, next(iter(root), None)) for each in wanted for data in each):
-        pytest.skip(f"real data: none of {', '.join(sorted({data for each in wanted for data in each}))} is here")
+    if not any(
+        data == SYNTHETIC or _is_here(data, next(iter(root), None))
+        for each in wanted
+        for data in each
+    ):
+        pytest.skip(
+            f"real data: none of {', '.join(sorted({data for each in wanted for data in each}))} is"
+            " here"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # FLT says that so small a federation is too small for UMAP
-        arguments = ["reproduce", name, "--quick", "--quiet", "--device", "cpu", "--out", str(tmp_path / "out")]
+        arguments = [
+            "reproduce",
+            name,
+            "--quick",
+            "--quiet",
+            "--device",
+            "cpu",
+            "--out",
+            str(tmp_path / "out"),
+        ]
         told = CliRunner().invoke(app, [*arguments, *(["--data-root", root[0]] if root else [])])
     assert told.exception is None, told.exception
     cells = json.loads((tmp_path / "out" / "table.json").read_text())["cells"]

@@ -24,7 +24,15 @@ from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Job, Options, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import SYNTHETIC, Table, tables
-from fedclade.reproduce.studies.cfl import Directions, gradient, keeps_whole, noisy_directions, rounds, separation, two_clients
+from fedclade.reproduce.studies.cfl import (
+    Directions,
+    gradient,
+    keeps_whole,
+    noisy_directions,
+    rounds,
+    separation,
+    two_clients,
+)
 from fedclade.reproduce.studies.fedgmcc import curves
 from fedclade.training import config
 from fedclade.training.setup import module_for
@@ -53,26 +61,48 @@ def dealt(tables: Tables) -> Clients:
 
 def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
     data = fc.data.load("digits")
-    clients = fc.data.from_arrays([(data.x_train[:7], data.y_train[:7]), (data.x_train[7:310], data.y_train[7:310])])
+    clients = fc.data.from_arrays(
+        [(data.x_train[:7], data.y_train[:7]), (data.x_train[7:310], data.y_train[7:310])]
+    )
     module = module_for(fc.models.MLP(8), clients, seed=0)
     objective = Objective(module)
     each = fc.ModelAssignment(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
-    got = flatten_models(fc.Simulator(clients, device="cpu").map(gradient(objective), torch.arange(2), per_client=each, key=0).outputs)
+    got = flatten_models(
+        fc.Simulator(clients, device="cpu")
+        .map(gradient(objective), torch.arange(2), per_client=each, key=0)
+        .outputs
+    )
     for client in range(2):
         rows = clients.train[client]
         module.zero_grad()
         fc.cross_entropy(module(as_inputs(clients.x[rows])), clients.y[rows]).sum().backward()
-        by_hand = torch.cat([value.grad.flatten() for value in module.parameters() if value.grad is not None])
+        by_hand = torch.cat(
+            [value.grad.flatten() for value in module.parameters() if value.grad is not None]
+        )
         torch.testing.assert_close(got[client], by_hand, rtol=1e-4, atol=1e-5)
 
 
 def test_the_rounds_are_those_of_fedavg() -> None:
     settings = config.experiment(experiment(local={"lr_decay": 0.5, "momentum": 0.5}))
     clients, local = settings.clients(), settings.local
-    moved = [round.updates.mean(0) for round in rounds(settings, clients, "cpu", gradients=False)]  # clients are of one size
-    start = torch.cat([value.flatten() for value in module_for(settings.model, clients, seed=0).parameters()])
+    moved = [
+        round.updates.mean(0) for round in rounds(settings, clients, "cpu", gradients=False)
+    ]  # clients are of one size
+    start = torch.cat(
+        [value.flatten() for value in module_for(settings.model, clients, seed=0).parameters()]
+    )
     run = fc.run(
-        *(fc.FedAvg(), clients, settings.model, 2, 1.0, local.lr, local.batch_size, local.epochs, local.momentum),
+        *(
+            fc.FedAvg(),
+            clients,
+            settings.model,
+            2,
+            1.0,
+            local.lr,
+            local.batch_size,
+            local.epochs,
+            local.momentum,
+        ),
         lr_decay=local.lr_decay,
         device="cpu",
     )
@@ -94,12 +124,17 @@ def test_separation_of_permuted_labels() -> None:
     assert (history[-1]["separated updates"], history[-1]["right updates"]) == (100.0, 100.0)
     for row in history:
         assert row["separated gradients"] == 100.0 * (row["gap gradients"] > 0)
-        assert row["separated gradients"] <= row["right gradients"]  # above 0 no bipartition can be mistaken
+        assert (
+            row["separated gradients"] <= row["right gradients"]
+        )  # above 0 no bipartition can be mistaken
 
 
 def test_separation_needs_groups() -> None:
     tables = experiment(partition={"name": "dirichlet", "clients": 4})
-    with pytest.raises(fc.InvalidInputError, match=r"partition\.name = 'dirichlet': it has no true groups; use label_swap"):
+    with pytest.raises(
+        fc.InvalidInputError,
+        match=r"partition\.name = 'dirichlet': it has no true groups; use label_swap",
+    ):
         separation(tables, dealt(tables), "cpu")
 
 
@@ -110,32 +145,54 @@ def test_two_clients_by_hand() -> None:
     first = next(iter(rounds(config.experiment(tables), clients, "cpu"))).updates.double()
     a, b = first
     assert history[0]["cosine"] == pytest.approx(float(a @ b / (a.norm() * b.norm())))
-    assert history[0]["mean"] / history[0]["longest"] == pytest.approx(float(((a + b) / 2).norm() / max(a.norm(), b.norm())))
+    assert history[0]["mean"] / history[0]["longest"] == pytest.approx(
+        float(((a + b) / 2).norm() / max(a.norm(), b.norm()))
+    )
     assert max(row["longest"] for row in history[:3]) == pytest.approx(100.0)
     three = experiment(partition={"clients": 3})
-    with pytest.raises(fc.InvalidInputError, match=r"partition\.clients = 3: this study is of 2 clients"):
+    with pytest.raises(
+        fc.InvalidInputError, match=r"partition\.clients = 3: this study is of 2 clients"
+    ):
         two_clients(three, dealt(three), "cpu")
 
 
 def test_directions_add_up_to_zero_and_have_noise_of_the_length_asked_for() -> None:
-    quiet, groups = Directions(groups=3, noise=0.0, members=2, dimensions=7).draw(np.random.default_rng(1))
-    noisy, _ = Directions(groups=3, noise=0.4, members=2, dimensions=7).draw(np.random.default_rng(1))
+    quiet, groups = Directions(groups=3, noise=0.0, members=2, dimensions=7).draw(
+        np.random.default_rng(1)
+    )
+    noisy, _ = Directions(groups=3, noise=0.4, members=2, dimensions=7).draw(
+        np.random.default_rng(1)
+    )
     assert groups.tolist() == [0, 0, 1, 1, 2, 2]
     np.testing.assert_allclose(quiet.sum(0), 0, atol=1e-12)
-    np.testing.assert_allclose(np.linalg.norm(noisy - quiet, axis=1), 0.4 * np.linalg.norm(quiet, axis=1))
+    np.testing.assert_allclose(
+        np.linalg.norm(noisy - quiet, axis=1), 0.4 * np.linalg.norm(quiet, axis=1)
+    )
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(2, 6), st.integers(1, 4), st.integers(2, 40), st.floats(0, 0.99), st.integers(0, 2**32))
-def test_below_the_bound_the_bipartition_is_always_right(groups: int, members: int, dimensions: int, share: float, seed: int) -> None:
+@given(
+    st.integers(2, 6),
+    st.integers(1, 4),
+    st.integers(2, 40),
+    st.floats(0, 0.99),
+    st.integers(0, 2**32),
+)
+def test_below_the_bound_the_bipartition_is_always_right(
+    groups: int, members: int, dimensions: int, share: float, seed: int
+) -> None:
     bound = Directions(groups=groups).bound()
-    found, truth = Directions(groups, share * bound, members, dimensions).draw(np.random.default_rng(seed))
+    found, truth = Directions(groups, share * bound, members, dimensions).draw(
+        np.random.default_rng(seed)
+    )
     assert keeps_whole(cosine(torch.from_numpy(found)).numpy(), truth)
 
 
 def test_the_share_of_draws_that_are_right() -> None:
     def right(**setting: Any) -> float:
-        history = noisy_directions({"study": {"draws": 20, **setting}, "run": {"seed": 3}}, None, "cpu")
+        history = noisy_directions(
+            {"study": {"draws": 20, **setting}, "run": {"seed": 3}}, None, "cpu"
+        )
         return float(history[-1]["right"])
 
     assert Directions(groups=2).bound() == pytest.approx(math.sqrt(0.5))
@@ -148,19 +205,27 @@ def test_the_share_of_draws_that_are_right() -> None:
 
 
 def test_along_a_straight_path_a_linear_model_is_known() -> None:
-    """Outputs go straight from one end to the other, d apart: the loss at u is ½ (u² + (1 − u)²) d², a quarter of d² in the middle."""
-    tables = experiment(model={"name": "logistic"}, method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 20})
+    """Outputs go straight from one end to the other, d apart: the loss at u is ½ (u² + (1 − u)²)
+    d², a quarter of d² in the middle.
+    """
+    tables = experiment(
+        model={"name": "logistic"}, method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 20}
+    )
     [row] = curves(tables, dealt(tables), "cpu")
     mean = sum((u**2 + (1 - u) ** 2) / 2 for u in SCORED_AT) / len(SCORED_AT)
     assert row["straight middle"] / row["straight"] == pytest.approx(0.25 / mean, rel=1e-4)
-    assert row["bent"] >= row["straight"] * (1 - 1e-4)  # of a linear model the straight path is the best
+    assert row["bent"] >= row["straight"] * (
+        1 - 1e-4
+    )  # of a linear model the straight path is the best
 
 
 def test_a_path_that_is_not_bent_is_straight() -> None:
     tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 0})
     [row] = curves(tables, dealt(tables), "cpu")
     assert (row["bent"], row["bent middle"]) == (row["straight"], row["straight middle"])
-    with pytest.raises(fc.InvalidInputError, match=r"method\.name = 'fedavg': this study is of fedgmcc's paths"):
+    with pytest.raises(
+        fc.InvalidInputError, match=r"method\.name = 'fedavg': this study is of fedgmcc's paths"
+    ):
         curves(experiment(), dealt(experiment()), "cpu")
 
 
@@ -175,7 +240,10 @@ TABLE: dict[str, Any] = {
     "seeds": 2,
     "experiment": experiment(partition={"clients": 2}),
     "quick": {"set": ["run.rounds=1"]},
-    "columns": [{"name": "longest", "data": ["digits"]}, {"name": "cosine", "like": "longest", "metric": "cosine"}],
+    "columns": [
+        {"name": "longest", "data": ["digits"]},
+        {"name": "cosine", "like": "longest", "metric": "cosine"},
+    ],
     "rows": [
         {"name": "permuted, round 1", "at": 1},
         {"name": "permuted, round 2", "at": 2, "paper": {"longest": 100.0}},
@@ -191,9 +259,13 @@ def small() -> Table:
     return TypeAdapter(Table).validate_python(TABLE)
 
 
-def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(small: Table, tmp_path: Path, done: Done) -> None:
+def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
     result, begun = done(small, tmp_path)
-    assert [(job.row.name, job.seed) for job in begun] == [(name, seed) for seed in (0, 1) for name in ("permuted, round 1", "one kind")]
+    assert [(job.row.name, job.seed) for job in begun] == [
+        (name, seed) for seed in (0, 1) for name in ("permuted, round 1", "one kind")
+    ]
     assert len(list(tmp_path.iterdir())) == 4
     cells = {(cell.row, cell.column): cell for cell in result.cells}
     last = cells["permuted, round 2", "longest"]
@@ -211,30 +283,50 @@ def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(s
 def test_a_quick_look_at_a_study(small: Table, tmp_path: Path, done: Done) -> None:
     result, begun = done(small, tmp_path, quick=True)
     assert len(begun) == 2
-    assert {cell.row for cell in result.cells if cell.mean is None} == {"permuted, round 2", "permuted, round 9"}
+    assert {cell.row for cell in result.cells if cell.mean is None} == {
+        "permuted, round 2",
+        "permuted, round 9",
+    }
 
 
 def test_a_study_that_makes_its_own_data(tmp_path: Path, done: Done) -> None:
-    told = {**TABLE, "study": "cfl_directions", "metric": "right", "experiment": {"study": {"draws": 5}}, "quick": {}, "seeds": 1}
-    told |= {"columns": [{"name": "quiet", "data": [SYNTHETIC], "set": ["study.noise=0.01"]}], "rows": [{"name": "four"}]}
+    told = {
+        **TABLE,
+        "study": "cfl_directions",
+        "metric": "right",
+        "experiment": {"study": {"draws": 5}},
+        "quick": {},
+        "seeds": 1,
+    }
+    told |= {
+        "columns": [{"name": "quiet", "data": [SYNTHETIC], "set": ["study.noise=0.01"]}],
+        "rows": [{"name": "four"}],
+    }
     result, _ = done(TypeAdapter(Table).validate_python(told), tmp_path)
     assert [cell.mean for cell in result.cells] == [100.0]
 
 
 def test_mistakes_in_a_table_of_a_study_are_noticed(small: Table) -> None:
-    with pytest.raises(ValidationError, match=r"study 'cfl_separations': there is no such study\. Did you mean 'cfl_separation'"):
+    with pytest.raises(
+        ValidationError,
+        match=r"study 'cfl_separations': there is no such study\. Did you mean 'cfl_separation'",
+    ):
         TypeAdapter(Table).validate_python({**TABLE, "study": "cfl_separations"})
     with pytest.raises(ValidationError, match="row 'one': a study has no methods"):
         TypeAdapter(Table).validate_python({**TABLE, "rows": [{"name": "one", "method": "fedavg"}]})
     with pytest.raises(ValidationError, match="row 'permuted, round 1': it needs a method"):
         TypeAdapter(Table).validate_python({**TABLE, "study": ""})
-    with pytest.raises(fc.InvalidInputError, match="--methods cfl: this table has none of that name"):
+    with pytest.raises(
+        fc.InvalidInputError, match="--methods cfl: this table has none of that name"
+    ):
         plan(small, Options(methods=("cfl",)))
 
 
 @pytest.mark.parametrize("quick", [False, True])
 @pytest.mark.parametrize("name", STUDIES)
-def test_the_studies_of_the_papers_are_well_formed(name: str, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_studies_of_the_papers_are_well_formed(
+    name: str, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(execute, "_is_here", lambda name, root: True)
     table = tables()[name]
     planned = plan(table, Options(quick=quick))
@@ -249,8 +341,12 @@ def test_the_studies_of_the_papers_are_well_formed(name: str, quick: bool, monke
     for claim in table.claims:
         assert known[0] >= set(claim.rising)
         assert known[1] >= set(claim.columns)
-        assert all(not set(claim.columns) & set(row.skip) for row in table.rows if row.name in claim.rising)
+        assert all(
+            not set(claim.columns) & set(row.skip) for row in table.rows if row.name in claim.rising
+        )
 
 
 def test_there_are_studies() -> None:
-    assert {"cfl_figure3", "cfl_figure5", "cfl_figure6", "cfl_figure7", "fedgmcc_figure2"} <= set(STUDIES)
+    assert {"cfl_figure3", "cfl_figure5", "cfl_figure6", "cfl_figure7", "fedgmcc_figure2"} <= set(
+        STUDIES
+    )

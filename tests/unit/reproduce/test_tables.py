@@ -1,4 +1,6 @@
-"""All tables there are: names that refer to something, settings that make an experiment, numbers that its run will have."""
+"""All tables there are: names that refer to something, settings that make an experiment, numbers
+that its run will have.
+"""
 
 import re
 
@@ -37,7 +39,9 @@ SUMMARY = (
 )
 
 every_table = pytest.mark.parametrize("table", tables().values(), ids=lambda table: table.name)
-every_run = pytest.mark.parametrize("table", [table for table in tables().values() if not table.study], ids=lambda table: table.name)
+every_run = pytest.mark.parametrize(
+    "table", [table for table in tables().values() if not table.study], ids=lambda table: table.name
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +54,12 @@ def planned(table: Table, quick: bool = False) -> Plan:
 
 
 def cells(table: Table) -> list[tuple[Row, Column]]:
-    return [(row, column) for row in table.rows for column in table.columns if column.name not in row.skip]
+    return [
+        (row, column)
+        for row in table.rows
+        for column in table.columns
+        if column.name not in row.skip
+    ]
 
 
 def test_there_are_tables_of_all_four_papers() -> None:
@@ -60,7 +69,13 @@ def test_there_are_tables_of_all_four_papers() -> None:
 def test_a_key_that_a_table_does_not_know_is_refused() -> None:
     with pytest.raises(ValidationError, match="papers"):
         TypeAdapter(Table).validate_python(
-            {"title": "t", "paper": "p", "experiment": {}, "columns": [], "rows": [{"name": "a", "method": "fedavg", "papers": {}}]}
+            {
+                "title": "t",
+                "paper": "p",
+                "experiment": {},
+                "columns": [],
+                "rows": [{"name": "a", "method": "fedavg", "papers": {}}],
+            }
         )
 
 
@@ -73,7 +88,10 @@ def test_no_two_columns_or_rows_have_one_name(table: Table) -> None:
 
 @every_table
 def test_names_refer_to_columns_and_rows(table: Table) -> None:
-    columns, rows = {column.name: column for column in table.columns}, {row.name: row for row in table.rows}
+    columns, rows = (
+        {column.name: column for column in table.columns},
+        {row.name: row for row in table.rows},
+    )
     for column in table.columns:
         if column.like is None:
             assert column.data, column.name
@@ -83,7 +101,9 @@ def test_names_refer_to_columns_and_rows(table: Table) -> None:
             assert (column.data, column.set, column.quick) == ((), (), ()), column.name
     settable = {name for name, column in columns.items() if column.like is None}
     for row in table.rows:
-        assert {*row.paper, *row.skip, *(row.why if isinstance(row.why, dict) else ())} <= set(columns), row.name
+        assert {*row.paper, *row.skip, *(row.why if isinstance(row.why, dict) else ())} <= set(
+            columns
+        ), row.name
         assert {*row.sets, *row.encoder} <= settable, row.name
         assert not set(row.paper) & set(row.skip), row.name
         assert set(row.skip) < set(columns), f"{row.name} is skipped everywhere"
@@ -96,12 +116,16 @@ def test_names_refer_to_columns_and_rows(table: Table) -> None:
         assert set(claim.rising) <= set(rows)
         assert set(claim.columns) <= set(columns)
         for name in claim.columns:
-            assert not [row for row in claim.rising if name in rows[row].skip], f"{name}: this claim can never be read"
+            assert not [row for row in claim.rising if name in rows[row].skip], (
+                f"{name}: this claim can never be read"
+            )
 
 
 @every_table
 def test_data_sets_are_known(table: Table) -> None:
-    named = {name for column in table.columns for name in column.data} | {name for row in table.rows for name in row.encoder.values()}
+    named = {name for column in table.columns for name in column.data} | {
+        name for row in table.rows for name in row.encoder.values()
+    }
     assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, SYNTHETIC}
 
 
@@ -109,7 +133,9 @@ def test_data_sets_are_known(table: Table) -> None:
 @every_run
 def test_every_cell_is_an_experiment(table: Table, quick: bool) -> None:
     jobs = planned(table, quick).jobs
-    assert {(row, column) for row, column, _ in jobs} == {(row.name, table.settings_of(column).name) for row, column in cells(table)}
+    assert {(row, column) for row, column, _ in jobs} == {
+        (row.name, table.settings_of(column).name) for row, column in cells(table)
+    }
     for job in jobs.values():
         experiment = job.experiment(None)
         assert experiment.data.name == job.data
@@ -132,19 +158,29 @@ def test_models_fit_the_data(table: Table, quick: bool) -> None:
             if key not in built:
                 with torch.device("meta"):
                     built[key] = experiment.model.build(*SHAPES[data])
-            if isinstance(experiment.method, LGFedAvg) and experiment.method.local_layers is not None:
-                assert set(experiment.method.local_layers) < dict(built[key].named_children()).keys()
+            if (
+                isinstance(experiment.method, LGFedAvg)
+                and experiment.method.local_layers is not None
+            ):
+                assert (
+                    set(experiment.method.local_layers) < dict(built[key].named_children()).keys()
+                )
 
 
 @every_run
 def test_runs_have_what_is_measured(table: Table) -> None:
-    runs = {(row, column): job.experiment(None).run for (row, column, _), job in planned(table).jobs.items()}
+    runs = {
+        (row, column): job.experiment(None).run
+        for (row, column, _), job in planned(table).jobs.items()
+    }
     for row, column in cells(table):
         run, metric = runs[row.name, table.settings_of(column).name], table.metric_of(column)
         name, _, argument = metric.partition(" ")
         if name in ("rounds_to", "megabits_to"):
             assert 0 < float(argument) <= 100
-            assert run.eval_every == 1, "or a round that was not looked at might have been the first"
+            assert run.eval_every == 1, (
+                "or a round that was not looked at might have been the first"
+            )
         elif name == "accuracy_at":
             at = int(argument)
             assert at <= run.rounds
@@ -157,12 +193,16 @@ def test_runs_have_what_is_measured(table: Table) -> None:
 @every_run
 def test_numbers_of_the_papers_are_possible(table: Table) -> None:
     for row, column in cells(table):
-        if column.name in row.paper and re.match("accuracy(_tuned|_at .*)?$", table.metric_of(column)):
+        if column.name in row.paper and re.match(
+            "accuracy(_tuned|_at .*)?$", table.metric_of(column)
+        ):
             assert 0 < row.paper[column.name] <= 100, (row.name, column.name)
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
-@pytest.mark.parametrize("table", [table for table in tables().values() if table.study], ids=lambda table: table.name)
+@pytest.mark.parametrize(
+    "table", [table for table in tables().values() if table.study], ids=lambda table: table.name
+)
 def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
     for job in planned(table, quick).jobs.values():
         if job.data != SYNTHETIC:  # those that make their own data have settings of their own

@@ -1,4 +1,6 @@
-"""FLT's Table 6: what the simulator counts is the paper's formula and what is said to go beyond it, to the byte."""
+"""FLT's Table 6: what the simulator counts is the paper's formula and what is said to go beyond it,
+to the byte.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,17 +27,43 @@ def table() -> Table:
     """Table 6 with its own rows, on digits."""
     rows: list[dict[str, Any]] = []
     for row in find("flt_6").rows:
-        settings = [f"method.k={K}", "method.manifold=pca", "method.fine_tune=none"] if row.method == "flt" else [f"method.clusters={C}"]
+        settings = (
+            [f"method.k={K}", "method.manifold=pca", "method.fine_tune=none"]
+            if row.method == "flt"
+            else [f"method.clusters={C}"]
+        )
         rows.append(
-            {"name": row.name, "method": row.method, "set": settings, "formula": row.formula, "besides": row.besides, "why": row.why}
+            {
+                "name": row.name,
+                "method": row.method,
+                "set": settings,
+                "formula": row.formula,
+                "besides": row.besides,
+                "why": row.why,
+            }
         )
     experiment = {
-        "partition": {"name": "label_clusters", "clients": M, "clusters": 2, "classes": 5, "samples": 20},
+        "partition": {
+            "name": "label_clusters",
+            "clients": M,
+            "clusters": 2,
+            "classes": 5,
+            "samples": 20,
+        },
         "model": {"name": "mlp", "hidden": 8},
         "run": {"rounds": T, "clients_per_round": N},
     }
-    told = {"title": "Bytes", "paper": "nobody", "metric": "bytes", "seeds": 2, "experiment": experiment, "rows": rows}
-    return TypeAdapter(Table).validate_python({**told, "columns": [{"name": "digits", "data": ["digits"]}]})
+    told = {
+        "title": "Bytes",
+        "paper": "nobody",
+        "metric": "bytes",
+        "seeds": 2,
+        "experiment": experiment,
+        "rows": rows,
+    }
+    return TypeAdapter(Table).validate_python(
+        {**told, "columns": [{"name": "digits", "data": ["digits"]}]}
+    )
 
 
 def done(table: Table, folder: Path, **options: Any) -> tuple[Outcome, int]:
@@ -62,7 +90,9 @@ def encoder_bytes() -> tuple[int, int]:
     return sum(value.numel() * value.element_size() for value in sent), code.shape[1]
 
 
-def test_counted_bytes_are_the_formula_and_what_is_said_beyond_it(measured: tuple[Outcome, Path]) -> None:
+def test_counted_bytes_are_the_formula_and_what_is_said_beyond_it(
+    measured: tuple[Outcome, Path],
+) -> None:
     encoder, code = encoder_bytes()
     expected = {
         "FLT": (M * encoder + 4 * K * M * code + 2 * N * W * T, 8 * M),
@@ -76,15 +106,22 @@ def test_counted_bytes_are_the_formula_and_what_is_said_beyond_it(measured: tupl
         assert (found.difference, found.std, found.mark) == (besides, 0.0, "within")
 
 
-def test_a_byte_too_many_or_too_few_is_noticed(table: Table, measured: tuple[Outcome, Path]) -> None:
+def test_a_byte_too_many_or_too_few_is_noticed(
+    table: Table, measured: tuple[Outcome, Path]
+) -> None:
     for besides, mark, words in (("8*n*T - 1", "above", "worse"), ("8*n*T + 1", "below", "better")):
-        wrong = replace(table, rows=tuple(replace(row, besides=besides) for row in table.rows if row.name == "IFCA"))
+        wrong = replace(
+            table,
+            rows=tuple(replace(row, besides=besides) for row in table.rows if row.name == "IFCA"),
+        )
         result, begun = done(wrong, measured[1])
         assert begun == 0
         assert (cell(result, "IFCA").mark, in_words(cell(result, "IFCA"))) == (mark, words)
 
 
-def test_runs_that_were_done_are_read_and_a_quick_look_is_exact_too(table: Table, measured: tuple[Outcome, Path]) -> None:
+def test_runs_that_were_done_are_read_and_a_quick_look_is_exact_too(
+    table: Table, measured: tuple[Outcome, Path]
+) -> None:
     again, begun = done(table, measured[1])
     assert begun == 0
     assert again.cells == measured[0].cells
@@ -94,7 +131,10 @@ def test_runs_that_were_done_are_read_and_a_quick_look_is_exact_too(table: Table
 
 def test_the_page_has_the_formula_with_its_numbers(measured: tuple[Outcome, Path]) -> None:
     text = page(measured[0])
-    assert f"n*W*T*(C + 1) with M = 6, n = 3, T = 2, W = {W:,}, C = 2. Beyond it 8*n*T = 48 bytes. Each client also says which" in text
+    assert (
+        f"n*W*T*(C + 1) with M = 6, n = 3, T = 2, W = {W:,}, C = 2. Beyond it 8*n*T = 48 bytes."
+        " Each client also says which" in text
+    )
 
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 10**6), st.integers(1, 10**6))
@@ -102,12 +142,29 @@ def test_a_formula_is_arithmetic(a: int, b: int, m: int, w: int) -> None:
     assert evaluated(f"{a}*M - (W + {b})*M", {"M": m, "W": w}) == a * m - (w + b) * m
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "W.real", "2**9", "W/2", "x*M", "1.5*M", "True", "M if 1 else W", "[M]", "M*", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os')",
+        "W.real",
+        "2**9",
+        "W/2",
+        "x*M",
+        "1.5*M",
+        "True",
+        "M if 1 else W",
+        "[M]",
+        "M*",
+        "",
+    ],
+)
 def test_and_nothing_but_arithmetic(text: str) -> None:
     with pytest.raises(ValueError, match=r"^formula '"):
         evaluated(text, dict.fromkeys(SYMBOLS, 1))
 
 
 def test_a_letter_that_the_run_does_not_have_is_named() -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"formula '4\*k': this run has no k \(centres a client\)"):
+    with pytest.raises(
+        fc.InvalidInputError, match=r"formula '4\*k': this run has no k \(centres a client\)"
+    ):
         evaluated("4*k", {"M": 1})

@@ -16,11 +16,17 @@ from fedclade.training.client_features import MOST_CLIENTS, ClientFeatures
 
 
 def clients(number: int = 6) -> fc.data.Clients:
-    return fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2), clients=number, seed=0)
+    return fc.data.partition(
+        fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2), clients=number, seed=0
+    )
 
 
-@pytest.mark.parametrize("method", [fc.Clade(), fc.CFL(), fc.PCAHC(clusters=2), fc.FedAvg(), fc.Local()])
-def test_every_run_keeps_the_label_counts_and_what_its_method_grouped_by(method: fc.Method, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "method", [fc.Clade(), fc.CFL(), fc.PCAHC(clusters=2), fc.FedAvg(), fc.Local()]
+)
+def test_every_run_keeps_the_label_counts_and_what_its_method_grouped_by(
+    method: fc.Method, tmp_path: Path
+) -> None:
     them = clients()
     fc.run(method, them, fc.models.MLP(8), rounds=2, clients_per_round=1.0, out=tmp_path / "run")
     kept = client_features.read(tmp_path / "run")
@@ -41,7 +47,9 @@ def test_every_run_keeps_the_label_counts_and_what_its_method_grouped_by(method:
         assert kept.measure == ("cosine" if method.name == "cfl" else "euclidean")
 
 
-def test_clades_features_are_the_whitened_signatures_in_which_groups_lie_apart(tmp_path: Path) -> None:
+def test_clades_features_are_the_whitened_signatures_in_which_groups_lie_apart(
+    tmp_path: Path,
+) -> None:
     them = clients(10)
     fc.run(fc.Clade(), them, fc.models.MLP(8), rounds=1, out=tmp_path / "run")
     kept = client_features.read(tmp_path / "run")
@@ -61,25 +69,40 @@ def test_of_many_clients_an_even_sample_is_kept() -> None:
 
 
 def test_the_mean_of_centres_leaves_out_those_that_are_not_real() -> None:
-    centres = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [99.0, 99.0]], [[7.0, 7.0], [7.0, 7.0]]])
-    told = CentredState({}, torch.zeros(3, dtype=torch.int64), centres, torch.tensor([2, 1, 0])).features()
+    centres = torch.tensor(
+        [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [99.0, 99.0]], [[7.0, 7.0], [7.0, 7.0]]]
+    )
+    told = CentredState(
+        {}, torch.zeros(3, dtype=torch.int64), centres, torch.tensor([2, 1, 0])
+    ).features()
     assert told.rows.tolist() == [[2.0, 3.0], [5.0, 6.0], [0.0, 0.0]]
     assert told.known.tolist() == [True, True, False]
 
 
 def test_who_has_no_update_yet_has_no_row_that_counts() -> None:
-    state = fc.CFL.state.initial({"w": torch.zeros(1, 3)}, 4, 2).trained(torch.tensor([1]), torch.tensor([1.0]).double(), torch.ones(1, 2))
+    state = fc.CFL.state.initial({"w": torch.zeros(1, 3)}, 4, 2).trained(
+        torch.tensor([1]), torch.tensor([1.0]).double(), torch.ones(1, 2)
+    )
     told = state.features()
     assert told.known.tolist() == [False, True, False, False]
     assert told.rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
 def test_accuracy_by_cluster_is_the_mean_over_its_clients() -> None:
-    values = {"accuracy": torch.tensor([100.0, 50.0, 30.0, float("nan")]), "loss": torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    values = {
+        "accuracy": torch.tensor([100.0, 50.0, 30.0, float("nan")]),
+        "loss": torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    }
     cluster = torch.tensor([0, 0, 2, 2])
-    assert metrics.by_cluster(values, cluster) == {"by_cluster_of": "accuracy", "by_cluster": [[0, 2, 75.0], [2, 2, 30.0]]}
+    assert metrics.by_cluster(values, cluster) == {
+        "by_cluster_of": "accuracy",
+        "by_cluster": [[0, 2, 75.0], [2, 2, 30.0]],
+    }
     del values["accuracy"]
-    assert metrics.by_cluster(values, torch.tensor([-1, 0, 0, 0])) == {"by_cluster_of": "loss", "by_cluster": [[0, 3, 3.0]]}
+    assert metrics.by_cluster(values, torch.tensor([-1, 0, 0, 0])) == {
+        "by_cluster_of": "loss",
+        "by_cluster": [[0, 3, 3.0]],
+    }
     assert metrics.by_cluster({"loss": torch.zeros(60)}, torch.arange(60)) == {}
 
 

@@ -19,11 +19,21 @@ from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 
 def row(number: int, *failures: tuple[int, bool]) -> dict[str, Any]:
-    return {"round": number, "failures": [{"client": client, "reason": "why", "rejected": refused} for client, refused in failures]}
+    return {
+        "round": number,
+        "failures": [
+            {"client": client, "reason": "why", "rejected": refused} for client, refused in failures
+        ],
+    }
 
 
 def test_refusals_count_and_absences_do_not() -> None:
-    history = [row(1, (4, True), (2, False)), row(2, (4, True), (2, False)), row(3, (1, True), (2, False)), row(4, (4, True))]
+    history = [
+        row(1, (4, True), (2, False)),
+        row(2, (4, True), (2, False)),
+        row(3, (1, True), (2, False)),
+        row(4, (4, True)),
+    ]
     assert blocked_clients(history, 3).tolist() == [4]
     assert blocked_clients(history, 1).tolist() == [1, 4]
     assert blocked_clients(history, 0).tolist() == []
@@ -44,14 +54,24 @@ def ill(client: int) -> Any:
 def run(clients: Clients, faults: Any, rounds: int, **more: Any) -> fc.Result:
     fed = fc.Simulator(clients, faults=faults)
     settings = TrainingConfig(rounds, 1.0, eval_every=0, checkpoint_every=0, **more)
-    return TrainingRun(fc.FedAvg(), clients, fc.models.MLP(4), LocalConfig(), settings, EngineConfig(), federation=fed).run()
+    return TrainingRun(
+        fc.FedAvg(),
+        clients,
+        fc.models.MLP(4),
+        LocalConfig(),
+        settings,
+        EngineConfig(),
+        federation=fed,
+    ).run()
 
 
 def test_a_client_that_sends_rubbish_is_asked_three_times(digits: Clients) -> None:
     result = run(digits, ill(1), 5)
     everyone = len(digits)
     assert [row["clients"] for row in result.history] == [everyone] * 3 + [everyone - 1] * 2
-    assert [[failure["client"] for failure in row["failures"]] for row in result.history] == [[1, 2]] * 3 + [[2]] * 2
+    assert [[failure["client"] for failure in row["failures"]] for row in result.history] == [
+        [1, 2]
+    ] * 3 + [[2]] * 2
     assert result.summary["blocked_clients"] == 1
     assert run(digits, ill(1), 5, max_rejections=0).summary["failures"] == 10
 
@@ -59,7 +79,15 @@ def test_a_client_that_sends_rubbish_is_asked_three_times(digits: Clients) -> No
 def test_a_resumed_run_knows_who_was_set_aside(digits: Clients, tmp_path: Path) -> None:
     def parts(rounds: int, folder: str, resume: bool = False) -> fc.Result:
         fed = fc.Simulator(digits, faults=ill(1))
-        whole = TrainingRun(fc.FedAvg(), digits, fc.models.MLP(4), LocalConfig(), TrainingConfig(rounds, 1.0), EngineConfig(), federation=fed)
+        whole = TrainingRun(
+            fc.FedAvg(),
+            digits,
+            fc.models.MLP(4),
+            LocalConfig(),
+            TrainingConfig(rounds, 1.0),
+            EngineConfig(),
+            federation=fed,
+        )
         return whole.run(tmp_path / folder, resume)
 
     parts(4, "parts")
@@ -67,8 +95,12 @@ def test_a_resumed_run_knows_who_was_set_aside(digits: Clients, tmp_path: Path) 
     assert [row["clients"] for row in resumed.history] == [row["clients"] for row in whole.history]
 
 
-def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_served(digits: Clients, tmp_path: Path) -> None:
-    """Client 1 is refused for the third time in the last round, and then answers well: whoever asks it at the end can serve it."""
+def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_served(
+    digits: Clients, tmp_path: Path
+) -> None:
+    """Client 1 is refused for the third time in the last round, and then answers well: whoever asks
+    it at the end can serve it.
+    """
 
     def settle(folder: str, stop: bool) -> dict[str, Any]:
         asked = 0
@@ -76,7 +108,11 @@ def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_s
         def fault(key: int, who: int, reply: Tree) -> Tree | None:
             nonlocal asked
             asked += who == 1
-            return {name: value * torch.nan for name, value in reply.items()} if who == 1 and asked <= 3 else reply
+            return (
+                {name: value * torch.nan for name, value in reply.items()}
+                if who == 1 and asked <= 3
+                else reply
+            )
 
         def last(row: dict[str, Any]) -> None:
             if row["round"] == 2:
@@ -84,7 +120,15 @@ def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_s
 
         def execute(resume: bool, on_round: Any) -> dict[str, Any]:
             fed, settings = fc.Simulator(digits, faults=fault), TrainingConfig(2, 1.0, eval_every=0)
-            whole = TrainingRun(fc.Clade(), digits, fc.models.MLP(4), LocalConfig(), settings, EngineConfig(), federation=fed)
+            whole = TrainingRun(
+                fc.Clade(),
+                digits,
+                fc.models.MLP(4),
+                LocalConfig(),
+                settings,
+                EngineConfig(),
+                federation=fed,
+            )
             return whole.run(tmp_path / folder, resume, on_round).summary
 
         if stop:
@@ -100,11 +144,17 @@ def test_a_run_that_was_stopped_before_its_very_end_ends_with_the_same_clients_s
 
 def test_where_every_client_is_refused_the_run_ends_and_says_why(digits: Clients) -> None:
     with pytest.raises(
-        FedcladeError, match=r"after round 3: every client has been refused 3 times, the last because .* not finite.*local\.lr"
+        FedcladeError,
+        match=(
+            r"after round 3: every client has been refused 3 times, the last because .* not"
+            r" finite.*local\.lr"
+        ),
     ):
         fc.run(fc.FedAvg(), digits, fc.models.MLP(4), rounds=5, clients_per_round=1.0, lr=1e38)
 
 
 def test_the_setting_is_checked() -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"run\.max_rejections = -1: must be a whole number; 0 for never"):
+    with pytest.raises(
+        fc.InvalidInputError, match=r"run\.max_rejections = -1: must be a whole number; 0 for never"
+    ):
         replace(TrainingConfig(), max_rejections=-1)

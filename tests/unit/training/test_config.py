@@ -1,4 +1,6 @@
-"""The experiment file: what is read, what is refused, and that nothing but a readable message ever comes out of a bad one."""
+"""The experiment file: what is read, what is refused, and that nothing but a readable message ever
+comes out of a bad one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def test_every_preset_is_a_valid_experiment_with_a_line_that_says_what_it_is(nam
 
 def test_a_file_that_names_the_four_parts_only_gets_the_documented_defaults(tmp_path: Path) -> None:
     file = tmp_path / "my experiment.toml"
-    file.write_text('[data]\nname = "digits"\n[partition]\nname = "iid"\n[model]\nname = "mlp"\n[method]\nname = "fedavg"\n')
+    file.write_text(
+        '[data]\nname = "digits"\n[partition]\nname = "iid"\n[model]\nname = "mlp"\n[method]\nname'
+        ' = "fedavg"\n'
+    )
     made = experiment(read(file))
     assert (made.partition.clients, made.partition.probe, made.partition.seed) == (100, None, None)
     assert made.model == fc.models.MLP(200)
@@ -52,7 +57,17 @@ def test_a_file_that_names_the_four_parts_only_gets_the_documented_defaults(tmp_
 
 
 def test_set_reads_values_as_toml_and_what_is_not_toml_as_text() -> None:
-    made = apply({}, ["run.rounds=3", "local.lr=1e-2", "model.hidden=[32, 16]", "method.name=local", 'data.name="a b"', "run.flag=true"])
+    made = apply(
+        {},
+        [
+            "run.rounds=3",
+            "local.lr=1e-2",
+            "model.hidden=[32, 16]",
+            "method.name=local",
+            'data.name="a b"',
+            "run.flag=true",
+        ],
+    )
     assert made == {
         "run": {"rounds": 3, "flag": True},
         "local": {"lr": 0.01},
@@ -69,18 +84,24 @@ def test_set_leaves_the_tables_it_was_given_alone_and_the_last_one_wins() -> Non
     assert tables == before
 
 
-def test_naming_another_partition_drops_the_fields_of_the_first_and_keeps_those_that_all_have() -> None:
+def test_naming_another_partition_drops_the_fields_of_the_first_and_keeps_those_that_all_have() -> (
+    None
+):
     made = with_sets("partition.name=pathological", "partition.classes_per_client=3")
     assert made.scheme == fc.data.Pathological(3)
     assert made.partition.clients == 40
 
 
 def test_naming_the_partition_that_is_there_already_keeps_its_fields() -> None:
-    assert with_sets("partition.name=label_clusters").scheme == fc.data.LabelClusters(clusters=5, classes=2)
+    assert with_sets("partition.name=label_clusters").scheme == fc.data.LabelClusters(
+        clusters=5, classes=2
+    )
 
 
 def test_the_order_of_sets_does_not_matter_for_a_new_partition_and_its_fields() -> None:
-    assert with_sets("partition.classes_per_client=3", "partition.name=pathological").scheme == fc.data.Pathological(3)
+    assert with_sets(
+        "partition.classes_per_client=3", "partition.name=pathological"
+    ).scheme == fc.data.Pathological(3)
 
 
 def test_a_share_and_a_number_of_clients_stay_apart() -> None:
@@ -91,8 +112,12 @@ def test_a_share_and_a_number_of_clients_stay_apart() -> None:
     assert number.cohort_size(40) == 1
 
 
-@pytest.mark.parametrize(("share", "clients", "cohort"), [(0.2, 40, 8), (0.5, 5, 2), (0.001, 40, 1), (1.0, 3, 3)])
-def test_a_share_of_clients_is_rounded_and_never_nobody(share: float, clients: int, cohort: int) -> None:
+@pytest.mark.parametrize(
+    ("share", "clients", "cohort"), [(0.2, 40, 8), (0.5, 5, 2), (0.001, 40, 1), (1.0, 3, 3)]
+)
+def test_a_share_of_clients_is_rounded_and_never_nobody(
+    share: float, clients: int, cohort: int
+) -> None:
     assert with_sets(f"run.clients_per_round={share}").run.cohort_size(clients) == cohort
 
 
@@ -101,7 +126,11 @@ def test_an_array_in_the_file_becomes_hidden_layers() -> None:
 
 
 def test_the_partition_takes_the_seed_of_the_run_unless_it_has_its_own() -> None:
-    first, second, fixed = with_sets("run.seed=1"), with_sets("run.seed=2"), with_sets("run.seed=2", "partition.seed=1")
+    first, second, fixed = (
+        with_sets("run.seed=1"),
+        with_sets("run.seed=2"),
+        with_sets("run.seed=2", "partition.seed=1"),
+    )
     assert first.clients().train.index.tolist() != second.clients().train.index.tolist()
     assert first.clients().train.index.tolist() == fixed.clients().train.index.tolist()
 
@@ -171,7 +200,9 @@ def test_the_partition_takes_the_seed_of_the_run_unless_it_has_its_own() -> None
         ("run.=3", ["--set run.=3", "table.key=value"]),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_its_name_and_what_is_allowed(given: str, says: list[str]) -> None:
+def test_a_setting_that_cannot_be_is_refused_with_its_name_and_what_is_allowed(
+    given: str, says: list[str]
+) -> None:
     with pytest.raises(InvalidInputError) as refused:
         with_sets(given)
     assert "\n" not in str(refused.value)
@@ -181,8 +212,13 @@ def test_a_setting_that_cannot_be_is_refused_with_its_name_and_what_is_allowed(g
 
 @pytest.mark.parametrize("missing", ["data", "partition", "model", "method"])
 def test_a_missing_part_is_named_with_an_example(missing: str) -> None:
-    for tables in ({name: table for name, table in BASIC.items() if name != missing}, {**BASIC, missing: {}}):
-        with pytest.raises(InvalidInputError, match=rf'{missing}\.name: missing.*\[{missing}\] name = "\w+"'):
+    for tables in (
+        {name: table for name, table in BASIC.items() if name != missing},
+        {**BASIC, missing: {}},
+    ):
+        with pytest.raises(
+            InvalidInputError, match=rf'{missing}\.name: missing.*\[{missing}\] name = "\w+"'
+        ):
             experiment(tables)
 
 
@@ -202,7 +238,9 @@ def test_setting_a_key_of_what_is_no_table_in_the_file_is_refused() -> None:
 def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    with pytest.raises(InvalidInputError, match=r"bad\.toml: not valid TOML: .*(line \d|end of document)") as refused:
+    with pytest.raises(
+        InvalidInputError, match=r"bad\.toml: not valid TOML: .*(line \d|end of document)"
+    ) as refused:
         read(file)
     assert "\n" not in str(refused.value)
 
@@ -216,7 +254,9 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_an_experiment_from_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(fc.InvalidInputError, match="it is a pipe, a socket or a device; put a file there"):
+    with pytest.raises(
+        fc.InvalidInputError, match="it is a pipe, a socket or a device; put a file there"
+    ):
         config.read(tmp_path / "pipe")
 
 
@@ -230,13 +270,16 @@ def test_dots_in_a_comment_are_no_key_of_many_parts(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_file_nor_preset_is_refused_with_the_nearest_preset(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"'quickstar'.*neither a file nor a preset.*'quickstart'"):
+    with pytest.raises(
+        InvalidInputError, match=r"'quickstar'.*neither a file nor a preset.*'quickstart'"
+    ):
         read("quickstar")
     with pytest.raises(InvalidInputError, match="neither a file nor a preset"):
         read(tmp_path)
 
 
-# --- anything may stand in an experiment file -------------------------------------------------------------------------------------
+# --- anything may stand in an experiment file
+# -------------------------------------------------------------------------------------
 
 SCALARS = st.one_of(
     st.booleans(),
@@ -245,22 +288,81 @@ SCALARS = st.one_of(
     st.text(max_size=8),
     st.dates(),
     st.datetimes(),
-    st.sampled_from([0, -1, 1, 10**30, math.nan, math.inf, 0.0, 1.0, -0.0, "digits", "", "name", "iid", "tf32", datetime.time(1, 2)]),
+    st.sampled_from(
+        [
+            0,
+            -1,
+            1,
+            10**30,
+            math.nan,
+            math.inf,
+            0.0,
+            1.0,
+            -0.0,
+            "digits",
+            "",
+            "name",
+            "iid",
+            "tf32",
+            datetime.time(1, 2),
+        ]
+    ),
 )
-VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3))
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+)
 NAMES = [*(name for things in REGISTRY.values() for name in things)]
 
 
 def _keys() -> Iterator[str]:
-    yield from ("name", "clients", "probe", "seed", "lr", "batch_size", "epochs", "momentum", "weight_decay", "lr_decay", "rounds")
-    yield from ("clients_per_round", "eval_every", "checkpoint_every", "fine_tune_epochs", "chunk", "precision", "bound", "hidden")
-    yield from ("clusters", "classes", "overlap", "samples", "alpha", "min_size", "classes_per_client", "key", "dropout", "padding")
+    yield from (
+        "name",
+        "clients",
+        "probe",
+        "seed",
+        "lr",
+        "batch_size",
+        "epochs",
+        "momentum",
+        "weight_decay",
+        "lr_decay",
+        "rounds",
+    )
+    yield from (
+        "clients_per_round",
+        "eval_every",
+        "checkpoint_every",
+        "fine_tune_epochs",
+        "chunk",
+        "precision",
+        "bound",
+        "hidden",
+    )
+    yield from (
+        "clusters",
+        "classes",
+        "overlap",
+        "samples",
+        "alpha",
+        "min_size",
+        "classes_per_client",
+        "key",
+        "dropout",
+        "padding",
+    )
 
 
 KEYS = st.sampled_from([*_keys()]) | st.text(max_size=6)
 TABLE = st.dictionaries(KEYS, VALUES, max_size=4)
-NAMED = st.builds(lambda table, name: {**table, "name": name}, TABLE, st.sampled_from(NAMES) | VALUES)
-FILE = st.dictionaries(st.sampled_from(TABLES) | st.text(max_size=6), NAMED | TABLE | VALUES, max_size=8)
+NAMED = st.builds(
+    lambda table, name: {**table, "name": name}, TABLE, st.sampled_from(NAMES) | VALUES
+)
+FILE = st.dictionaries(
+    st.sampled_from(TABLES) | st.text(max_size=6), NAMED | TABLE | VALUES, max_size=8
+)
 
 
 def taken_or_refused(make: Callable[[], object]) -> None:
@@ -280,7 +382,9 @@ def test_any_tables_at_all_are_taken_or_refused_in_words(tables: dict[str, Any])
 
 @settings(max_examples=200, deadline=None)
 @given(table=st.sampled_from(TABLES), key=KEYS, value=VALUES)
-def test_any_value_of_any_key_of_a_good_file_is_taken_or_refused_in_words(table: str, key: str, value: Any) -> None:
+def test_any_value_of_any_key_of_a_good_file_is_taken_or_refused_in_words(
+    table: str, key: str, value: Any
+) -> None:
     tables = read("quickstart")
     tables.setdefault(table, {})[key] = value
     taken_or_refused(lambda: experiment(tables))
@@ -289,7 +393,13 @@ def test_any_value_of_any_key_of_a_good_file_is_taken_or_refused_in_words(table:
 @settings(max_examples=200, deadline=None)
 @given(
     sets=st.lists(
-        st.text(max_size=20) | st.builds("{}.{}={}".format, st.sampled_from([*TABLES, "", "x"]), KEYS, VALUES | st.sampled_from(NAMES)),
+        st.text(max_size=20)
+        | st.builds(
+            "{}.{}={}".format,
+            st.sampled_from([*TABLES, "", "x"]),
+            KEYS,
+            VALUES | st.sampled_from(NAMES),
+        ),
         max_size=3,
     )
 )
@@ -299,7 +409,9 @@ def test_any_set_on_a_good_file_is_taken_or_refused_in_words(sets: list[str]) ->
 
 @settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_as_a_file_are_read_or_refused_in_words(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_as_a_file_are_read_or_refused_in_words(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_bytes(content)
     taken_or_refused(lambda: experiment(read(file)))

@@ -1,4 +1,6 @@
-"""A run keeps a line of history for each round, and nothing else: memory does not grow with rounds."""
+"""A run keeps a line of history for each round, and nothing else: memory does not grow with
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ FROM, TO = 20, 40  # by then everything that is made once has been made
 
 def containers(value: Any) -> int:
     """How many objects a row of the history is: itself, and the lists in it."""
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    inside = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    )
     return isinstance(value, dict | list | tuple) + sum(map(containers, inside))
 
 
@@ -37,7 +45,14 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
             objects.append(len(alive) - rows)
             held.append(sum(each.nbytes for each in alive if issubclass(type(each), Tensor)))
 
-    settings: dict[str, Any] = {"lr": 0.1, "eval_every": 5, "checkpoint_every": 5, "workers": 1, "device": "cpu", "on_round": on_round}
+    settings: dict[str, Any] = {
+        "lr": 0.1,
+        "eval_every": 5,
+        "checkpoint_every": 5,
+        "workers": 1,
+        "device": "cpu",
+        "on_round": on_round,
+    }
     gc.freeze()  # what others have left behind is not counted, nor when it goes
     try:
         fc.run(method, clients, fc.models.MLP(8), TO, 0.3, out=out, **settings)
@@ -48,16 +63,27 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
 
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a step is traced depends on what this process did before; they are few and bounded (tests/unit/engines/test_compile_cache.py)."""
+    """When a step is traced depends on what this process did before; they are few and bounded
+    (tests/unit/engines/test_compile_cache.py).
+    """
     monkeypatch.setattr(fx_tracing, "TRACE_AFTER", 10**9)
 
 
 # CFL is not here: it keeps what it knows of every group, and goes on making groups.
-METHODS = [fc.FedAvg(), fc.Local(), fc.SCAFFOLD(), fc.IFCA(clusters=2), fc.Clade(), fc.FLIS(mode="hc")]
+METHODS = [
+    fc.FedAvg(),
+    fc.Local(),
+    fc.SCAFFOLD(),
+    fc.IFCA(clusters=2),
+    fc.Clade(),
+    fc.FLIS(mode="hc"),
+]
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_nothing_is_kept_for_each_round_but_its_row(method: fc.Method, digits: Clients, tmp_path: Path) -> None:
+def test_nothing_is_kept_for_each_round_but_its_row(
+    method: fc.Method, digits: Clients, tmp_path: Path
+) -> None:
     objects, held = grown(method, digits, tmp_path)
     assert objects < 1
     assert held == 0

@@ -1,4 +1,6 @@
-"""A run: what evaluation may not change, what a user's own model, loss and metrics do, and what is refused before any training."""
+"""A run: what evaluation may not change, what a user's own model, loss and metrics do, and what is
+refused before any training.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from fedclade.training.client_sampling import cohort_of
 
 METHODS = pytest.mark.parametrize(
     "method",
-    [fc.FedAvg(), fc.Local(), fc.SCAFFOLD(), fc.LGFedAvg(), fc.PerFedAvg(alpha=0.05), fc.IFCA(clusters=2)],
+    [
+        fc.FedAvg(),
+        fc.Local(),
+        fc.SCAFFOLD(),
+        fc.LGFedAvg(),
+        fc.PerFedAvg(alpha=0.05),
+        fc.IFCA(clusters=2),
+    ],
     ids=lambda method: method.name,
 )
 
@@ -38,11 +47,17 @@ class Net(nn.Module):
 
 
 def weights_of(result: fc.Result) -> list[Tensor]:
-    return [weight for client in range(len(result.clusters)) for weight in result.model_of(client).state_dict().values()]
+    return [
+        weight
+        for client in range(len(result.clusters))
+        for weight in result.model_of(client).state_dict().values()
+    ]
 
 
 def same_models(first: fc.Result, second: fc.Result) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(weights_of(first), weights_of(second), strict=True))
+    return all(
+        torch.equal(a, b) for a, b in zip(weights_of(first), weights_of(second), strict=True)
+    )
 
 
 def small_run(clients: Clients, method: fc.Method | None = None, **settings: Any) -> fc.Result:
@@ -50,20 +65,32 @@ def small_run(clients: Clients, method: fc.Method | None = None, **settings: Any
     return fc.run(method or fc.FedAvg(), clients, **{**defaults, **settings})
 
 
-# --- rounds, evaluation, fine-tuning ------------------------------------------------------------------------------------------------
+# --- rounds, evaluation, fine-tuning
+# ------------------------------------------------------------------------------------------------
 
 
 @METHODS
-def test_how_often_is_evaluated_and_fine_tuned_never_changes_the_models(method: fc.Method, digits: Clients) -> None:
+def test_how_often_is_evaluated_and_fine_tuned_never_changes_the_models(
+    method: fc.Method, digits: Clients
+) -> None:
     plain = small_run(digits, method, eval_every=0)
-    for changed in ({"eval_every": 1}, {"eval_every": 3}, {"eval_every": 10}, {"eval_every": 1, "fine_tune_epochs": 2}):
+    for changed in (
+        {"eval_every": 1},
+        {"eval_every": 3},
+        {"eval_every": 10},
+        {"eval_every": 1, "fine_tune_epochs": 2},
+    ):
         other = small_run(digits, method, **changed)
         assert same_models(plain, other), changed
         assert other.summary["accuracy"] == plain.summary["accuracy"]
 
 
-@pytest.mark.parametrize(("every", "evaluated"), [(0, [4]), (1, [1, 2, 3, 4]), (3, [3, 4]), (10, [4])])
-def test_evaluation_comes_every_so_many_rounds_and_always_at_the_end(every: int, evaluated: list[int], digits: Clients) -> None:
+@pytest.mark.parametrize(
+    ("every", "evaluated"), [(0, [4]), (1, [1, 2, 3, 4]), (3, [3, 4]), (10, [4])]
+)
+def test_evaluation_comes_every_so_many_rounds_and_always_at_the_end(
+    every: int, evaluated: list[int], digits: Clients
+) -> None:
     result = small_run(digits, eval_every=every)
     assert [row["round"] for row in result.history] == [1, 2, 3, 4]
     assert [row["round"] for row in result.history if "accuracy" in row] == evaluated
@@ -74,13 +101,17 @@ def test_evaluation_comes_every_so_many_rounds_and_always_at_the_end(every: int,
 
 
 @METHODS
-def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its_own_name(method: fc.Method, digits: Clients) -> None:
+def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its_own_name(
+    method: fc.Method, digits: Clients
+) -> None:
     # A batch holds all of a client's data, so that the order of samples is of no account.
     settings: dict[str, Any] = {"batch_size": 200, "momentum": 0.5, "lr_decay": 0.5}
     plain = small_run(digits, method, **settings)
     result = small_run(digits, method, **settings, fine_tune_epochs=3)
     assert "accuracy_tuned" not in plain.summary
-    assert {name: value for name, value in result.clients.items() if not name.endswith("_tuned")} == plain.clients
+    assert {
+        name: value for name, value in result.clients.items() if not name.endswith("_tuned")
+    } == plain.clients
 
     losses, accuracies = [], []
     for client in range(len(digits)):
@@ -97,20 +128,34 @@ def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its
         accuracies.append(100 * float((outputs.argmax(1) == digits.y_test[rows]).double().mean()))
     assert result.clients["loss_tuned"] == pytest.approx(losses, abs=1e-4)
     assert result.clients["accuracy_tuned"] == pytest.approx(accuracies, abs=1e-4)
-    assert result.summary["accuracy_tuned"] == pytest.approx(sum(accuracies) / len(accuracies), abs=1e-4)
+    assert result.summary["accuracy_tuned"] == pytest.approx(
+        sum(accuracies) / len(accuracies), abs=1e-4
+    )
 
 
-def test_a_client_of_per_fedavg_uses_its_own_step_from_the_shared_model(digits: Clients, tmp_path: Path) -> None:
+def test_a_client_of_per_fedavg_uses_its_own_step_from_the_shared_model(
+    digits: Clients, tmp_path: Path
+) -> None:
     result = small_run(digits, fc.PerFedAvg(alpha=0.3), out=tmp_path / "run")
-    broadcast = small_run(digits, fc.PerFedAvg(alpha=0.0))  # not the same training, but the same form
-    assert len({tuple(result.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == len(digits)
-    assert len({tuple(broadcast.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}) == 1
+    broadcast = small_run(
+        digits, fc.PerFedAvg(alpha=0.0)
+    )  # not the same training, but the same form
+    assert len(
+        {tuple(result.model_of(client).fc2.bias.tolist()) for client in range(len(digits))}
+    ) == len(digits)
+    assert (
+        len({tuple(broadcast.model_of(client).fc2.bias.tolist()) for client in range(len(digits))})
+        == 1
+    )
     stored = fc.load(tmp_path / "run")
     for client in (0, 7):
         model, rows = result.model_of(client), digits.test[int(digits.test_part_id[client])]
         right = (model(digits.x_test[rows]).argmax(1) == digits.y_test[rows]).double().mean()
         assert result.clients["accuracy"][client] == pytest.approx(100 * float(right))
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), stored.model_of(client).parameters(), strict=True))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(model.parameters(), stored.model_of(client).parameters(), strict=True)
+        )
 
 
 def test_a_client_that_was_never_asked_still_has_a_cluster_in_the_result(digits: Clients) -> None:
@@ -120,7 +165,9 @@ def test_a_client_that_was_never_asked_still_has_a_cluster_in_the_result(digits:
 
 
 def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"):
+    with pytest.raises(
+        fc.InvalidInputError, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"
+    ):
         small_run(digits, fc.FLIS(probe=torch.zeros(5, 3)))
 
 
@@ -131,7 +178,9 @@ def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_fal
     expected = copy.deepcopy(own)
     for number in range(4):
         # Momentum starts anew every round: a client keeps no optimiser between rounds.
-        optimiser = torch.optim.SGD(expected.parameters(), lr=0.3 * 0.5**number, momentum=0.9, weight_decay=0.02)
+        optimiser = torch.optim.SGD(
+            expected.parameters(), lr=0.3 * 0.5**number, momentum=0.9, weight_decay=0.02
+        )
         for _ in range(2):
             optimiser.zero_grad()
             F.cross_entropy(expected(x), y).backward()
@@ -152,13 +201,18 @@ def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_fal
     assert torch.allclose(got.bias, expected.bias, atol=1e-6)
 
 
-@pytest.mark.parametrize("changed", [{"momentum": 0.9}, {"lr_decay": 0.5}, {"weight_decay": 0.1}, {"epochs": 2}, {"batch_size": 3}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"momentum": 0.9}, {"lr_decay": 0.5}, {"weight_decay": 0.1}, {"epochs": 2}, {"batch_size": 3}],
+)
 def test_each_local_setting_changes_the_models(changed: dict[str, Any], digits: Clients) -> None:
     assert not same_models(small_run(digits), small_run(digits, **changed))
 
 
 @METHODS
-def test_one_seed_gives_the_same_models_and_another_seed_others(method: fc.Method, digits: Clients) -> None:
+def test_one_seed_gives_the_same_models_and_another_seed_others(
+    method: fc.Method, digits: Clients
+) -> None:
     first = small_run(digits, method, seed=3)
     assert same_models(first, small_run(digits, method, seed=3, chunk=1))
     assert same_models(first, small_run(digits, method, seed=3, chunk=7))
@@ -182,7 +236,10 @@ def test_on_round_is_called_with_each_row_of_the_history_in_turn(digits: Clients
     assert [row["round"] for row in seen] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(("clients", "size"), [(20, 5), (20, 20), (10_001, 1), (10_001, 100), (30_000, 15_000), (30_000, 15_001)])
+@pytest.mark.parametrize(
+    ("clients", "size"),
+    [(20, 5), (20, 20), (10_001, 1), (10_001, 100), (30_000, 15_000), (30_000, 15_001)],
+)
 def test_a_cohort_has_its_size_and_nobody_twice(clients: int, size: int) -> None:
     for key in range(5):
         ids = cohort_of(fold_in(key, "cohort"), clients, size)
@@ -195,7 +252,9 @@ def test_every_one_of_many_clients_is_drawn_as_often() -> None:
     counts = torch.zeros(12_000)
     for key in range(300):
         counts[cohort_of(fold_in(key, "cohort"), 12_000, 1_200)] += 1
-    assert float(counts.var()) == pytest.approx(300 * 0.1 * 0.9, rel=0.1)  # as of 300 draws with one in ten
+    assert float(counts.var()) == pytest.approx(
+        300 * 0.1 * 0.9, rel=0.1
+    )  # as of 300 draws with one in ten
 
 
 def test_the_cohorts_of_different_rounds_differ_and_in_the_long_run_hold_everyone() -> None:
@@ -207,13 +266,21 @@ def test_the_cohorts_of_different_rounds_differ_and_in_the_long_run_hold_everyon
     assert len(torch.cat(cohorts).unique()) == 20
 
 
-# --- what is evaluated ----------------------------------------------------------------------------------------------------------------
+# --- what is evaluated
+# ----------------------------------------------------------------------------------------------------------------
 
 
-def test_clients_without_test_part_are_trained_evaluated_on_nothing_and_counted(ragged: Clients, tmp_path: Path) -> None:
-    result = fc.run(fc.FedAvg(), ragged, fc.models.MLP(4), rounds=2, clients_per_round=1.0, out=tmp_path / "run")
+def test_clients_without_test_part_are_trained_evaluated_on_nothing_and_counted(
+    ragged: Clients, tmp_path: Path
+) -> None:
+    result = fc.run(
+        fc.FedAvg(), ragged, fc.models.MLP(4), rounds=2, clients_per_round=1.0, out=tmp_path / "run"
+    )
     summary = result.summary
-    assert {summary[name] for name in ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "loss")} == {None}
+    assert {
+        summary[name]
+        for name in ("accuracy", "accuracy_stderr", "accuracy_variance", "accuracy_worst10", "loss")
+    } == {None}
     assert summary["clients_without_test"] == len(ragged)
     assert summary["train_accuracy"] > 0
     assert result.clients["accuracy"] == [None] * len(ragged)
@@ -247,10 +314,17 @@ def within_one(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 @METHODS
-def test_regression_with_a_loss_and_a_metric_of_ones_own(method: fc.Method, regression: Clients, tmp_path: Path) -> None:
+def test_regression_with_a_loss_and_a_metric_of_ones_own(
+    method: fc.Method, regression: Clients, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 1)
-    settings: dict[str, Any] = {"clients_per_round": 1.0, "lr": 0.05, "loss": absolute, "metrics": {"within_one": within_one}}
+    settings: dict[str, Any] = {
+        "clients_per_round": 1.0,
+        "lr": 0.05,
+        "loss": absolute,
+        "metrics": {"within_one": within_one},
+    }
     before = fc.run(method, regression, model, rounds=1, **{**settings, "lr": 1e-9})
     result = fc.run(method, regression, model, rounds=60, out=tmp_path / "run", **settings)
     assert result.summary["loss"] < before.summary["loss"] / 2
@@ -267,7 +341,9 @@ def test_regression_with_a_loss_and_a_metric_of_ones_own(method: fc.Method, regr
             "train_within_one": within_one(train, regression.y[rows]),
         }
         for name, values in hand.items():
-            assert result.clients[name][client] == pytest.approx(float(values.mean()), abs=1e-5), name
+            assert result.clients[name][client] == pytest.approx(float(values.mean()), abs=1e-5), (
+                name
+            )
     for name in ("loss", "train_loss", "within_one", "train_within_one"):
         assert result.summary[name] == pytest.approx(sum(result.clients[name]) / 4)
         assert result.history[-1][name] == result.summary[name]
@@ -287,18 +363,23 @@ def test_a_loss_of_ones_own_is_the_one_that_is_minimised(digits: Clients) -> Non
     assert own.summary["accuracy"] == default.summary["accuracy"]
 
 
-# --- models ---------------------------------------------------------------------------------------------------------------------------
+# --- models
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @METHODS
-def test_a_model_that_comes_back_is_a_plain_module_of_the_specs_form_ready_to_predict(method: fc.Method, digits: Clients) -> None:
+def test_a_model_that_comes_back_is_a_plain_module_of_the_specs_form_ready_to_predict(
+    method: fc.Method, digits: Clients
+) -> None:
     spec = fc.models.MLP(8, dropout=0.5)
     model = small_run(digits, method, model=spec).model_of(3)
     built = spec.build(digits.shape, 10)
     assert type(model) is type(built)
     assert [type(layer) for layer in model.modules()] == [type(layer) for layer in built.modules()]
     assert not model.training
-    assert all(weight.device.type == "cpu" and weight.requires_grad for weight in model.parameters())
+    assert all(
+        weight.device.type == "cpu" and weight.requires_grad for weight in model.parameters()
+    )
     assert torch.equal(model(digits.x_test[:5]), model(digits.x_test[:5]))  # dropout is off
     F.cross_entropy(model(digits.x_test[:5]), digits.y_test[:5]).backward()  # it can be trained on
 
@@ -313,7 +394,9 @@ def test_two_clients_models_are_two_objects(digits: Clients) -> None:
     assert not same_models(small_run(digits, rounds=1), result)
 
 
-def test_a_module_of_ones_own_starts_from_its_weights_and_is_left_as_it_was(digits: Clients) -> None:
+def test_a_module_of_ones_own_starts_from_its_weights_and_is_left_as_it_was(
+    digits: Clients,
+) -> None:
     own = Net()
     before = copy.deepcopy(own.state_dict())
     result = small_run(digits, fc.Local(), model=own, rounds=1, clients_per_round=1)
@@ -322,7 +405,10 @@ def test_a_module_of_ones_own_starts_from_its_weights_and_is_left_as_it_was(digi
     assert result.summary["model"] == "Net"
     models = [result.model_of(client) for client in range(20)]
     assert all(isinstance(model, Net) for model in models)
-    unchanged = [all(torch.equal(value, before[name]) for name, value in model.state_dict().items()) for model in models]
+    unchanged = [
+        all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        for model in models
+    ]
     assert unchanged.count(False) == 1  # one client trained; the others have the first weights
 
 
@@ -333,7 +419,8 @@ def test_the_first_weights_of_a_spec_depend_on_the_seed_alone(digits: Clients) -
     assert same_models(first, small_run(digits, fc.Local(), clients_per_round=1, rounds=1, seed=5))
 
 
-# --- what is refused before any training ----------------------------------------------------------------------------------------------
+# --- what is refused before any training
+# ----------------------------------------------------------------------------------------------
 
 
 def refuse(*_: object) -> NoReturn:
@@ -349,13 +436,20 @@ def refuse(*_: object) -> NoReturn:
         ({"model": "mlp"}, ["model = 'mlp'", "fc.models.MLP(200)"]),
         ({"model": nn.Flatten()}, ["model", "no trainable parameter"]),
         (
-            {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))},
+            {
+                "model": nn.Sequential(
+                    nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+                )
+            },
             ["'2'", "BatchNorm1d", "GroupNorm"],
         ),
         ({"model": fc.models.LeNet5()}, ["LeNet5", "(1, 8, 8)", "MLP"]),
         ({"method": fc.FedAvg}, ["method", "fc.FedAvg()"]),
         ({"method": "fedavg"}, ["method", "fc.FedAvg()"]),
-        ({"loss": nn.CrossEntropyLoss()}, ["loss", "one value for each example", "reduction='none'"]),
+        (
+            {"loss": nn.CrossEntropyLoss()},
+            ["loss", "one value for each example", "reduction='none'"],
+        ),
         ({"clients_per_round": 21}, ["run.clients_per_round = 21", "20 clients"]),
         ({"clients_per_round": 0.0}, ["run.clients_per_round"]),
         ({"rounds": 0}, ["run.rounds", "at least 1"]),
@@ -371,9 +465,13 @@ def refuse(*_: object) -> NoReturn:
         ({"device": "gpu"}, ["device = 'gpu'", "'cpu'"]),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_any_training(changed: dict[str, Any], says: list[str], digits: Clients) -> None:
+def test_what_cannot_be_run_is_refused_before_any_training(
+    changed: dict[str, Any], says: list[str], digits: Clients
+) -> None:
     settings = {"method": fc.FedAvg(), "model": fc.models.MLP(8), "on_round": refuse, **changed}
-    with pytest.raises(fc.InvalidInputError if "BatchNorm1d" not in says else fc.VectorizationError) as refused:
+    with pytest.raises(
+        fc.InvalidInputError if "BatchNorm1d" not in says else fc.VectorizationError
+    ) as refused:
         fc.run(clients=digits, rounds=settings.pop("rounds", 1), **settings)
     for part in says:
         assert part in str(refused.value)
@@ -386,7 +484,9 @@ def test_cuda_without_a_device_is_refused(digits: Clients) -> None:
 
 
 def test_float_targets_need_a_model_and_a_loss_of_ones_own(regression: Clients) -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"targets are not class labels.*nn\.Module and a loss"):
+    with pytest.raises(
+        fc.InvalidInputError, match=r"targets are not class labels.*nn\.Module and a loss"
+    ):
         fc.run(fc.FedAvg(), regression, fc.models.MLP(4), rounds=1)
     with pytest.raises(fc.InvalidInputError, match="loss: cross-entropy needs class labels"):
         fc.run(fc.FedAvg(), regression, nn.Linear(6, 1), rounds=1)
@@ -397,7 +497,9 @@ def test_the_class_of_a_model_instead_of_a_model_is_refused(digits: Clients) -> 
         small_run(digits, model=fc.models.MLP)
 
 
-def test_a_list_of_pairs_instead_of_clients_is_refused_with_what_makes_clients_of_it(digits: Clients) -> None:
+def test_a_list_of_pairs_instead_of_clients_is_refused_with_what_makes_clients_of_it(
+    digits: Clients,
+) -> None:
     with pytest.raises(fc.InvalidInputError, match="from_arrays"):
         small_run([(digits.x, digits.y)])  # type: ignore[arg-type]
 
@@ -421,7 +523,8 @@ def test_a_metric_may_not_take_a_name_that_is_taken(name: str, digits: Clients) 
         small_run(digits, metrics={name: lambda outputs, y: outputs[:, 0]})
 
 
-# --- runs that go wrong ---------------------------------------------------------------------------------------------------------------
+# --- runs that go wrong
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def strict_json(text: str) -> Any:
@@ -431,14 +534,19 @@ def strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=no_constant)
 
 
-def test_weights_that_run_away_are_refused_counted_and_leave_the_model_as_it_was(digits: Clients, tmp_path: Path) -> None:
+def test_weights_that_run_away_are_refused_counted_and_leave_the_model_as_it_was(
+    digits: Clients, tmp_path: Path
+) -> None:
     result = small_run(digits, lr=1e38, clients_per_round=5, rounds=2, out=tmp_path / "run")
     assert result.summary["failures"] == 10
     assert len(result.history[0]["failures"]) == 5
     assert result.history[0]["failures"][0].keys() == {"client", "reason", "rejected"}
     assert "not finite" in result.history[0]["failures"][0]["reason"]
     first = small_run(digits, lr=1e-30, rounds=1)
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(weights_of(result), weights_of(first), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(weights_of(result), weights_of(first), strict=True)
+    )
     for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines():
         strict_json(line)
 
@@ -449,12 +557,20 @@ def test_a_client_that_trains_alone_keeps_its_last_good_model_too(digits: Client
     assert result.summary["failures"] == 5
 
 
-def test_what_is_written_is_json_even_where_a_number_is_infinite(digits: Clients, tmp_path: Path) -> None:
-    small_run(digits, metrics={"endless": lambda outputs, y: outputs[:, 0].abs() + math.inf}, out=tmp_path / "run")
+def test_what_is_written_is_json_even_where_a_number_is_infinite(
+    digits: Clients, tmp_path: Path
+) -> None:
+    small_run(
+        digits,
+        metrics={"endless": lambda outputs, y: outputs[:, 0].abs() + math.inf},
+        out=tmp_path / "run",
+    )
     strict_json((tmp_path / "run" / "summary.json").read_text())
 
 
-def test_without_out_nothing_is_written(digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_out_nothing_is_written(
+    digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert small_run(digits).folder is None
     assert list(tmp_path.iterdir()) == []

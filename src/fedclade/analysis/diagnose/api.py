@@ -1,4 +1,6 @@
-"""Are these clients different, in what way, and what should one do: the question before any training."""
+"""Are these clients different, in what way, and what should one do: the question before any
+training.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from torch import nn
 
 from fedclade.analysis.diagnose import text
 from fedclade.analysis.diagnose.class_statistics import Look, look
-from fedclade.analysis.diagnose.classification import Evidence, Kind, gathered, sureness, with_renamed
+from fedclade.analysis.diagnose.classification import (
+    Evidence,
+    Kind,
+    gathered,
+    sureness,
+    with_renamed,
+)
 from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
 from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, Training, candidates, probed, without_test
@@ -28,18 +36,21 @@ from fedclade.training.setup import metrics_for, module_for
 DEFAULT_MODEL = MLP(64)
 PROBE_ROUNDS = 10
 LEAVES = (
-    "once: its number of examples, how many it has of each class, and for each class the mean of 32 numbers made of its inputs by the "
-    "first model; three times: Clade's signature (128 numbers); in probe rounds: trained weights, which model it chose, and how well "
-    "it does on examples that it held out"
+    "once: its number of examples, how many it has of each class, and for each class the mean of 32"
+    " numbers made of its inputs by the first model; three times: Clade's signature (128 numbers);"
+    " in probe rounds: trained weights, which model it chose, and how well it does on examples that"
+    " it held out"
 )
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found out about a federation. `to_json` and `from_json` keep all of it; printed, it is in words.
+    """What was found out about a federation. `to_json` and `from_json` keep all of it; printed, it
+    is in words.
 
     kinds: one, or several for a mixture; sure: from 0 to 1 (`evidence.sureness`).
-    group: the group of each client, or None where there are none; groups_agree: the part of the looks that found as many groups.
+    group: the group of each client, or None where there are none; groups_agree: the part of the
+    looks that found as many groups.
     """
 
     kinds: tuple[Kind, ...]
@@ -68,7 +79,12 @@ class Diagnosis:
         return "\n".join(self.sentences())
 
     def to_json(self) -> dict[str, Any]:
-        told = {"kind": self.kind, "groups": self.groups, "sentences": self.sentences(), "leaves_a_client": LEAVES}
+        told = {
+            "kind": self.kind,
+            "groups": self.groups,
+            "sentences": self.sentences(),
+            "leaves_a_client": LEAVES,
+        }
         return told | {name: _plain(value) for name, value in asdict(self).items()}
 
     @staticmethod
@@ -102,17 +118,30 @@ def diagnose(
     probe_rounds: int = PROBE_ROUNDS,
     threads: int | None = None,
 ) -> Diagnosis:
-    """Which kind of heterogeneity these clients have, how many groups there are and who is in which, and which method fits.
+    """Which kind of heterogeneity these clients have, how many groups there are and who is in
+    which, and which method fits.
 
-    It never looks at test data, nor at groups that a partition knows. model: the model to be trained, one of `fc.models` or an
-    nn.Module, by default a small MLP; lr, batch_size, epochs, momentum: how clients train in the probe rounds; probe_rounds=0: none, and
-    no gain is estimated.
+    It never looks at test data, nor at groups that a partition knows. model: the model to be
+    trained, one of `fc.models` or an nn.Module, by default a small MLP; lr, batch_size, epochs,
+    momentum: how clients train in the probe rounds; probe_rounds=0: none, and no gain is estimated.
 
-    What leaves a client: its number of examples, its number of examples of each class, and for each class the mean of 32 numbers; Clade's
-    signature three times; and what the tried methods send in the probe rounds. Scatter matrices are needed summed over clients only.
+    What leaves a client: its number of examples, its number of examples of each class, and for each
+    class the mean of 32 numbers; Clade's signature three times; and what the tried methods send in
+    the probe rounds. Scatter matrices are needed summed over clients only.
     """
     local = LocalConfig(lr, batch_size, epochs, momentum)
-    return examined(clients, Training(model or DEFAULT_MODEL, local, EngineConfig(threads=threads), loss, probe_rounds, seed, device))
+    return examined(
+        clients,
+        Training(
+            model or DEFAULT_MODEL,
+            local,
+            EngineConfig(threads=threads),
+            loss,
+            probe_rounds,
+            seed,
+            device,
+        ),
+    )
 
 
 def examined(clients: Clients, training: Training) -> Diagnosis:
@@ -132,13 +161,19 @@ def examined(clients: Clients, training: Training) -> Diagnosis:
     differ = any(kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping))
     methods = candidates(differ, _number(grouping), faint)
     probes, trained = probed(methods, clients, training) if training.rounds else ([], None)
-    if grouping.found is None and faint and trained is not None:  # groups too faint for the first model may show at a trained one
+    if (
+        grouping.found is None and faint and trained is not None
+    ):  # groups too faint for the first model may show at a trained one
         grouping = judged([trained], seen, evidence, rng)
     evidence = with_renamed(evidence, seen, grouping.found, rng)
     kinds = _kinds(evidence, grouping)
     return Diagnosis(
         kinds,
-        sureness(evidence, seen, rng, grouping.found) if kinds != ("target shift",) else (grouping.agree * LOOKS + 1) / (LOOKS + 2),
+        (
+            sureness(evidence, seen, rng, grouping.found)
+            if kinds != ("target shift",)
+            else (grouping.agree * LOOKS + 1) / (LOOKS + 2)
+        ),
         evidence,
         None if grouping.found is None else tuple(grouping.found.tolist()),
         grouping.agree,
@@ -161,8 +196,13 @@ def _number(grouping: Grouping) -> int | None:
 
 def _objectives(clients: Clients, training: Training, fed: Simulator) -> list[Objective]:
     """The model at several first weights; a module of the user's own has but one."""
-    modules = [module_for(training.model, clients, fold_in(training.seed, "look", number)) for number in range(LOOKS)]
-    objectives = [Objective(module.to(fed.device), training.loss or cross_entropy) for module in modules]
+    modules = [
+        module_for(training.model, clients, fold_in(training.seed, "look", number))
+        for number in range(LOOKS)
+    ]
+    objectives = [
+        Objective(module.to(fed.device), training.loss or cross_entropy) for module in modules
+    ]
     metrics_for(objectives[0], fed.client_metadata(), training.loss is not None, None, fed.device)
     objectives[0].head_layer()
     return objectives
@@ -170,14 +210,36 @@ def _objectives(clients: Clients, training: Training, fed: Simulator) -> list[Ob
 
 def _check(clients: Clients, training: Training) -> None:
     if not isinstance(clients, Clients):
-        raise InvalidInputError("clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).")
-    require(len(clients) >= 2, "clients", len(clients), "a diagnosis compares clients, so there must be at least 2")
+        raise InvalidInputError(
+            "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…)."
+        )
+    require(
+        len(clients) >= 2,
+        "clients",
+        len(clients),
+        "a diagnosis compares clients, so there must be at least 2",
+    )
     empty = (clients.sizes == 0).nonzero().flatten().tolist()
     if empty:
-        raise InvalidInputError(f"client {empty[0]}: it has no training data; leave it out, clients.only([…]).")
-    rounds, whole = training.rounds, isinstance(training.rounds, int) and not isinstance(training.rounds, bool)
-    require(whole and rounds >= 0, "probe_rounds", rounds, "must be a whole number; 0 for no probe rounds")
-    require(isinstance(training.seed, int) and training.seed >= 0, "seed", training.seed, "must be a whole number of at least 0")
+        raise InvalidInputError(
+            f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
+        )
+    rounds, whole = (
+        training.rounds,
+        isinstance(training.rounds, int) and not isinstance(training.rounds, bool),
+    )
+    require(
+        whole and rounds >= 0,
+        "probe_rounds",
+        rounds,
+        "must be a whole number; 0 for no probe rounds",
+    )
+    require(
+        isinstance(training.seed, int) and training.seed >= 0,
+        "seed",
+        training.seed,
+        "must be a whole number of at least 0",
+    )
 
 
 def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:
@@ -191,7 +253,11 @@ def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:
         "median": float(np.median(sizes)),
         "largest": int(sizes.max()),
         "classes": None if seen.counts.shape[1] == 1 else seen.counts.shape[1],
-        "model": type(training.model).__name__ if isinstance(training.model, nn.Module) else training.model.name,
+        "model": (
+            type(training.model).__name__
+            if isinstance(training.model, nn.Module)
+            else training.model.name
+        ),
         "seed": training.seed,
         "probe_rounds": training.rounds,
         "score": "loss" if training.loss is not None else "accuracy",

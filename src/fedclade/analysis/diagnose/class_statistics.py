@@ -1,7 +1,9 @@
-"""What a client says of itself for a diagnosis: how many samples it has of each class, and the mean of some features for each.
+"""What a client says of itself for a diagnosis: how many samples it has of each class, and the mean
+of some features for each.
 
-This is Clade's joint signature with more features for each class, and without a scatter between classes: the features are a random
-projection of what goes into the model's last layer at the shared first model.
+This is Clade's joint signature with more features for each class, and without a scatter between
+classes: the features are a random projection of what goes into the model's last layer at the shared
+first model.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ FEATURES = 32  # d: at most so many for each sample
 
 @dataclass(frozen=True)
 class Look:
-    """What the server knows after one look at M clients, C classes and d features. Without class labels C is 1."""
+    """What the server knows after one look at M clients, C classes and d features. Without class
+    labels C is 1.
+    """
 
     counts: Array  # (M, C) samples
     sums: Array  # (M, C, d) of their features
-    scatter: Array  # (C, d, d) of the samples about the mean of their client's class, summed over all clients
+    # (C, d, d) of the samples about the mean of their client's class, summed over all clients
+    scatter: Array
 
     @property
     def sizes(self) -> Array:
@@ -49,51 +54,90 @@ class Look:
         return np.asarray(self.counts.sum(0) - (self.counts > 0).sum(0))
 
     def only(self, clients: NDArray[np.int64]) -> Look:
-        """Some of the clients; the scatter is known of all together only, and stays in proportion."""
+        """Some of the clients; the scatter is known of all together only, and stays in
+        proportion.
+        """
         some = Look(self.counts[clients], self.sums[clients], self.scatter)
-        return replace(some, scatter=self.scatter * (some.degrees / np.maximum(self.degrees, 1))[:, None, None])
+        return replace(
+            some, scatter=self.scatter * (some.degrees / np.maximum(self.degrees, 1))[:, None, None]
+        )
 
     def merged(self, group: NDArray[np.int64]) -> Look:
         """Every group as one client. The scatter is still that within the clients."""
         member = np.eye(group.max() + 1)[group]
-        return replace(self, counts=member.T @ self.counts, sums=np.einsum("mg,mcd->gcd", member, self.sums))
+        return replace(
+            self, counts=member.T @ self.counts, sums=np.einsum("mg,mcd->gcd", member, self.sums)
+        )
 
 
 def look(fed: Federation, objective: Objective, classes: int, key: int) -> Look:
-    """One look at all clients at the objective's own model. Only sizes, counts and means are needed client by client."""
+    """One look at all clients at the objective's own model. Only sizes, counts and means are needed
+    client by client.
+    """
     clients = len(fed.sizes)
     rows = ModelAssignment(stack([objective.params()]), torch.zeros(clients, dtype=torch.int64))
-    add = SegmentSum(segment_ids=torch.zeros(clients, dtype=torch.int64), weights=torch.ones(clients), num_segments=1, keys=("scatter",))
-    got = fed.map(class_sums(objective, classes, fold_in(key, "projection")), torch.arange(clients), per_client=rows, key=key, reduce=add)
+    add = SegmentSum(
+        segment_ids=torch.zeros(clients, dtype=torch.int64),
+        weights=torch.ones(clients),
+        num_segments=1,
+        keys=("scatter",),
+    )
+    got = fed.map(
+        class_sums(objective, classes, fold_in(key, "projection")),
+        torch.arange(clients),
+        per_client=rows,
+        key=key,
+        reduce=add,
+    )
     if got.failures:
-        raise InvalidInputError(f"client {got.failures[0].client}: it could not be looked at ({got.failures[0].reason}).")
+        raise InvalidInputError(
+            f"client {got.failures[0].client}: it could not be looked at"
+            f" ({got.failures[0].reason})."
+        )
     counts, sums = got.outputs["counts"].cpu().numpy(), got.outputs["sums"].cpu().numpy()
-    return Look(counts, sums, symmetric(got.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy())
+    return Look(
+        counts, sums, symmetric(got.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy()
+    )
 
 
 def class_sums(objective: Objective, classes: int, key: int) -> Program:
-    """For each class the number of a client's samples and the sum of their features; and their scatter about the class's mean."""
+    """For each class the number of a client's samples and the sum of their features; and their
+    scatter about the class's mean.
+    """
     head = objective.head_layer()
     width, device = min(FEATURES, head.in_features), head.weight.device
     few = head.in_features <= FEATURES  # random signs of few numbers might lose some
-    onto = torch.eye(width, device=device) if few else projection(key, head.in_features, width, device)
+    onto = (
+        torch.eye(width, device=device) if few else projection(key, head.in_features, width, device)
+    )
 
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         shapes = {"counts": (classes,), "sums": (classes, width), "outer": (classes, width, width)}
-        return mine, {name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()}
+        return mine, {
+            name: torch.zeros(shape, dtype=torch.float64, device=device)
+            for name, shape in shapes.items()
+        }
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         h, _ = objective.features(const, batch.x)
         u = ((h.flatten(1, -2).mean(1) if h.ndim > 2 else h) @ onto).double()
         label = batch.y if classes > 1 else torch.zeros(len(u), dtype=torch.int64, device=u.device)
         one = F.one_hot(label, classes).double() * batch.weight[:, None]
-        told = {"counts": one.sum(0), "sums": one.T @ u, "outer": torch.einsum("bc,bd,be->cde", one, u, u)}
+        told = {
+            "counts": one.sum(0),
+            "sums": one.T @ u,
+            "outer": torch.einsum("bc,bd,be->cde", one, u, u),
+        }
         return tree_map(torch.add, carry, told)
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         means = carry["sums"] / carry["counts"].clamp_min(1)[:, None]
         scatter = carry["outer"] - carry["sums"][:, :, None] * means[:, None]
         row, column = torch.triu_indices(width, width)
-        return {"counts": carry["counts"], "sums": carry["sums"], "scatter": scatter[:, row, column]}, None
+        return {
+            "counts": carry["counts"],
+            "sums": carry["sums"],
+            "scatter": scatter[:, row, column],
+        }, None
 
     return Program(start, step, finish, Batches.whole(), "class_sums")

@@ -12,10 +12,13 @@ from fedclade.analysis.diagnose import concept_shift, heterogeneity_tests
 from fedclade.analysis.diagnose.class_statistics import Look
 from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 
-Kind: TypeAlias = Literal["iid", "quantity skew", "label skew", "feature shift", "concept shift", "target shift"]
+Kind: TypeAlias = Literal[
+    "iid", "quantity skew", "label skew", "feature shift", "concept shift", "target shift"
+]
 Groups = NDArray[np.int64]
 
-# What counts as a difference: more than chance gives, and enough to matter. Measured on seeds that are not reported (docs/diagnosis.md).
+# What counts as a difference: more than chance gives, and enough to matter. Measured on seeds that
+# are not reported (docs/diagnosis.md).
 LABELS_P, LABELS_SHARE = 0.01, 0.01
 INPUTS_P, INPUTS_SHARE, GIVEN_LABELS_SHARE = 1e-3, 0.002, 0.02
 UNEQUAL_SIZES = 0.3
@@ -26,7 +29,9 @@ RESAMPLED, PART = 20, 0.8
 
 @dataclass(frozen=True)
 class Evidence:
-    """What differs between clients. `renamed`: the part of the difference in p(x | y) that other names for labels would explain."""
+    """What differs between clients. `renamed`: the part of the difference in p(x | y) that other
+    names for labels would explain.
+    """
 
     labels: Difference
     inputs: Difference
@@ -56,7 +61,8 @@ class Evidence:
         if self.classes == 1:
             return ("feature shift",) if self.inputs_differ else self._only_sizes()
         if self.given_labels_differ:
-            # Where inputs are alike it is what they mean that differs; that labels differ too is then a consequence.
+            # Where inputs are alike it is what they mean that differs; that labels differ too is
+            # then a consequence.
             if not self.inputs_differ:
                 return ("concept shift",)
             renamed = self.labels_differ and self.renamed is not None and self.renamed >= RENAMED
@@ -65,7 +71,9 @@ class Evidence:
         return ("label skew",) if self.labels_differ else self._only_sizes()
 
     def power(self) -> float:
-        """How likely a difference that matters would have been found, if it is said that there is none."""
+        """How likely a difference that matters would have been found, if it is said that there is
+        none.
+        """
         labels = 1.0 if self.labels_differ or self.classes == 1 else self.labels.power
         return labels if self.given_labels_differ else labels * self.given_labels.power
 
@@ -74,7 +82,9 @@ class Evidence:
 
 
 def gathered(look: Look, rng: np.random.Generator, group: Groups | None = None) -> Evidence:
-    """The evidence of differences between all clients, or between those of one group; `renamed` is not asked yet."""
+    """The evidence of differences between all clients, or between those of one group; `renamed` is
+    not asked yet.
+    """
     return Evidence(
         heterogeneity_tests.of_labels(look.counts, rng, group),
         heterogeneity_tests.of_inputs(look, group),
@@ -85,19 +95,33 @@ def gathered(look: Look, rng: np.random.Generator, group: Groups | None = None) 
     )
 
 
-def with_renamed(evidence: Evidence, look: Look, group: Groups | None, rng: np.random.Generator) -> Evidence:
-    """Asked only where p(x | y) differs. Between groups, of which more is known than of clients, where there are any."""
+def with_renamed(
+    evidence: Evidence, look: Look, group: Groups | None, rng: np.random.Generator
+) -> Evidence:
+    """Asked only where p(x | y) differs. Between groups, of which more is known than of clients,
+    where there are any.
+    """
     if not evidence.given_labels_differ:
         return evidence
-    return replace(evidence, renamed=concept_shift.explained(look if group is None else look.merged(group), PAIRS, rng))
+    return replace(
+        evidence,
+        renamed=concept_shift.explained(look if group is None else look.merged(group), PAIRS, rng),
+    )
 
 
-def sureness(evidence: Evidence, look: Look, rng: np.random.Generator, group: Groups | None) -> float:
-    """How often some of the clients, drawn at random, give the same kinds, (same + 1) / (draws + 2), so that it is never quite certain;
-    and where nothing was found, whether anything could have been: without that it is a coin's toss."""
+def sureness(
+    evidence: Evidence, look: Look, rng: np.random.Generator, group: Groups | None
+) -> float:
+    """How often some of the clients, drawn at random, give the same kinds, (same + 1) / (draws +
+    2), so that it is never quite certain; and where nothing was found, whether anything could have
+    been: without that it is a coin's toss.
+    """
     kinds, clients, same = evidence.kinds(), len(look.counts), 0
     for _ in range(RESAMPLED):
         who = np.sort(rng.permutation(clients)[: max(2, round(PART * clients))])
-        part, inner = look.only(who), None if group is None else np.unique(group[who], return_inverse=True)[1]
+        part, inner = (
+            look.only(who),
+            None if group is None else np.unique(group[who], return_inverse=True)[1],
+        )
         same += with_renamed(gathered(part, rng), part, inner, rng).kinds() == kinds
     return (same + 1) / (RESAMPLED + 2) * (1 + evidence.power()) / 2

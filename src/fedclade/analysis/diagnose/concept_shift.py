@@ -1,4 +1,6 @@
-"""Would other names for the labels explain why inputs of one label differ? Then the concept differs, p(y | x), and not the inputs."""
+"""Would other names for the labels explain why inputs of one label differ? Then the concept
+differs, p(y | x), and not the inputs.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,12 @@ Array = NDArray[np.float64]
 
 
 def explained(look: Look, pairs: int, rng: np.random.Generator) -> float | None:
-    """The part of the differences between class means that is gone once each class may be matched with any class of the other client.
+    """The part of the differences between class means that is gone once each class may be matched
+    with any class of the other client.
 
-    About 1 where labels were renamed, however: the same clouds of inputs are there under other names. Well below 1 where inputs are
-    turned or shifted: few find a counterpart. None where no two clients share a label. At most so many pairs of clients are asked.
+    About 1 where labels were renamed, however: the same clouds of inputs are there under other
+    names. Well below 1 where inputs are turned or shifted: few find a counterpart. None where no
+    two clients share a label. At most so many pairs of clients are asked.
     """
     degrees = float(look.degrees.sum())
     if degrees <= 0:
@@ -30,7 +34,11 @@ def explained(look: Look, pairs: int, rng: np.random.Generator) -> float | None:
         shared = np.intersect1d(mine, theirs)
         if len(shared):
             before, after = matched(
-                z[a, shared], look.counts[a, shared], z[b, theirs], look.counts[b, theirs], np.searchsorted(theirs, shared)
+                z[a, shared],
+                look.counts[a, shared],
+                z[b, theirs],
+                look.counts[b, theirs],
+                np.searchsorted(theirs, shared),
             )
             apart, left = apart + before, left + after
     return float(np.clip(1 - left / apart, 0, 1)) if apart > 0 else None
@@ -44,14 +52,20 @@ def _pairs(clients: int, most: int, rng: np.random.Generator) -> list[tuple[int,
     return list(zip(first.tolist(), ((first + step) % clients).tolist(), strict=True))
 
 
-def matched(mine: Array, n: Array, theirs: Array, m: Array, own: NDArray[np.int64]) -> tuple[float, float]:
-    """Square distances less what chance gives, summed over `mine`: to the row `own` of `theirs`, and to that of the best matching.
+def matched(
+    mine: Array, n: Array, theirs: Array, m: Array, own: NDArray[np.int64]
+) -> tuple[float, float]:
+    """Square distances less what chance gives, summed over `mine`: to the row `own` of `theirs`,
+    and to that of the best matching.
 
-    A pair counts for its samples, n m / (n + m), so that classes of which little is known say little.
+    A pair counts for its samples, n m / (n + m), so that classes of which little is known say
+    little.
     """
     d, weight = mine.shape[1], n[:, None] * m / (n[:, None] + m)
     excess = ((mine[:, None] - theirs[None]) ** 2).sum(-1) - d * (1 / n[:, None] + 1 / m)
     row, column = linear_sum_assignment(excess * weight)
     here = np.arange(len(mine))
     # Both sums with the weights of the labels' own pairs, so that they are of the same things.
-    return float((excess * weight)[here, own].sum()), float((excess[row, column] * weight[here, own][row]).sum())
+    return float((excess * weight)[here, own].sum()), float(
+        (excess[row, column] * weight[here, own][row]).sum()
+    )

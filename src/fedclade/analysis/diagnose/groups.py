@@ -1,4 +1,6 @@
-"""How many groups, and who is in which: Clade's own look, taken several times, and whether the groups explain what differs."""
+"""How many groups, and who is in which: Clade's own look, taken several times, and whether the
+groups explain what differs.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ LEFT_OVER = 0.1  # … but it matters only from this part of the largest differe
 
 @dataclass(frozen=True)
 class Grouping:
-    """found: the group of each client, None where there are none; agree: the part of the looks that found as many, 1 where there are
-    none."""
+    """found: the group of each client, None where there are none; agree: the part of the looks that
+    found as many, 1 where there are none.
+    """
 
     found: Groups | None
     agree: float
@@ -38,19 +41,30 @@ def looks(fed: Federation, objectives: list[Objective], key: int) -> list[Groups
     found = []
     for number, objective in enumerate(objectives):
         method = Clade().with_local_config(LocalTraining(objective))
-        found.append(numbered(method.init(fed, objective.params(), fold_in(key, "groups", number)).cluster_ids.numpy()))
+        found.append(
+            numbered(
+                method.init(
+                    fed, objective.params(), fold_in(key, "groups", number)
+                ).cluster_ids.numpy()
+            )
+        )
     return found
 
 
-def judged(taken: list[Groups], look: Look, evidence: Evidence, rng: np.random.Generator) -> Grouping:
-    """Of the groups that were found those that leave nothing to explain, by most looks; none where no look found such.
+def judged(
+    taken: list[Groups], look: Look, evidence: Evidence, rng: np.random.Generator
+) -> Grouping:
+    """Of the groups that were found those that leave nothing to explain, by most looks; none where
+    no look found such.
 
     Dirichlet skew has no groups: what is found is small, and clients still differ inside it.
     """
     held = [group for group in taken if _explains(group, look, evidence, rng)]
     if not held:
         return Grouping(None, 1.0)
-    number, votes = max(Counter(int(group.max()) for group in held).items(), key=lambda vote: (vote[1], -vote[0]))
+    number, votes = max(
+        Counter(int(group.max()) for group in held).items(), key=lambda vote: (vote[1], -vote[0])
+    )
     return Grouping(next(group for group in held if int(group.max()) == number), votes / len(taken))
 
 

@@ -1,8 +1,10 @@
-"""Do clients differ, in what, and by how much more than chance: pure functions over what they said of themselves.
+"""Do clients differ, in what, and by how much more than chance: pure functions over what they said
+of themselves.
 
-Three things may differ: the labels p(y), the inputs p(x), and the inputs of one label p(x | y). Of each is told which share of the
-variance is between clients, corrected for chance: 0 on average where nothing differs, whatever the sizes. `group` limits the question to
-differences between clients of one group.
+Three things may differ: the labels p(y), the inputs p(x), and the inputs of one label p(x | y). Of
+each is told which share of the variance is between clients, corrected for chance: 0 on average
+where nothing differs, whatever the sizes. `group` limits the question to differences between
+clients of one group.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from fedclade.clustering.clade import whitening_matrix
 Array = NDArray[np.float64]
 Groups = NDArray[np.int64]
 DRAWS = 200
-SAMPLES_PER_FEATURE = 32  # degrees of freedom for each feature: with fewer the spread of a covariance looks like a difference
+# degrees of freedom for each feature: with fewer the spread of a covariance looks like a difference
+SAMPLES_PER_FEATURE = 32
 
 
 @dataclass(frozen=True)
 class Difference:
-    """share: of the variance, that between clients, from 0 to 1; times_chance: the statistic over what chance gives on average;
-    p: how likely chance alone gives as much; power: how likely a difference that matters would have been found (with few samples it
-    would not). Where nothing can be compared it is (0, 1, 1, 0)."""
+    """share: of the variance, that between clients, from 0 to 1; times_chance: the statistic over
+    what chance gives on average; p: how likely chance alone gives as much; power: how likely a
+    difference that matters would have been found (with few samples it would not). Where nothing can
+    be compared it is (0, 1, 1, 0).
+    """
 
     share: float
     times_chance: float
@@ -43,21 +48,29 @@ ERRORS = 3.1  # standard errors that a difference must be above chance to count:
 
 @dataclass(frozen=True)
 class _Part:
-    """One group's part in a statistic: what was found, what chance gives on average, and the weight of the variance between clients."""
+    """One group's part in a statistic: what was found, what chance gives on average, and the weight
+    of the variance between clients.
+    """
 
     found: float
     chance: float
     weight: float
-    more: Array  # draws of the statistic by chance (labels), or found less chance for each number (inputs)
+    # draws of the statistic by chance (labels), or found less chance for each number (inputs)
+    more: Array
     degrees: float = 0.0  # how many of these numbers are free
 
 
 def of_labels(counts: Array, rng: np.random.Generator, group: Groups | None = None) -> Difference:
-    """p(y): chi-square of the table clients x classes, against tables drawn with the same sizes and class totals.
+    """p(y): chi-square of the table clients x classes, against tables drawn with the same sizes and
+    class totals.
 
     The share is 1 where every client has one class, with clients of equal size.
     """
-    parts = [part for who in _groups(len(counts), group) if (part := _labels(counts[who], rng)) is not None]
+    parts = [
+        part
+        for who in _groups(len(counts), group)
+        if (part := _labels(counts[who], rng)) is not None
+    ]
     if not parts:
         return NONE
     found = sum(part.found for part in parts)
@@ -72,12 +85,19 @@ def _labels(counts: Array, rng: np.random.Generator) -> _Part | None:
     if clients < 2 or classes < 2:
         return None
     sizes, total = table.sum(1), int(table.sum())
-    from scipy.stats import random_table  # slow to import, and a node of a federation starts a process for every letter
+    from scipy.stats import (
+        random_table,
+    )  # slow to import, and a node of a federation starts a process for every letter
 
     by_chance = random_table(sizes, table.sum(0), seed=rng)
     chance = (clients - 1) * (classes - 1) * total / (total - 1)
     weight = (total - (sizes**2).sum() / total) * (classes - 1)
-    return _Part(chi_square(table), chance, float(weight), np.array([chi_square(by_chance.rvs()) for _ in range(DRAWS)]))
+    return _Part(
+        chi_square(table),
+        chance,
+        float(weight),
+        np.array([chi_square(by_chance.rvs()) for _ in range(DRAWS)]),
+    )
 
 
 def chi_square(table: NDArray[np.number[Any]]) -> float:
@@ -99,15 +119,19 @@ def _inputs(look: Look) -> _Part | None:
 
 
 def of_inputs_given_labels(look: Look, group: Groups | None = None) -> Difference:
-    """p(x | y): the clients' means of the features of one class, compared with other clients that have it."""
+    """p(x | y): the clients' means of the features of one class, compared with other clients that
+    have it.
+    """
     some = (look.only(who) for who in _groups(len(look.counts), group))
     return _told([_between(part.means, part.counts, part.scatter) for part in some])
 
 
 def _between(mean: Array, n: Array, scatter: Array) -> _Part | None:
-    """How much means (M, K, d) of n (M, K) samples differ between clients in each of K columns; (K, d, d) is the scatter within cells.
+    """How much means (M, K, d) of n (M, K) samples differ between clients in each of K columns; (K,
+    d, d) is the scatter within cells.
 
-    Whitened with the scatter, n (z - z_column)² is on average (1 - n / n_column) times the column's variance, if nothing differs.
+    Whitened with the scatter, n (z - z_column)² is on average (1 - n / n_column) times the column's
+    variance, if nothing differs.
     """
     degrees = n.sum(0) - (n > 0).sum(0)
     known = float(degrees.sum())
@@ -116,34 +140,54 @@ def _between(mean: Array, n: Array, scatter: Array) -> _Part | None:
     if d < 1 or not shared.any():
         return None
     white = whitening_matrix(scatter[:, :d, :d].sum(0), known)
-    mean, n, scatter, degrees = mean[:, shared, :d], n[:, shared], scatter[shared, :d, :d], degrees[shared]
+    mean, n, scatter, degrees = (
+        mean[:, shared, :d],
+        n[:, shared],
+        scatter[shared, :d, :d],
+        degrees[shared],
+    )
     z, total = mean @ white, n.sum(0)
     variance = np.einsum("di,kde,ei->ki", white, scatter, white) / degrees[:, None]
     centre = np.einsum("mk,mkd->kd", n, z) / total[:, None]
-    inflated = known / max(1.0, known - d - 1)  # the inverse of an estimated covariance is too large by this, on average
+    inflated = known / max(
+        1.0, known - d - 1
+    )  # the inverse of an estimated covariance is too large by this, on average
     squares = (n[..., None] * (z - centre) ** 2)[n > 0]
     chance = (inflated * (1 - n / total)[..., None] * variance)[n > 0]
     weight = d * float((total - (n**2).sum(0) / total).sum())
     free = d * float((1 - n / total)[n > 0].sum())
-    return _Part(float(squares.sum()), float(chance.sum()), weight, (squares - chance).ravel(), free)
+    return _Part(
+        float(squares.sum()), float(chance.sum()), weight, (squares - chance).ravel(), free
+    )
 
 
 def _told(parts: list[_Part | None]) -> Difference:
-    """Whether squares are more than chance gives: a t-test over them all, which takes nothing for granted about the features."""
+    """Whether squares are more than chance gives: a t-test over them all, which takes nothing for
+    granted about the features.
+    """
     known = [part for part in parts if part is not None]
     if not known:
         return NONE
-    excess, free = np.concatenate([part.more for part in known]), sum(part.degrees for part in known)
+    excess, free = (
+        np.concatenate([part.more for part in known]),
+        sum(part.degrees for part in known),
+    )
     mean, error = float(excess.mean()), float(excess.std()) / np.sqrt(free)
     p = float(stdtr(max(1.0, free - 1), -mean / error)) if error > 0 else float(mean <= 0)
     return _difference(known, p, error * len(excess), lambda between: between / (1 + between))
 
 
-def _difference(parts: list[_Part], p: float, error: float, share: Callable[[float], float]) -> Difference:
+def _difference(
+    parts: list[_Part], p: float, error: float, share: Callable[[float], float]
+) -> Difference:
     """`error` is the standard error of what was found."""
-    found, chance, weight = (sum(getattr(part, name) for part in parts) for name in ("found", "chance", "weight"))
+    found, chance, weight = (
+        sum(getattr(part, name) for part in parts) for name in ("found", "chance", "weight")
+    )
     power = float(ndtr(MATTERS * weight / error - ERRORS)) if error > 0 else 1.0
-    return Difference(share(max(0.0, found - chance) / weight), found / chance if chance > 0 else 1.0, p, power)
+    return Difference(
+        share(max(0.0, found - chance) / weight), found / chance if chance > 0 else 1.0, p, power
+    )
 
 
 def _groups(clients: int, group: Groups | None) -> Iterator[Groups]:

@@ -1,4 +1,6 @@
-"""Probe rounds: the methods that come into question, trained for a few rounds and judged on a held-out part of the training data."""
+"""Probe rounds: the methods that come into question, trained for a few rounds and judged on a
+held-out part of the training data.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ GUESSED_CLUSTERS = 5  # IFCA wants a number also where no groups are found
 
 @dataclass(frozen=True)
 class Probe:
-    """One method after the probe rounds. score: the mean over clients on held-out training data, accuracy in percent or else the loss;
-    gain: how much better than FedAvg; behind: how much worse than the best of all; each with its standard error over clients."""
+    """One method after the probe rounds. score: the mean over clients on held-out training data,
+    accuracy in percent or else the loss; gain: how much better than FedAvg; behind: how much worse
+    than the best of all; each with its standard error over clients.
+    """
 
     method: str
     settings: dict[str, Any]
@@ -76,7 +80,9 @@ def without_test(clients: Clients) -> Clients:
 
 
 def held_out(clients: Clients, seed: int) -> Clients:
-    """A fifth of each client's training data becomes its test part; who has fewer than three samples is not judged."""
+    """A fifth of each client's training data becomes its test part; who has fewer than three
+    samples is not judged.
+    """
     rng = np.random.default_rng([seed, len(clients)])
     train, test = [], []
     for client in range(len(clients)):
@@ -98,21 +104,31 @@ def held_out(clients: Clients, seed: int) -> Clients:
 
 
 def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
-    """The methods that come into question. faint: inputs of one label differ, and yet not every look at a first model finds groups."""
+    """The methods that come into question. faint: inputs of one label differ, and yet not every
+    look at a first model finds groups.
+    """
     if not differ:
         return [FedAvg(), Local()]
     clade = Clade(recluster_every=5) if faint else Clade()
     return [FedAvg(), Local(), clade, IFCA(clusters=groups or GUESSED_CLUSTERS), CFL()]
 
 
-def probed(methods: Sequence[Method], clients: Clients, training: Training) -> tuple[list[Probe], NDArray[np.int64] | None]:
-    """Each method after the probe rounds, FedAvg first, with all clients in every round; and the groups with which Clade ended.
+def probed(
+    methods: Sequence[Method], clients: Clients, training: Training
+) -> tuple[list[Probe], NDArray[np.int64] | None]:
+    """Each method after the probe rounds, FedAvg first, with all clients in every round; and the
+    groups with which Clade ended.
 
-    Of many clients some are drawn, and then nothing is said about groups. There is nothing where no client has three samples.
+    Of many clients some are drawn, and then nothing is said about groups. There is nothing where no
+    client has three samples.
     """
     some, groups = len(clients) > MOST_CLIENTS, None
     if some:
-        clients = clients.only(np.sort(np.random.default_rng(training.seed).permutation(len(clients))[:MOST_CLIENTS]).tolist())
+        clients = clients.only(
+            np.sort(
+                np.random.default_rng(training.seed).permutation(len(clients))[:MOST_CLIENTS]
+            ).tolist()
+        )
     judged = held_out(clients, fold_in(training.seed, "held out"))
     who = (judged.test_part_id >= 0).numpy()
     if not who.any():
@@ -120,20 +136,45 @@ def probed(methods: Sequence[Method], clients: Clients, training: Training) -> t
     settings = TrainingConfig(training.rounds, 1.0, training.seed, eval_every=0)
     clusters, scores = [], []
     for method in methods:
-        run = TrainingRun(method, judged, training.model, training.local, settings, training.engine, training.device, training.loss)
+        run = TrainingRun(
+            method,
+            judged,
+            training.model,
+            training.local,
+            settings,
+            training.engine,
+            training.device,
+            training.loss,
+        )
         result = run.run()
-        measure, sign = ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)  # so that more is better
-        loss, values = (np.array(result.clients[name], np.float64)[who] for name in ("loss", measure))
-        if result.summary["failures"] or not np.isfinite(loss).all():  # weights that are not finite are refused
+        measure, sign = (
+            ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)
+        )  # so that more is better
+        loss, values = (
+            np.array(result.clients[name], np.float64)[who] for name in ("loss", measure)
+        )
+        if (
+            result.summary["failures"] or not np.isfinite(loss).all()
+        ):  # weights that are not finite are refused
             lr = training.local.lr
-            raise InvalidInputError(f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one, or probe_rounds = 0.")
+            raise InvalidInputError(
+                f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one,"
+                " or probe_rounds = 0."
+            )
         scores.append(sign * values)
         clusters.append(result.summary["clusters"])
         if isinstance(method, Clade) and not some:
             groups = numbered(result.clusters.numpy())
     best = max(scores, key=lambda score: float(score.mean()))
     probes = [
-        Probe(method.name, _settings(method), count, abs(float(score.mean())), *_mean(score - scores[0]), *_mean(best - score))
+        Probe(
+            method.name,
+            _settings(method),
+            count,
+            abs(float(score.mean())),
+            *_mean(score - scores[0]),
+            *_mean(best - score),
+        )
         for method, count, score in zip(methods, clusters, scores, strict=True)
     ]
     return probes, groups
@@ -146,4 +187,8 @@ def _mean(values: Array) -> tuple[float, float]:
 
 def _settings(method: Method) -> dict[str, Any]:
     """What differs from the method's defaults."""
-    return {each.name: getattr(method, each.name) for each in hyperparameters(method) if getattr(method, each.name) != each.default}
+    return {
+        each.name: getattr(method, each.name)
+        for each in hyperparameters(method)
+        if getattr(method, each.name) != each.default
+    }

@@ -17,7 +17,12 @@ _SHOWN_CLASSES = 12
 
 
 def card_of(
-    run: FinishedRun, name: str, ids: Sequence[int], state: Tree, files: Mapping[str, str], onnx_checked: str | None
+    run: FinishedRun,
+    name: str,
+    ids: Sequence[int],
+    state: Tree,
+    files: Mapping[str, str],
+    onnx_checked: str | None,
 ) -> dict[str, Any]:
     """The card of one group, as JSON."""
     summary, tables, models = run.summary, run.tables, run.models
@@ -38,7 +43,10 @@ def card_of(
         "training_examples": sum(run.columns["examples"][client] for client in ids),
         "labels": _labels(run.seen, ids),
         "test": _measured(run.columns, ids),
-        "all_clients": {key: summary.get(key) for key in ("clients", "clusters", "accuracy", "accuracy_worst10", "loss")},
+        "all_clients": {
+            key: summary.get(key)
+            for key in ("clients", "clusters", "accuracy", "accuracy_worst10", "loss")
+        },
         "model": {"name": tables["model"]["name"], **about},
         "files": dict(files),
         "onnx": onnx_checked,
@@ -48,7 +56,9 @@ def card_of(
 
 
 def _labels(seen: ClientFeatures | None, ids: Sequence[int]) -> dict[str, Any] | None:
-    """How the group's training labels are shared out; of very many clients, of those that were counted."""
+    """How the group's training labels are shared out; of very many clients, of those that were
+    counted.
+    """
     if seen is None or seen.labels is None:
         return None
     members = set(ids)
@@ -56,17 +66,29 @@ def _labels(seen: ClientFeatures | None, ids: Sequence[int]) -> dict[str, Any] |
     counts = seen.labels[rows].sum(0).tolist()
     if not sum(counts):
         return None
-    return {"clients_counted": len(rows), "counts": counts, "shares": [round(count / sum(counts), 4) for count in counts]}
+    return {
+        "clients_counted": len(rows),
+        "counts": counts,
+        "shares": [round(count / sum(counts), 4) for count in counts],
+    }
 
 
 def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[str, Any]:
     """On the test parts of the group's own clients: accuracy in percent, and loss."""
     found: dict[str, Any] = {}
     for measure in ("accuracy", "loss"):
-        values = [value for client in ids if (value := columns.get(measure, [None] * (client + 1))[client]) is not None]
+        values = [
+            value
+            for client in ids
+            if (value := columns.get(measure, [None] * (client + 1))[client]) is not None
+        ]
         if values:
             worst = min(values) if measure == "accuracy" else max(values)
-            found[measure] = {"mean": statistics.fmean(values), "worst_client": worst, "clients": len(values)}
+            found[measure] = {
+                "mean": statistics.fmean(values),
+                "worst_client": worst,
+                "clients": len(values),
+            }
     if found and "test_examples" in columns:
         found["samples"] = sum(columns["test_examples"][client] for client in ids)
     return found
@@ -82,9 +104,10 @@ def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
         )
     if "onnx" in files:
         snippets["onnx"] = (
-            f'import numpy as np\nimport onnxruntime\n\nsession = onnxruntime.InferenceSession("{files["onnx"]}")\n'
-            f"x = np.zeros({(1, *run.models.shape)}, np.{run.input_dtype})  # your samples\n"
-            '(outputs,) = session.run(None, {"x": x})'
+            "import numpy as np\nimport onnxruntime\n\nsession ="
+            f' onnxruntime.InferenceSession("{files["onnx"]}")\nx ='
+            f" np.zeros({(1, *run.models.shape)}, np.{run.input_dtype})  # your samples\n(outputs,)"
+            ' = session.run(None, {"x": x})'
         )
     return snippets
 
@@ -104,13 +127,25 @@ def _built(run: FinishedRun) -> str:
 def markdown(card: Mapping[str, Any]) -> str:
     """The card for people."""
     clients, model, everyone = card["clients"], card["model"], card["all_clients"]
-    shown = ", ".join(map(str, clients[:_SHOWN_CLIENTS])) + (", … (card.json has all)" if len(clients) > _SHOWN_CLIENTS else "")
-    size, kind = ", ".join(map(str, model["input_shape"])), f"{model['input_dtype']} " if model["input_dtype"] else ""
-    pixels = "; images of whole numbers from 0 to 255 divided by 255" if model["input_dtype"] == "float32" else ""
+    shown = ", ".join(map(str, clients[:_SHOWN_CLIENTS])) + (
+        ", … (card.json has all)" if len(clients) > _SHOWN_CLIENTS else ""
+    )
+    size, kind = (
+        ", ".join(map(str, model["input_shape"])),
+        f"{model['input_dtype']} " if model["input_dtype"] else "",
+    )
+    pixels = (
+        "; images of whole numbers from 0 to 255 divided by 255"
+        if model["input_dtype"] == "float32"
+        else ""
+    )
     lines = [
         f"# {card['name']}: a model of {len(clients):,} of {everyone['clients']:,} clients",
         "",
-        f"Trained by {card['method']} (fedclade {card['fedclade']}) on {card['dataset']}, {card['rounds']} rounds, seed {card['seed']}.",
+        (
+            f"Trained by {card['method']} (fedclade {card['fedclade']}) on {card['dataset']},"
+            f" {card['rounds']} rounds, seed {card['seed']}."
+        ),
         "",
         "| | |",
         "| --- | --- |",
@@ -120,10 +155,17 @@ def markdown(card: Mapping[str, Any]) -> str:
         *_measures(card["test"], everyone),
         f"| model | {model['name']}, {model['parameters']:,} parameters |",
         f"| input | {kind}(samples, {size}){pixels} |",
-        *([f"| outputs | {model['classes']} classes, not normalised |"] if model["classes"] is not None else []),
+        *(
+            [f"| outputs | {model['classes']} classes, not normalised |"]
+            if model["classes"] is not None
+            else []
+        ),
         *([f"| ONNX | {card['onnx']} |"] if card["onnx"] else []),
         "",
-        "It was measured on the test parts of its own clients and says nothing about others. Clients and label shares are named here:",
+        (
+            "It was measured on the test parts of its own clients and says nothing about others."
+            " Clients and label shares are named here:"
+        ),
         "mind who reads this card.",
         "",
     ]
@@ -140,8 +182,12 @@ def _mix(labels: Mapping[str, Any] | None) -> str:
         return "not known"
     order = sorted(range(len(labels["shares"])), key=lambda label: -labels["shares"][label])
     present = [label for label in order if labels["counts"][label]]
-    said = ", ".join(f"class {label}: {labels['shares'][label]:.1%}" for label in present[:_SHOWN_CLASSES])
-    return said + (f" and {len(present) - _SHOWN_CLASSES} more" if len(present) > _SHOWN_CLASSES else "")
+    said = ", ".join(
+        f"class {label}: {labels['shares'][label]:.1%}" for label in present[:_SHOWN_CLASSES]
+    )
+    return said + (
+        f" and {len(present) - _SHOWN_CLASSES} more" if len(present) > _SHOWN_CLASSES else ""
+    )
 
 
 def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]:
@@ -152,9 +198,12 @@ def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]
     for measure, unit, digits in (("accuracy", " %", 2), ("loss", "", 4)):
         if measure in test:
             of, all_ = test[measure], everyone.get(measure)
-            beside = f" (all clients of the run: {all_:.{digits}f}{unit})" if all_ is not None else ""
+            beside = (
+                f" (all clients of the run: {all_:.{digits}f}{unit})" if all_ is not None else ""
+            )
             lines.append(
-                f"| {measure} | mean {of['mean']:.{digits}f}{unit}, worst client {of['worst_client']:.{digits}f}{unit}, "
-                f"{of['clients']:,} clients{samples}{beside} |"
+                f"| {measure} | mean {of['mean']:.{digits}f}{unit}, worst client"
+                f" {of['worst_client']:.{digits}f}{unit}, {of['clients']:,}"
+                f" clients{samples}{beside} |"
             )
     return lines

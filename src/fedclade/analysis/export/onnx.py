@@ -35,7 +35,9 @@ class OnnxWriter:
         self._failure: str | None = None
 
     def write(self, module: nn.Module, path: Path) -> str:
-        """Write it and say how it was checked. What cannot be written is refused with the exporter's reason."""
+        """Write it and say how it was checked. What cannot be written is refused with the
+        exporter's reason.
+        """
         if self._failure is not None:
             raise InvalidInputError(self._failure)
         try:
@@ -44,16 +46,23 @@ class OnnxWriter:
                     self._program = _program(module, samples_for(module, self._shape, 2))
                 self._program.apply_weights(module.state_dict())
                 self._program.save(str(path))
-        except Exception as error:  # the exporter raises what it likes; whatever it is, this form of model cannot be written
-            self._failure = f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+        # the exporter raises what it likes; whatever it is, this form of model cannot be written
+        except Exception as error:
+            self._failure = (
+                f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}"
+            )
             raise InvalidInputError(self._failure) from error
         return _check(module, samples_for(module, self._shape, _SAMPLES), path)
 
 
 def samples_for(module: nn.Module, shape: tuple[int, ...], count: int) -> Tensor:
-    """Inputs that the module takes: numbers from 0 to 1, or whole numbers where it looks them up."""
+    """Inputs that the module takes: numbers from 0 to 1, or whole numbers where it looks them
+    up.
+    """
     draw = torch.Generator().manual_seed(0)
-    vocabulary = [layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)]
+    vocabulary = [
+        layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)
+    ]
     if vocabulary:
         return torch.randint(0, min(vocabulary), (count, *shape), generator=draw)
     return torch.rand((count, *shape), generator=draw)
@@ -67,7 +76,9 @@ def _program(module: nn.Module, x: Tensor) -> Any:
         input_names=["x"],
         output_names=["y"],
         dynamic_shapes=({0: torch.export.Dim("samples")},),
-        optimize=False,  # it may fold weights into constants, which the next model's could not replace; runtimes optimise by themselves
+        # it may fold weights into constants, which the next model's could not replace; runtimes
+        # optimise by themselves
+        optimize=False,
         verbose=False,
     )
 
@@ -80,10 +91,14 @@ def _check(module: nn.Module, x: Tensor, path: Path) -> str:
     with torch.no_grad():
         ours = module(x).numpy()
     try:
-        theirs = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x.numpy()})[0]
+        theirs = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(
+            None, {"x": x.numpy()}
+        )[0]
         off = float(np.abs(ours - theirs).max())
         problem = (
-            f"onnxruntime gives other outputs than torch, by up to {off:.1g}" if off > TOLERANCE * max(1, np.abs(ours).max()) else None
+            f"onnxruntime gives other outputs than torch, by up to {off:.1g}"
+            if off > TOLERANCE * max(1, np.abs(ours).max())
+            else None
         )
     except Exception as error:
         problem = f"onnxruntime cannot run it: {next(iter(str(error).strip().splitlines()), '')}"

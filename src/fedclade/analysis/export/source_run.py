@@ -16,24 +16,36 @@ from fedclade.training.result import load, with_weights
 
 
 class FinishedRun:
-    """A finished run as the export reads it. `module` is None where its model is the user's own and was not given."""
+    """A finished run as the export reads it. `module` is None where its model is the user's own and
+    was not given.
+    """
 
     def __init__(self, folder: Path, model: nn.Module | None) -> None:
         if not folder.is_dir():
             raise InvalidInputError(f"export: there is no folder '{folder}'.")
         if (folder / "comparison.json").exists() and not RunDirectory(folder).holds_run():
-            inside = sorted(child.name for child in folder.iterdir() if RunDirectory(child).holds_run())
+            inside = sorted(
+                child.name for child in folder.iterdir() if RunDirectory(child).holds_run()
+            )
             raise InvalidInputError(
-                f"{folder}: it holds several runs; export one of them, for example {folder / inside[0] if inside else folder}."
+                f"{folder}: it holds several runs; export one of them, for example"
+                f" {folder / inside[0] if inside else folder}."
             )
         if not RunDirectory(folder).holds_run():
-            raise InvalidInputError(f"{folder}: it holds no run; give a folder that `fedclade run` wrote.")
+            raise InvalidInputError(
+                f"{folder}: it holds no run; give a folder that `fedclade run` wrote."
+            )
         store = RunDirectory(folder)
         summary = store.summary()
         if summary is None:
-            raise InvalidInputError(f"{folder}: the run has not ended (there is no summary.json); go on with --resume.")
+            raise InvalidInputError(
+                f"{folder}: the run has not ended (there is no summary.json); go on with --resume."
+            )
         self.summary, self.tables, self.models = summary, store.tables(), StoredModels(folder)
-        self.columns, self.seen = store.read_clients(summary["clients"]), client_features.read(folder)
+        self.columns, self.seen = (
+            store.read_clients(summary["clients"]),
+            client_features.read(folder),
+        )
         known = model is not None or self.tables["model"]["name"] in REGISTRY["model"]
         self.module = load(folder, model).module if known else None
 
@@ -44,23 +56,42 @@ class FinishedRun:
     @property
     def input_dtype(self) -> str | None:
         """float32, or int64 where the model looks words up; None where the model is not known."""
-        return None if self.module is None else str(samples_for(self.module, self.models.shape, 1).dtype).removeprefix("torch.")
+        return (
+            None
+            if self.module is None
+            else str(samples_for(self.module, self.models.shape, 1).dtype).removeprefix("torch.")
+        )
 
     def groups(self) -> list[tuple[str, int, list[int]]]:
-        """Name, row and clients of each model. By the cluster's number where clusters and models are the same, else by the row's."""
+        """Name, row and clients of each model. By the cluster's number where clusters and models
+        are the same, else by the row's.
+        """
         rows, clusters = self.models.assignment, self.models.clusters
         served: Tensor = rows >= 0
         if not bool(served.any()):
-            raise InvalidInputError("export: no model of this run is here; each is with its client alone.")
-        pairs = {(int(row), int(cluster)) for row, cluster in zip(rows[served], clusters[served], strict=True)}
-        one_to_one = len(pairs) == len({row for row, _ in pairs}) == len({cluster for _, cluster in pairs})
+            raise InvalidInputError(
+                "export: no model of this run is here; each is with its client alone."
+            )
+        pairs = {
+            (int(row), int(cluster))
+            for row, cluster in zip(rows[served], clusters[served], strict=True)
+        }
+        one_to_one = (
+            len(pairs) == len({row for row, _ in pairs}) == len({cluster for _, cluster in pairs})
+        )
         found = []
         for row in sorted(set(rows[served].tolist())):
             ids = (rows == row).nonzero().flatten().tolist()
-            found.append((f"group-{int(clusters[ids[0]])}" if one_to_one else f"model-{row}", row, ids))
+            found.append(
+                (f"group-{int(clusters[ids[0]])}" if one_to_one else f"model-{row}", row, ids)
+            )
         return found
 
     def state(self, row: int) -> Tree:
         """All that a module of this form has, by name."""
         weights = self.models.fixed | self.models.row(row)
-        return weights if self.module is None else dict(with_weights(self.module, weights).state_dict())
+        return (
+            weights
+            if self.module is None
+            else dict(with_weights(self.module, weights).state_dict())
+        )

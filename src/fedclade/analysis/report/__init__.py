@@ -1,6 +1,7 @@
 """The report: what runs leave on disk as one HTML page, and as figures for papers.
 
-`collect` reads folders into one JSON-able dictionary; `page` makes that the page. Nothing here changes a run.
+`collect` reads folders into one JSON-able dictionary; `page` makes that the page. Nothing here
+changes a run.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def write_figures(folders: Sequence[Path], out: Path, formats: Sequence[str] = ("png", "svg", "pdf")) -> list[Path]:
+def write_figures(
+    folders: Sequence[Path], out: Path, formats: Sequence[str] = ("png", "svg", "pdf")
+) -> list[Path]:
     """The figures of these folders as files in the folder `out`."""
-    from fedclade.analysis.report.figures import draw  # matplotlib takes a second to import, and a page needs none of it
+    from fedclade.analysis.report.figures import (
+        draw,
+    )  # matplotlib takes a second to import, and a page needs none of it
 
     data: dict[str, Any] = collect(folders)
     return draw(data, out, formats)

@@ -1,4 +1,6 @@
-"""Everything a page shows, from the folders of runs and diagnoses: one dictionary that JSON can say."""
+"""Everything a page shows, from the folders of runs and diagnoses: one dictionary that JSON can
+say.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _SIDE, _LEAST_SIDE = 200, 48
 
 
 def collect(folders: Sequence[Path]) -> dict[str, Any]:
-    """Runs, how they compare, and diagnoses. A comparison's folder stands for the runs inside it."""
+    """Runs, how they compare, and diagnoses. A comparison's folder stands for the runs inside
+    it.
+    """
     found = read([Path(folder) for folder in folders])
     runs, diagnoses = found.runs, found.diagnoses
     metric = _metric(runs)
@@ -31,7 +35,12 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
         "version": fedclade.__version__,
         "title": _title(runs, [name for name, _ in diagnoses]),
         "headline": _headline(runs, diagnoses, rows, metric),
-        "metric": {"key": metric.key, "label": metric.label, "unit": metric.unit, "higher": metric.higher_is_better},
+        "metric": {
+            "key": metric.key,
+            "label": metric.label,
+            "unit": metric.unit,
+            "higher": metric.higher_is_better,
+        },
         "runs": [_one(run, metric, runs, mixes) for run in runs],
         "compared": rows,
         "differences": found.differences,
@@ -42,32 +51,58 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
 
 def _one(run: Stored, metric: Metric, runs: Sequence[Stored], mixes: _Once) -> dict[str, Any]:
     side = max(_LEAST_SIDE, min(_SIDE, round(_SIDE / math.sqrt(max(1, len(runs) - 2)))))
-    about = {"headline": headlines.headline(run, metric, runs), "progress": headlines.progress(run), "cohort": _cohort(run)}
-    return about | shown(run, metric, min(_CLIENTS, _ALL_CLIENTS // len(runs)), side) | {"mix": mixes.place(mix(run))}
+    about = {
+        "headline": headlines.headline(run, metric, runs),
+        "progress": headlines.progress(run),
+        "cohort": _cohort(run),
+    }
+    return (
+        about
+        | shown(run, metric, min(_CLIENTS, _ALL_CLIENTS // len(runs)), side)
+        | {"mix": mixes.place(mix(run))}
+    )
 
 
 def _cohort(run: Stored) -> str:
-    """Runs of which this is the same have the same clients, so that they can be compared client by client."""
-    return json.dumps([run.tables.get("data"), run.tables.get("partition"), run.tables["run"].get("seed")], sort_keys=True, default=str)
+    """Runs of which this is the same have the same clients, so that they can be compared client by
+    client.
+    """
+    return json.dumps(
+        [run.tables.get("data"), run.tables.get("partition"), run.tables["run"].get("seed")],
+        sort_keys=True,
+        default=str,
+    )
 
 
 def _metric(runs: Sequence[Stored]) -> Metric:
     """The first that every run that has been evaluated has."""
     evaluated = [run.last for run in runs if run.last]
-    return next((metric for metric in METRICS if evaluated and all(last.get(metric.key) is not None for last in evaluated)), METRICS[0])
+    return next(
+        (
+            metric
+            for metric in METRICS
+            if evaluated and all(last.get(metric.key) is not None for last in evaluated)
+        ),
+        METRICS[0],
+    )
 
 
 def _title(runs: Sequence[Stored], diagnosed: Sequence[str]) -> str:
     if not runs:
         return f"Diagnosis of {', '.join(diagnosed)}"
-    data = " and ".join(dict.fromkeys(str(run.tables.get("data", {}).get("name", "clients")) for run in runs))
+    data = " and ".join(
+        dict.fromkeys(str(run.tables.get("data", {}).get("name", "clients")) for run in runs)
+    )
     if len(runs) == 1:
         return f"{runs[0].method} on {data}"
     return f"{len(runs)} runs on {data}"
 
 
 def _headline(
-    runs: Sequence[Stored], diagnoses: Sequence[tuple[str, dict[str, Any]]], rows: Sequence[dict[str, Any]] | None, metric: Metric
+    runs: Sequence[Stored],
+    diagnoses: Sequence[tuple[str, dict[str, Any]]],
+    rows: Sequence[dict[str, Any]] | None,
+    metric: Metric,
 ) -> str:
     if rows is not None:
         return headlines.overall([(row["label"], row["score"]) for row in rows], metric)

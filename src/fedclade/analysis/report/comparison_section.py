@@ -28,14 +28,24 @@ def _row(title: str, runs: Sequence[Stored], metric: Metric) -> dict[str, Any]:
         "runs": [run.name for run in runs],
         "ended": all(run.summary is not None for run in runs),
         "score": mean(scores),
-        "stderr": mean([error for run in runs if (error := run.last.get(f"{metric.key}_stderr")) is not None]),
+        "stderr": mean(
+            [error for run in runs if (error := run.last.get(f"{metric.key}_stderr")) is not None]
+        ),
         "spread": statistics.stdev(scores) if len(scores) > 1 else None,
         "worst": mean(worst),
-        "variance": mean([value for run in runs if (value := run.last.get(f"{metric.key}_variance")) is not None]),
+        "variance": mean(
+            [value for run in runs if (value := run.last.get(f"{metric.key}_variance")) is not None]
+        ),
         "curve": _curve(runs, metric),
     }
     for key in _AVERAGED:
-        row[key] = mean([value for run in runs if run.summary is not None and (value := run.summary.get(key)) is not None])
+        row[key] = mean(
+            [
+                value
+                for run in runs
+                if run.summary is not None and (value := run.summary.get(key)) is not None
+            ]
+        )
     return dict(short(row, 6))
 
 
@@ -54,4 +64,6 @@ def _curve(runs: Sequence[Stored], metric: Metric) -> list[list[float]]:
             if row.get(metric.key) is not None:
                 by_round.setdefault(row["round"], []).append(row[metric.key])
     whole = {number: found for number, found in sorted(by_round.items()) if len(found) == len(runs)}
-    return [[number, statistics.fmean(found), min(found), max(found)] for number, found in whole.items()]
+    return [
+        [number, statistics.fmean(found), min(found), max(found)] for number, found in whole.items()
+    ]

@@ -17,7 +17,8 @@ from fedclade.analysis.report.similarity_plots import MIXED
 from fedclade.errors import InvalidInputError, nearest
 
 FORMATS = ("png", "svg", "pdf")
-# Okabe and Ito's colours, without the yellow that is lost on white; markers differ too, so that colour is never alone.
+# Okabe and Ito's colours, without the yellow that is lost on white; markers differ too, so that
+# colour is never alone.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5BB5", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _STYLE: dict[Any, Any] = {
@@ -39,10 +40,14 @@ _NAMED = 12  # groups that a legend can list
 
 
 def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
-    """Every figure that the data have, in every format. With several runs a run's name goes before the figure's."""
+    """Every figure that the data have, in every format. With several runs a run's name goes before
+    the figure's.
+    """
     for name in formats:
         if name not in FORMATS:
-            raise InvalidInputError(f"figures: format '{name}' is not known.{nearest(name, FORMATS)}")
+            raise InvalidInputError(
+                f"figures: format '{name}' is not known.{nearest(name, FORMATS)}"
+            )
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     with matplotlib.rc_context(_STYLE):
@@ -59,11 +64,17 @@ def _figures(data: dict[str, Any]) -> list[tuple[str, Figure]]:
     if data["compared"]:
         found.append(("curves", _compared(data)))
     for run in data["runs"]:
-        before = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', run['name'])}-" if len(data["runs"]) > 1 else ""
+        before = (
+            f"{re.sub(r'[^A-Za-z0-9._-]+', '-', run['name'])}-" if len(data["runs"]) > 1 else ""
+        )
         if any(value is not None for value in run["rounds"]["value"]):
             found.append((f"{before}curves", _curves(run, data["metric"])))
         if run["map"]:
-            found += [(f"{before}map", _map(run)), (f"{before}matrix", _matrix(run)), (f"{before}dendrogram", _dendrogram(run))]
+            found += [
+                (f"{before}map", _map(run)),
+                (f"{before}matrix", _matrix(run)),
+                (f"{before}dendrogram", _dendrogram(run)),
+            ]
         if run["clients"] and any(value is not None for value in run["clients"].get("value", ())):
             found.append((f"{before}distribution", _distribution(run, data["metric"])))
     return found
@@ -91,7 +102,14 @@ def _compared(data: dict[str, Any]) -> Figure:
     for index, row in enumerate(data["compared"]):
         if row["curve"]:
             rounds, mean, low, high = np.array(row["curve"], float).T
-            axes.plot(rounds, mean, label=row["label"], markersize=4, markevery=max(1, len(rounds) // 10), **_look(index))
+            axes.plot(
+                rounds,
+                mean,
+                label=row["label"],
+                markersize=4,
+                markevery=max(1, len(rounds) // 10),
+                **_look(index),
+            )
             axes.fill_between(rounds, low, high, color=_colour(index), alpha=0.15, linewidth=0)
     axes.set(xlabel="Round", ylabel=_label(data["metric"]))
     if axes.lines:
@@ -102,9 +120,19 @@ def _compared(data: dict[str, Any]) -> Figure:
 def _curves(run: dict[str, Any], metric: dict[str, Any]) -> Figure:
     figure, axes = _new(4.5, 3)
     for index, (column, name) in enumerate((("value", "mean client"), ("worst", "worst tenth"))):
-        known = [(at, value) for at, value in zip(run["rounds"]["round"], run["rounds"][column], strict=True) if value is not None]
+        known = [
+            (at, value)
+            for at, value in zip(run["rounds"]["round"], run["rounds"][column], strict=True)
+            if value is not None
+        ]
         if known:
-            axes.plot(*zip(*known, strict=True), label=name, markersize=4, markevery=max(1, len(known) // 10), **_look(index))
+            axes.plot(
+                *zip(*known, strict=True),
+                label=name,
+                markersize=4,
+                markevery=max(1, len(known) // 10),
+                **_look(index),
+            )
     axes.set(xlabel="Round", ylabel=_label(metric))
     axes.legend()
     return figure
@@ -117,7 +145,15 @@ def _map(run: dict[str, Any]) -> Figure:
     for group in groups:
         of = cluster == group
         look = _look(int(group)) if group >= 0 else {"color": "0.45", "marker": "o"}
-        axes.scatter(x[of], y[of], s=12, alpha=0.7, linewidths=0, label=f"group {group}" if group >= 0 else "no group yet", **look)
+        axes.scatter(
+            x[of],
+            y[of],
+            s=12,
+            alpha=0.7,
+            linewidths=0,
+            label=f"group {group}" if group >= 0 else "no group yet",
+            **look,
+        )
     axes.set(xlabel="First direction", ylabel="Second direction")
     if 1 < len(groups) <= _NAMED:
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -128,9 +164,19 @@ def _matrix(run: dict[str, Any]) -> Figure:
     matrix = run["matrix"]
     figure = Figure(figsize=(6.4, 3), layout="constrained")
     both = figure.subplots(1, 2)
-    for axes, which, title in zip(both, ("before", "after"), ("in the order of numbers", "group by group"), strict=True):
-        cells = np.frombuffer(base64.b64decode(matrix[which]), np.uint8).reshape(matrix["side"], matrix["side"])
-        image = axes.imshow(cells / 255 * matrix["high"], cmap="Blues_r", vmin=0, vmax=matrix["high"], interpolation="nearest")
+    for axes, which, title in zip(
+        both, ("before", "after"), ("in the order of numbers", "group by group"), strict=True
+    ):
+        cells = np.frombuffer(base64.b64decode(matrix[which]), np.uint8).reshape(
+            matrix["side"], matrix["side"]
+        )
+        image = axes.imshow(
+            cells / 255 * matrix["high"],
+            cmap="Blues_r",
+            vmin=0,
+            vmax=matrix["high"],
+            interpolation="nearest",
+        )
         axes.set(xticks=[], yticks=[], title=title)
     for _, _, end in matrix["groups"][:-1]:
         at = end * matrix["side"] / matrix["clients"] - 0.5
@@ -145,7 +191,10 @@ def _dendrogram(run: dict[str, Any]) -> Figure:
     figure, axes = _new(6.4, 3)
     for left, right, left_foot, height, right_foot, group in tree["links"]:
         axes.plot(
-            [left, left, right, right], [left_foot, height, height, right_foot], color="0.45" if group == MIXED else _colour(group), lw=1
+            [left, left, right, right],
+            [left_foot, height, height, right_foot],
+            color="0.45" if group == MIXED else _colour(group),
+            lw=1,
         )
     for at, (group, _) in enumerate(tree["leaves"]):
         look = _look(group) if group >= 0 else {"color": "0.45", "marker": "o"}
@@ -160,7 +209,9 @@ def _distribution(run: dict[str, Any], metric: dict[str, Any]) -> Figure:
     figure, axes = _new(4.5, 2.6)
     values = np.array([value for value in run["clients"]["value"] if value is not None], float)
     axes.hist(values, bins=20, color="0.6")
-    axes.axvline(values.mean(), color="black", linestyle="--", linewidth=1, label=f"mean {values.mean():.4g}")
+    axes.axvline(
+        values.mean(), color="black", linestyle="--", linewidth=1, label=f"mean {values.mean():.4g}"
+    )
     axes.set(xlabel=_label(metric), ylabel="Clients")
     axes.legend()
     return figure

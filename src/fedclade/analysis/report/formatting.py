@@ -19,7 +19,9 @@ class Metric:
 
     def worst_tenth(self, values: Iterable[float | None]) -> float | None:
         """The mean of the worst tenth, rounded up, as `accuracy_worst10` has it."""
-        known = sorted((value for value in values if value is not None), reverse=not self.higher_is_better)
+        known = sorted(
+            (value for value in values if value is not None), reverse=not self.higher_is_better
+        )
         return mean(known[: math.ceil(len(known) / 10)])
 
     def said(self, value: float) -> str:
@@ -28,7 +30,11 @@ class Metric:
 
 ACCURACY = Metric("accuracy", "Accuracy", "%", True)
 # In this order: the first that all runs have is what the page shows.
-METRICS = (ACCURACY, Metric("perplexity", "Perplexity", "", False), Metric("loss", "Loss", "", False))
+METRICS = (
+    ACCURACY,
+    Metric("perplexity", "Perplexity", "", False),
+    Metric("loss", "Loss", "", False),
+)
 
 
 def mean(values: Sequence[float]) -> float | None:
@@ -51,4 +57,6 @@ def short(value: Any, digits: int = 5) -> Any:
 
 def evenly(number: int, most: int) -> list[int]:
     """All of 0 … number − 1, or `most` of them, evenly spread."""
-    return list(range(number)) if number <= most else [place * number // most for place in range(most)]
+    return (
+        list(range(number)) if number <= most else [place * number // most for place in range(most)]
+    )

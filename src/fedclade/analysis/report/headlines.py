@@ -13,16 +13,24 @@ _SAME = ("data", "partition", "model", "local", "run")
 
 
 def headline(run: Stored, metric: Metric, others: Sequence[Stored]) -> str:
-    """Groups, then what they are worth: against FedAvg where it ran under the same conditions, else as they stand."""
+    """Groups, then what they are worth: against FedAvg where it ran under the same conditions, else
+    as they stand.
+    """
     score = run.last.get(metric.key)
     parts = [_groups(run)]
     base = next((other for other in others if _is_baseline(other, run)), None)
     if score is None:
         parts.append("nothing evaluated yet" if run.summary is None else "no client has test data")
     elif base is not None and metric == ACCURACY:
-        gain, worst = score - base.last["accuracy"], run.last["accuracy_worst10"] - base.last["accuracy_worst10"]
+        gain, worst = (
+            score - base.last["accuracy"],
+            run.last["accuracy_worst10"] - base.last["accuracy_worst10"],
+        )
         verb = "" if (gain >= 0) == (worst >= 0) else f"{_verb(worst)} "
-        parts.append(f"the mean client {_verb(gain)} {abs(gain):.1f} points over FedAvg, the worst tenth {verb}{abs(worst):.1f}")
+        parts.append(
+            f"the mean client {_verb(gain)} {abs(gain):.1f} points over FedAvg, the worst tenth"
+            f" {verb}{abs(worst):.1f}"
+        )
     else:
         worst_tenth = run.last.get("accuracy_worst10") if metric == ACCURACY else None
         tail = f", the worst tenth {metric.said(worst_tenth)}" if worst_tenth is not None else ""
@@ -38,8 +46,8 @@ def overall(labels: Sequence[tuple[str, float | None]], metric: Metric) -> str:
     best = sorted(known, key=lambda one: one[1], reverse=metric.higher_is_better)
     (first, top), (second, next_best) = best[:2]
     return (
-        f"Of the {len(known)} compared, {first} is best for the mean client: {metric.label.lower()} {metric.said(top)}; "
-        f"next is {second} with {metric.said(next_best)}."
+        f"Of the {len(known)} compared, {first} is best for the mean client: {metric.label.lower()}"
+        f" {metric.said(top)}; next is {second} with {metric.said(next_best)}."
     )
 
 
@@ -52,7 +60,13 @@ def progress(run: Stored) -> str | None:
 
 
 def _groups(run: Stored) -> str:
-    count = run.summary["clusters"] if run.summary else run.rounds[-1]["clusters"] if run.rounds else None
+    count = (
+        run.summary["clusters"]
+        if run.summary
+        else run.rounds[-1]["clusters"]
+        if run.rounds
+        else None
+    )
     if count is None:
         return "No round has ended yet"
     clients = run.summary["clients"] if run.summary else None
@@ -83,4 +97,8 @@ def alike(one: Stored, two: Stored) -> bool:
 
 
 def _settled(run: Stored, table: str) -> dict[str, object]:
-    return {key: value for key, value in run.tables.get(table, {}).items() if key not in _FREE.get(table, ())}
+    return {
+        key: value
+        for key, value in run.tables.get(table, {}).items()
+        if key not in _FREE.get(table, ())
+    }

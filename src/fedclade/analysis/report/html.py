@@ -28,9 +28,16 @@ SCRIPTS = (
 
 
 def page(data: dict[str, Any], live: bool = False) -> str:
-    """The whole page. Live, it asks for data.json beside it every two seconds; else it never touches the network."""
-    style, script = _text("style.css"), '(() => {\n"use strict";\n' + "\n".join(_text(name) for name in SCRIPTS) + "\n})();"
-    environment = Environment(loader=PackageLoader("fedclade.analysis.report"), autoescape=True, undefined=StrictUndefined)
+    """The whole page. Live, it asks for data.json beside it every two seconds; else it never
+    touches the network.
+    """
+    style, script = (
+        _text("style.css"),
+        '(() => {\n"use strict";\n' + "\n".join(_text(name) for name in SCRIPTS) + "\n})();",
+    )
+    environment = Environment(
+        loader=PackageLoader("fedclade.analysis.report"), autoescape=True, undefined=StrictUndefined
+    )
     return environment.get_template("page.html").render(
         data=data,
         live=live,
@@ -42,12 +49,16 @@ def page(data: dict[str, Any], live: bool = False) -> str:
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or begin a comment."""
+    """JSON that may stand inside a script element: nothing in it can end the element or begin a
+    comment.
+    """
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _policy(style: str, script: str, live: bool) -> str:
-    """Only this very style and script may act; nothing may be fetched, but the data of a live page."""
+    """Only this very style and script may act; nothing may be fetched, but the data of a live
+    page.
+    """
     rules = {
         "default-src": "'none'",
         "script-src": f"'{_hash(script)}'",

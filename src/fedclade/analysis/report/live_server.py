@@ -13,26 +13,33 @@ from typing import Any, Self
 
 from fedclade.errors import FedcladeError, InvalidInputError
 
-_SHARE = 10  # the page is made anew after this many times what it took to make: looking costs the run a tenth at most
+# the page is made anew after this many times what it took to make: looking costs the run a tenth at
+# most
+_SHARE = 10
 _RECENT = 5.0  # seconds: a page that asked so lately is open
 _FAREWELL = 3.0  # seconds that an open page is given to fetch the end of the run; it asks every two
 _HEADERS = {
     # What the page itself allows is stricter; a page cannot forbid to be framed.
-    "Content-Security-Policy": "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
+        " blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 _NOT_YET = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>fedclade</title>'
-    "<p>The run is being prepared; this page asks again by itself.</p></html>"
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh"'
+    ' content="2"><title>fedclade</title><p>The run is being prepared; this page asks again by'
+    " itself.</p></html>"
 )
 
 
 class Live:
-    """A context for the time of a run: `address` shows what its folder holds. Entering fails where the port is taken."""
+    """A context for the time of a run: `address` shows what its folder holds. Entering fails where
+    the port is taken.
+    """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
         self.view = View(folder)
@@ -40,15 +47,24 @@ class Live:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
-            raise InvalidInputError(f"--port {port}: it cannot be opened ({why}); give another, or none for a free one.") from error
+            raise InvalidInputError(
+                f"--port {port}: it cannot be opened ({why}); give another, or none for a free one."
+            ) from error
         self._server.view = self.view
         self.address = f"http://127.0.0.1:{self._server.server_port}/"
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="fedclade-live", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.1,), name="fedclade-live", daemon=True
+        ).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.view.see_off()
         self._server.shutdown()
@@ -56,7 +72,9 @@ class Live:
 
 
 class View:
-    """What a folder holds, as the page and as its data. Made anew only if a file has changed, and seldom enough not to slow the run."""
+    """What a folder holds, as the page and as its data. Made anew only if a file has changed, and
+    seldom enough not to slow the run.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -108,7 +126,11 @@ class View:
 def _stamps(folder: Path) -> list[tuple[str, int, int]]:
     """Names, times and sizes of the files here and one folder below."""
     files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
-    return sorted((str(path), found.st_mtime_ns, found.st_size) for path in files if (found := _stat(path)) is not None)
+    return sorted(
+        (str(path), found.st_mtime_ns, found.st_size)
+        for path in files
+        if (found := _stat(path)) is not None
+    )
 
 
 def _stat(path: Path) -> Any:
@@ -137,8 +159,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer()
         except OSError:  # the browser has gone
             raise
-        except Exception as error:  # a defect of the page must neither end the run nor write over its terminal
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"The page cannot be made ({type(error).__name__}: {error}).")
+        except (
+            Exception
+        ) as error:  # a defect of the page must neither end the run nor write over its terminal
+            self.send_error(
+                HTTPStatus.INTERNAL_SERVER_ERROR,
+                f"The page cannot be made ({type(error).__name__}: {error}).",
+            )
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -158,9 +185,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND, "There is only / and /data.json.")
 
     def _foreign(self) -> str | None:
-        """Why a request is refused: a page of another site must not read this one, under no name that it may have given this machine."""
+        """Why a request is refused: a page of another site must not read this one, under no name
+        that it may have given this machine.
+        """
         port = self.server.server_port
-        hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")} | ({"127.0.0.1", "localhost"} if port == 80 else set())
+        hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")} | (
+            {"127.0.0.1", "localhost"} if port == 80 else set()
+        )
         if self.headers.get("Host", "").lower() not in hosts:
             return f"Ask for 127.0.0.1:{port} or localhost:{port}."
         origin = self.headers.get("Origin")
@@ -173,7 +204,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, kind: str, text: str) -> None:
         body = text.encode()
         self.send_response(status)
-        for name, value in {**_HEADERS, "Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body))}.items():
+        for name, value in {
+            **_HEADERS,
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+        }.items():
             self.send_header(name, value)
         if status == HTTPStatus.METHOD_NOT_ALLOWED:
             self.send_header("Allow", "GET, HEAD")
@@ -182,7 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        if code == HTTPStatus.NOT_IMPLEMENTED:  # the standard library's word for every method that is not written above
+        if (
+            code == HTTPStatus.NOT_IMPLEMENTED
+        ):  # the standard library's word for every method that is not written above
             code, message = HTTPStatus.METHOD_NOT_ALLOWED, "This page can only be read."
         self._send(code, "text/plain", f"{message or HTTPStatus(code).phrase}\n")
 

@@ -1,4 +1,6 @@
-"""What runs and diagnoses left on disk, read as far as it goes: a run that goes on, or was stopped, is a run too."""
+"""What runs and diagnoses left on disk, read as far as it goes: a run that goes on, or was stopped,
+is a run too.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _SEED = re.compile(r"-seed\d+$")
 
 @dataclass(frozen=True)
 class Stored:
-    """A run's folder. summary and clients are None until the run has ended; seen is None where nothing was written of it."""
+    """A run's folder. summary and clients are None until the run has ended; seen is None where
+    nothing was written of it.
+    """
 
     name: str
     title: str  # of the setting: what its seeds have in common
@@ -44,7 +48,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class Found:
-    """All that some folders hold. differences: what comparisons say about which differences are real, in sentences."""
+    """All that some folders hold. differences: what comparisons say about which differences are
+    real, in sentences.
+    """
 
     runs: list[Stored]
     diagnoses: list[tuple[str, Row]]
@@ -54,7 +60,9 @@ class Found:
 def read(folders: Sequence[Path]) -> Found:
     """All runs and all diagnoses in these folders and one level below, as `compare` nests them."""
     if not folders:
-        raise InvalidInputError("report: name at least one folder, for example runs/quickstart-clade.")
+        raise InvalidInputError(
+            "report: name at least one folder, for example runs/quickstart-clade."
+        )
     titles: dict[Path, str] = {}
     diagnoses: list[Path] = []
     differences: list[str] = []
@@ -62,34 +70,56 @@ def read(folders: Sequence[Path]) -> Found:
         if not given.is_dir():
             raise InvalidInputError(f"report: there is no folder '{given}'.")
         folder = given.resolve()
-        compared = RunDirectory(folder).comparison() if (folder / "comparison.json").exists() else {}
+        compared = (
+            RunDirectory(folder).comparison() if (folder / "comparison.json").exists() else {}
+        )
         inside = [folder, *_children(folder, compared)]
-        found = {path: _title(path.name, compared) for path in inside if RunDirectory(path).holds_run()}
+        found = {
+            path: _title(path.name, compared) for path in inside if RunDirectory(path).holds_run()
+        }
         told = [path for path in inside if (path / "diagnosis.json").exists()]
         if not found and not told:
-            raise InvalidInputError(f"report: '{given}' holds no run, no comparison and no diagnosis; give a folder that fedclade wrote.")
+            raise InvalidInputError(
+                f"report: '{given}' holds no run, no comparison and no diagnosis; give a folder"
+                " that fedclade wrote."
+            )
         titles |= found
         diagnoses += told
         differences += compared.get("differences", {}).get("in_words", [])
-    runs = [_run(name, titles[path], path) for name, path in zip(_names(list(titles)), titles, strict=True)]
+    runs = [
+        _run(name, titles[path], path)
+        for name, path in zip(_names(list(titles)), titles, strict=True)
+    ]
     return Found(
         runs,
-        [(path.name, schemas.read(path / "diagnosis.json", schemas.diagnosis)) for path in dict.fromkeys(diagnoses)],
+        [
+            (path.name, schemas.read(path / "diagnosis.json", schemas.diagnosis))
+            for path in dict.fromkeys(diagnoses)
+        ],
         list(dict.fromkeys(differences)),
     )
 
 
 def _children(folder: Path, compared: Row) -> list[Path]:
     """The folders inside, in the order of the comparison where there is one."""
-    place = {name: number for number, name in enumerate(name for names in compared.get("folders", {}).values() for name in names)}
+    place = {
+        name: number
+        for number, name in enumerate(
+            name for names in compared.get("folders", {}).values() for name in names
+        )
+    }
     return sorted(
-        (child for child in folder.iterdir() if child.is_dir()), key=lambda child: (place.get(child.name, len(place)), child.name)
+        (child for child in folder.iterdir() if child.is_dir()),
+        key=lambda child: (place.get(child.name, len(place)), child.name),
     )
 
 
 def _title(name: str, compared: Row) -> str:
     """As the comparison has it; of a folder that is in none, its name without the seed."""
-    return next((title for title, names in compared.get("folders", {}).items() if name in names), _SEED.sub("", name))
+    return next(
+        (title for title, names in compared.get("folders", {}).items() if name in names),
+        _SEED.sub("", name),
+    )
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
@@ -108,9 +138,24 @@ def _run(name: str, title: str, folder: Path) -> Stored:
     # A run that was resumed still has the clients.csv of its earlier end.
     clients = store.read_clients(summary["clients"]) if summary is not None else None
     looked = client_features.read(folder)
-    if looked is not None and clients is not None and not bool((looked.ids < len(clients["client"])).all()):
-        raise InvalidInputError(f"{folder / client_features.FILE}: damaged (it has clients that the run has not).")
-    return Stored(name, title, folder, store.tables(), _rounds(folder / "rounds.jsonl"), summary, clients, looked)
+    if (
+        looked is not None
+        and clients is not None
+        and not bool((looked.ids < len(clients["client"])).all())
+    ):
+        raise InvalidInputError(
+            f"{folder / client_features.FILE}: damaged (it has clients that the run has not)."
+        )
+    return Stored(
+        name,
+        title,
+        folder,
+        store.tables(),
+        _rounds(folder / "rounds.jsonl"),
+        summary,
+        clients,
+        looked,
+    )
 
 
 def _rounds(path: Path) -> list[Row]:

@@ -1,4 +1,6 @@
-"""One run as the page shows it: curves, clients, groups, pictures of who is like whom, costs, failures, settings."""
+"""One run as the page shows it: curves, clients, groups, pictures of who is like whom, costs,
+failures, settings.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ MIX = 5  # classes named of a client or a group
 
 
 def shown(run: Stored, metric: Metric, clients: int, side: int) -> dict[str, Any]:
-    """Everything about one run but its headline. At most `clients` clients one by one; matrices of at most side × side cells."""
+    """Everything about one run but its headline. At most `clients` clients one by one; matrices of
+    at most side × side cells.
+    """
     cluster = _clusters(run)
     return {
         "name": run.name,
@@ -47,7 +51,11 @@ def mix(run: Stored) -> dict[str, Any] | None:
 def _top(counts: NDArray[np.int64]) -> list[list[int]]:
     total = counts.sum()
     order = np.argsort(-counts, kind="stable")[:MIX]
-    return [[int(label), round(100 * int(counts[label]) / int(total))] for label in order if counts[label] > 0]
+    return [
+        [int(label), round(100 * int(counts[label]) / int(total))]
+        for label in order
+        if counts[label] > 0
+    ]
 
 
 def _clusters(run: Stored) -> Labels | None:
@@ -82,7 +90,10 @@ def _by_group(rows: list[Row]) -> dict[str, Any] | None:
             series.setdefault(group, []).append([row["round"], value])
     if of is None or len(series) > MOST_GROUPS:
         return None
-    return {"of": of, "series": [[group, short(points)] for group, points in sorted(series.items())]}
+    return {
+        "of": of,
+        "series": [[group, short(points)] for group, points in sorted(series.items())],
+    }
 
 
 def _clients(run: Stored, metric: Metric, most: int) -> dict[str, Any] | None:
@@ -90,8 +101,15 @@ def _clients(run: Stored, metric: Metric, most: int) -> dict[str, Any] | None:
     if columns is None:
         return None
     ids = evenly(len(columns["client"]), most)
-    names = {"cluster": "cluster", "true_group": "truth", "examples": "examples", metric.key: "value"}
-    chosen = {new: [columns[name][i] for i in ids] for name, new in names.items() if name in columns}
+    names = {
+        "cluster": "cluster",
+        "true_group": "truth",
+        "examples": "examples",
+        metric.key: "value",
+    }
+    chosen = {
+        new: [columns[name][i] for i in ids] for name, new in names.items() if name in columns
+    }
     if all(group is None for group in chosen["truth"]):
         del chosen["truth"]
     return dict(short({"all": len(columns["client"]), "id": ids, **chosen}))
@@ -104,7 +122,10 @@ def _groups(run: Stored, metric: Metric) -> list[dict[str, Any]] | None:
         last = next((row for row in reversed(run.rounds) if "by_cluster" in row), None)
         if last is None or last["by_cluster_of"] != metric.key:
             return None
-        return [{"group": group, "clients": clients, "mean": short(value)} for group, clients, value in last["by_cluster"]]
+        return [
+            {"group": group, "clients": clients, "mean": short(value)}
+            for group, clients, value in last["by_cluster"]
+        ]
     cluster = np.array(columns["cluster"], np.int64)
     numbers = np.unique(cluster)
     if len(numbers) > MOST_GROUPS:
@@ -139,12 +160,16 @@ def _failures(rows: list[Row]) -> dict[str, Any]:
     """Who, when, why; the first of them one by one, all of them counted by reason."""
     every = [(row["round"], failure) for row in rows for failure in row["failures"]]
     reasons = Counter(failure["reason"] for _, failure in every)
-    first = [[number, failure["client"], failure["reason"]] for number, failure in every[:MOST_FAILURES]]
+    first = [
+        [number, failure["client"], failure["reason"]] for number, failure in every[:MOST_FAILURES]
+    ]
     return {"count": len(every), "reasons": reasons.most_common(20), "first": first}
 
 
 def _pictures(run: Stored, metric: Metric, cluster: Labels | None, side: int) -> dict[str, Any]:
-    """Map, matrix and tree of what the method grouped by; failing that, of the clients' label shares."""
+    """Map, matrix and tree of what the method grouped by; failing that, of the clients' label
+    shares.
+    """
     nothing: dict[str, Any] = {"map": None, "matrix": None, "tree": None}
     found = _compared(run)
     if found is None:
@@ -159,7 +184,9 @@ def _pictures(run: Stored, metric: Metric, cluster: Labels | None, side: int) ->
     related = Related.of(points)
     xy, share = flat(points)
     values = run.clients.get(metric.key) if run.clients is not None else None
-    told = f"What is compared: {what}, by {measure} distance." + (f" {left:,} clients are not known and left out." if left else "")
+    told = f"What is compared: {what}, by {measure} distance." + (
+        f" {left:,} clients are not known and left out." if left else ""
+    )
     return {
         "pictured": told,
         "map": short(
@@ -178,7 +205,9 @@ def _pictures(run: Stored, metric: Metric, cluster: Labels | None, side: int) ->
     }
 
 
-def _compared(run: Stored) -> tuple[Labels, Array, NDArray[np.bool_], Literal["euclidean", "cosine"], str] | None:
+def _compared(
+    run: Stored,
+) -> tuple[Labels, Array, NDArray[np.bool_], Literal["euclidean", "cosine"], str] | None:
     """Clients, a row for each, which rows are known, how they are compared, and what they are."""
     seen = run.seen
     if seen is None:
@@ -186,9 +215,21 @@ def _compared(run: Stored) -> tuple[Labels, Array, NDArray[np.bool_], Literal["e
     ids = seen.ids.numpy()
     if seen.features is not None:
         known = seen.known.numpy() if seen.known is not None else np.ones(len(ids), bool)
-        return ids, seen.features.numpy().astype(np.float64), known, "cosine" if seen.measure == "cosine" else "euclidean", seen.what
+        return (
+            ids,
+            seen.features.numpy().astype(np.float64),
+            known,
+            "cosine" if seen.measure == "cosine" else "euclidean",
+            seen.what,
+        )
     if seen.labels is None:
         return None
     counts = seen.labels.numpy().astype(np.float64)
     total = counts.sum(1, keepdims=True)
-    return ids, counts / np.maximum(total, 1), total[:, 0] > 0, "euclidean", "the shares of each client's labels"
+    return (
+        ids,
+        counts / np.maximum(total, 1),
+        total[:, 0] > 0,
+        "euclidean",
+        "the shares of each client's labels",
+    )

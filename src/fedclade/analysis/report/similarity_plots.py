@@ -29,7 +29,9 @@ MIXED = -2  # a branch whose clients are of several groups
 
 @dataclass(frozen=True)
 class Points:
-    """What clients are compared by: a row for each of the clients `ids`, in a group each (-1: not known yet)."""
+    """What clients are compared by: a row for each of the clients `ids`, in a group each (-1: not
+    known yet).
+    """
 
     ids: Labels
     rows: Array
@@ -38,7 +40,9 @@ class Points:
 
     @property
     def placed(self) -> Array:
-        """Points whose straight distance orders pairs as the measure does: under the cosine, directions."""
+        """Points whose straight distance orders pairs as the measure does: under the cosine,
+        directions.
+        """
         if self.measure == "euclidean":
             return self.rows
         length = np.linalg.norm(self.rows, axis=1, keepdims=True)
@@ -69,13 +73,17 @@ class Related:
 
     @staticmethod
     def of(points: Points) -> Related:
-        """Ward's tree of Euclidean points; average linkage of cosine distances, for which Ward's means have no meaning."""
+        """Ward's tree of Euclidean points; average linkage of cosine distances, for which Ward's
+        means have no meaning.
+        """
         placed = points.placed
         apart = pdist(placed)
         if points.measure == "cosine":
             apart = apart**2 / 2  # 1 − cos of unit vectors
         linkage: Literal["ward", "average"] = "ward" if points.measure == "euclidean" else "average"
-        return Related(points, squareform(apart), np.asarray(hierarchy.linkage(apart, linkage)), linkage)
+        return Related(
+            points, squareform(apart), np.asarray(hierarchy.linkage(apart, linkage)), linkage
+        )
 
     @property
     def leaves(self) -> Labels:
@@ -83,7 +91,9 @@ class Related:
 
     @property
     def order(self) -> Labels:
-        """Clients group by group, and within a group as in the tree: whom the tree puts side by side are neighbours."""
+        """Clients group by group, and within a group as in the tree: whom the tree puts side by
+        side are neighbours.
+        """
         place = np.empty(len(self.leaves), np.int64)
         place[self.leaves] = np.arange(len(place))
         cluster = self.points.cluster
@@ -91,7 +101,9 @@ class Related:
         return np.lexsort((place, cluster, [middle[group] for group in cluster]))
 
     def matrix(self, side: int) -> dict[str, Any]:
-        """Distances as bytes, in the order of ids and group by group; several clients share a cell where there are more than `side`."""
+        """Distances as bytes, in the order of ids and group by group; several clients share a cell
+        where there are more than `side`.
+        """
         order, cluster = self.order, self.points.cluster
         high = float(np.quantile(self.distance, 0.99)) or 1.0
         sorted_groups = cluster[order]
@@ -106,7 +118,9 @@ class Related:
             "after": _bytes(self.distance[np.ix_(order, order)], side, high),
             "order": self.points.ids[order].tolist() if len(order) <= side else None,
             "ids": self.points.ids.tolist() if len(order) <= side else None,
-            "groups": [[int(sorted_groups[a]), int(a), int(b)] for a, b in zip(starts, ends, strict=True)],
+            "groups": [
+                [int(sorted_groups[a]), int(a), int(b)] for a, b in zip(starts, ends, strict=True)
+            ],
             "between": self._between(),
         }
 
@@ -124,19 +138,28 @@ class Related:
         return {"groups": groups.tolist(), "mean": mean.tolist()}
 
     def dendrogram(self) -> dict[str, Any]:
-        """The top of the tree as lines, each in its group's colour, and where it is cut into as many groups as the method found."""
+        """The top of the tree as lines, each in its group's colour, and where it is cut into as
+        many groups as the method found.
+        """
         clients, cluster = len(self.points.ids), self.points.cluster
         pure = [int(group) for group in cluster]
         for left, right in self.tree[:, :2].astype(np.int64):
             pure.append(pure[left] if pure[left] == pure[right] else MIXED)
         shown = hierarchy.dendrogram(
-            self.tree, p=min(LEAVES, clients), truncate_mode="lastp", no_plot=True, link_color_func=lambda node: str(node)
+            self.tree,
+            p=min(LEAVES, clients),
+            truncate_mode="lastp",
+            no_plot=True,
+            link_color_func=lambda node: str(node),
         )
         leaves = list(shown["leaves"] or ())
         sizes = [1 if node < clients else int(self.tree[node - clients, 3]) for node in leaves]
         lines = zip(shown["icoord"], shown["dcoord"], shown["color_list"], strict=True)
         # scipy puts leaves at 5, 15, 25 …
-        links = [[(x[0] - 5) / 10, (x[2] - 5) / 10, y[0], y[1], y[3], pure[int(node)]] for x, y, node in lines]
+        links = [
+            [(x[0] - 5) / 10, (x[2] - 5) / 10, y[0], y[1], y[3], pure[int(node)]]
+            for x, y, node in lines
+        ]
         found = len(np.unique(cluster))
         cut = self._cut(found)
         return {
@@ -145,11 +168,17 @@ class Related:
             "links": links,
             "groups": found,
             "cut": cut,
-            "agreement": float(adjusted_rand_score(cut_number(self.tree, found), cluster)) if cut is not None else None,
+            "agreement": (
+                float(adjusted_rand_score(cut_number(self.tree, found), cluster))
+                if cut is not None
+                else None
+            ),
         }
 
     def _cut(self, groups: int) -> float | None:
-        """A height between the merge that leaves so many groups and the next; None where all clients are in one."""
+        """A height between the merge that leaves so many groups and the next; None where all
+        clients are in one.
+        """
         if groups == 1:
             return None
         heights = np.append(0.0, self.tree[:, 2])
@@ -158,11 +187,15 @@ class Related:
 
 
 def _bytes(distance: Array, side: int, high: float) -> str:
-    """A square of bytes in base64, row by row; cells are means over blocks of as nearly equal size as can be."""
+    """A square of bytes in base64, row by row; cells are means over blocks of as nearly equal size
+    as can be.
+    """
     number = len(distance)
     if number > side:
         starts = np.arange(side) * number // side
         size = np.diff(np.append(starts, number))
-        distance = np.add.reduceat(np.add.reduceat(distance, starts, axis=0), starts, axis=1) / np.outer(size, size)
+        distance = np.add.reduceat(
+            np.add.reduceat(distance, starts, axis=0), starts, axis=1
+        ) / np.outer(size, size)
     grey = np.rint(255 * np.clip(distance / high, 0, 1)).astype(np.uint8)
     return base64.b64encode(grey.tobytes()).decode("ascii")

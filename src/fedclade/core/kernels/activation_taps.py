@@ -1,9 +1,11 @@
-"""Gradients of any model for a stack of clients, without ever writing down the gradient of a large weight.
+"""Gradients of any model for a stack of clients, without ever writing down the gradient of a large
+weight.
 
-The gradient of a linear layer's weight is a product: what went in, times the error that comes back. Autograd would write it out, as
-large as all the weights of all clients, to be scaled, added and written again. Here a zero, the tap, is added to what the layer puts
-out: its gradient is the error, and a single product adds the weight's gradient to what it changes. Convolutions on CUDA are the same
-once their input is laid out in columns (columns.py).
+The gradient of a linear layer's weight is a product: what went in, times the error that comes back.
+Autograd would write it out, as large as all the weights of all clients, to be scaled, added and
+written again. Here a zero, the tap, is added to what the layer puts out: its gradient is the error,
+and a single product adds the weight's gradient to what it changes. Convolutions on CUDA are the
+same once their input is laid out in columns (columns.py).
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 
 
 class _Passing:
-    """One forward pass of one client: what is added at each tapped layer, and what went in there."""
+    """One forward pass of one client: what is added at each tapped layer, and what went in
+    there.
+    """
 
     def __init__(self, taps: Tree) -> None:
         self.taps = taps
@@ -79,7 +83,9 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
     holders = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     tapped: list[str] = []
     for path, layer in module.named_modules():
-        if f"{path}.weight" not in trained or any(holders[id(value)] > 1 for value in layer.parameters()):
+        if f"{path}.weight" not in trained or any(
+            holders[id(value)] > 1 for value in layer.parameters()
+        ):
             continue
         # The class alone is changed: the layer keeps its parameters, names and hooks.
         if type(layer) is nn.Linear:
@@ -103,44 +109,64 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    simple = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    simple = (
+        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
     return simple and set(layer.dilation) == set(layer.stride) == {1}
 
 
 class Tapped:
     """The gradients of one model whose layers have taps.
 
-    outputs: the model's outputs for one client, (params, x, key); losses: of stacks of outputs and targets, (K, B).
+    outputs: the model's outputs for one client, (params, x, key); losses: of stacks of outputs and
+    targets, (K, B).
     """
 
-    def __init__(self, outputs: Callable[[Tree, Tensor, Tensor], Tensor], losses: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        outputs: Callable[[Tree, Tensor, Tensor], Tensor],
+        losses: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
         self._outputs, self._losses = outputs, losses
         self._known: dict[tuple[int, ...], dict[str, torch.Size]] = {}
 
-    def add_scaled_gradient(self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool) -> Tree:
-        """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its `share` (K, B).
+    def add_scaled_gradient(
+        self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool
+    ) -> Tree:
+        """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times
+        its `share` (K, B).
 
         overwrite: the result may take base's memory.
         """
         clients = len(share)
-        taps = {layer: share.new_zeros(clients, *shape).requires_grad_() for layer, shape in self._shapes(params, batch).items()}
+        taps = {
+            layer: share.new_zeros(clients, *shape).requires_grad_()
+            for layer, shape in self._shapes(params, batch).items()
+        }
         by_product = {f"{layer}.{kind}" for layer in taps for kind in ("weight", "bias")}
-        others = {name: params[name].detach().requires_grad_() for name in base if name not in by_product}
+        others = {
+            name: params[name].detach().requires_grad_() for name in base if name not in by_product
+        }
 
         def forward(params: Tree, taps: Tree, x: Tensor, key: Tensor) -> tuple[Tensor, Tree]:
             passing = _Passing(taps)
             return self._pass(params, x, key, passing), passing.inputs
 
-        # Clients do not mix, so the gradient of the sum over them is each one's own: autograd runs on the stack itself, without vmap.
+        # Clients do not mix, so the gradient of the sum over them is each one's own: autograd runs
+        # on the stack itself, without vmap.
         with torch.enable_grad():
             outputs, inputs = vmap(forward)(params | others, taps, batch.x, batch.key)
             total = (self._losses(outputs, batch.y) * share).sum()
-            gradients = torch.autograd.grad(total, [*taps.values(), *others.values()], materialize_grads=True)
+            gradients = torch.autograd.grad(
+                total, [*taps.values(), *others.values()], materialize_grads=True
+            )
         result: Tree = {}
         for layer, error in zip(taps, gradients, strict=False):
             flat = error.reshape(clients, math.prod(error.shape[1:-1]), error.shape[-1])
             rows = inputs[layer].detach().reshape(clients, flat.shape[1], -1)
-            result[f"{layer}.weight"] = _add_gradient(base[f"{layer}.weight"], flat, rows, overwrite)
+            result[f"{layer}.weight"] = _add_gradient(
+                base[f"{layer}.weight"], flat, rows, overwrite
+            )
             if f"{layer}.bias" in base:
                 result[f"{layer}.bias"] = add_sum(base[f"{layer}.bias"], flat, overwrite)
         for name, gradient in zip(others, gradients[len(taps) :], strict=True):
@@ -155,11 +181,17 @@ class Tapped:
             _passing.reset(token)
 
     def _shapes(self, params: Tree, batch: Batch) -> dict[str, torch.Size]:
-        """What each tap looks like for such a batch: that of every tapped layer which is used once. Others are left to autograd."""
+        """What each tap looks like for such a batch: that of every tapped layer which is used once.
+        Others are left to autograd.
+        """
         kind = tuple(batch.x.shape[1:])
         if kind not in self._known:
             passing = _Passing({})
             with torch.no_grad():
                 self._pass(tree_index(params, torch.tensor(0)), batch.x[0], batch.key[0], passing)
-            self._known[kind] = {layer: shape for layer, shape in passing.outputs.items() if passing.calls[layer] == 1}
+            self._known[kind] = {
+                layer: shape
+                for layer, shape in passing.outputs.items()
+                if passing.calls[layer] == 1
+            }
         return self._known[kind]

@@ -1,9 +1,11 @@
 """Convolutions of many clients at once as matrix products, on CUDA.
 
-Every client has weights of its own, so what a library has for it is a convolution in groups, one for each client, which is slow. With
-the input laid out in columns (for each place of the output all that it is computed from) it is one matrix product a client. Measured on
-an H200 with the LEAF CNN's second layer (40 clients, batches of 10, 32 to 64 channels, 5 x 5): 0.16 ms forward and 0.31 ms for the error
-of the input, against 0.43 and 0.32 in groups, and the weight's gradient is a product of the same columns.
+Every client has weights of its own, so what a library has for it is a convolution in groups, one
+for each client, which is slow. With the input laid out in columns (for each place of the output all
+that it is computed from) it is one matrix product a client. Measured on an H200 with the LEAF CNN's
+second layer (40 clients, batches of 10, 32 to 64 channels, 5 x 5): 0.16 ms forward and 0.31 ms for
+the error of the input, against 0.43 and 0.32 in groups, and the weight's gradient is a product of
+the same columns.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_WIDE = torch.complex128  # 16 bytes: columns are copied four numbers at a time, which takes less than half the time
+_WIDE = (
+    torch.complex128
+)  # 16 bytes: columns are copied four numbers at a time, which takes less than half the time
 
 
 def in_columns(x: Tensor) -> bool:
-    """Whether a convolution of x is computed in columns: on the CPU one client after another is as fast without."""
+    """Whether a convolution of x is computed in columns: on the CPU one client after another is as
+    fast without.
+    """
     return x.device.type == "cuda"
 
 
 class Convolution(torch.autograd.Function):
-    """x (B, height, width, channels) with weight (out, h, w, channels), padded by `top` and `left` on both sides, in steps of one.
+    """x (B, height, width, channels) with weight (out, h, w, channels), padded by `top` and `left`
+    on both sides, in steps of one.
 
-    Gives the outputs (B, …, out) and the columns (B, …, h · w · channels). Under vmap for many clients. The gradient of the weight is
-    left to the caller, who has the columns.
+    Gives the outputs (B, …, out) and the columns (B, …, h · w · channels). Under vmap for many
+    clients. The gradient of the weight is left to the caller, who has the columns.
     """
 
     @staticmethod
@@ -67,7 +74,12 @@ class _Stacked(torch.autograd.Function):
             return None, None, None, None
         (weight,), (top, left) = ctx.saved_tensors, ctx.padding
         h, w = weight.shape[2:4]
-        return _stacked(error, weight.flip(2, 3).transpose(1, 4), h - 1 - top, w - 1 - left)[0], None, None, None
+        return (
+            _stacked(error, weight.flip(2, 3).transpose(1, 4), h - 1 - top, w - 1 - left)[0],
+            None,
+            None,
+            None,
+        )
 
 
 def _stacked(x: Tensor, weight: Tensor, top: int, left: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Gradients of dense networks by hand, for many clients at once.
 
-A chain of linear layers and ReLUs has a backward pass of two matrix products a layer. Written out for a stack of clients, the product
-that makes a layer's gradient adds it to what it changes in the same pass over memory. Other models have that from taps.py; what is won
-here is the time that autograd takes besides (benchmarks/engine.py).
+A chain of linear layers and ReLUs has a backward pass of two matrix products a layer. Written out
+for a stack of clients, the product that makes a layer's gradient adds it to what it changes in the
+same pass over memory. Other models have that from taps.py; what is won here is the time that
+autograd takes besides (benchmarks/engine.py).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Layer(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """A network that is nothing but linear layers, all trained, with ReLUs between, and whether it flattens its inputs first."""
+    """A network that is nothing but linear layers, all trained, with ReLUs between, and whether it
+    flattens its inputs first.
+    """
 
     layers: tuple[Layer, ...]
     flattens: bool
@@ -63,7 +66,11 @@ def dense_form(module: nn.Module, trained: tuple[str, ...]) -> Dense | None:
 
 
 def _is_relu(node: fx.Node, part: nn.Module | None) -> bool:
-    return isinstance(part, nn.ReLU) or node.target in (F.relu, torch.relu) or (node.op == "call_method" and node.target == "relu")
+    return (
+        isinstance(part, nn.ReLU)
+        or node.target in (F.relu, torch.relu)
+        or (node.op == "call_method" and node.target == "relu")
+    )
 
 
 def _is_flatten(node: fx.Node, part: nn.Module | None) -> bool:
@@ -74,18 +81,35 @@ def _is_flatten(node: fx.Node, part: nn.Module | None) -> bool:
 
 
 def add_scaled_gradient(
-    dense: Dense, loss: ExampleLoss | None, base: Tree, params: Tree, x: Tensor, y: Tensor, share: Tensor, overwrite: bool
+    dense: Dense,
+    loss: ExampleLoss | None,
+    base: Tree,
+    params: Tree,
+    x: Tensor,
+    y: Tensor,
+    share: Tensor,
+    overwrite: bool,
 ) -> Tree:
-    """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its `share`.
+    """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its
+    `share`.
 
-    x (K, B, …), y and share (K, B), the parameters (K, …). loss: None is cross-entropy. overwrite: the result may take base's memory.
+    x (K, B, …), y and share (K, B), the parameters (K, …). loss: None is cross-entropy. overwrite:
+    the result may take base's memory.
     """
     layers = dense.layers
     inputs = [x.flatten(2)]
     for layer in layers:
-        product = _product(inputs[-1], params[layer.weight].mT, params[layer.bias] if layer.bias is not None else None)
+        product = _product(
+            inputs[-1],
+            params[layer.weight].mT,
+            params[layer.bias] if layer.bias is not None else None,
+        )
         inputs.append(product.relu_() if layer.relu else product)
-    error = _cross_entropy_error(inputs[-1], y, share) if loss is None else _error(loss, inputs[-1], y, share)
+    error = (
+        _cross_entropy_error(inputs[-1], y, share)
+        if loss is None
+        else _error(loss, inputs[-1], y, share)
+    )
     result: Tree = {}
     for number in reversed(range(len(layers))):
         layer, here = layers[number], error
@@ -104,7 +128,9 @@ def _product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def add_product(base: Tensor, error: Tensor, inputs: Tensor, overwrite: bool) -> Tensor:
-    """base (K, out, in) + errorᵀ inputs, for error (K, N, out) and inputs (K, N, in): the gradient of a weight, in one pass over it."""
+    """base (K, out, in) + errorᵀ inputs, for error (K, N, out) and inputs (K, N, in): the gradient
+    of a weight, in one pass over it.
+    """
     return base.baddbmm_(error.mT, inputs) if overwrite else torch.baddbmm(base, error.mT, inputs)
 
 
@@ -119,7 +145,9 @@ def plus(base: Tensor, gradient: Tensor, overwrite: bool) -> Tensor:
 
 def _cross_entropy_error(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """Softmax less one for the label, times what the example counts for."""
-    return outputs.softmax(2).scatter_(2, y.unsqueeze(2), -1.0, reduce="add").mul_(share.unsqueeze(2))
+    return (
+        outputs.softmax(2).scatter_(2, y.unsqueeze(2), -1.0, reduce="add").mul_(share.unsqueeze(2))
+    )
 
 
 def _error(loss: ExampleLoss, outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""What a partition scheme answers, and the ways of dealing samples that schemes share. Pure numpy; every random choice comes from `rng`."""
+"""What a partition scheme answers, and the ways of dealing samples that schemes share. Pure numpy;
+every random choice comes from `rng`.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,14 @@ class Split:
     """Who gets which rows of `data.x_train` and `data.x_test`.
 
     train      rows of x_train, one array a client, none of them empty
-    test       rows of x_test, one array a test part; None: a test part for each client that follows its own labels is drawn
+    test       rows of x_test, one array a test part; None: a test part for each client that follows
+    its own labels is drawn
     test_of    the entry of `test` that each client is tested on; None: client i on entry i
-    held_out   rows of x_train that belong to the test parts as well, one array a test part; in no client's `train`
+    held_out   rows of x_train that belong to the test parts as well, one array a test part; in no
+    client's `train`
     groups     the true group of each client; None: not known
-    transform  (x, y, group) -> (x, y) changes the samples of a group's clients, training and test alike
+    transform  (x, y, group) -> (x, y) changes the samples of a group's clients, training and test
+    alike
     """
 
     train: Sequence[Index]
@@ -39,7 +44,8 @@ class Split:
 
 
 class Scheme(Protocol):
-    """A way of dealing a data set to clients. Your own is one class with a name and this method; pass an instance to `partition`.
+    """A way of dealing a data set to clients. Your own is one class with a name and this method;
+    pass an instance to `partition`.
 
         class ByBrightness:
             name = "by_brightness"
@@ -48,7 +54,8 @@ class Scheme(Protocol):
                 order = data.x_train.float().flatten(1).mean(1).argsort().numpy()
                 return Split(train=np.array_split(order, clients))
 
-    `data` comes without the probe samples. All randomness is drawn from `rng`, so that a seed gives the same bytes again.
+    `data` comes without the probe samples. All randomness is drawn from `rng`, so that a seed gives
+    the same bytes again.
     """
 
     name: ClassVar[str]
@@ -72,13 +79,14 @@ def labels_of(data: Dataset, scheme: str) -> tuple[Index, int]:
     classes = data.classes
     if classes is None:
         raise InvalidInputError(
-            f"partition.name = {scheme!r}: needs class labels, and the targets of {data.name!r} are floats. Store labels as integers, "
-            "or use iid, quantity_skew, natural_id or rotation."
+            f"partition.name = {scheme!r}: needs class labels, and the targets of {data.name!r} are"
+            " floats. Store labels as integers, or use iid, quantity_skew, natural_id or rotation."
         )
     if data.y_train.ndim > 1:
         raise InvalidInputError(
-            f"partition.name = {scheme!r}: needs one class label a sample, and the targets of {data.name!r} are sequences; use iid, "
-            "quantity_skew, natural_id, or label_clusters with a key."
+            f"partition.name = {scheme!r}: needs one class label a sample, and the targets of"
+            f" {data.name!r} are sequences; use iid, quantity_skew, natural_id, or label_clusters"
+            " with a key."
         )
     return data.y_train.numpy(), classes
 
@@ -106,7 +114,9 @@ def cut(rows: Index, sizes: Index) -> list[Index]:
 
 
 def blocks(clients: int, clusters: int) -> Index:
-    """The cluster of each client: equally many in each, up to one, clients of a cluster side by side."""
+    """The cluster of each client: equally many in each, up to one, clients of a cluster side by
+    side.
+    """
     if clients < clusters:
         raise InvalidInputError(
             f"partition.clusters = {clusters}: there are {clients} clients; "
@@ -115,21 +125,28 @@ def blocks(clients: int, clusters: int) -> Index:
     return np.sort(np.arange(clients) % clusters)
 
 
-def deal_randomly(rows: int, clients: int, samples: int | None, rng: np.random.Generator) -> list[Index]:
+def deal_randomly(
+    rows: int, clients: int, samples: int | None, rng: np.random.Generator
+) -> list[Index]:
     """All rows evenly, or `samples` of them to each client."""
     order = rng.permutation(rows)
     if samples is None:
         return np.array_split(order, clients)
     if samples * clients > rows:
         raise InvalidInputError(
-            f"partition.samples = {samples}: {clients} clients would need {samples * clients} training samples and there are {rows} "
-            f"besides the probe; ask for at most {rows // clients} samples, or at most {rows // samples} clients."
+            f"partition.samples = {samples}: {clients} clients would need {samples * clients}"
+            f" training samples and there are {rows} besides the probe; ask for at most"
+            f" {rows // clients} samples, or at most {rows // samples} clients."
         )
     return cut(order, np.full(clients, samples))
 
 
-def deal_classes(pools: Mapping[int, Index], owners: Mapping[int, Index], clients: int) -> list[Index]:
-    """Each class evenly to its owners; what does not divide goes to those who have least so far, so that totals stay even too."""
+def deal_classes(
+    pools: Mapping[int, Index], owners: Mapping[int, Index], clients: int
+) -> list[Index]:
+    """Each class evenly to its owners; what does not divide goes to those who have least so far, so
+    that totals stay even too.
+    """
     pieces: list[list[Index]] = [[np.empty(0, np.int64)] for _ in range(clients)]
     sizes = np.zeros(clients, np.int64)
     for label, own in owners.items():
@@ -143,7 +160,9 @@ def deal_classes(pools: Mapping[int, Index], owners: Mapping[int, Index], client
 
 
 def fill_up(parts: Sequence[Index], least: int, rng: np.random.Generator) -> list[Index]:
-    """Moves random samples from the largest parts until each has `least`. There must be `least` for all."""
+    """Moves random samples from the largest parts until each has `least`. There must be `least` for
+    all.
+    """
     filled = [rng.permutation(part) for part in parts]
     sizes = np.array([len(part) for part in filled])
     for small in np.flatnonzero(sizes < least):
@@ -155,10 +174,14 @@ def fill_up(parts: Sequence[Index], least: int, rng: np.random.Generator) -> lis
     return filled
 
 
-def follow_labels(train: Sequence[Index], labels: Index, test_labels: Index, rng: np.random.Generator) -> list[Index]:
-    """For each client a test part with the class mix of its training part; all together are about as large as the test set.
+def follow_labels(
+    train: Sequence[Index], labels: Index, test_labels: Index, rng: np.random.Generator
+) -> list[Index]:
+    """For each client a test part with the class mix of its training part; all together are about
+    as large as the test set.
 
-    Rows are dealt from each class in turn, so no row is used twice before its class is used up, and never twice by one client.
+    Rows are dealt from each class in turn, so no row is used twice before its class is used up, and
+    never twice by one client.
     """
     pools = by_class(test_labels, rng)
     if not pools:
@@ -167,8 +190,11 @@ def follow_labels(train: Sequence[Index], labels: Index, test_labels: Index, rng
     sizes = np.array([len(rows) for rows in train])
     client, label = np.arange(len(train)).repeat(sizes), labels[np.concatenate(train)]
     tested = np.isin(label, classes)  # a class without test samples cannot be
-    # From here on an entry is a client and a class it has, in this order, with the number of the class in `classes` as its label.
-    entry, counts = np.unique(client[tested] * len(classes) + np.searchsorted(classes, label[tested]), return_counts=True)
+    # From here on an entry is a client and a class it has, in this order, with the number of the
+    # class in `classes` as its label.
+    entry, counts = np.unique(
+        client[tested] * len(classes) + np.searchsorted(classes, label[tested]), return_counts=True
+    )
     client, label = np.divmod(entry, len(classes))
     total = np.maximum(1, np.rint(sizes * len(test_labels) / len(labels)).astype(np.int64))
     taken = np.minimum(_shares_each(client, total, counts), available[label])

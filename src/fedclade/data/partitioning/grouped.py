@@ -1,4 +1,6 @@
-"""Partitions with planted groups: clients of a group share their classes, their labelling or their view, and the groups are known."""
+"""Partitions with planted groups: clients of a group share their classes, their labelling or their
+view, and the groups are known.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,25 @@ from fedclade.data.partitioning.base import (
     labels_of,
     shares,
 )
-from fedclade.data.partitioning.transforms import distinct_permutations, distinct_swaps, relabel, rotate
+from fedclade.data.partitioning.transforms import (
+    distinct_permutations,
+    distinct_swaps,
+    relabel,
+    rotate,
+)
 from fedclade.data.validation import type_name
 from fedclade.errors import InvalidInputError, require
 
 
 @dataclass(frozen=True)
 class LabelClusters:
-    """Clients of a cluster share a few classes. FLT: Scenario 1 (`overlap=0`: random disjoint classes) and 2 (`classes=3, overlap=1`).
+    """Clients of a cluster share a few classes. FLT: Scenario 1 (`overlap=0`: random disjoint
+    classes) and 2 (`classes=3, overlap=1`).
 
-    With an overlap the clusters stand in a ring over a random order of the classes and neighbours share `overlap` of them. No sample
-    goes to two clients (in FLT's experiments the clusters that share a class reuse its samples). `samples` is the number for each
-    client, the same of each class; None deals out all there are. A cluster's test part is all test samples of its classes.
+    With an overlap the clusters stand in a ring over a random order of the classes and neighbours
+    share `overlap` of them. No sample goes to two clients (in FLT's experiments the clusters that
+    share a class reuse its samples). `samples` is the number for each client, the same of each
+    class; None deals out all there are. A cluster's test part is all test samples of its classes.
     `key`: the classes are those of a key of the data set ("topic") instead of its labels.
     """
 
@@ -51,8 +60,18 @@ class LabelClusters:
         check_whole("clusters", self.clusters)
         check_whole("classes", self.classes)
         check_whole("overlap", self.overlap, least=0)
-        require(2 * self.overlap <= self.classes, "partition.overlap", self.overlap, f"must be at most half of classes = {self.classes}")
-        require(self.overlap == 0 or self.clusters >= 3, "partition.clusters", self.clusters, "with an overlap there must be 3 or more")
+        require(
+            2 * self.overlap <= self.classes,
+            "partition.overlap",
+            self.overlap,
+            f"must be at most half of classes = {self.classes}",
+        )
+        require(
+            self.overlap == 0 or self.clusters >= 3,
+            "partition.clusters",
+            self.clusters,
+            "with an overlap there must be 3 or more",
+        )
         if self.samples is not None:
             check_whole("samples", self.samples)
 
@@ -66,11 +85,27 @@ class LabelClusters:
         for label in np.unique(own):
             sharing = np.flatnonzero((own == label).any(1))
             dealt = cut(pools[label], shares(len(pools[label]), members[sharing]))
-            pieces |= {(int(cluster), int(label)): piece for cluster, piece in zip(sharing, dealt, strict=True)}
-        mine = [{label: pieces[cluster, label] for label in labels} for cluster, labels in enumerate(own.tolist())]
-        at_least = [sum(len(pools[label]) // int((own == label).sum()) for label in labels) for labels in own.tolist()]
-        _check_members([sum(map(len, rows.values())) for rows in mine], members, self.clusters * min(at_least), clients)
-        most = self.classes * min(len(piece) // int(members[cluster]) for (cluster, _), piece in pieces.items())
+            pieces |= {
+                (int(cluster), int(label)): piece
+                for cluster, piece in zip(sharing, dealt, strict=True)
+            }
+        mine = [
+            {label: pieces[cluster, label] for label in labels}
+            for cluster, labels in enumerate(own.tolist())
+        ]
+        at_least = [
+            sum(len(pools[label]) // int((own == label).sum()) for label in labels)
+            for labels in own.tolist()
+        ]
+        _check_members(
+            [sum(map(len, rows.values())) for rows in mine],
+            members,
+            self.clusters * min(at_least),
+            clients,
+        )
+        most = self.classes * min(
+            len(piece) // int(members[cluster]) for (cluster, _), piece in pieces.items()
+        )
         train: list[Index] = []
         for cluster, rows in enumerate(mine):
             train += self._deal(cluster, rows, int(members[cluster]), most)
@@ -88,19 +123,27 @@ class LabelClusters:
     def _classes_of_clusters(self, known: Index, rng: np.random.Generator) -> Index:
         step = self.classes - self.overlap
         most = len(known) // step
-        fewer = f"at most {most} clusters or fewer classes" if most >= (3 if self.overlap else 1) else "fewer classes"
+        fewer = (
+            f"at most {most} clusters or fewer classes"
+            if most >= (3 if self.overlap else 1)
+            else "fewer classes"
+        )
         require(
             self.clusters * step <= len(known),
             "partition.clusters",
             self.clusters,
-            f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap} need {self.clusters * step} classes "
-            f"and there are {len(known)}; ask for {fewer}",
+            f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap}"
+            f" need {self.clusters * step} classes and there are {len(known)}; ask for {fewer}",
         )
         order = rng.permutation(known)[: self.clusters * step]
-        ring: Index = order[(step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)]
+        ring: Index = order[
+            (step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)
+        ]
         return ring
 
-    def _deal(self, cluster: int, mine: Mapping[int, Index], members: int, most: int) -> list[Index]:
+    def _deal(
+        self, cluster: int, mine: Mapping[int, Index], members: int, most: int
+    ) -> list[Index]:
         if self.samples is None:
             return deal_classes(mine, {label: np.arange(members) for label in mine}, members)
         each, left = divmod(self.samples, self.classes)
@@ -111,8 +154,9 @@ class LabelClusters:
             if needed > len(mine[label]):
                 fewer = f"at most {most} samples or fewer clients" if most else "fewer clients"
                 raise InvalidInputError(
-                    f"partition.samples = {self.samples}: cluster {cluster} needs {needed} training samples of class {label} for its "
-                    f"{members} clients and has {len(mine[label])}; ask for {fewer}."
+                    f"partition.samples = {self.samples}: cluster {cluster} needs {needed} training"
+                    f" samples of class {label} for its {members} clients and has"
+                    f" {len(mine[label])}; ask for {fewer}."
                 )
         dealt = [cut(rows, quota[:, column]) for column, rows in enumerate(mine.values())]
         return [np.concatenate(parts) for parts in zip(*dealt, strict=True)]
@@ -120,10 +164,12 @@ class LabelClusters:
 
 @dataclass(frozen=True)
 class PowerLawClusters:
-    """Clusters of consecutive classes (the last has those that remain) with client sizes by a power law. FLT: Scenario 4, Algorithm 4.
+    """Clusters of consecutive classes (the last has those that remain) with client sizes by a power
+    law. FLT: Scenario 4, Algorithm 4.
 
-    Of a cluster's N samples and M clients, client m = 1 … M gets floor(a + exp(b m²)) with a = floor(N / 2M) and b such that the sum
-    is N; what rounding leaves goes to the first. A cluster's test part is all test samples of its classes.
+    Of a cluster's N samples and M clients, client m = 1 … M gets floor(a + exp(b m²)) with a =
+    floor(N / 2M) and b such that the sum is N; what rounding leaves goes to the first. A cluster's
+    test part is all test samples of its classes.
     """
 
     name: ClassVar[str] = "power_law_clusters"
@@ -142,7 +188,8 @@ class PowerLawClusters:
             self.clusters <= most,
             "partition.clusters",
             self.clusters,
-            f"{len(known)} classes do not fill so many clusters of {self.classes}; ask for at most {most} clusters or fewer classes",
+            f"{len(known)} classes do not fill so many clusters of {self.classes}; ask for at most"
+            f" {most} clusters or fewer classes",
         )
         own = np.split(known, self.classes * np.arange(1, self.clusters))
         rows = [rng.permutation(np.flatnonzero(np.isin(labels, mine))) for mine in own]
@@ -151,14 +198,21 @@ class PowerLawClusters:
         train: list[Index] = []
         for mine, clients_here in zip(rows, members.tolist(), strict=True):
             train += cut(mine, power_law(len(mine), clients_here))
-        return Split(train, test=_test_rows(data.y_test.numpy(), own), test_part_id=groups, groups=groups)
+        return Split(
+            train, test=_test_rows(data.y_test.numpy(), own), test_part_id=groups, groups=groups
+        )
 
 
 def power_law(samples: int, clients: int) -> Index:
     """The sizes of one cluster's clients in `PowerLawClusters`."""
     base, square = samples // (2 * clients), np.arange(1, clients + 1) ** 2
-    # At the upper end the last client alone would have all samples, at 0 each has base + 1, which is never too many.
-    slope = brentq(lambda b: clients * base + np.exp(b * square).sum() - samples, 0, math.log(samples) / clients**2)
+    # At the upper end the last client alone would have all samples, at 0 each has base + 1, which
+    # is never too many.
+    slope = brentq(
+        lambda b: clients * base + np.exp(b * square).sum() - samples,
+        0,
+        math.log(samples) / clients**2,
+    )
     sizes: Index = np.floor(base + np.exp(slope * square)).astype(np.int64)
     sizes[0] += samples - sizes.sum()
     return sizes
@@ -166,9 +220,11 @@ def power_law(samples: int, clients: int) -> Index:
 
 @dataclass(frozen=True)
 class LabelSwap:
-    """Same images, other labels: in each group `swaps` pairs of labels of its own are exchanged. Pairs are disjoint while the classes last.
+    """Same images, other labels: in each group `swaps` pairs of labels of its own are exchanged.
+    Pairs are disjoint while the classes last.
 
-    A subtler form of `LabelPermutation`. `samples` for each client; None deals out all. Test: the whole test set, labels exchanged.
+    A subtler form of `LabelPermutation`. `samples` for each client; None deals out all. Test: the
+    whole test set, labels exchanged.
     """
 
     name: ClassVar[str] = "label_swap"
@@ -186,7 +242,12 @@ class LabelSwap:
         labels, classes = labels_of(data, self.name)
         known = np.unique(labels)
         most = len(known) // 2
-        require(self.swaps <= most, "partition.swaps", self.swaps, f"there are {len(known)} classes; ask for at most {most}")
+        require(
+            self.swaps <= most,
+            "partition.swaps",
+            self.swaps,
+            f"there are {len(known)} classes; ask for at most {most}",
+        )
         ways = math.comb(len(known), 2 * self.swaps) * math.prod(range(1, 2 * self.swaps, 2))
         _check_ways(self.clusters, ways, len(known))
         tables = distinct_swaps(known, self.clusters, self.swaps, classes, rng.spawn(1)[0])
@@ -195,7 +256,8 @@ class LabelSwap:
 
 @dataclass(frozen=True)
 class LabelPermutation:
-    """Same images, other labels: each group has its own random order of all labels, no two alike. As in CFL's experiments.
+    """Same images, other labels: each group has its own random order of all labels, no two alike.
+    As in CFL's experiments.
 
     `samples` for each client; None deals out all. Test: the whole test set, labels permuted.
     """
@@ -219,9 +281,11 @@ class LabelPermutation:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Same labels, turned images: group g sees square images turned by g * 360 / clusters degrees. IFCA: rotated MNIST.
+    """Same labels, turned images: group g sees square images turned by g * 360 / clusters degrees.
+    IFCA: rotated MNIST.
 
-    Quarter turns are exact. `samples` for each client; None deals out all. Test: the whole test set, turned.
+    Quarter turns are exact. `samples` for each client; None deals out all. Test: the whole test
+    set, turned.
     """
 
     name: ClassVar[str] = "rotation"
@@ -235,35 +299,61 @@ class Rotation:
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         x = data.x_test  # alike, and nothing is copied to look at it
-        if x.ndim not in (3, 4) or x.shape[-1] != x.shape[-2] or x.dtype not in (torch.uint8, torch.float32):
+        if (
+            x.ndim not in (3, 4)
+            or x.shape[-1] != x.shape[-2]
+            or x.dtype not in (torch.uint8, torch.float32)
+        ):
             raise InvalidInputError(
-                f"partition.name = {self.name!r}: turns square images, and the inputs of {data.name!r} have shape {tuple(x.shape[1:])} and "
-                f"type {type_name(x)}. Give uint8 or float images of shape (channels, height, width), or use label_swap."
+                f"partition.name = {self.name!r}: turns square images, and the inputs of"
+                f" {data.name!r} have shape {tuple(x.shape[1:])} and type {type_name(x)}. Give"
+                " uint8 or float images of shape (channels, height, width), or use label_swap."
             )
         return _planted(data, clients, self.clusters, self.samples, rotate(self.clusters), rng)
 
 
-def _planted(data: Dataset, clients: int, clusters: int, samples: int | None, transform: Transform, rng: np.random.Generator) -> Split:
-    """Samples dealt at random, a transformation for each group, and the whole test set once for each."""
+def _planted(
+    data: Dataset,
+    clients: int,
+    clusters: int,
+    samples: int | None,
+    transform: Transform,
+    rng: np.random.Generator,
+) -> Split:
+    """Samples dealt at random, a transformation for each group, and the whole test set once for
+    each.
+    """
     groups = blocks(clients, clusters)
     train = deal_randomly(len(data.y_train), clients, samples, rng)
-    return Split(train, test=[np.arange(len(data.y_test))], test_part_id=np.zeros(clients, np.int64), groups=groups, transform=transform)
+    return Split(
+        train,
+        test=[np.arange(len(data.y_test))],
+        test_part_id=np.zeros(clients, np.int64),
+        groups=groups,
+        transform=transform,
+    )
 
 
 def _check_ways(clusters: int, ways: int, classes: int) -> None:
     """Whether there are as many different relabellings as clusters."""
-    allowed = f"{classes} classes allow no more than {ways} different relabellings; ask for at most {ways}"
+    allowed = (
+        f"{classes} classes allow no more than {ways} different relabellings; ask for at most"
+        f" {ways}"
+    )
     require(clusters <= ways, "partition.clusters", clusters, allowed)
 
 
 def _check_members(available: Sequence[int], members: Index, most: int, clients: int) -> None:
-    """Whether each cluster has a sample for each of its clients; `most` is the number of clients for which all have."""
+    """Whether each cluster has a sample for each of its clients; `most` is the number of clients
+    for which all have.
+    """
     for cluster, (samples, wanted) in enumerate(zip(available, members, strict=True)):
         require(
             samples >= wanted,
             "partition.clients",
             clients,
-            f"cluster {cluster} has {wanted} clients and {samples} training samples besides the probe; ask for at most {most} clients",
+            f"cluster {cluster} has {wanted} clients and {samples} training samples besides the"
+            f" probe; ask for at most {most} clients",
         )
 
 

@@ -1,4 +1,6 @@
-"""From a data set to clients: the probe is set apart, a scheme says who gets which rows, and the rows become `Clients`."""
+"""From a data set to clients: the probe is set apart, a scheme says who gets which rows, and the
+rows become `Clients`.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,22 @@ from torch import Tensor
 
 from fedclade.data.datasets import Dataset
 from fedclade.data.federated_dataset import Clients, RaggedIndex
-from fedclade.data.partitioning.base import Index, Scheme, Split, Transform, check_whole, follow_labels
+from fedclade.data.partitioning.base import (
+    Index,
+    Scheme,
+    Split,
+    Transform,
+    check_whole,
+    follow_labels,
+)
 from fedclade.data.partitioning.feature_shift import FeatureClusters
-from fedclade.data.partitioning.grouped import LabelClusters, LabelPermutation, LabelSwap, PowerLawClusters, Rotation
+from fedclade.data.partitioning.grouped import (
+    LabelClusters,
+    LabelPermutation,
+    LabelSwap,
+    PowerLawClusters,
+    Rotation,
+)
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId
 from fedclade.data.validation import Pool
@@ -43,14 +58,18 @@ MOST_PROBE = 2500
 STREAM = 0xDA7A  # keeps these random numbers apart from any other use of the same seed
 
 
-def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = None) -> Clients:
+def partition(
+    dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = None
+) -> Clients:
     """Deals `dataset` to `clients` clients. The same seed gives the same bytes.
 
-    Before anything else `probe` training samples are set apart (None: a tenth, 2,500 at most), the same for every scheme; they are in
-    nobody's train or test part.
+    Before anything else `probe` training samples are set apart (None: a tenth, 2,500 at most), the
+    same for every scheme; they are in nobody's train or test part.
     """
     _check_call(dataset, scheme, clients, seed)
-    draw_probe, draw_split, draw_test, draw_order = map(np.random.default_rng, np.random.SeedSequence([seed, STREAM]).spawn(4))
+    draw_probe, draw_split, draw_test, draw_order = map(
+        np.random.default_rng, np.random.SeedSequence([seed, STREAM]).spawn(4)
+    )
     apart, keep = _probe_rows(dataset, clients, probe, draw_probe)
     split = _dealt(dataset, keep, scheme, clients, draw_split, draw_test)
 
@@ -79,10 +98,18 @@ def partition(dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, pro
 
 def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> None:
     if not isinstance(dataset, Dataset):
-        raise InvalidInputError(f"partition: the first argument must be a Dataset (from load or dataset), not {type(dataset).__name__}.")
-    if isinstance(scheme, type | str) or not hasattr(scheme, "split"):  # text has a split of its own
+        raise InvalidInputError(
+            "partition: the first argument must be a Dataset (from load or dataset), not"
+            f" {type(dataset).__name__}."
+        )
+    if isinstance(scheme, type | str) or not hasattr(
+        scheme, "split"
+    ):  # text has a split of its own
         given = f"the class {scheme.__name__}" if isinstance(scheme, type) else repr(scheme)
-        raise InvalidInputError(f"partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not {given}.")
+        raise InvalidInputError(
+            "partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not"
+            f" {given}."
+        )
     check_whole("clients", clients)
     check_whole("seed", seed, least=0)
 
@@ -95,24 +122,43 @@ def _fields(scheme: Scheme) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _probe_rows(dataset: Dataset, clients: int, probe: int | None, rng: np.random.Generator) -> tuple[Index, Index]:
+def _probe_rows(
+    dataset: Dataset, clients: int, probe: int | None, rng: np.random.Generator
+) -> tuple[Index, Index]:
     """The training rows that are set apart, and the others in rising order."""
     total = len(dataset.y_train)
     if probe is None:
         probe = min(MOST_PROBE, total // 10)
     check_whole("probe", probe, least=0)
-    require(probe < total, "partition.probe", probe, f"there are {total} training samples; ask for at most {max(0, total - clients)}")
+    require(
+        probe < total,
+        "partition.probe",
+        probe,
+        f"there are {total} training samples; ask for at most {max(0, total - clients)}",
+    )
     left = total - probe
     less = f" ({total} less {probe} probe samples)" if probe else ""
-    require(clients <= left, "partition.clients", clients, f"there are {left} training samples{less}; ask for at most {left} clients")
+    require(
+        clients <= left,
+        "partition.clients",
+        clients,
+        f"there are {left} training samples{less}; ask for at most {left} clients",
+    )
     order = rng.permutation(total)
     return order[:probe], np.sort(order[probe:])
 
 
 def _dealt(
-    dataset: Dataset, keep: Index, scheme: Scheme, clients: int, draw_split: np.random.Generator, draw_test: np.random.Generator
+    dataset: Dataset,
+    keep: Index,
+    scheme: Scheme,
+    clients: int,
+    draw_split: np.random.Generator,
+    draw_test: np.random.Generator,
 ) -> Split:
-    """The scheme's split of the rows `keep`, with test parts, in rows of `dataset`: the pool stays whole and is not copied."""
+    """The scheme's split of the rows `keep`, with test parts, in rows of `dataset`: the pool stays
+    whole and is not copied.
+    """
     data = _Rest.of(dataset, torch.from_numpy(keep))
     split = _as_arrays(scheme.split(data, clients, draw_split))
     _check_split(split, data, clients, type(scheme).__name__)
@@ -125,7 +171,9 @@ def _dealt(
 
 
 class _Rest(Dataset):
-    """A data set without its probe samples. Most schemes look at no inputs: they are copied when one does."""
+    """A data set without its probe samples. Most schemes look at no inputs: they are copied when
+    one does.
+    """
 
     pool: Tensor
     keep: Tensor
@@ -135,7 +183,9 @@ class _Rest(Dataset):
         if len(keep) == len(whole.y_train):
             return whole
         keys = {key: (train[keep], test) for key, (train, test) in whole.keys.items()}
-        rest = _Rest(whole.name, whole.x_train, whole.y_train[keep], whole.x_test, whole.y_test, keys)
+        rest = _Rest(
+            whole.name, whole.x_train, whole.y_train[keep], whole.x_test, whole.y_test, keys
+        )
         vars(rest).update(pool=vars(rest).pop("x_train"), keep=keep)
         return rest
 
@@ -144,7 +194,9 @@ class _Rest(Dataset):
         return self.pool[self.keep]
 
 
-def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor, Tensor, RaggedIndex]:
+def _train(
+    data: Dataset, train: Sequence[Index], split: Split
+) -> tuple[Tensor, Tensor, RaggedIndex]:
     parts = RaggedIndex.of([torch.from_numpy(rows) for rows in train])
     if split.transform is None:
         return data.x_train, data.y_train, parts
@@ -162,14 +214,17 @@ def _train(data: Dataset, train: Sequence[Index], split: Split) -> tuple[Tensor,
 
 
 def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, RaggedIndex, Tensor, Tensor]:
-    """The test pool, its parts, the part of each client (-1: none) and the sample each row was made from.
+    """The test pool, its parts, the part of each client (-1: none) and the sample each row was made
+    from.
 
-    Samples are numbered as in the test data; after these come the training data, for samples cut off there.
+    Samples are numbered as in the test data; after these come the training data, for samples cut
+    off there.
     """
     parts = split.test or []
     held_out = split.held_out or [np.empty(0, np.int64)] * len(parts)
     test_part_id = np.arange(len(split.train)) if split.test_part_id is None else split.test_part_id
-    # A part that two groups see differently is two parts; one that nobody uses or that is empty is none.
+    # A part that two groups see differently is two parts; one that nobody uses or that is empty is
+    # none.
     wanted = list(zip(test_part_id.tolist(), _transform_groups(split).tolist(), strict=True))
     used = [key for key in dict.fromkeys(wanted) if len(parts[key[0]]) + len(held_out[key[0]])]
     number = {key: i for i, key in enumerate(used)}
@@ -178,17 +233,30 @@ def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, RaggedIndex, Ten
         chosen = RaggedIndex.of([torch.from_numpy(parts[part]) for part, _ in used])
         return data.x_test, data.y_test, chosen, of_client, torch.arange(len(data.y_test))
 
-    blocks = [_block(data, parts[part], held_out[part], group, split.transform) for part, group in used]
+    blocks = [
+        _block(data, parts[part], held_out[part], group, split.transform) for part, group in used
+    ]
     if not blocks:
-        return data.x_test[:0], data.y_test[:0], RaggedIndex.of([]), of_client, torch.empty(0, dtype=torch.int64)
+        return (
+            data.x_test[:0],
+            data.y_test[:0],
+            RaggedIndex.of([]),
+            of_client,
+            torch.empty(0, dtype=torch.int64),
+        )
     x, y, source = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
     offsets = torch.tensor([0, *(len(block[1]) for block in blocks)]).cumsum(0)
     return x, y, RaggedIndex(torch.arange(len(y)), offsets), of_client, source
 
 
-def _block(data: Dataset, test: Index, held_out: Index, group: int, transform: Transform | None) -> tuple[Tensor, Tensor, Tensor]:
+def _block(
+    data: Dataset, test: Index, held_out: Index, group: int, transform: Transform | None
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, held = torch.from_numpy(test), torch.from_numpy(held_out)
-    x, y = torch.cat([data.x_test[rows], data.x_train[held]]), torch.cat([data.y_test[rows], data.y_train[held]])
+    x, y = (
+        torch.cat([data.x_test[rows], data.x_train[held]]),
+        torch.cat([data.y_test[rows], data.y_train[held]]),
+    )
     if transform is not None:
         x, y = transform(x, y, group)
     return x, y, torch.cat([rows, held + len(data.y_test)])
@@ -199,14 +267,27 @@ def _test_parts(data: Dataset, split: Split, rng: np.random.Generator) -> Sequen
         return split.test
     if split.held_out is not None:
         return [np.empty(0, np.int64)] * len(split.held_out)
-    if data.classes is None or data.y_train.ndim > 1:  # nothing to follow: all samples count as one class
-        return follow_labels(split.train, np.zeros(len(data.y_train), np.int64), np.zeros(len(data.y_test), np.int64), rng)
+    if (
+        data.classes is None or data.y_train.ndim > 1
+    ):  # nothing to follow: all samples count as one class
+        return follow_labels(
+            split.train,
+            np.zeros(len(data.y_train), np.int64),
+            np.zeros(len(data.y_test), np.int64),
+            rng,
+        )
     return follow_labels(split.train, data.y_train.numpy(), data.y_test.numpy(), rng)
 
 
 def _transform_groups(split: Split) -> Index:
-    """The group each client's samples are transformed for; one for all where nothing is transformed."""
-    return np.zeros(len(split.train), np.int64) if split.transform is None or split.groups is None else split.groups
+    """The group each client's samples are transformed for; one for all where nothing is
+    transformed.
+    """
+    return (
+        np.zeros(len(split.train), np.int64)
+        if split.transform is None or split.groups is None
+        else split.groups
+    )
 
 
 def _as_arrays(split: Split) -> Split:
@@ -236,18 +317,31 @@ def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None
         wrong = f"{len(split.train)} train parts for {clients} clients"
     elif empty := [i for i, rows in enumerate(split.train) if len(rows) == 0]:
         wrong = f"no training samples for client {empty[0]}"
-    elif not _rows_fit(split.train, len(data.y_train)) or not _rows_fit(split.held_out or [], len(data.y_train)):
-        wrong = f"training rows outside 0 … {len(data.y_train) - 1}, or the same row twice in one part"
+    elif not _rows_fit(split.train, len(data.y_train)) or not _rows_fit(
+        split.held_out or [], len(data.y_train)
+    ):
+        wrong = (
+            f"training rows outside 0 … {len(data.y_train) - 1}, or the same row twice in one part"
+        )
     elif not _rows_fit(split.test or [], len(data.y_test)):
         wrong = f"test rows outside 0 … {len(data.y_test) - 1}, or the same row twice in one part"
     elif split.held_out is not None and len(split.held_out) != entries:
         wrong = f"{len(split.held_out)} held_out parts for {entries} test parts"
-    elif split.held_out is not None and np.isin(np.concatenate(split.held_out), np.concatenate(split.train)).any():
+    elif (
+        split.held_out is not None
+        and np.isin(np.concatenate(split.held_out), np.concatenate(split.train)).any()
+    ):
         wrong = "training samples that are held_out for testing too"
     elif split.test_part_id is None and entries != clients:
         wrong = f"{entries} test parts for {clients} clients and no test_of"
-    elif split.test_part_id is not None and (len(split.test_part_id) != clients or not np.isin(split.test_part_id, np.arange(entries)).all()):
-        wrong = f"a test_of that does not name one of {entries} test parts for each of {clients} clients"
+    elif split.test_part_id is not None and (
+        len(split.test_part_id) != clients
+        or not np.isin(split.test_part_id, np.arange(entries)).all()
+    ):
+        wrong = (
+            f"a test_of that does not name one of {entries} test parts for each of {clients}"
+            " clients"
+        )
     elif split.groups is not None and len(split.groups) != clients:
         wrong = f"{len(split.groups)} groups for {clients} clients"
     elif split.transform is not None and split.groups is None:
@@ -257,4 +351,8 @@ def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None
 
 
 def _rows_fit(parts: Sequence[Index], available: int) -> bool:
-    return all(len(np.unique(rows)) == len(rows) and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < available)) for rows in parts)
+    return all(
+        len(np.unique(rows)) == len(rows)
+        and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < available))
+        for rows in parts
+    )

@@ -1,4 +1,6 @@
-"""Partitions that skew labels or sizes without planting groups: all clients are one group, or their groups are not known."""
+"""Partitions that skew labels or sizes without planting groups: all clients are one group, or their
+groups are not known.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,26 @@ ATTEMPTS = 10  # how often a random draw is repeated before it is repaired
 
 @dataclass(frozen=True)
 class Iid:
-    """All clients draw from the same distribution, equally many samples each. Flower: `IidPartitioner`."""
+    """All clients draw from the same distribution, equally many samples each. Flower:
+    `IidPartitioner`.
+    """
 
     name: ClassVar[str] = "iid"
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
-        return Split(deal_randomly(len(data.y_train), clients, None, rng), groups=np.zeros(clients, np.int64))
+        return Split(
+            deal_randomly(len(data.y_train), clients, None, rng), groups=np.zeros(clients, np.int64)
+        )
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is dealt to the clients in proportions drawn from Dirichlet(alpha): the smaller alpha, the fewer classes a client has.
+    """Each class is dealt to the clients in proportions drawn from Dirichlet(alpha): the smaller
+    alpha, the fewer classes a client has.
 
-    Flower: `DirichletPartitioner` without self-balancing; `min_size` is its `min_partition_size`. A draw that leaves a client below
-    `min_size` samples is repeated, and repaired in the end by moving samples from the largest clients.
+    Flower: `DirichletPartitioner` without self-balancing; `min_size` is its `min_partition_size`. A
+    draw that leaves a client below `min_size` samples is repeated, and repaired in the end by
+    moving samples from the largest clients.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -59,7 +67,8 @@ class Dirichlet:
             clients * self.min_size <= available,
             "partition.min_size",
             self.min_size,
-            f"there are {available} training samples besides the probe for {clients} clients; ask for at most {available // clients}",
+            f"there are {available} training samples besides the probe for {clients} clients; ask"
+            f" for at most {available // clients}",
         )
         for _ in range(ATTEMPTS):
             parts = self._draw(by_class(labels, rng), clients, rng)
@@ -67,17 +76,23 @@ class Dirichlet:
                 return Split(parts)
         return Split(fill_up(parts, self.min_size, rng))
 
-    def _draw(self, pools: Mapping[int, Index], clients: int, rng: np.random.Generator) -> list[Index]:
-        dealt = [cut(rows, shares(len(rows), rng.dirichlet(np.full(clients, self.alpha)))) for rows in pools.values()]
+    def _draw(
+        self, pools: Mapping[int, Index], clients: int, rng: np.random.Generator
+    ) -> list[Index]:
+        dealt = [
+            cut(rows, shares(len(rows), rng.dirichlet(np.full(clients, self.alpha))))
+            for rows in pools.values()
+        ]
         return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
 
 
 @dataclass(frozen=True)
 class Pathological:
-    """Each client has exactly `classes_per_client` classes: client i class i mod K, and random others.
+    """Each client has exactly `classes_per_client` classes: client i class i mod K, and random
+    others.
 
-    A class is split evenly among its owners. FLIS: label skew of 20 % is 2 of 10 classes. Flower: `PathologicalPartitioner` with the
-    assignment "first-deterministic".
+    A class is split evenly among its owners. FLIS: label skew of 20 % is 2 of 10 classes. Flower:
+    `PathologicalPartitioner` with the assignment "first-deterministic".
     """
 
     name: ClassVar[str] = "pathological"
@@ -89,11 +104,21 @@ class Pathological:
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         pools = by_class(labels_of(data, self.name)[0], rng)
         known, wanted = np.array(list(pools)), self.classes_per_client
-        require(wanted <= len(known), "partition.classes_per_client", wanted, f"there are {len(known)} classes; ask for at most {len(known)}")
+        require(
+            wanted <= len(known),
+            "partition.classes_per_client",
+            wanted,
+            f"there are {len(known)} classes; ask for at most {len(known)}",
+        )
         rows = np.array([len(pool) for pool in pools.values()])
         for attempt in range(ATTEMPTS + 1):
-            # A ring comes last, because it spreads the owners evenly: where it fails too, there are too many clients.
-            chosen = self._choose(clients, len(known), rng) if attempt < ATTEMPTS else _ring(clients, wanted, len(known))
+            # A ring comes last, because it spreads the owners evenly: where it fails too, there are
+            # too many clients.
+            chosen = (
+                self._choose(clients, len(known), rng)
+                if attempt < ATTEMPTS
+                else _ring(clients, wanted, len(known))
+            )
             needed = np.bincount(chosen.ravel(), minlength=len(known))
             if (needed <= rows).all():
                 break
@@ -101,14 +126,21 @@ class Pathological:
             scarce, fewest = int((needed - rows).argmax()), int(rows.min())
             most = max(len(known) * (fewest // wanted), min(fewest, len(known)))
             raise InvalidInputError(
-                f"partition.clients = {clients}: with {wanted} classes each, class {known[scarce]} has {needed[scarce]} owners and "
-                f"{rows[scarce]} training samples besides the probe; ask for at most {most} clients."
+                f"partition.clients = {clients}: with {wanted} classes each, class {known[scarce]}"
+                f" has {needed[scarce]} owners and {rows[scarce]} training samples besides the"
+                f" probe; ask for at most {most} clients."
             )
-        owners = {int(label): np.flatnonzero((chosen == k).any(1)) for k, label in enumerate(known) if (chosen == k).any()}
+        owners = {
+            int(label): np.flatnonzero((chosen == k).any(1))
+            for k, label in enumerate(known)
+            if (chosen == k).any()
+        }
         return Split(deal_classes(pools, owners, clients))
 
     def _choose(self, clients: int, known: int, rng: np.random.Generator) -> Index:
-        """(clients, classes_per_client) numbers of classes. With few clients the classes that nobody would have are given out first."""
+        """(clients, classes_per_client) numbers of classes. With few clients the classes that
+        nobody would have are given out first.
+        """
         unowned = rng.permutation(np.arange(min(clients, known), known)).tolist()
         chosen = []
         for client in range(clients):
@@ -116,15 +148,22 @@ class Pathological:
             while len(own) < self.classes_per_client and unowned:
                 own.append(unowned.pop())
             others = np.setdiff1d(np.arange(known), own)
-            chosen.append([*own, *rng.choice(others, self.classes_per_client - len(own), replace=False).tolist()])
+            chosen.append(
+                [
+                    *own,
+                    *rng.choice(others, self.classes_per_client - len(own), replace=False).tolist(),
+                ]
+            )
         return np.array(chosen)
 
 
 @dataclass(frozen=True)
 class NaturalId:
-    """A client is whoever made the samples: one for each id of the data set's `key`, as many as asked for. Flower: `NaturalIdPartitioner`.
+    """A client is whoever made the samples: one for each id of the data set's `key`, as many as
+    asked for. Flower: `NaturalIdPartitioner`.
 
-    The test part is what the test data have of this id; where they have nothing, `test_fraction` of the client's samples is cut off.
+    The test part is what the test data have of this id; where they have nothing, `test_fraction` of
+    the client's samples is cut off.
     """
 
     name: ClassVar[str] = "natural_id"
@@ -132,9 +171,16 @@ class NaturalId:
     test_fraction: float = 0.2
 
     def __post_init__(self) -> None:
-        require(isinstance(self.key, str) and self.key != "", "partition.key", self.key, "must be the name of a key of the data set")
+        require(
+            isinstance(self.key, str) and self.key != "",
+            "partition.key",
+            self.key,
+            "must be the name of a key of the data set",
+        )
         check_positive("test_fraction", self.test_fraction)
-        require(self.test_fraction < 1, "partition.test_fraction", self.test_fraction, "must be below 1")
+        require(
+            self.test_fraction < 1, "partition.test_fraction", self.test_fraction, "must be below 1"
+        )
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         has = f"it has {', '.join(sorted(data.keys))}" if data.keys else "it has none"
@@ -142,12 +188,18 @@ class NaturalId:
             self.key in data.keys,
             "partition.key",
             self.key,
-            f"data set {data.name!r} has no whole numbers or text {self.key}_train beside its samples ({has})",
+            f"data set {data.name!r} has no whole numbers or text {self.key}_train beside its"
+            f" samples ({has})",
         )
         train_ids, test_ids = data.keys[self.key]
         known = np.unique(train_ids.numpy())
         most = len(known)
-        require(clients <= most, "partition.clients", clients, f"there are {most} different ids in {self.key!r}; ask for at most {most}")
+        require(
+            clients <= most,
+            "partition.clients",
+            clients,
+            f"there are {most} different ids in {self.key!r}; ask for at most {most}",
+        )
         test_pools = {} if test_ids is None else by_class(test_ids.numpy(), rng)
         train_pools, nothing = by_class(train_ids.numpy(), rng), np.empty(0, np.int64)
         train, test, held_out = [], [], []
@@ -155,7 +207,11 @@ class NaturalId:
             rows = train_pools[client]
             test.append(test_pools.get(client, nothing))
             # A client with a single sample keeps it for training.
-            held = 0 if len(test[-1]) else min(max(1, round(len(rows) * self.test_fraction)), len(rows) - 1)
+            held = (
+                0
+                if len(test[-1])
+                else min(max(1, round(len(rows) * self.test_fraction)), len(rows) - 1)
+            )
             held_out.append(rows[:held])
             train.append(rows[held:])
         return Split(train, test=test, held_out=held_out)
@@ -163,7 +219,9 @@ class NaturalId:
 
 @dataclass(frozen=True)
 class QuantitySkew:
-    """The same distribution for all, but sizes in proportions drawn from Dirichlet(alpha): the smaller alpha, the more unequal."""
+    """The same distribution for all, but sizes in proportions drawn from Dirichlet(alpha): the
+    smaller alpha, the more unequal.
+    """
 
     name: ClassVar[str] = "quantity_skew"
     alpha: float = 0.5

@@ -1,4 +1,6 @@
-"""What sets one group of clients apart from another when all have the same samples: other labels, or turned images."""
+"""What sets one group of clients apart from another when all have the same samples: other labels,
+or turned images.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,32 @@ def rotate(clusters: int) -> Transform:
     def transform(x: Tensor, y: Tensor, group: int) -> tuple[Tensor, Tensor]:
         if 4 * group % clusters == 0:
             return torch.rot90(x, 4 * group // clusters, (-2, -1)), y
-        turned = ndimage.rotate(x.numpy().astype(np.float32), group * 360 / clusters, axes=(-1, -2), reshape=False, order=1)
+        turned = ndimage.rotate(
+            x.numpy().astype(np.float32),
+            group * 360 / clusters,
+            axes=(-1, -2),
+            reshape=False,
+            order=1,
+        )
         image = torch.from_numpy(turned)
         return image.round().to(x.dtype) if x.dtype == torch.uint8 else image, y
 
     return transform
 
 
-def distinct_swaps(labels: Index, clusters: int, swaps: int, classes: int, rng: np.random.Generator) -> Index:
-    """A table (clusters, classes) for `relabel`: each cluster has its own `swaps` pairs, all disjoint while the classes last."""
+def distinct_swaps(
+    labels: Index, clusters: int, swaps: int, classes: int, rng: np.random.Generator
+) -> Index:
+    """A table (clusters, classes) for `relabel`: each cluster has its own `swaps` pairs, all
+    disjoint while the classes last.
+    """
     chosen: dict[frozenset[frozenset[int]], None] = {}  # a set that keeps its order
     while len(chosen) < clusters:
         order = rng.permutation(labels).tolist()
         for start in range(0, len(order) - 2 * swaps + 1, 2 * swaps):
-            chosen[frozenset(frozenset(order[i : i + 2]) for i in range(start, start + 2 * swaps, 2))] = None
+            chosen[
+                frozenset(frozenset(order[i : i + 2]) for i in range(start, start + 2 * swaps, 2))
+            ] = None
     tables = np.tile(np.arange(classes), (clusters, 1))
     for table, pairs in zip(tables, chosen, strict=False):
         for a, b in pairs:
@@ -47,8 +61,12 @@ def distinct_swaps(labels: Index, clusters: int, swaps: int, classes: int, rng: 
     return tables
 
 
-def distinct_permutations(labels: Index, clusters: int, classes: int, rng: np.random.Generator) -> Index:
-    """A table (clusters, classes) for `relabel`: each cluster has its own permutation of `labels`."""
+def distinct_permutations(
+    labels: Index, clusters: int, classes: int, rng: np.random.Generator
+) -> Index:
+    """A table (clusters, classes) for `relabel`: each cluster has its own permutation of
+    `labels`.
+    """
     chosen: dict[tuple[int, ...], None] = {}  # a set that keeps its order
     while len(chosen) < clusters:
         chosen[tuple(rng.permutation(labels).tolist())] = None

@@ -1,4 +1,6 @@
-"""What goes between the server and the places where clients live: letters of words and tensors, whatever carries them."""
+"""What goes between the server and the places where clients live: letters of words and tensors,
+whatever carries them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it carries: the tensors. What holds them together depends on the carrier."""
+        """Bytes of what it carries: the tensors. What holds them together depends on the
+        carrier.
+        """
         return nbytes(self.tensors)
 
     def __post_init__(self) -> None:
@@ -41,16 +45,24 @@ class Transport(Protocol):
 
 
 def packed_rows(rows: ModelAssignment) -> tuple[dict[str, Any], Tree]:
-    """Rows as they travel, on the CPU: each different model once, and which of them is whose. What is the clients' own does not travel."""
+    """Rows as they travel, on the CPU: each different model once, and which of them is whose. What
+    is the clients' own does not travel.
+    """
     models = {name: value for name, value in rows.models.items() if name not in rows.local_params}
     distinct, index = torch.unique(rows.model_ids.cpu(), return_inverse=True)
     if models:
         models = tree_index(models, distinct.to(next(iter(models.values())).device))
-    return {"index": index.tolist(), "own": list(rows.local_params)}, tree_map(Tensor.cpu, add_prefix("each", models))
+    return {"index": index.tolist(), "own": list(rows.local_params)}, tree_map(
+        Tensor.cpu, add_prefix("each", models)
+    )
 
 
 def unpacked_rows(head: Mapping[str, Any], tensors: Tree) -> ModelAssignment:
-    return ModelAssignment(strip_prefix("each", tensors), torch.tensor(head["index"], dtype=torch.int64), tuple(head["own"]))
+    return ModelAssignment(
+        strip_prefix("each", tensors),
+        torch.tensor(head["index"], dtype=torch.int64),
+        tuple(head["own"]),
+    )
 
 
 def numbers(values: Sequence[int] | Tensor) -> list[int]:

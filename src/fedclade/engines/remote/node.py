@@ -1,4 +1,6 @@
-"""A site: one place where some of a federation's clients live. It answers the server's letters with what its clients compute."""
+"""A site: one place where some of a federation's clients live. It answers the server's letters with
+what its clients compute.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ class InMemoryStateStore:
         self.initial, self.kept = initial, kept
 
     def deliver(self, names: list[str], models: Tree) -> None:
-        self.models |= {name: tree_index(models, torch.tensor(row)) for row, name in enumerate(names)}
+        self.models |= {
+            name: tree_index(models, torch.tensor(row)) for row, name in enumerate(names)
+        }
 
 
 class StateLostError(FedcladeError):
@@ -66,9 +70,12 @@ class StateLostError(FedcladeError):
 
 
 class Node:
-    """clients: those that live here; names: what each is called; here: the model, its loss and the encoder of this place; metrics: what is
-    measured beside the loss; about: version and configuration, in words, which must be the server's too; keepers: by the name of a run,
-    where its memory lasts; check: called once, before it is agreed that this site takes part: it raises what speaks against it."""
+    """clients: those that live here; names: what each is called; here: the model, its loss and the
+    encoder of this place; metrics: what is measured beside the loss; about: version and
+    configuration, in words, which must be the server's too; keepers: by the name of a run, where
+    its memory lasts; check: called once, before it is agreed that this site takes part: it raises
+    what speaks against it.
+    """
 
     def __init__(
         self,
@@ -80,9 +87,17 @@ class Node:
         state_stores: Callable[[str], StateStore] | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        self.clients, self.names, self.here, self.metrics, self.about = clients, names, here, metrics, dict(about)
+        self.clients, self.names, self.here, self.metrics, self.about = (
+            clients,
+            names,
+            here,
+            metrics,
+            dict(about),
+        )
         here_only: dict[str, StateStore] = {}
-        self.state_stores = state_stores or (lambda run: here_only.setdefault(run, InMemoryStateStore()))
+        self.state_stores = state_stores or (
+            lambda run: here_only.setdefault(run, InMemoryStateStore())
+        )
         self.state_store: StateStore = InMemoryStateStore()
         self.check = check
         self.simulator = Simulator(clients)
@@ -104,7 +119,8 @@ class Node:
             return kinds[head["kind"]](message)
         except FedcladeError as error:
             return Message({"refused": str(error), "forgotten": isinstance(error, StateLostError)})
-        except Exception as error:  # of the user's own code: whatever it is, the federation goes on without this site
+        # of the user's own code: whatever it is, the federation goes on without this site
+        except Exception as error:
             return Message({"refused": f"{type(error).__name__}: {error}"})
 
     def _hello(self, message: Message) -> Message:
@@ -119,7 +135,13 @@ class Node:
             "metrics": list(self.metrics),
         }
         # Of the samples only what kind they are is told.
-        return Message(head, {"x": data.x.new_zeros(2, *data.x.shape[1:]), "y": data.y.new_zeros(2, *data.y.shape[1:])})
+        return Message(
+            head,
+            {
+                "x": data.x.new_zeros(2, *data.x.shape[1:]),
+                "y": data.y.new_zeros(2, *data.y.shape[1:]),
+            },
+        )
 
     def _map(self, message: Message) -> Message:
         head = message.header
@@ -131,7 +153,9 @@ class Node:
 
         def run(places: Tensor) -> ClientResults:
             rows = each[places] if each is not None else None
-            return self.simulator.map(program, local[places], broadcast=broadcast, per_client=rows, key=head["key"])
+            return self.simulator.map(
+                program, local[places], broadcast=broadcast, per_client=rows, key=head["key"]
+            )
 
         everyone = torch.arange(len(local))
         try:
@@ -143,12 +167,21 @@ class Node:
         if self.simulator.client_state.initial:
             self.simulator.client_state.commit(0)
             kept = [each for each in kept if each.transaction_id != head["turn"]]
-            self.state_store.save(self.simulator.client_state.initial, [*kept, StateSnapshot(head["turn"], self.simulator.client_state.tensors())])
-        out = concatenate([reply.outputs for reply in replies if len(reply.ids)]) if any(len(reply.ids) for reply in replies) else {}
+            self.state_store.save(
+                self.simulator.client_state.initial,
+                [*kept, StateSnapshot(head["turn"], self.simulator.client_state.tensors())],
+            )
+        out = (
+            concatenate([reply.outputs for reply in replies if len(reply.ids)])
+            if any(len(reply.ids) for reply in replies)
+            else {}
+        )
         return Message(
             {
                 "clients": [client for reply in replies for client in numbers(reply.ids)],
-                "failures": [list(astuple(failure)) for reply in replies for failure in reply.failures],
+                "failures": [
+                    list(astuple(failure)) for reply in replies for failure in reply.failures
+                ],
             },
             {name: value.cpu() for name, value in add_prefix("out", out).items()},
         )
@@ -159,44 +192,69 @@ class Node:
         try:
             return run(place)
         except (RuntimeError, ValueError, TypeError) as error:
-            return ClientResults(place[:0], {}, failures=[Failure(client, f"{type(error).__name__}: {error}")])
+            return ClientResults(
+                place[:0], {}, failures=[Failure(client, f"{type(error).__name__}: {error}")]
+            )
 
     def _evaluate(self, message: Message) -> Message:
         head = message.header
         self._recall(message)
-        rows, local = unpacked_rows(head["each"], message.tensors), torch.tensor(head["clients"], dtype=torch.int64)
+        rows, local = (
+            unpacked_rows(head["each"], message.tensors),
+            torch.tensor(head["clients"], dtype=torch.int64),
+        )
         values: Tree = {}
         for number, told in enumerate(head["looks"]):
             metrics = {name: self.metrics[name] for name in told["metrics"]}
             tune = from_spec(told["tune"], self.here) if told["tune"] is not None else None
             look = EvalRequest(self.here.objective, metrics, told["part"], tune)
-            values |= add_prefix(f"value{number}", self.simulator.measure(rows, local, look, head["key"]))
+            values |= add_prefix(
+                f"value{number}", self.simulator.measure(rows, local, look, head["key"])
+            )
         return Message({}, values)
 
     def _deliver(self, message: Message) -> Message:
         head = message.header
         self._recall(message)
         tune = from_spec(head["tune"], self.here) if head["tune"] is not None else None
-        rows, local = unpacked_rows(head["each"], message.tensors), torch.tensor(head["clients"], dtype=torch.int64)
+        rows, local = (
+            unpacked_rows(head["each"], message.tensors),
+            torch.tensor(head["clients"], dtype=torch.int64),
+        )
         models = self.simulator.models_of(rows, local, tune, head["key"])
-        self.state_store.deliver([self.names[client] for client in local.tolist()], {name: value.cpu() for name, value in models.items()})
+        self.state_store.deliver(
+            [self.names[client] for client in local.tolist()],
+            {name: value.cpu() for name, value in models.items()},
+        )
         return Message({})
 
     def _recall(self, message: Message) -> list[StateSnapshot]:
-        """Give the clients the memory that the server means, and their numbers in the federation; what is left of what was kept.
+        """Give the clients the memory that the server means, and their numbers in the federation;
+        what is left of what was kept.
 
-        Of turns that the server has committed the latest counts, or this turn's own if there was a letter before. What any other turn
-        left was never part of the run: the server died in it, or went on without this site's answer.
+        Of turns that the server has committed the latest counts, or this turn's own if there was a
+        letter before. What any other turn left was never part of the run: the server died in it, or
+        went on without this site's answer.
         """
         head, first = message.header, strip_prefix("memory", message.tensors)
         initial, kept = (first, []) if first else self.state_store.load()
         if first:
             self.state_store.save(first, [])
         if head["remembers"] and not initial:
-            raise StateLostError("this site has lost what its clients remembered; they begin anew with the next letter.")
+            raise StateLostError(
+                "this site has lost what its clients remembered; they begin anew with the next"
+                " letter."
+            )
         committed = set(head["committed"])
-        kept = [each for each in kept if each.transaction_id in committed or each.transaction_id == head["turn"]]
-        kept = [*[each for each in kept if each.transaction_id in committed][-KEPT:], *[each for each in kept if each.transaction_id not in committed]]
+        kept = [
+            each
+            for each in kept
+            if each.transaction_id in committed or each.transaction_id == head["turn"]
+        ]
+        kept = [
+            *[each for each in kept if each.transaction_id in committed][-KEPT:],
+            *[each for each in kept if each.transaction_id not in committed],
+        ]
         self.simulator.names = torch.tensor(head["numbers"], dtype=torch.int64)
         self.simulator.init_client_state(initial)
         if kept:
@@ -207,5 +265,11 @@ class Node:
 def describe_mismatch(server: Mapping[str, str], node: Mapping[str, str]) -> str:
     """What server and site do not agree on, both sides named."""
     differing = [name for name in {**server, **node} if server.get(name) != node.get(name)]
-    told = "; ".join(f"{name}: the server has {server.get(name, 'none')}, this site {node.get(name, 'none')}" for name in differing)
-    return f"server and site do not fit together ({told}); give both the same version and configuration."
+    told = "; ".join(
+        f"{name}: the server has {server.get(name, 'none')}, this site {node.get(name, 'none')}"
+        for name in differing
+    )
+    return (
+        f"server and site do not fit together ({told}); give both the same version and"
+        " configuration."
+    )

@@ -21,7 +21,9 @@ RUNS = 3  # of which memory is kept: an interrupted run may be resumed after ano
 
 
 class DiskKeeper:
-    """One run's memory in `folder`/memory/RUN, its clients' models in `folder`/models. Only the owner may read either."""
+    """One run's memory in `folder`/memory/RUN, its clients' models in `folder`/models. Only the
+    owner may read either.
+    """
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
@@ -33,9 +35,13 @@ class DiskKeeper:
             return {}, []
         try:
             turns = json.loads(listed.read_text())
-            return load_file(self._memory / "initial.safetensors"), [StateSnapshot(turn, load_file(self._file(turn))) for turn in turns]
+            return load_file(self._memory / "initial.safetensors"), [
+                StateSnapshot(turn, load_file(self._file(turn))) for turn in turns
+            ]
         except (OSError, ValueError, SafetensorError) as error:
-            raise FedcladeError(f"{self._memory}: what the clients remember cannot be read ({error}).") from error
+            raise FedcladeError(
+                f"{self._memory}: what the clients remember cannot be read ({error})."
+            ) from error
 
     def save(self, initial: Tree, kept: list[StateSnapshot]) -> None:
         new = not (self._memory / "turns.json").exists()
@@ -48,7 +54,9 @@ class DiskKeeper:
             if not self._file(each.transaction_id).exists() or each is kept[-1]:
                 _write(self._file(each.transaction_id), each.memory)
         # The list comes last: what it names is whole.
-        _replace(self._memory / "turns.json", json.dumps([each.transaction_id for each in kept]).encode())
+        _replace(
+            self._memory / "turns.json", json.dumps([each.transaction_id for each in kept]).encode()
+        )
         listed = {self._file(each.transaction_id) for each in kept}
         for file in self._memory.glob("turn-*"):
             if file not in listed:
@@ -72,7 +80,11 @@ class DiskKeeper:
 def _safe(name: str) -> str:
     """A file name of our own making: what came from elsewhere decides no path."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
-    return plain if plain == name else f"{plain}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+    return (
+        plain
+        if plain == name
+        else f"{plain}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
+    )
 
 
 def _write(path: Path, tensors: Tree) -> None:

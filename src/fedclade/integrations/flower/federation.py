@@ -24,12 +24,20 @@ _LOOK_AGAIN = 1.0  # seconds
 
 
 def about(objective: Objective) -> dict[str, str]:
-    """What server and sites must have in common: versions, and a model of the same parts with the same loss."""
-    parts = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in objective.params().items())
+    """What server and sites must have in common: versions, and a model of the same parts with the
+    same loss.
+    """
+    parts = sorted(
+        (name, tuple(value.shape), str(value.dtype)) for name, value in objective.params().items()
+    )
     loss = getattr(objective.example_loss, "__qualname__", type(objective.example_loss).__name__)
     digest = hashlib.blake2b(repr((parts, loss)).encode(), digest_size=6).hexdigest()
     count = sum(value.numel() for value in objective.params().values())
-    return {"fedclade": __version__, "protocol": str(PROTOCOL), "model": f"{digest} ({count} parameters, loss {loss})"}
+    return {
+        "fedclade": __version__,
+        "protocol": str(PROTOCOL),
+        "model": f"{digest} ({count} parameters, loss {loss})",
+    }
 
 
 def here_of(objective: Objective, method: Method, secret: int) -> NodeContext:
@@ -39,7 +47,9 @@ def here_of(objective: Objective, method: Method, secret: int) -> NodeContext:
 
 
 class FlowerFederation(RemoteFederation):
-    """The clients behind the SuperNodes of a Grid. deadline, least: as in `GridPost`; the rest as in `RemoteFederation`."""
+    """The clients behind the SuperNodes of a Grid. deadline, least: as in `GridPost`; the rest as
+    in `RemoteFederation`.
+    """
 
     def __init__(
         self,
@@ -56,7 +66,16 @@ class FlowerFederation(RemoteFederation):
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         post = GridTransport(grid, deadline, least, note)
-        super().__init__(post, agreed, run=run, bound=bound, client_records=client_records, population=population, probe=probe, note=note)
+        super().__init__(
+            post,
+            agreed,
+            run=run,
+            bound=bound,
+            client_records=client_records,
+            population=population,
+            probe=probe,
+            note=note,
+        )
 
     def wait_for(self, nodes: int, patience: float) -> None:
         """Until so many sites are there and known."""
@@ -70,5 +89,8 @@ class FlowerFederation(RemoteFederation):
                 self.note(f"{here} of {nodes} sites are there; waiting")
                 told = here
             if time.monotonic() - begin > patience:
-                raise FedcladeError(f"federation: {here} of {nodes} sites came within {patience:g} s; start the others, or ask for fewer.")
+                raise FedcladeError(
+                    f"federation: {here} of {nodes} sites came within {patience:g} s; start the"
+                    " others, or ask for fewer."
+                )
             time.sleep(_LOOK_AGAIN)

@@ -20,14 +20,22 @@ _FILES = {
 def new_app(folder: Path) -> list[Path]:
     """Write the app's files into a new or empty folder; which they are."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInputError(f"{folder}: there is something already; give a new or an empty folder.")
+        raise InvalidInputError(
+            f"{folder}: there is something already; give a new or an empty folder."
+        )
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not re.match(r"[a-z]", name):
-        raise InvalidInputError(f"{folder}: its name becomes a Python package's; let it begin with a letter.")
+        raise InvalidInputError(
+            f"{folder}: its name becomes a Python package's; let it begin with a letter."
+        )
     filled = {"@NAME@": name, "@PACKAGE@": name.replace("-", "_"), "@PUBLISHER@": "fedclade"}
     written = []
     for source, place in _FILES.items():
-        text = resources.files("fedclade.integrations.flower").joinpath("template", f"{source}.txt").read_text()
+        text = (
+            resources.files("fedclade.integrations.flower")
+            .joinpath("template", f"{source}.txt")
+            .read_text()
+        )
         for mark, value in filled.items():
             text, place = text.replace(mark, value), place.replace(mark, value)
         path = folder / place

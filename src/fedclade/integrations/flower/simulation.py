@@ -1,4 +1,6 @@
-"""An experiment in Flower's simulation: Ray workers play the sites, each with its share of the experiment's clients."""
+"""An experiment in Flower's simulation: Ray workers play the sites, each with its share of the
+experiment's clients.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,20 @@ def simulate(
     data_root: str | None = None,
     imports: Sequence[str] = (),
 ) -> Result:
-    """Run the experiment of these tables with its clients dealt out to so many simulated SuperNodes."""
-    require(1 <= nodes <= len(clients), "--nodes", nodes, f"must be from 1 to the number of clients, {len(clients)}")
+    """Run the experiment of these tables with its clients dealt out to so many simulated
+    SuperNodes.
+    """
+    require(
+        1 <= nodes <= len(clients),
+        "--nodes",
+        nodes,
+        f"must be from 1 to the number of clients, {len(clients)}",
+    )
     if " " in sys.executable:  # it would wait for its workers for ever
-        raise InvalidInputError(f"--engine flower: Ray starts no worker if the path of Python has a space ({sys.executable}); move it.")
+        raise InvalidInputError(
+            "--engine flower: Ray starts no worker if the path of Python has a space"
+            f" ({sys.executable}); move it."
+        )
     experiment = config.experiment(tables)
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
     outcome: list[Result | BaseException] = []
@@ -61,9 +73,19 @@ def simulate(
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        client_records = [ClientRecord("", -1, str(client), int(size), 0) for client, size in enumerate(clients.sizes)]
+        client_records = [
+            ClientRecord("", -1, str(client), int(size), 0)
+            for client, size in enumerate(clients.sizes)
+        ]
         known = ClientMetadata.of(clients)
-        fed = FlowerFederation(grid, about(objective), deadline=_DEADLINE, run=folder.name, client_records=client_records, population=known)
+        fed = FlowerFederation(
+            grid,
+            about(objective),
+            deadline=_DEADLINE,
+            run=folder.name,
+            client_records=client_records,
+            population=known,
+        )
         try:
             fed.wait_for(nodes, _PATIENCE)
             run = experiment.to_run(clients, "cpu")
@@ -74,18 +96,35 @@ def simulate(
 
     app = ClientApp()
     # Ray's workers make the sites anew from what can be written down.
-    written = json.dumps({"tables": tables, "root": data_root, "imports": [str(Path(file).resolve()) for file in imports]})
+    written = json.dumps(
+        {
+            "tables": tables,
+            "root": data_root,
+            "imports": [str(Path(file).resolve()) for file in imports],
+        }
+    )
     homes = str((folder / "nodes").resolve())
 
     @app.query()
     def answer(message: Message, context: Context) -> Message:
-        node = experiment_node(written, int(context.node_config["partition-id"]), int(context.node_config["num-partitions"]), homes)
-        return Message(records_from_message(node.answer(message_from_records(message.content))), reply_to=message)
+        node = experiment_node(
+            written,
+            int(context.node_config["partition-id"]),
+            int(context.node_config["num-partitions"]),
+            homes,
+        )
+        return Message(
+            records_from_message(node.answer(message_from_records(message.content))),
+            reply_to=message,
+        )
 
     with _quietly():
         run_simulation(server, app, nodes, backend_config=_backend())
     if not outcome:
-        raise FedcladeError("Flower's simulation ended before the run did; its own messages say why (FLWR_LOG_LEVEL=INFO).")
+        raise FedcladeError(
+            "Flower's simulation ended before the run did; its own messages say why"
+            " (FLWR_LOG_LEVEL=INFO)."
+        )
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
@@ -108,7 +147,9 @@ def experiment_node(written: str, number: int, nodes: int, homes: str) -> Node:
     return Node(
         clients.only(ids),
         [str(client) for client in ids],
-        here_of(objective, method, getattr(method, "secret", None) or 0),  # as the simulator has it: nothing is hidden from anybody
+        here_of(
+            objective, method, getattr(method, "secret", None) or 0
+        ),  # as the simulator has it: nothing is hidden from anybody
         metrics,
         about(objective),
         lambda run: DiskKeeper(home, run),

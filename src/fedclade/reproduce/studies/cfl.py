@@ -1,7 +1,8 @@
-"""What CFL sees before its first split: how similar clients' updates and gradients are, and how long. All clients train one model, FedAvg.
+"""What CFL sees before its first split: how similar clients' updates and gradients are, and how
+long. All clients train one model, FedAvg.
 
-Sattler et al., arXiv 1910.01991. α_ij = cos(Δθ_i, Δθ_j); g(α) = α_intra^min − α_cross^max over the true groups, above 0 where no
-bipartition can be mistaken.
+Sattler et al., arXiv 1910.01991. α_ij = cos(Δθ_i, Δθ_j); g(α) = α_intra^min − α_cross^max over the
+true groups, above 0 where no bipartition can be mistaken.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ Similarity = NDArray[np.float64]
 
 
 class Round(NamedTuple):
-    """One round: Δθ_i of all clients, and their gradients at the model that they began with, a row each."""
+    """One round: Δθ_i of all clients, and their gradients at the model that they began with, a row
+    each.
+    """
 
     number: int
     updates: Tensor
@@ -48,26 +51,36 @@ class Round(NamedTuple):
 
 
 def separation(tables: Tables, clients: Clients | None, device: str) -> History:
-    """By round, for updates and for gradients: the gap g(α), and in percent whether it is above 0 and whether the best bipartition tears no
-    group apart (as a percentage, so that the mean over seeds is the share of them)."""
+    """By round, for updates and for gradients: the gap g(α), and in percent whether it is above 0
+    and whether the best bipartition tears no group apart (as a percentage, so that the mean over
+    seeds is the share of them).
+    """
     assert clients is not None
     experiment = config.experiment(tables)
     if clients.groups is None:
-        raise InvalidInputError(f"partition.name = '{clients.partition}': it has no true groups; use label_swap or another that has.")
+        raise InvalidInputError(
+            f"partition.name = '{clients.partition}': it has no true groups; use label_swap or"
+            " another that has."
+        )
     groups, rows = clients.groups.numpy(), []
     for number, *both in rounds(experiment, clients, device):
         row: dict[str, Any] = {"round": number}
         for name, vectors_of_all in zip(("updates", "gradients"), both, strict=True):
             similarity = cosine(vectors_of_all).cpu().numpy()
             gap = separation_gap(similarity, groups)
-            row |= {f"gap {name}": gap, f"separated {name}": 100.0 * (gap > 0), f"right {name}": 100.0 * keeps_whole(similarity, groups)}
+            row |= {
+                f"gap {name}": gap,
+                f"separated {name}": 100.0 * (gap > 0),
+                f"right {name}": 100.0 * keeps_whole(similarity, groups),
+            }
         rows.append(row)
     return rows
 
 
 def two_clients(tables: Tables, clients: Clients | None, device: str) -> History:
-    """By round: the cosine of the two clients' updates, and in percent of the longest update of the first three rounds (`CFL`'s scale) the
-    lengths ‖mean Δθ‖ and max ‖Δθ_i‖."""
+    """By round: the cosine of the two clients' updates, and in percent of the longest update of the
+    first three rounds (`CFL`'s scale) the lengths ‖mean Δθ‖ and max ‖Δθ_i‖.
+    """
     assert clients is not None
     experiment = config.experiment(tables)
     require(len(clients) == 2, "partition.clients", len(clients), "this study is of 2 clients")
@@ -75,28 +88,53 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
     for number, updates, _ in rounds(experiment, clients, device, gradients=False):
         share = (clients.sizes / clients.sizes.sum()).to(updates)
         mean, longest = float(length((share @ updates)[None])), float(length(updates).max())
-        rows.append({"round": number, "cosine": float(cosine(updates)[0, 1]), "mean": mean, "longest": longest})
+        rows.append(
+            {
+                "round": number,
+                "cosine": float(cosine(updates)[0, 1]),
+                "mean": mean,
+                "longest": longest,
+            }
+        )
     scale = max(row["longest"] for row in rows[:WARM_UP]) / 100
     return [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
 
 
-def rounds(experiment: Experiment, clients: Clients, device: str, gradients: bool = True) -> Iterator[Round]:
-    """FedAvg with all clients in every round, nothing split; without `gradients` they are left empty."""
+def rounds(
+    experiment: Experiment, clients: Clients, device: str, gradients: bool = True
+) -> Iterator[Round]:
+    """FedAvg with all clients in every round, nothing split; without `gradients` they are left
+    empty.
+    """
     seed = experiment.run.seed
-    fed, everyone = Simulator(clients, device=device, **asdict(experiment.engine)), torch.arange(len(clients))
+    fed, everyone = (
+        Simulator(clients, device=device, **asdict(experiment.engine)),
+        torch.arange(len(clients)),
+    )
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
-        each, key = ModelAssignment(model, torch.zeros_like(everyone)), fold_in(seed, "round", number)
-        trained = fed.map(sgd(experiment.local.training(objective, number)), everyone, per_client=each, key=key).outputs
-        slopes = flatten_models(fed.map(gradient(objective), everyone, per_client=each, key=key).outputs) if gradients else torch.empty(0)
+        each, key = (
+            ModelAssignment(model, torch.zeros_like(everyone)),
+            fold_in(seed, "round", number),
+        )
+        trained = fed.map(
+            sgd(experiment.local.training(objective, number)), everyone, per_client=each, key=key
+        ).outputs
+        slopes = (
+            flatten_models(fed.map(gradient(objective), everyone, per_client=each, key=key).outputs)
+            if gradients
+            else torch.empty(0)
+        )
         yield Round(number, flatten_models(trained) - flatten_models(model), slopes)
         model = mix(clients.sizes[None], trained)
 
 
 @lru_cache(maxsize=4)
 def gradient(objective: Objective) -> Program:
-    """The gradient of the loss summed over all of a client's examples, at the model it was given."""
+    """The gradient of the loss summed over all of a client's examples, at the model it was
+    given.
+    """
 
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return mine, tree_map(torch.zeros_like, mine)
@@ -118,8 +156,10 @@ def keeps_whole(similarity: Similarity, groups: NDArray[np.integer[Any]]) -> boo
 
 @dataclass(frozen=True)
 class Directions:
-    """k (`groups`) random gradients that add up to 0, as where federated learning rests. Each is had by `members` clients with a noise of
-    their own, γ (`noise`) times as long as the gradient."""
+    """k (`groups`) random gradients that add up to 0, as where federated learning rests. Each is
+    had by `members` clients with a noise of their own, γ (`noise`) times as long as the
+    gradient.
+    """
 
     groups: int = 4
     noise: float = 0.1
@@ -129,14 +169,20 @@ class Directions:
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
-            require(getattr(self, name) >= least, f"study.{name}", getattr(self, name), f"must be at least {least}")
+            require(
+                getattr(self, name) >= least,
+                f"study.{name}",
+                getattr(self, name),
+                f"must be at least {least}",
+            )
         require(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
 
     def bound(self) -> float:
         """The γ below which every bipartition is right: sin(π / (4 (k − 1))).
 
-        k gradients that add up to 0 can be parted so that those apart are at least π/(k−1) from each other. Noise turns a vector by at
-        most arcsin γ: clients of one gradient stay within 2 arcsin γ, those apart stay farther than π/(k−1) − 2 arcsin γ.
+        k gradients that add up to 0 can be parted so that those apart are at least π/(k−1) from
+        each other. Noise turns a vector by at most arcsin γ: clients of one gradient stay within 2
+        arcsin γ, those apart stay farther than π/(k−1) − 2 arcsin γ.
         """
         return math.sin(math.pi / (4 * (self.groups - 1)))
 

@@ -1,7 +1,9 @@
-"""How far outputs stray on the way from one client's model to another's: FedGMCC's straight and bent paths.
+"""How far outputs stray on the way from one client's model to another's: FedGMCC's straight and
+bent paths.
 
-Lucchetti et al., arXiv 2204.11017. w_k, w_l: the models of two clients after local training from one model; γ_θ(u): the chain between them
-with the bend θ; X_MC: inputs ~ U(0, 1). See `relatedness.paths` for the loss.
+Lucchetti et al., arXiv 2204.11017. w_k, w_l: the models of two clients after local training from
+one model; γ_θ(u): the chain between them with the bend θ; X_MC: inputs ~ U(0, 1). See
+`relatedness.paths` for the loss.
 """
 
 from __future__ import annotations
@@ -28,10 +30,12 @@ from fedclade.training.setup import module_for
 
 
 def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> History:
-    """Mean over the pairs of clients 0 and 1, 2 and 3, …: the loss along the straight path and along the one with a learned bend, its mean
-    over u and its value at u = ½, all in percent of the mean square of both ends' outputs: these grow with training.
+    """Mean over the pairs of clients 0 and 1, 2 and 3, …: the loss along the straight path and
+    along the one with a learned bend, its mean over u and its value at u = ½, all in percent of the
+    mean square of both ends' outputs: these grow with training.
 
-    `method.mc_samples` inputs, the bend learned in `method.curve_steps` steps of Adam with `method.curve_lr`, on these inputs.
+    `method.mc_samples` inputs, the bend learned in `method.curve_steps` steps of Adam with
+    `method.curve_lr`, on these inputs.
     """
     assert clients is not None
     experiment = config.experiment(tables)
@@ -43,21 +47,51 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     ids = torch.arange(len(clients) // 2 * 2)
     each = ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
-    trained = fed.map(sgd(experiment.local.training(objective)), ids, per_client=each, key=fold_in(seed, "round", 1)).outputs
-    inputs = uniform(client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)).to(fed.device)
+    trained = fed.map(
+        sgd(experiment.local.training(objective)),
+        ids,
+        per_client=each,
+        key=fold_in(seed, "round", 1),
+    ).outputs
+    inputs = uniform(
+        client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)
+    ).to(fed.device)
     pairs = []
-    for first in range(0, len(ids), 2):  # one by one: what the backward pass holds is that of one pair
+    for first in range(
+        0, len(ids), 2
+    ):  # one by one: what the backward pass holds is that of one pair
         a, b = (tree_index(trained, torch.tensor([end])) for end in (first, first + 1))
         bent = learned_bends(objective.outputs, a, b, inputs, method.curve_steps, method.curve_lr)
         pairs.append(_in_percent(objective, a, b, inputs, [midpoint(a, b), bent]))
     straight, bent_losses = torch.stack(pairs).mean(0).tolist()
-    numbers = dict(zip(("straight", "straight middle", "bent", "bent middle"), (*straight, *bent_losses), strict=True))
+    numbers = dict(
+        zip(
+            ("straight", "straight middle", "bent", "bent middle"),
+            (*straight, *bent_losses),
+            strict=True,
+        )
+    )
     return [{"round": 1, **numbers}]
 
 
-def _in_percent(objective: Objective, a: Tree, b: Tree, inputs: Tensor, bends: list[Tree]) -> Tensor:
+def _in_percent(
+    objective: Objective, a: Tree, b: Tree, inputs: Tensor, bends: list[Tree]
+) -> Tensor:
     """(bends, 2): the mean loss along the chain with each bend, and that in its middle."""
     with torch.no_grad():
-        scale = torch.stack([objective.outputs(tree_index(end, torch.tensor(0)), inputs).square().mean() for end in (a, b)]).mean() / 100
-    losses = [losses_along(objective.outputs, a, bend, b, inputs, [0.5, *SCORED_AT])[:, 0] / scale for bend in bends]
-    return torch.stack([torch.stack([along[1:].mean(), along[0]]) for along in losses]).double().cpu()
+        scale = (
+            torch.stack(
+                [
+                    objective.outputs(tree_index(end, torch.tensor(0)), inputs).square().mean()
+                    for end in (a, b)
+                ]
+            ).mean()
+            / 100
+        )
+    losses = [
+        losses_along(objective.outputs, a, bend, b, inputs, [0.5, *SCORED_AT])[:, 0] / scale
+        for bend in bends
+    ]
+    return (
+        torch.stack([torch.stack([along[1:].mean(), along[0]]) for along in losses]).double().cpu()
+    )

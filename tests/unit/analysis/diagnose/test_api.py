@@ -41,17 +41,27 @@ def turned_halves() -> Clients:
     parts = []
     for half in (y < 5, y >= 5):
         rows = torch.nonzero(half).flatten()
-        for client, own in enumerate(torch.chunk(rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))], 10)):
+        for client, own in enumerate(
+            torch.chunk(
+                rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))], 10
+            )
+        ):
             parts.append((torch.rot90(x[own], client % 2, (-2, -1)), y[own]))
     return from_arrays(parts)
 
 
 def backwards() -> Clients:
-    """Twenty sites of the digits in their order; every second one numbers the classes backwards. Their labels differ a little besides."""
+    """Twenty sites of the digits in their order; every second one numbers the classes backwards.
+    Their labels differ a little besides.
+    """
     x, y = (torch.from_numpy(each) for each in load_digits(return_X_y=True))
-    node = torch.where(torch.arange(len(y)) % 100 < 20, -1, torch.arange(len(y)) % 20)  # a fifth is left out, as in the README
+    node = torch.where(
+        torch.arange(len(y)) % 100 < 20, -1, torch.arange(len(y)) % 20
+    )  # a fifth is left out, as in the README
     x = (x / 16).float()
-    return from_arrays([(x[node == one], 9 - y[node == one] if one % 2 else y[node == one]) for one in range(20)])
+    return from_arrays(
+        [(x[node == one], 9 - y[node == one] if one % 2 else y[node == one]) for one in range(20)]
+    )
 
 
 def test_small_differences_do_not_hide_the_groups_of_a_large_one() -> None:
@@ -82,7 +92,9 @@ def test_the_kind_and_the_number_of_groups(clients: Clients, kind: str, groups: 
     assert found.sure > 0.9
     if clients.groups is not None and groups is not None:
         assert found.group is not None
-        assert len(set(zip(found.group, clients.groups.tolist(), strict=True))) == groups  # who is with whom
+        assert (
+            len(set(zip(found.group, clients.groups.tolist(), strict=True))) == groups
+        )  # who is with whom
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +114,16 @@ def test_the_advice_comes_from_probe_rounds(found: Diagnosis) -> None:
     assert found.advice.gain is not None
     assert found.advice.gain > 10
     text = str(found)
-    assert text.startswith("Concept shift: the clients see the same inputs and give them different labels.")
+    assert text.startswith(
+        "Concept shift: the clients see the same inputs and give them different labels."
+    )
     assert "2 groups, of 5, 5 clients" in text
     assert "Use Clade: clients fall into 2 groups" in text
 
 
-def test_the_same_seed_gives_the_same_diagnosis_and_it_never_looks_at_test_data(swapped: Clients, found: Diagnosis) -> None:
+def test_the_same_seed_gives_the_same_diagnosis_and_it_never_looks_at_test_data(
+    swapped: Clients, found: Diagnosis
+) -> None:
     rubbish = replace(
         swapped,
         x_test=torch.full_like(swapped.x_test, 7),
@@ -156,10 +172,16 @@ def regression(shift: float, turn: float) -> Clients:
     return from_arrays(parts)
 
 
-@pytest.mark.parametrize(("shift", "turn", "kind"), [(0, 1, "iid"), (2, 1, "feature shift"), (0, -1, "target shift")])
-def test_without_class_labels_it_says_what_cannot_be_told(shift: float, turn: float, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("shift", "turn", "kind"), [(0, 1, "iid"), (2, 1, "feature shift"), (0, -1, "target shift")]
+)
+def test_without_class_labels_it_says_what_cannot_be_told(
+    shift: float, turn: float, kind: str
+) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    found = diagnose(regression(shift, turn), model, device="cpu", loss=squared, probe_rounds=1, lr=0.005)
+    found = diagnose(
+        regression(shift, turn), model, device="cpu", loss=squared, probe_rounds=1, lr=0.005
+    )
     assert found.kind == kind
     assert "label skew and concept shift cannot be told apart" in str(found)
     assert found.about["score"] == "loss"
@@ -177,14 +199,30 @@ ONE = (np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]))
 @pytest.mark.parametrize(
     ("clients", "settings", "message"),
     [
-        (from_arrays([ONE]), {}, "clients = 1: a diagnosis compares clients, so there must be at least 2"),
+        (
+            from_arrays([ONE]),
+            {},
+            "clients = 1: a diagnosis compares clients, so there must be at least 2",
+        ),
         ([ONE, ONE], {}, "clients: make them with fc.data.partition"),
-        (from_arrays([ONE, ONE]), {"probe_rounds": -1}, "probe_rounds = -1: must be a whole number; 0 for no probe rounds"),
+        (
+            from_arrays([ONE, ONE]),
+            {"probe_rounds": -1},
+            "probe_rounds = -1: must be a whole number; 0 for no probe rounds",
+        ),
         (from_arrays([ONE, ONE]), {"seed": -1}, "seed = -1: must be a whole number"),
         (from_arrays([ONE, ONE]), {"lr": 0}, "local.lr = 0: must be a number above 0"),
         (regression(0, 1), {}, "model: the targets are not class labels"),
-        (regression(0, 1), {"model": torch.nn.Linear(4, 1)}, "loss: cross-entropy needs class labels"),
-        (from_arrays([ONE, ONE]), {"model": torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3))}, "model"),
+        (
+            regression(0, 1),
+            {"model": torch.nn.Linear(4, 1)},
+            "loss: cross-entropy needs class labels",
+        ),
+        (
+            from_arrays([ONE, ONE]),
+            {"model": torch.nn.Sequential(torch.nn.Conv1d(1, 2, 3))},
+            "model",
+        ),
     ],
 )
 def test_bad_input_is_named(clients: Clients, settings: dict[str, object], message: str) -> None:
@@ -193,7 +231,10 @@ def test_bad_input_is_named(clients: Clients, settings: dict[str, object], messa
 
 
 def test_training_that_diverges_is_named() -> None:
-    with pytest.raises(InvalidInputError, match=r"local.lr = 1e\+38: fedavg diverged in the probe rounds; take a smaller one"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"local.lr = 1e\+38: fedavg diverged in the probe rounds; take a smaller one",
+    ):
         diagnose(planted(Iid(), clients=3), fc.models.MLP(8), device="cpu", lr=1e38, probe_rounds=3)
 
 

@@ -30,7 +30,14 @@ UNSURE = Difference(0.2, 1.1, 0.2, 0.1)
         (MUCH, MUCH, MUCH, 0.95, 0.1, ("concept shift", "label skew")),
     ],
 )
-def test_kinds(labels: Difference, inputs: Difference, given: Difference, renamed: float | None, sizes: float, kinds: tuple[str]) -> None:
+def test_kinds(
+    labels: Difference,
+    inputs: Difference,
+    given: Difference,
+    renamed: float | None,
+    sizes: float,
+    kinds: tuple[str],
+) -> None:
     assert Evidence(labels, inputs, given, renamed, sizes, classes=10).kinds() == kinds
 
 
@@ -44,8 +51,15 @@ def probe(method: str, gain: float, behind: float, stderr: float = 1.0) -> Probe
 
 
 def test_the_best_is_advised_and_of_equals_the_simplest() -> None:
-    probes = [probe("fedavg", 0, 5), probe("local", 2, 3), probe("clade", 4.5, 0.5), probe("ifca", 5, 0)]
-    assert advised(True, 4, False, probes).method == "clade"  # half a point behind, with an error of one
+    probes = [
+        probe("fedavg", 0, 5),
+        probe("local", 2, 3),
+        probe("clade", 4.5, 0.5),
+        probe("ifca", 5, 0),
+    ]
+    assert (
+        advised(True, 4, False, probes).method == "clade"
+    )  # half a point behind, with an error of one
     assert advised(True, 4, False, probes).clustering_helps
     far = [probe("fedavg", 0, 5), probe("local", 5, 0), probe("clade", 3, 2)]
     assert advised(True, None, False, far).method == "local"
@@ -53,8 +67,14 @@ def test_the_best_is_advised_and_of_equals_the_simplest() -> None:
 
 
 def test_where_nothing_differs_it_takes_two_errors_to_leave_fedavg() -> None:
-    assert advised(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method == "fedavg"
-    assert advised(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method == "local"
+    assert (
+        advised(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method
+        == "fedavg"
+    )
+    assert (
+        advised(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method
+        == "local"
+    )
 
 
 def test_advice_without_probe_rounds_claims_no_gain() -> None:
@@ -72,6 +92,8 @@ def test_candidates() -> None:
 
 
 def test_power_counts_where_nothing_is_said_to_differ() -> None:
-    assert Evidence(UNSURE, UNSURE, UNSURE, None, 0.1, classes=10).power() == pytest.approx(0.01)  # of labels, and of inputs given labels
+    assert Evidence(UNSURE, UNSURE, UNSURE, None, 0.1, classes=10).power() == pytest.approx(
+        0.01
+    )  # of labels, and of inputs given labels
     assert Evidence(MUCH, MUCH, UNSURE, None, 0.1, classes=10).power() == 0.1
     assert Evidence(MUCH, MUCH, MUCH, 0.3, 0.1, classes=10).power() == 1

@@ -12,20 +12,32 @@ FIVE = np.array([5.0, 5.0])
 
 
 def test_a_swap_by_hand() -> None:
-    before, after = matched(np.array([[0.0], [10.0]]), FIVE, np.array([[10.0], [0.0]]), FIVE, np.array([0, 1]))
-    assert before == pytest.approx(2 * 2.5 * (100 - 0.4))  # chance gives 1/5 + 1/5; a pair counts 25 / 10
+    before, after = matched(
+        np.array([[0.0], [10.0]]), FIVE, np.array([[10.0], [0.0]]), FIVE, np.array([0, 1])
+    )
+    assert before == pytest.approx(
+        2 * 2.5 * (100 - 0.4)
+    )  # chance gives 1/5 + 1/5; a pair counts 25 / 10
     assert after == pytest.approx(-2 * 2.5 * 0.4)
 
 
 def test_a_class_may_be_matched_with_one_that_is_not_shared() -> None:
-    before, after = matched(np.array([[0.0]]), np.array([4.0]), np.array([[3.0], [0.0]]), np.array([4.0, 4.0]), np.array([0]))
+    before, after = matched(
+        np.array([[0.0]]),
+        np.array([4.0]),
+        np.array([[3.0], [0.0]]),
+        np.array([4.0, 4.0]),
+        np.array([0]),
+    )
     assert (before, after) == (pytest.approx(2 * (9 - 0.5)), pytest.approx(-2 * 0.5))
 
 
 def clients(*means: list[float]) -> Look:
     n = 50.0
     counts = np.full((len(means), len(means[0])), n)
-    return Look(counts, n * np.array(means)[..., None], np.full((len(means[0]), 1, 1), len(means) * (n - 1)))
+    return Look(
+        counts, n * np.array(means)[..., None], np.full((len(means[0]), 1, 1), len(means) * (n - 1))
+    )
 
 
 def test_renamed_labels_are_explained_and_moved_inputs_are_not() -> None:

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedclade.analysis.diagnose.class_statistics import Look
-from fedclade.analysis.diagnose.heterogeneity_tests import NONE, chi_square, of_inputs, of_inputs_given_labels, of_labels, of_sizes
+from fedclade.analysis.diagnose.heterogeneity_tests import (
+    NONE,
+    chi_square,
+    of_inputs,
+    of_inputs_given_labels,
+    of_labels,
+    of_sizes,
+)
 
 TWO = Look(np.array([[20.0], [20.0]]), np.array([[[20.0]], [[-20.0]]]), np.array([[[38.0]]]))
 
@@ -35,12 +42,16 @@ def test_labels_by_hand() -> None:
 def test_labels_inside_groups() -> None:
     counts = np.array([[20.0, 0.0], [20.0, 0.0], [0.0, 20.0], [0.0, 20.0]])
     assert of_labels(counts, rng()).share == 1
-    assert of_labels(counts, rng(), np.array([0, 0, 1, 1])) == NONE  # one class in each group: nothing to compare
+    assert (
+        of_labels(counts, rng(), np.array([0, 0, 1, 1])) == NONE
+    )  # one class in each group: nothing to compare
     assert of_labels(counts, rng(), np.array([0, 1, 0, 1])).share == 1
 
 
 def test_inputs_by_hand() -> None:
-    """Means ±1 of twenty samples each, with a variance of 1 within clients (38 / 38), and a ridge of a thousandth."""
+    """Means ±1 of twenty samples each, with a variance of 1 within clients (38 / 38), and a ridge
+    of a thousandth.
+    """
     found = of_inputs_given_labels(TWO)
     squares, chance = 40 / 1.001, 2 * 0.5 / 1.001 * 38 / 36
     assert found.times_chance == pytest.approx(squares / chance)
@@ -50,7 +61,11 @@ def test_inputs_by_hand() -> None:
 
 
 def test_inputs_of_other_labels_are_not_compared() -> None:
-    apart = Look(np.array([[20.0, 0.0], [0.0, 20.0]]), np.array([[[20.0], [0.0]], [[0.0], [-20.0]]]), np.array([[[19.0]], [[19.0]]]))
+    apart = Look(
+        np.array([[20.0, 0.0], [0.0, 20.0]]),
+        np.array([[[20.0], [0.0]], [[0.0], [-20.0]]]),
+        np.array([[[19.0]], [[19.0]]]),
+    )
     assert of_inputs_given_labels(apart) == NONE
     assert of_inputs(apart).share == pytest.approx(of_inputs(TWO).share)
 
@@ -67,8 +82,14 @@ def test_sizes() -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(arrays.arrays(np.int64, (4, 3), elements=st.integers(0, 20)), st.permutations(range(4)), st.permutations(range(3)))
-def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, clients: list[int], classes: list[int]) -> None:
+@given(
+    arrays.arrays(np.int64, (4, 3), elements=st.integers(0, 20)),
+    st.permutations(range(4)),
+    st.permutations(range(3)),
+)
+def test_the_order_of_clients_and_classes_does_not_matter(
+    counts: np.ndarray, clients: list[int], classes: list[int]
+) -> None:
     one, other = of_labels(counts, rng()), of_labels(counts[clients][:, classes], rng())
     assert one.share == pytest.approx(other.share)
     assert one.times_chance == pytest.approx(other.times_chance)
@@ -77,7 +98,9 @@ def test_the_order_of_clients_and_classes_does_not_matter(counts: np.ndarray, cl
 
 @pytest.mark.parametrize("sizes", [[40] * 30, [5, 200] * 15, [10] * 40])
 def test_clients_of_one_source_differ_by_chance_only(sizes: list[int]) -> None:
-    """Over twenty federations chance is met on average, whatever the sizes, and no difference is claimed."""
+    """Over twenty federations chance is met on average, whatever the sizes, and no difference is
+    claimed.
+    """
     ratios = []
     for seed in range(20):
         draw = np.random.default_rng(seed)

@@ -1,4 +1,6 @@
-"""Exported models: the weights, what the card says, the snippets that load them, ONNX beside torch, and what cannot be exported."""
+"""Exported models: the weights, what the card says, the snippets that load them, ONNX beside torch,
+and what cannot be exported.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,34 @@ from fedclade.cli import main
 from fedclade.errors import InvalidInputError
 
 has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
-needs_onnx = pytest.mark.skipif(not has_onnx, reason="onnx, onnxscript or onnxruntime is not installed (extra: onnx)")
+needs_onnx = pytest.mark.skipif(
+    not has_onnx, reason="onnx, onnxscript or onnxruntime is not installed (extra: onnx)"
+)
 Images = fc.data.load("digits").x_test[:7].float()
 
 
 def federation(**more: Any) -> fc.data.Clients:
-    return fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=2, classes=2), clients=6, seed=0, **more)
+    return fc.data.partition(
+        fc.data.load("digits"),
+        fc.data.LabelClusters(clusters=2, classes=2),
+        clients=6,
+        seed=0,
+        **more,
+    )
 
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export") / "run"
-    fc.run(fc.Clade(), federation(), model=fc.models.MLP(16), rounds=3, lr=0.1, clients_per_round=1.0, out=folder)
+    fc.run(
+        fc.Clade(),
+        federation(),
+        model=fc.models.MLP(16),
+        rounds=3,
+        lr=0.1,
+        clients_per_round=1.0,
+        out=folder,
+    )
     return folder
 
 
@@ -43,7 +61,13 @@ def test_each_group_has_its_clients_models_bit_by_bit(grouped: Path, tmp_path: P
     assert done.problems == []
     assert sorted(card["name"] for card in done.cards) == ["group-0", "group-1"]
     for card in done.cards:
-        assert card["clients"] == (result.clusters == int(card["name"].removeprefix("group-"))).nonzero().flatten().tolist()
+        assert (
+            card["clients"]
+            == (result.clusters == int(card["name"].removeprefix("group-")))
+            .nonzero()
+            .flatten()
+            .tolist()
+        )
         weights = load_file(tmp_path / "out" / card["name"] / "model.safetensors")
         for client in card["clients"]:
             ours = result.model_of(client).state_dict()
@@ -60,25 +84,47 @@ def test_the_card_says_who_on_what_and_how_good(grouped: Path, tmp_path: Path) -
     for card in done.cards:
         assert json.loads((tmp_path / "out" / card["name"] / "card.json").read_text()) == card
         ids = card["clients"]
-        assert (card["method"], card["dataset"], card["seed"], card["rounds"]) == ("clade", "digits", 0, 3)
+        assert (card["method"], card["dataset"], card["seed"], card["rounds"]) == (
+            "clade",
+            "digits",
+            0,
+            3,
+        )
         assert card["training_examples"] == int(clients.sizes[ids].sum())
         accuracy = [result.clients["accuracy"][client] for client in ids]
-        assert card["test"]["accuracy"] == {"mean": pytest.approx(np.mean(accuracy)), "worst_client": min(accuracy), "clients": len(ids)}
+        assert card["test"]["accuracy"] == {
+            "mean": pytest.approx(np.mean(accuracy)),
+            "worst_client": min(accuracy),
+            "clients": len(ids),
+        }
         labels = torch.cat([clients.y[clients.train[client]] for client in ids])
         counts = labels.bincount(minlength=10).tolist()
         assert card["labels"]["counts"] == counts
-        assert card["labels"]["shares"] == [pytest.approx(count / len(labels), abs=1e-4) for count in counts]
+        assert card["labels"]["shares"] == [
+            pytest.approx(count / len(labels), abs=1e-4) for count in counts
+        ]
         assert card["settings"]["local"]["lr"] == 0.1
-        assert card["model"] == {"name": "mlp", "input_shape": [1, 8, 8], "input_dtype": "float32", "classes": 10, "parameters": 1210}
+        assert card["model"] == {
+            "name": "mlp",
+            "input_shape": [1, 8, 8],
+            "input_dtype": "float32",
+            "classes": 10,
+            "parameters": 1210,
+        }
         text = (tmp_path / "out" / card["name"] / "card.md").read_text()
         assert f"# {card['name']}: a model of {len(ids)} of 6 clients" in text
-        assert f"| accuracy | mean {np.mean(accuracy):.2f} %, worst client {min(accuracy):.2f} %, {len(ids)} clients" in text
+        assert (
+            f"| accuracy | mean {np.mean(accuracy):.2f} %, worst client {min(accuracy):.2f} %,"
+            f" {len(ids)} clients" in text
+        )
         assert f"| clients | {', '.join(map(str, ids))} |" in text
         first = int(np.argmax(counts))
         assert f"| data mix | class {first}: {counts[first] / len(labels):.1%}, " in text
 
 
-def test_where_test_sizes_are_known_the_card_has_them(grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_test_sizes_are_known_the_card_has_them(
+    grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from fedclade.analysis.export.source_run import FinishedRun
 
     run = FinishedRun(grouped, None)
@@ -86,24 +132,33 @@ def test_where_test_sizes_are_known_the_card_has_them(grouped: Path, tmp_path: P
     monkeypatch.setattr("fedclade.analysis.export.FinishedRun", lambda folder, model: run)
     for card in export(grouped, tmp_path / "out", ["safetensors"]).cards:
         assert card["test"]["samples"] == 10 * sum(card["clients"])
-        assert f"{card['test']['samples']} test samples" in (tmp_path / "out" / card["name"] / "card.md").read_text()
+        assert (
+            f"{card['test']['samples']} test samples"
+            in (tmp_path / "out" / card["name"] / "card.md").read_text()
+        )
 
 
 def snippets(card: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", card.read_text(), re.DOTALL)
 
 
-def test_the_snippet_on_the_card_loads_the_model(grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (card, _) = export(grouped, tmp_path / "out", ["safetensors"]).cards
+def test_the_snippet_on_the_card_loads_the_model(
+    grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card, _ = export(grouped, tmp_path / "out", ["safetensors"]).cards
     monkeypatch.chdir(tmp_path / "out" / card["name"])
     (snippet,) = snippets(Path("card.md"))
     names: dict[str, Any] = {}
     exec(snippet, names)
-    assert torch.equal(names["model"](Images), fc.load(grouped).model_of(card["clients"][0])(Images))
+    assert torch.equal(
+        names["model"](Images), fc.load(grouped).model_of(card["clients"][0])(Images)
+    )
 
 
 @needs_onnx
-def test_onnx_gives_what_torch_gives_and_its_snippet_runs(grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_gives_what_torch_gives_and_its_snippet_runs(
+    grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import onnxruntime
 
     done = export(grouped, tmp_path / "out")
@@ -130,7 +185,9 @@ def test_onnx_gives_what_torch_gives_and_its_snippet_runs(grouped: Path, tmp_pat
         pytest.param(fc.models.ResNet9(), (3, 32, 32), marks=pytest.mark.slow),
     ],
 )
-def test_one_graph_takes_the_weights_of_every_model(spec: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_one_graph_takes_the_weights_of_every_model(
+    spec: Any, shape: tuple[int, ...], tmp_path: Path
+) -> None:
     import onnxruntime
 
     modules = []
@@ -141,7 +198,9 @@ def test_one_graph_takes_the_weights_of_every_model(spec: Any, shape: tuple[int,
     x = samples_for(modules[0], shape, 3)
     for number, module in enumerate(modules):
         writer.write(module, tmp_path / f"{number}.onnx")
-        (theirs,) = onnxruntime.InferenceSession(tmp_path / f"{number}.onnx").run(None, {"x": x.numpy()})
+        (theirs,) = onnxruntime.InferenceSession(tmp_path / f"{number}.onnx").run(
+            None, {"x": x.numpy()}
+        )
         assert np.abs(module(x).detach().numpy() - theirs).max() < 1e-5
 
 
@@ -164,25 +223,37 @@ def test_a_model_that_onnx_cannot_say_is_told_of_and_written_as_safetensors(tmp_
     assert problem.startswith("group-0: no ONNX (")
 
 
-def test_where_the_runtime_disagrees_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_runtime_disagrees_there_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Session:
         def __init__(self, *_: Any, **__: Any) -> None: ...
         def run(self, _: None, given: dict[str, Any]) -> list[Any]:
             return [np.full((5, 2), 7.0)]
 
     monkeypatch.setattr(onnx.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(onnx.importlib, "import_module", lambda name: type("runtime", (), {"InferenceSession": Session}))
+    monkeypatch.setattr(
+        onnx.importlib,
+        "import_module",
+        lambda name: type("runtime", (), {"InferenceSession": Session}),
+    )
     path = tmp_path / "model.onnx"
     path.write_bytes(b"")
-    with pytest.raises(InvalidInputError, match="onnxruntime gives other outputs than torch, by up to"):
+    with pytest.raises(
+        InvalidInputError, match="onnxruntime gives other outputs than torch, by up to"
+    ):
         onnx._check(nn.Linear(3, 2), torch.zeros(5, 3), path)
     assert not path.exists()
 
 
-def test_without_onnx_the_rest_is_written_and_the_remedy_named(grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onnx_the_rest_is_written_and_the_remedy_named(
+    grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedclade.analysis.export.missing_packages", lambda: ["onnx", "onnxscript"])
     done = export(grouped, tmp_path / "both")
-    assert done.problems == ["no ONNX: onnx and onnxscript not installed; pip install 'fedclade[onnx]'."]
+    assert done.problems == [
+        "no ONNX: onnx and onnxscript not installed; pip install 'fedclade[onnx]'."
+    ]
     assert (tmp_path / "both" / "group-0" / "model.safetensors").exists()
     with pytest.raises(InvalidInputError, match=r"--format onnx: no ONNX: .*pip install"):
         export(grouped, tmp_path / "only", ["onnx"])
@@ -213,28 +284,52 @@ def test_a_module_of_ones_own(tmp_path: Path) -> None:
     assert "model = Tied()  # your own class" in done.cards[0]["load"]["safetensors"]
     # Without the module the weights are there all the same, under the names that were trained.
     done = export(tmp_path / "run", tmp_path / "not given")
-    assert done.problems == ["no ONNX: the model 'Tied' is your own; --import the file that registers it."] or not has_onnx
+    assert (
+        done.problems
+        == ["no ONNX: the model 'Tied' is your own; --import the file that registers it."]
+        or not has_onnx
+    )
     weights = load_file(tmp_path / "not given" / "group-0" / "model.safetensors")
-    assert weights.keys() == {"inner.weight", "inner.bias", "again.bias", "last.weight", "last.bias", "scale"}
+    assert weights.keys() == {
+        "inner.weight",
+        "inner.bias",
+        "again.bias",
+        "last.weight",
+        "last.bias",
+        "scale",
+    }
     assert done.cards[0]["model"]["input_dtype"] is None
 
 
 @pytest.mark.parametrize(("method", "names"), [(fc.Local(), "group"), (fc.LGFedAvg(), "model")])
-def test_clients_with_models_of_their_own_are_groups_of_one(method: fc.Method, names: str, tmp_path: Path) -> None:
+def test_clients_with_models_of_their_own_are_groups_of_one(
+    method: fc.Method, names: str, tmp_path: Path
+) -> None:
     result = fc.run(method, federation(), model=fc.models.MLP(8), rounds=1, out=tmp_path / "run")
     done = export(tmp_path / "run", formats=["safetensors"])
     assert [card["clients"] for card in done.cards] == [[client] for client in range(6)]
     assert [card["name"] for card in done.cards] == [f"{names}-{number}" for number in range(6)]
     weights = load_file(tmp_path / "run" / "export" / done.cards[4]["name"] / "model.safetensors")
-    assert all(torch.equal(weights[name], value) for name, value in result.model_of(4).state_dict().items())
+    assert all(
+        torch.equal(weights[name], value) for name, value in result.model_of(4).state_dict().items()
+    )
 
 
 def test_without_test_data_the_card_says_so(tmp_path: Path) -> None:
     x, y = torch.rand(20, 4), torch.arange(20) % 2
-    fc.run(fc.FedAvg(), fc.data.from_arrays([(x, y)]), model=fc.models.Logistic(), rounds=1, out=tmp_path / "run")
+    fc.run(
+        fc.FedAvg(),
+        fc.data.from_arrays([(x, y)]),
+        model=fc.models.Logistic(),
+        rounds=1,
+        out=tmp_path / "run",
+    )
     (card,) = export(tmp_path / "run", formats=["safetensors"]).cards
     assert card["test"] == {}
-    assert "not measured: no client of the group has test data" in (tmp_path / "run" / "export" / "group-0" / "card.md").read_text()
+    assert (
+        "not measured: no client of the group has test data"
+        in (tmp_path / "run" / "export" / "group-0" / "card.md").read_text()
+    )
 
 
 def call(*arguments: str) -> tuple[str, str]:
@@ -250,7 +345,9 @@ def test_the_command(grouped: Path, tmp_path: Path) -> None:
     assert error == ""
     assert re.match(r"group-0: 3 clients, accuracy \d+\.\d\d %  \(model\.safetensors\)\n", out)
     assert out.splitlines()[-1] == f"Models and cards: {tmp_path / 'out'}"
-    assert call(str(grouped), "--out", str(tmp_path / "quiet"), "--format", "safetensors", "-q") == ("", "")
+    assert call(
+        str(grouped), "--out", str(tmp_path / "quiet"), "--format", "safetensors", "-q"
+    ) == ("", "")
 
 
 def test_what_cannot_be_exported(grouped: Path, tmp_path: Path) -> None:

@@ -30,7 +30,18 @@ def planted(clients: int, seed: int = 0) -> Clients:
 
 
 def train(method: Any, clients: Clients, out: Path, rounds: int = 4, **options: Any) -> Path:
-    fc.run(method, clients, fc.models.Logistic(), rounds=rounds, clients_per_round=0.5, lr=0.1, eval_every=2, out=out, threads=1, **options)
+    fc.run(
+        method,
+        clients,
+        fc.models.Logistic(),
+        rounds=rounds,
+        clients_per_round=0.5,
+        lr=0.1,
+        eval_every=2,
+        out=out,
+        threads=1,
+        **options,
+    )
     return out
 
 
@@ -59,12 +70,20 @@ def copied(one: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Headless Chromium, or the tests that want one are skipped."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the pip package playwright is not installed (pip install '.[dev]')")
+    playwright = pytest.importorskip(
+        "playwright.sync_api",
+        reason="the pip package playwright is not installed (pip install '.[dev]')",
+    )
     found = (
-        os.environ.get("FEDCLADE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+        os.environ.get("FEDCLADE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
     )
     if found is None:
-        pytest.skip("no Chromium: install the package chromium, or say where one is in $FEDCLADE_CHROMIUM")
+        pytest.skip(
+            "no Chromium: install the package chromium, or say where one is in $FEDCLADE_CHROMIUM"
+        )
     with playwright.sync_playwright() as driver:
         opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield opened
@@ -73,7 +92,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """`opened(url, width, scheme)` is a tab with that page. After the test: no complaint on its console, no request but for the page."""
+    """`opened(url, width, scheme)` is a tab with that page. After the test: no complaint on its
+    console, no request but for the page.
+    """
     contexts: list[Any] = []
     complaints: list[str] = []
     requests: list[str] = []
@@ -82,7 +103,12 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
         tab = context.new_page()
-        tab.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+        tab.on(
+            "console",
+            lambda message: (
+                complaints.append(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(url)
@@ -92,12 +118,18 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert complaints == []
-    assert [url for url in requests if not url.startswith(("file:", "data:", "http://127.0.0.1:"))] == []
+    assert [
+        url for url in requests if not url.startswith(("file:", "data:", "http://127.0.0.1:"))
+    ] == []
 
 
 @pytest.fixture(scope="session")
-def pages(browser: Any, one: Path, several: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The address of each page on disk. The browser comes first: without one nothing need be made."""
+def pages(
+    browser: Any, one: Path, several: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """The address of each page on disk. The browser comes first: without one nothing need be
+    made.
+    """
     folder = tmp_path_factory.mktemp("pages")
     diagnosis = folder / "diagnosed"
     diagnosis.mkdir()
@@ -105,15 +137,30 @@ def pages(browser: Any, one: Path, several: Path, tmp_path_factory: pytest.TempP
         "sentences": ["Label skew: very sure.", "Use Clade."],
         "kind": "label skew",
         "sure": 0.95,
-        "evidence": {"labels": {"share": 0.4, "p": 0.001}, "inputs": {"share": 0.1, "p": 0.5}, "classes": 8},
+        "evidence": {
+            "labels": {"share": 0.4, "p": 0.001},
+            "inputs": {"share": 0.1, "p": 0.5},
+            "classes": 8,
+        },
         "probes": [{"method": "fedavg", "gain": 0.0}, {"method": "clade", "gain": 20.5}],
         "true_group": [0, 1, 0, 0],
     }
     (diagnosis / "diagnosis.json").write_text(json.dumps(said))
-    wanted = {"one": [one], "several": [several], "diagnosis": [diagnosis], "all": [several, diagnosis]}
-    return {name: report.write_report(folders, folder / f"{name}.html").as_uri() for name, folders in wanted.items()}
+    wanted = {
+        "one": [one],
+        "several": [several],
+        "diagnosis": [diagnosis],
+        "all": [several, diagnosis],
+    }
+    return {
+        name: report.write_report(folders, folder / f"{name}.html").as_uri()
+        for name, folders in wanted.items()
+    }
 
 
 def cells(tab: Any, table: str, column: int) -> list[str]:
     """What stands in a column of a table."""
-    return [text.strip() for text in tab.locator(f"#{table} tbody tr > :nth-child({column})").all_inner_texts()]
+    return [
+        text.strip()
+        for text in tab.locator(f"#{table} tbody tr > :nth-child({column})").all_inner_texts()
+    ]

@@ -12,21 +12,34 @@ Open = Callable[..., Any]
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", ["one", "all", "diagnosis"])
-def test_nothing_is_wider_than_the_screen(pages: dict[str, str], opened: Open, name: str, width: int) -> None:
+def test_nothing_is_wider_than_the_screen(
+    pages: dict[str, str], opened: Open, name: str, width: int
+) -> None:
     tab = opened(pages[name], width)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_axe_finds_nothing_serious(pages: dict[str, str], opened: Open, width: int, scheme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the pip package axe-playwright-python is not installed")
+def test_axe_finds_nothing_serious(
+    pages: dict[str, str], opened: Open, width: int, scheme: str
+) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="the pip package axe-playwright-python is not installed",
+    )
     tab = opened(pages["all"], width, scheme)
     tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     found = axe.Axe().run(tab).response["violations"]
-    assert [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")] == []
+    assert [
+        (each["id"], each["nodes"][0]["html"])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ] == []
 
 
-def test_the_first_stop_of_the_keyboard_skips_to_the_results(pages: dict[str, str], opened: Open) -> None:
+def test_the_first_stop_of_the_keyboard_skips_to_the_results(
+    pages: dict[str, str], opened: Open
+) -> None:
     tab = opened(pages["one"])
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the results"
@@ -40,7 +53,9 @@ def test_every_figure_has_words_and_a_table(pages: dict[str, str], opened: Open)
     assert drawings.count() == 12
     assert all(drawings.nth(at).get_attribute("aria-label") for at in range(drawings.count()))
     tab.locator("#learning-all-told summary").click()
-    assert tab.locator("#learning-all-table tbody tr").count() == 2  # evaluated in two of four rounds
+    assert (
+        tab.locator("#learning-all-table tbody tr").count() == 2
+    )  # evaluated in two of four rounds
 
 
 def test_on_paper_there_are_figures_and_no_controls(pages: dict[str, str], opened: Open) -> None:

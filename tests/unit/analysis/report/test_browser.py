@@ -1,4 +1,6 @@
-"""The page in headless Chromium, from disk: what happens when one sorts, chooses, points and zooms."""
+"""The page in headless Chromium, from disk: what happens when one sorts, chooses, points and
+zooms.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,25 @@ Open = Callable[..., Any]
 
 def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["several"])
-    accuracy = [heading.strip() for heading in tab.locator("#compare-table thead th").all_inner_texts()].index("Accuracy (%)")
+    accuracy = [
+        heading.strip() for heading in tab.locator("#compare-table thead th").all_inner_texts()
+    ].index("Accuracy (%)")
     assert cells(tab, "compare-table", 1) == ["clade", "fedavg"]
     heading = tab.locator("#compare-table thead button").nth(accuracy)
     heading.click()
     falling = [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)]
     assert falling == sorted(falling, reverse=True)
-    assert tab.locator("#compare-table thead th").nth(accuracy).get_attribute("aria-sort") == "descending"
-    assert heading.evaluate("button => button === document.activeElement")  # focus stays, though the table is drawn anew
+    assert (
+        tab.locator("#compare-table thead th").nth(accuracy).get_attribute("aria-sort")
+        == "descending"
+    )
+    assert heading.evaluate(
+        "button => button === document.activeElement"
+    )  # focus stays, though the table is drawn anew
     tab.keyboard.press("Enter")
-    assert [float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)] == falling[::-1]
+    assert [
+        float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)
+    ] == falling[::-1]
     tab.locator("#compare-table thead button").first.click()
     assert cells(tab, "compare-table", 1) == ["clade", "fedavg"]
     tab.locator("#compare-table thead button").first.click()
@@ -46,7 +57,9 @@ def test_a_chosen_group_is_seen_everywhere(pages: dict[str, str], opened: Open) 
     assert tab.locator("#map-svg .mark:not(.dim)").count() == 6
     assert tab.locator("#map-svg .mark.dim").count() == 18
     assert tab.locator("#learning-groups-svg g[data-series]:not(.dim)").count() == 1
-    assert tab.locator("#tree-svg .trace[data-group='2']:not(.dim)").count() == 5  # six leaves are five merges
+    assert (
+        tab.locator("#tree-svg .trace[data-group='2']:not(.dim)").count() == 5
+    )  # six leaves are five merges
     assert tab.locator("#spread-svg .bin.chosen").count() >= 1
     assert tab.locator("#groups-table tr.chosen").inner_text().split()[:2] == ["group", "2"]
     assert tab.locator("#group-select").input_value() == "2"
@@ -86,7 +99,9 @@ def test_figures_are_read_with_the_keyboard(pages: dict[str, str], opened: Open)
     assert tab.locator("#map-svg .mark.dim").count() == 18
 
 
-def test_the_map_is_zoomed_with_buttons_and_by_dragging(pages: dict[str, str], opened: Open) -> None:
+def test_the_map_is_zoomed_with_buttons_and_by_dragging(
+    pages: dict[str, str], opened: Open
+) -> None:
     tab = opened(pages["one"])
     whole = tab.locator("#map-svg").inner_html()
     tab.locator("#map-in").click()
@@ -102,7 +117,9 @@ def test_the_map_is_zoomed_with_buttons_and_by_dragging(pages: dict[str, str], o
     assert tab.locator("#map-svg").inner_html() != whole
 
 
-def test_gains_are_shown_between_any_two_runs_of_the_same_clients(pages: dict[str, str], opened: Open) -> None:
+def test_gains_are_shown_between_any_two_runs_of_the_same_clients(
+    pages: dict[str, str], opened: Open
+) -> None:
     tab = opened(pages["several"])
     tab.locator("#gain-new").select_option("clade-seed1")
     assert tab.locator("#gain-old option").all_inner_texts() == ["fedavg-seed1"]
@@ -140,16 +157,22 @@ def test_text_from_data_stays_text(copied: Path, tmp_path: Path, opened: Open) -
 
 
 def test_a_run_that_has_only_begun_has_a_page(copied: Path, tmp_path: Path, opened: Open) -> None:
-    for name in ("summary.json", "seen.safetensors", "rounds.jsonl"):
+    for name in ("summary.json", "client_features.safetensors", "rounds.jsonl"):
         (copied / name).unlink()
     tab = opened(report.write_report([copied], tmp_path / "page.html").as_uri())
     assert tab.locator("#run-progress").inner_text() == "Round 0 of 4: the run has not ended."
-    assert [tab.locator(f"#{name}").is_hidden() for name in ("learning", "groups", "fairness", "costs", "pictures")] == [True] * 5
+    assert [
+        tab.locator(f"#{name}").is_hidden()
+        for name in ("learning", "groups", "fairness", "costs", "pictures")
+    ] == [True] * 5
 
 
 def test_a_run_without_accuracy_is_shown_by_its_loss(tmp_path: Path, opened: Open) -> None:
     generator = torch.Generator().manual_seed(0)
-    arrays = [(torch.randn(8, 3, generator=generator) + at, torch.randn(8, generator=generator)) for at in range(5)]
+    arrays = [
+        (torch.randn(8, 3, generator=generator) + at, torch.randn(8, generator=generator))
+        for at in range(5)
+    ]
     clients = fc.data.from_arrays([(x, y, x[:4], y[:4]) for x, y in arrays])
     for method in (fc.FedAvg(), fc.Local()):
         fc.run(
@@ -163,7 +186,9 @@ def test_a_run_without_accuracy_is_shown_by_its_loss(tmp_path: Path, opened: Ope
         )
     tab = opened(report.write_report([tmp_path], tmp_path / "page.html").as_uri())
     assert "Loss" in tab.locator("#compare-table thead").inner_text()
-    assert tab.locator("#learning-all-svg .trace").count() == 2  # the mean client, on test and on training data
+    assert (
+        tab.locator("#learning-all-svg .trace").count() == 2
+    )  # the mean client, on test and on training data
     assert "below the line it gains" in tab.locator("#before-after figcaption").inner_text()
     assert tab.locator("#before-after-svg .mark").count() == 5
     assert tab.locator("#pictures").is_hidden()

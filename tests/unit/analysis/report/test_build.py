@@ -1,4 +1,6 @@
-"""What the page is made of: numbers, sentences, and folders that are whole, unfinished or spoilt."""
+"""What the page is made of: numbers, sentences, and folders that are whole, unfinished or
+spoilt.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,21 @@ ACCURACY, PERPLEXITY, LOSS = METRICS
 
 
 def stored(method: str = "clade", **changes: object) -> Stored:
-    tables = {"data": {"name": "d"}, "partition": {"name": "p"}, "model": {}, "local": {}, "method": {"name": method}, "run": {"rounds": 9}}
-    summary = {"clusters": 5, "clients": 40, "accuracy": 81.0, "accuracy_worst10": 70.0, "loss": 0.5}
+    tables = {
+        "data": {"name": "d"},
+        "partition": {"name": "p"},
+        "model": {},
+        "local": {},
+        "method": {"name": method},
+        "run": {"rounds": 9},
+    }
+    summary = {
+        "clusters": 5,
+        "clients": 40,
+        "accuracy": 81.0,
+        "accuracy_worst10": 70.0,
+        "loss": 0.5,
+    }
     return replace(Stored(method, method, Path(method), tables, [], summary, None, None), **changes)  # type: ignore[arg-type]
 
 
@@ -36,11 +51,14 @@ def numbers(accuracy: float, worst: float, clusters: int = 1) -> dict[str, objec
 
 def test_a_headline_against_fedavg() -> None:
     clade, fedavg = stored(), stored("fedavg", summary=numbers(69.6, 39.0))
-    assert headlines.headline(clade, ACCURACY, [clade, fedavg]) == (
-        "5 groups found; the mean client gains 11.4 points over FedAvg, the worst tenth 31.0."
+    assert (
+        headlines.headline(clade, ACCURACY, [clade, fedavg])
+        == "5 groups found; the mean client gains 11.4 points over FedAvg, the worst tenth 31.0."
     )
-    assert headlines.headline(fedavg, ACCURACY, [clade, fedavg]) == (
-        "One model for all clients; the mean client has an accuracy of 69.6 %, the worst tenth 39.0 %."
+    assert (
+        headlines.headline(fedavg, ACCURACY, [clade, fedavg])
+        == "One model for all clients; the mean client has an accuracy of 69.6 %, the worst tenth"
+        " 39.0 %."
     )
 
 
@@ -60,30 +78,47 @@ def test_a_headline_says_who_loses(mean: float, worst: float, said: str) -> None
 def test_no_gain_over_a_fedavg_of_other_conditions(table: str) -> None:
     clade = stored()
     other = stored(
-        "fedavg", summary=numbers(69.6, 39.0), tables=clade.tables | {"method": {"name": "fedavg"}, table: {"rounds": 9, "other": 1}}
+        "fedavg",
+        summary=numbers(69.6, 39.0),
+        tables=clade.tables | {"method": {"name": "fedavg"}, table: {"rounds": 9, "other": 1}},
     )
     assert "FedAvg" not in headlines.headline(clade, ACCURACY, [clade, other])
 
 
 def test_how_often_a_run_is_looked_at_does_not_matter() -> None:
     clade = stored()
-    other = stored("fedavg", tables=clade.tables | {"method": {"name": "fedavg"}, "run": {"rounds": 9, "eval_every": 1}})
+    other = stored(
+        "fedavg",
+        tables=clade.tables | {"method": {"name": "fedavg"}, "run": {"rounds": 9, "eval_every": 1}},
+    )
     assert "FedAvg" in headlines.headline(clade, ACCURACY, [clade, other])
 
 
 def test_headlines_of_few_and_of_all_groups() -> None:
     own = stored("local", summary=numbers(50.0, 40.0, 40))
-    assert headlines.headline(own, ACCURACY, [own]).startswith("Every client has a model of its own; ")
+    assert headlines.headline(own, ACCURACY, [own]).startswith(
+        "Every client has a model of its own; "
+    )
     begun = stored(summary=None)
-    assert headlines.headline(begun, ACCURACY, [begun]) == "No round has ended yet; nothing evaluated yet."
+    assert (
+        headlines.headline(begun, ACCURACY, [begun])
+        == "No round has ended yet; nothing evaluated yet."
+    )
     assert headlines.progress(begun) == "Round 0 of 9: the run has not ended."
-    loss_only = stored(summary={"clusters": 2, "clients": 40, "accuracy": None, "loss": 0.5, "perplexity": 1.7321})
-    assert headlines.headline(loss_only, PERPLEXITY, [loss_only]) == "2 groups found; the mean client has a perplexity of 1.73."
+    loss_only = stored(
+        summary={"clusters": 2, "clients": 40, "accuracy": None, "loss": 0.5, "perplexity": 1.7321}
+    )
+    assert (
+        headlines.headline(loss_only, PERPLEXITY, [loss_only])
+        == "2 groups found; the mean client has a perplexity of 1.73."
+    )
 
 
 def test_of_several_the_best_is_named() -> None:
-    assert headlines.overall([("a", 70.0), ("b", 90.0), ("c", None)], ACCURACY) == (
-        "Of the 2 compared, b is best for the mean client: accuracy 90.0 %; next is a with 70.0 %."
+    assert (
+        headlines.overall([("a", 70.0), ("b", 90.0), ("c", None)], ACCURACY)
+        == "Of the 2 compared, b is best for the mean client: accuracy 90.0 %; next is a with"
+        " 70.0 %."
     )
     assert "a is best" in headlines.overall([("a", 0.1), ("b", 0.3)], LOSS)
     assert headlines.overall([("a", None), ("b", None)], LOSS) == "2 runs beside each other."
@@ -97,7 +132,9 @@ def test_the_worst_tenth_is_the_lowest_accuracy_and_the_highest_loss() -> None:
 
 
 def test_numbers_are_cut_and_never_nan() -> None:
-    assert short({"a": [1.23456789, float("nan"), float("-inf"), 2.0, True, "x", None]}) == {"a": [1.2346, None, None, 2, True, "x", None]}
+    assert short({"a": [1.23456789, float("nan"), float("-inf"), 2.0, True, "x", None]}) == {
+        "a": [1.2346, None, None, 2, True, "x", None]
+    }
     assert evenly(4, 9) == [0, 1, 2, 3]
     assert evenly(10, 4) == [0, 2, 5, 7]
 
@@ -117,7 +154,9 @@ def test_one_run(one: Path) -> None:
     assert all(share == 50 for row in run["groups"] for _, share in row["classes"])
     assert run["rounds"]["up"][-1] == run["summary"]["bytes_up"]
     assert run["map"]["id"] == list(range(24))
-    assert run["map"]["cluster"] == run["clients"]["cluster"] == [client % 4 for client in range(24)]
+    assert (
+        run["map"]["cluster"] == run["clients"]["cluster"] == [client % 4 for client in range(24)]
+    )
     assert run["tree"]["agreement"] == 1
     assert len(run["byGroup"]["series"]) == 4
     assert data["mixes"][run["mix"]]["top"][0] == [[0, 50], [1, 50]]
@@ -133,32 +172,51 @@ def test_a_comparison(several: Path) -> None:
         assert row["score"] == pytest.approx(np.mean(scores), rel=1e-4)
         assert row["spread"] == pytest.approx(np.std(scores, ddof=1), rel=1e-3)
         assert [point[0] for point in row["curve"]] == [2, 4]
-        assert row["curve"][-1][2:] == [pytest.approx(min(scores), rel=1e-4), pytest.approx(max(scores), rel=1e-4)]
+        assert row["curve"][-1][2:] == [
+            pytest.approx(min(scores), rel=1e-4),
+            pytest.approx(max(scores), rel=1e-4),
+        ]
     assert "over FedAvg" in by_name["clade-seed0"]["headline"]
-    assert by_name["clade-seed0"]["cohort"] == by_name["fedavg-seed0"]["cohort"] != by_name["fedavg-seed1"]["cohort"]
+    assert (
+        by_name["clade-seed0"]["cohort"]
+        == by_name["fedavg-seed0"]["cohort"]
+        != by_name["fedavg-seed1"]["cohort"]
+    )
     assert len(data["mixes"]) == 1  # all runs have the same clients
 
 
-def test_a_comparison_names_and_orders_its_runs_and_says_what_is_real(several: Path, tmp_path: Path) -> None:
+def test_a_comparison_names_and_orders_its_runs_and_says_what_is_real(
+    several: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(several, tmp_path / "several"))
-    folders = {"fedavg": ["fedavg-seed1", "fedavg-seed0"], "clade factor=2": ["clade-seed0", "clade-seed1"]}
-    (folder / "comparison.json").write_text(json.dumps({"folders": folders, "differences": {"in_words": ["Clade leads."]}}))
+    folders = {
+        "fedavg": ["fedavg-seed1", "fedavg-seed0"],
+        "clade factor=2": ["clade-seed0", "clade-seed1"],
+    }
+    (folder / "comparison.json").write_text(
+        json.dumps({"folders": folders, "differences": {"in_words": ["Clade leads."]}})
+    )
     data = report.collect([folder])
     assert {row["label"]: row["runs"] for row in data["compared"]} == folders
     assert [row["label"] for row in data["compared"]] == ["fedavg", "clade factor=2"]
     assert data["differences"] == ["Clade leads."]
 
 
-def test_the_same_folder_twice_is_one_run_and_equal_names_are_told_apart(one: Path, copied: Path) -> None:
+def test_the_same_folder_twice_is_one_run_and_equal_names_are_told_apart(
+    one: Path, copied: Path
+) -> None:
     assert len(report.collect([one, one])["runs"]) == 1
     twin = copied.parent / "twin" / one.name
     shutil.copytree(copied, twin)
-    assert [run["name"] for run in report.collect([one, twin])["runs"]] == [f"{one.parent.name}/{one.name}", f"twin/{one.name}"]
+    assert [run["name"] for run in report.collect([one, twin])["runs"]] == [
+        f"{one.parent.name}/{one.name}",
+        f"twin/{one.name}",
+    ]
 
 
 def test_a_run_that_goes_on(copied: Path) -> None:
     """As a run in its third round leaves it: no end, and a line that is being written."""
-    for name in ("summary.json", "seen.safetensors"):
+    for name in ("summary.json", "client_features.safetensors"):
         (copied / name).unlink()
     lines = (copied / "rounds.jsonl").read_text().splitlines()
     (copied / "rounds.jsonl").write_text("\n".join(lines[:2]) + '\n{"round": 3, "cl')
@@ -174,9 +232,22 @@ def test_a_run_that_goes_on(copied: Path) -> None:
 
 def test_a_run_without_accuracy(tmp_path: Path) -> None:
     """Regression: the page is about the loss."""
-    clients = fc.data.from_arrays([(torch.randn(8, 3) + i, torch.randn(8), torch.randn(4, 3), torch.randn(4)) for i in range(4)])
+    clients = fc.data.from_arrays(
+        [
+            (torch.randn(8, 3) + i, torch.randn(8), torch.randn(4, 3), torch.randn(4))
+            for i in range(4)
+        ]
+    )
     out = tmp_path / "run"
-    fc.run(fc.FedAvg(), clients, torch.nn.Linear(3, 1), rounds=2, out=out, loss=lambda outputs, y: (outputs[:, 0] - y) ** 2, eval_every=1)
+    fc.run(
+        fc.FedAvg(),
+        clients,
+        torch.nn.Linear(3, 1),
+        rounds=2,
+        out=out,
+        loss=lambda outputs, y: (outputs[:, 0] - y) ** 2,
+        eval_every=1,
+    )
     data = report.collect([out])
     (run,) = data["runs"]
     assert data["metric"] == {"key": "loss", "label": "Loss", "unit": "", "higher": False}
@@ -199,10 +270,17 @@ def test_failures_are_listed_and_counted(copied: Path) -> None:
 
 
 def test_a_diagnosis_alone_and_beside_a_run(one: Path, tmp_path: Path) -> None:
-    (tmp_path / "diagnosis.json").write_text(json.dumps({"sentences": ["Label skew.", "Use Clade."], "sure": 0.123456789}))
+    (tmp_path / "diagnosis.json").write_text(
+        json.dumps({"sentences": ["Label skew.", "Use Clade."], "sure": 0.123456789})
+    )
     data = report.collect([tmp_path])
     assert data["headline"] == "Label skew."
-    assert data["diagnoses"] == [{"name": tmp_path.name, "said": {"sentences": ["Label skew.", "Use Clade."], "sure": 0.12346}}]
+    assert data["diagnoses"] == [
+        {
+            "name": tmp_path.name,
+            "said": {"sentences": ["Label skew.", "Use Clade."], "sure": 0.12346},
+        }
+    ]
     assert len(report.collect([one, tmp_path])["runs"]) == 1
 
 
@@ -216,7 +294,9 @@ def test_bad_folders_are_refused_in_words(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="name at least one folder"):
         report.collect([])
     (empty / "diagnosis.json").write_text("[1]")
-    with pytest.raises(InvalidInputError, match=r"diagnosis\.json: missing or damaged \(it holds no table\)"):
+    with pytest.raises(
+        InvalidInputError, match=r"diagnosis\.json: missing or damaged \(it holds no table\)"
+    ):
         report.collect([empty])
     (copied / "rounds.jsonl").write_text("rubbish\n")
     with pytest.raises(InvalidInputError, match=r"rounds\.jsonl: missing or damaged"):

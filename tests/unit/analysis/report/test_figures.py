@@ -21,7 +21,7 @@ def test_figures_of_several_runs_have_their_names(several: Path, tmp_path: Path)
 
 
 def test_a_run_that_has_only_begun_has_no_figure(copied: Path, tmp_path: Path) -> None:
-    for name in ("summary.json", "seen.safetensors", "rounds.jsonl"):
+    for name in ("summary.json", "client_features.safetensors", "rounds.jsonl"):
         (copied / name).unlink()
     assert report.write_figures([copied], tmp_path / "figures") == []
 
@@ -39,8 +39,12 @@ def test_the_command_writes_every_figure_in_every_format_and_the_same_bytes_agai
     assert said == [f"Report: {tmp_path / 'page.html'}", f"Figures: 15 files in {tmp_path / 'a'}"]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     again = report.write_figures([copied], tmp_path / "b")
-    assert {path.name for path in again} == {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "pdf")}
-    assert [path.read_bytes() for path in again] == [(tmp_path / "a" / path.name).read_bytes() for path in again]
+    assert {path.name for path in again} == {
+        f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "pdf")
+    }
+    assert [path.read_bytes() for path in again] == [
+        (tmp_path / "a" / path.name).read_bytes() for path in again
+    ]
     assert again[0].read_bytes().startswith(b"\x89PNG")
     assert again[2].read_bytes().startswith(b"%PDF")
 

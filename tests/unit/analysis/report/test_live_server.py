@@ -31,14 +31,20 @@ def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> Answ
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, headers=named)
     answer = connection.getresponse()
-    found = answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read().decode()
+    found = (
+        answer.status,
+        {name.lower(): value for name, value in answer.getheaders()},
+        answer.read().decode(),
+    )
     connection.close()
     return found
 
 
 def small_run(folder: Path, rounds: int = 1, **more: Any) -> fc.Result:
     clients = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=4, seed=0)
-    return fc.run(fc.FedAvg(), clients, model=fc.models.Logistic(), rounds=rounds, out=folder, **more)
+    return fc.run(
+        fc.FedAvg(), clients, model=fc.models.Logistic(), rounds=rounds, out=folder, **more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +95,23 @@ def test_head_is_get_without_body(port: int) -> None:
     assert int(headers["content-length"]) == len(ask(port)[2].encode())
 
 
-@pytest.mark.parametrize("path", ["/data.json?x=1", "/../summary.json", "/summary.json", "/index.html", "/models/models.safetensors"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/data.json?x=1",
+        "/../summary.json",
+        "/summary.json",
+        "/index.html",
+        "/models/models.safetensors",
+    ],
+)
 def test_there_is_nothing_else(port: int, path: str) -> None:
     assert ask(port, path)[0] == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "WHATEVER"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "WHATEVER"]
+)
 def test_nothing_can_be_sent(port: int, method: str) -> None:
     status, headers, body = ask(port, method=method)
     assert (status, headers["allow"], body) == (405, "GET, HEAD", "This page can only be read.\n")
@@ -103,7 +120,14 @@ def test_nothing_can_be_sent(port: int, method: str) -> None:
 def test_it_goes_by_the_name_of_this_machine_only(port: int) -> None:
     for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}"):
         assert ask(port, Host=name)[0] == 200
-    for name in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port + 1}", f"localhost.evil.example:{port}", ""):
+    for name in (
+        "evil.example",
+        f"evil.example:{port}",
+        "127.0.0.1",
+        f"127.0.0.1:{port + 1}",
+        f"localhost.evil.example:{port}",
+        "",
+    ):
         status, _, body = ask(port, "/data.json", Host=name)
         assert (status, body) == (403, f"Ask for 127.0.0.1:{port} or localhost:{port}.\n"), name
 
@@ -117,7 +141,12 @@ def test_a_request_without_host_is_refused(port: int) -> None:
 def test_pages_of_other_sites_may_not_ask(port: int) -> None:
     assert ask(port, Origin=f"http://127.0.0.1:{port}")[0] == 200
     assert ask(port, Sec_Fetch_Site="same-origin")[0] == ask(port, Sec_Fetch_Site="none")[0] == 200
-    for origin in ("http://evil.example", "null", f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}"):
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"https://127.0.0.1:{port}",
+        f"http://127.0.0.1:{port + 1}",
+    ):
         assert ask(port, "/data.json", Origin=origin)[0] == 403, origin
     for node in ("cross-site", "same-site"):
         assert ask(port, Sec_Fetch_Site=node)[0] == 403, node
@@ -136,7 +165,10 @@ def test_a_port_that_is_taken_is_a_message(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
-        with pytest.raises(InvalidInputError, match=rf"--port {number}: it cannot be opened \(Address already in use\); give another"):
+        with pytest.raises(
+            InvalidInputError,
+            match=rf"--port {number}: it cannot be opened \(Address already in use\); give another",
+        ):
             Live(folder, number)
 
 
@@ -150,10 +182,14 @@ def test_before_the_first_round_the_page_says_so_and_asks_again(tmp_path: Path) 
         assert ask(number, "/data.json")[0] == 503
 
 
-def test_the_folder_is_read_again_only_if_it_has_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_read_again_only_if_it_has_changed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads = []
     collect = report.collect
-    monkeypatch.setattr(report, "collect", lambda folders: reads.append(folders) or collect(folders))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        report, "collect", lambda folders: reads.append(folders) or collect(folders)
+    )  # type: ignore[func-returns-value]
     monkeypatch.setattr(live_server, "_SHARE", 0)
     view = live_server.View(folder)
     first = view.data()
@@ -165,7 +201,9 @@ def test_the_folder_is_read_again_only_if_it_has_changed(folder: Path, monkeypat
     assert len(reads) == 2
 
 
-def test_a_page_that_is_slow_to_make_is_made_seldom(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_is_slow_to_make_is_made_seldom(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now, reads = [0.0], []
 
     def collect(folders: list[Path]) -> dict[str, Any]:
@@ -187,7 +225,9 @@ def test_a_page_that_is_slow_to_make_is_made_seldom(folder: Path, monkeypatch: p
     assert json.loads(view.data() or "")["number"] == 4
 
 
-def test_a_file_that_is_being_written_leaves_the_page_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_being_written_leaves_the_page_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live_server, "_SHARE", 0)
     small_run(tmp_path)
     view = live_server.View(tmp_path)
@@ -228,7 +268,11 @@ def test_a_run_writes_the_same_bytes_with_and_without_and_ends_the_server(tmp_pa
     def run(out: str, watched: bool) -> Path:
         with Live(tmp_path / out) as page:
             number = int(page.address.rsplit(":", 1)[1].strip("/"))
-            small_run(tmp_path / out, rounds=3, on_round=(lambda row: one_round(number)) if watched else None)
+            small_run(
+                tmp_path / out,
+                rounds=3,
+                on_round=(lambda row: one_round(number)) if watched else None,
+            )
         with pytest.raises(ConnectionRefusedError):
             ask(number)
         return tmp_path / out
@@ -238,7 +282,9 @@ def test_a_run_writes_the_same_bytes_with_and_without_and_ends_the_server(tmp_pa
         assert (with_page / name).read_bytes() == (without / name).read_bytes(), name
 
 
-def test_the_command_says_where_and_serves_the_run_while_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_says_where_and_serves_the_run_while_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
     seen: list[tuple[str, str]] = []
 
@@ -252,7 +298,10 @@ def test_the_command_says_where_and_serves_the_run_while_it_goes_on(tmp_path: Pa
         def __exit__(self, *_: object) -> None: ...
         def row(self, row: dict[str, Any]) -> None:
             (line,) = told
-            found = re.fullmatch(r"live report, on this machine only and until the end: http://127\.0\.0\.1:(\d+)/", line)
+            found = re.fullmatch(
+                r"live report, on this machine only and until the end: http://127\.0\.0\.1:(\d+)/",
+                line,
+            )
             assert found
             data = json.loads(ask(int(found[1]), "/data.json")[2])
             seen.append((data["title"], data["runs"][0]["progress"]))
@@ -261,9 +310,13 @@ def test_the_command_says_where_and_serves_the_run_while_it_goes_on(tmp_path: Pa
     monkeypatch.setattr(run, "display", Reader)
     monkeypatch.setattr(live_server, "_SHARE", 0)
     out = tmp_path / "run"
-    done = CliRunner().invoke(main.app, ["run", "quickstart", "--set", "run.rounds=2", "--out", str(out), "--live", "-q"])
+    done = CliRunner().invoke(
+        main.app, ["run", "quickstart", "--set", "run.rounds=2", "--out", str(out), "--live", "-q"]
+    )
     assert done.exception is None
-    assert seen == [("fedavg on digits", f"Round {number} of 2: the run has not ended.") for number in (1, 2)]
+    assert seen == [
+        ("fedavg on digits", f"Round {number} of 2: the run has not ended.") for number in (1, 2)
+    ]
     assert (out / "report.html").exists()
 
 

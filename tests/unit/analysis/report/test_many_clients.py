@@ -59,8 +59,12 @@ BRIGHTNESS = """(id) => {
 
 
 def test_reordering_brings_groups_together(many: Path, opened: Callable[..., Any]) -> None:
-    """Clients take turns in their groups: before, every cell is a mix of all; after, the near ones are dark squares along the diagonal."""
+    """Clients take turns in their groups: before, every cell is a mix of all; after, the near ones
+    are dark squares along the diagonal.
+    """
     tab = opened(many.as_uri())
-    before, after = (tab.evaluate(BRIGHTNESS, f"matrix-{which}-canvas") for which in ("before", "after"))
+    before, after = (
+        tab.evaluate(BRIGHTNESS, f"matrix-{which}-canvas") for which in ("before", "after")
+    )
     assert after[2] > 2 * max(after[:2])
     assert max(before) < 1.5 * min(before)

@@ -9,12 +9,31 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-# What is left of linear RGB without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
+# What is left of linear RGB without one kind of cone (Machado, Oliveira and Fernandes 2009,
+# severity 1).
 EYES = {
     "all cones": np.eye(3),
-    "no red cones": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "no green cones": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "no blue cones": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+    "no red cones": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
+    "no green cones": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "no blue cones": np.array(
+        [
+            [1.255528, -0.076749, -0.178779],
+            [-0.078411, 0.930809, 0.147602],
+            [0.004733, 0.691367, 0.303900],
+        ]
+    ),
 }
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
@@ -37,7 +56,11 @@ def contrast(one: str, two: str) -> float:
 
 def palettes() -> dict[str, tuple[str, list[str]]]:
     """Of each scheme the page's colour and the groups'."""
-    light, dark = (files("fedclade.analysis.report") / "templates" / "style.css").read_text().split("@media")[:2]
+    light, dark = (
+        (files("fedclade.analysis.report") / "templates" / "style.css")
+        .read_text()
+        .split("@media")[:2]
+    )
     return {
         name: (re.findall(r"--page: (#\w{6})", part)[0], re.findall(r"--c\d: (#\w{6})", part))
         for name, part in (("light", light), ("dark", dark))
@@ -55,4 +78,6 @@ def test_colours_stand_out_from_the_page(scheme: str) -> None:
 @pytest.mark.parametrize("eyes", EYES)
 def test_any_two_colours_differ(scheme: str, eyes: str) -> None:
     seen = [lab(EYES[eyes] @ linear(colour)) for colour in palettes()[scheme][1]]
-    assert min(np.linalg.norm(one - two) for one, two in itertools.combinations(seen, 2)) >= 15  # a difference of 2 can just be seen
+    assert (
+        min(np.linalg.norm(one - two) for one, two in itertools.combinations(seen, 2)) >= 15
+    )  # a difference of 2 can just be seen

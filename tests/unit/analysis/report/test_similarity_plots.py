@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from fedclade.analysis.report.similarity_plots import LEAVES, MIXED, Labels, Points, Related, flat
 
 
-def points(rows: list[list[float]] | np.ndarray, cluster: list[int], measure: str = "euclidean") -> Points:
+def points(
+    rows: list[list[float]] | np.ndarray, cluster: list[int], measure: str = "euclidean"
+) -> Points:
     array = np.array(rows, float)
     return Points(np.arange(len(array)), array, np.array(cluster), measure)  # type: ignore[arg-type]
 
@@ -52,7 +54,10 @@ def test_the_matrix_is_put_in_order_group_by_group() -> None:
     matrix = Related.of(FOUR).matrix(side=10)
     assert matrix["side"] == matrix["clients"] == 4
     assert matrix["ids"] == [0, 1, 2, 3]
-    assert {frozenset(matrix["order"][:2]), frozenset(matrix["order"][2:])} == {frozenset({0, 2}), frozenset({1, 3})}
+    assert {frozenset(matrix["order"][:2]), frozenset(matrix["order"][2:])} == {
+        frozenset({0, 2}),
+        frozenset({1, 3}),
+    }
     assert sorted(group for group, _, _ in matrix["groups"]) == [0, 1]
     assert [(start, end) for _, start, end in matrix["groups"]] == [(0, 2), (2, 4)]
     near = round(255 / matrix["high"])  # a distance of 1
@@ -72,7 +77,10 @@ def test_cells_of_a_large_matrix_are_means_over_blocks() -> None:
 def test_mean_distances_within_and_between_groups() -> None:
     between = Related.of(FOUR).matrix(side=4)["between"]
     far = (10 + np.sqrt(101)) / 2
-    assert between == {"groups": [0, 1], "mean": [[pytest.approx(1), pytest.approx(far)], [pytest.approx(far), pytest.approx(1)]]}
+    assert between == {
+        "groups": [0, 1],
+        "mean": [[pytest.approx(1), pytest.approx(far)], [pytest.approx(far), pytest.approx(1)]],
+    }
 
 
 def test_a_group_of_one_has_no_distance_within() -> None:
@@ -128,7 +136,9 @@ def test_any_clients_have_pictures(cloud: Points) -> None:
     matrix, tree = related.matrix(side=7), related.dendrogram()
     clusters = len(np.unique(cloud.cluster))
     assert len(matrix["groups"]) == clusters  # each group is one stretch
-    assert [end for _, _, end in matrix["groups"][:-1]] == [start for _, start, _ in matrix["groups"][1:]]
+    assert [end for _, _, end in matrix["groups"][:-1]] == [
+        start for _, start, _ in matrix["groups"][1:]
+    ]
     assert sum(size for _, size in tree["leaves"]) == len(cloud.ids)
     assert (tree["cut"] is None) == (clusters == 1)
     xy, share = flat(cloud)

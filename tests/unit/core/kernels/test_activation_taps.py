@@ -19,7 +19,12 @@ class Twice(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.unused, self.tied = nn.Linear(6, 6), nn.Linear(6, 3), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.a, self.b, self.unused, self.tied = (
+            nn.Linear(6, 6),
+            nn.Linear(6, 3),
+            nn.Linear(6, 6),
+            nn.Linear(6, 6),
+        )
         self.tied.weight = self.a.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,7 +36,11 @@ class Sequences(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.a, self.b = nn.Embedding(9, 5), nn.Linear(5, 4), nn.Linear(4, 3, bias=False)
+        self.embed, self.a, self.b = (
+            nn.Embedding(9, 5),
+            nn.Linear(5, 4),
+            nn.Linear(4, 3, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.b(torch.relu(self.a(self.embed(x))).mean(1))
@@ -44,7 +53,9 @@ def frozen() -> nn.Module:
     return module
 
 
-def convolutions(*, kernel: int = 3, channels: int = 4, padding: int = 1, stride: int = 1) -> nn.Module:
+def convolutions(
+    *, kernel: int = 3, channels: int = 4, padding: int = 1, stride: int = 1
+) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, channels, 3, padding=1),
         nn.ReLU(),
@@ -57,10 +68,20 @@ def convolutions(*, kernel: int = 3, channels: int = 4, padding: int = 1, stride
     )
 
 
-VECTORS, IMAGES, WORDS = torch.randn(CLIENTS, SIZE, 6), torch.rand(CLIENTS, SIZE, 1, 6, 7), torch.randint(0, 9, (CLIENTS, SIZE, 5))
+VECTORS, IMAGES, WORDS = (
+    torch.randn(CLIENTS, SIZE, 6),
+    torch.rand(CLIENTS, SIZE, 1, 6, 7),
+    torch.randint(0, 9, (CLIENTS, SIZE, 5)),
+)
 MODELS = {
-    "layer norm": (lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)), VECTORS),
-    "dropout": (lambda: nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3)), VECTORS),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)),
+        VECTORS,
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(6, 50), nn.Dropout(0.5), nn.Linear(50, 3)),
+        VECTORS,
+    ),
     "a layer twice": (Twice, VECTORS),
     "frozen": (frozen, VECTORS),
     "sequences": (Sequences, WORDS),
@@ -76,20 +97,33 @@ def problem(name: str) -> tuple[Objective, Tree, Tree, Tensor, ClientStackedBatc
     make, x = MODELS[name]
     torch.manual_seed(0)
     objective = Objective(make())
-    params = {name: value + 0.1 * torch.randn(CLIENTS, *value.shape) for name, value in objective.params().items()}
+    params = {
+        name: value + 0.1 * torch.randn(CLIENTS, *value.shape)
+        for name, value in objective.params().items()
+    }
     base = {name: torch.randn_like(value) for name, value in params.items()}
     weight = torch.ones(CLIENTS, SIZE)
     weight[1, 2:] = 0
-    return objective, base, params, torch.randn(CLIENTS), ClientStackedBatch(x, torch.randint(0, 3, (CLIENTS, SIZE)), weight, torch.arange(CLIENTS))
+    return (
+        objective,
+        base,
+        params,
+        torch.randn(CLIENTS),
+        ClientStackedBatch(x, torch.randint(0, 3, (CLIENTS, SIZE)), weight, torch.arange(CLIENTS)),
+    )
 
 
-def expected_of(objective: Objective, base: Tree, params: Tree, scale: Tensor, batch: ClientStackedBatch) -> Tree:
+def expected_of(
+    objective: Objective, base: Tree, params: Tree, scale: Tensor, batch: ClientStackedBatch
+) -> Tree:
     return vmap(objective.add_scaled_gradient)(base, scale, params, Batch(*batch))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("by", ["kernels of the CPU", "columns"])
-def test_a_stack_has_the_gradients_of_each_client(name: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stack_has_the_gradients_of_each_client(
+    name: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     objective, base, params, scale, batch = problem(name)
     expected = expected_of(objective, base, params, scale, batch)
     if by == "columns":
@@ -101,7 +135,9 @@ def test_a_stack_has_the_gradients_of_each_client(name: str, by: str, monkeypatc
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_result_may_take_the_place_of_the_base_even_of_the_parameters_themselves(name: str) -> None:
+def test_the_result_may_take_the_place_of_the_base_even_of_the_parameters_themselves(
+    name: str,
+) -> None:
     objective, _, params, scale, batch = problem(name)
     expected = expected_of(objective, params, params, scale, batch)
     kept = {name: value.clone() for name, value in params.items()}
@@ -124,19 +160,31 @@ def test_large_gradients_are_never_written_down(name: str) -> None:
 
 def test_layers_are_tapped_where_their_weight_is_trained_and_theirs_alone() -> None:
     module = frozen()
-    assert activation_taps.with_taps(module, tuple(name for name, value in module.named_parameters() if value.requires_grad)) == ("2", "4")
+    assert activation_taps.with_taps(
+        module, tuple(name for name, value in module.named_parameters() if value.requires_grad)
+    ) == ("2", "4")
     module = Twice()
-    assert activation_taps.with_taps(module, tuple(dict(module.named_parameters()))) == ("b", "unused")
+    assert activation_taps.with_taps(module, tuple(dict(module.named_parameters()))) == (
+        "b",
+        "unused",
+    )
     module = convolutions(stride=2)
     assert activation_taps.with_taps(module, tuple(dict(module.named_parameters()))) == ("0", "7")
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (1, 2), (2, 0)])
 @pytest.mark.parametrize("channels", [1, 3, 8])
-def test_columns_give_the_convolution_and_the_error_of_its_input(padding: tuple[int, int], channels: int) -> None:
+def test_columns_give_the_convolution_and_the_error_of_its_input(
+    padding: tuple[int, int], channels: int
+) -> None:
     torch.manual_seed(1)
-    x, weight = torch.randn(CLIENTS, 2, 6, 7, channels, requires_grad=True), torch.randn(CLIENTS, 4, 3, 3, channels)
-    outputs, laid_out = vmap(lambda x, weight: im2col.Convolution.apply(x, weight, *padding))(x, weight)
+    x, weight = (
+        torch.randn(CLIENTS, 2, 6, 7, channels, requires_grad=True),
+        torch.randn(CLIENTS, 4, 3, 3, channels),
+    )
+    outputs, laid_out = vmap(lambda x, weight: im2col.Convolution.apply(x, weight, *padding))(
+        x, weight
+    )
     assert laid_out.shape == (*outputs.shape[:-1], 9 * channels)
     error = torch.randn_like(outputs)
     (got,) = torch.autograd.grad(outputs, x, error)

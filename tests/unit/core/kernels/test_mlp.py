@@ -52,21 +52,34 @@ class Twice(Own):
 
 
 def form(module: nn.Module) -> Dense | None:
-    return dense_form(module, tuple(name for name, value in module.named_parameters() if value.requires_grad))
+    return dense_form(
+        module, tuple(name for name, value in module.named_parameters() if value.requires_grad)
+    )
 
 
 def test_a_plain_chain_is_recognised() -> None:
-    expected = Dense((Layer("a.weight", "a.bias", relu=True), Layer("b.weight", None, relu=False)), flattens=True)
+    expected = Dense(
+        (Layer("a.weight", "a.bias", relu=True), Layer("b.weight", None, relu=False)), flattens=True
+    )
     assert form(Own()) == form(Own(torch.relu)) == form(Own(lambda x: x.relu())) == expected
     assert form(nn.Linear(2, 3)) is None  # it has no name under which its parameters could be found
-    assert form(nn.Sequential(nn.Linear(2, 3))) == Dense((Layer("0.weight", "0.bias", relu=False),), flattens=False)
+    assert form(nn.Sequential(nn.Linear(2, 3))) == Dense(
+        (Layer("0.weight", "0.bias", relu=False),), flattens=False
+    )
     assert form(MLP((5, 4)).build((1, 4, 4), 3)) is not None
     assert form(Logistic().build((7,), 3)) is not None
 
 
 @pytest.mark.parametrize(
     "module",
-    [Own(torch.tanh), Residual(), Branching(), Twice(), LeNet5().build((1, 28, 28), 3), nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))],
+    [
+        Own(torch.tanh),
+        Residual(),
+        Branching(),
+        Twice(),
+        LeNet5().build((1, 28, 28), 3),
+        nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)),
+    ],
     ids=lambda module: type(module).__name__,
 )
 def test_any_other_module_is_left_to_autograd(module: nn.Module) -> None:
@@ -109,12 +122,18 @@ def test_its_steps_are_those_of_autograd(
         module = nn.Sequential(nn.Flatten(), *[layer for pair in layers for layer in pair][:-1])
     objective = Objective(module, absolute) if loss == "own loss" else Objective(module)
     assert objective._dense is not None
-    params = {name: value + 0.1 * torch.randn(clients, *value.shape, generator=generator) for name, value in objective.params().items()}
+    params = {
+        name: value + 0.1 * torch.randn(clients, *value.shape, generator=generator)
+        for name, value in objective.params().items()
+    }
     base = tree_map(lambda value: torch.randn(value.shape, generator=generator), params)
     weight = torch.ones(clients, size)
     if padded:
         weight[:, size // 2 :] = 0
-    x, y = torch.randn(clients, size, 2, 3, generator=generator), torch.randint(0, 3, (clients, size), generator=generator)
+    x, y = (
+        torch.randn(clients, size, 2, 3, generator=generator),
+        torch.randint(0, 3, (clients, size), generator=generator),
+    )
     batch = ClientStackedBatch(x, y, weight, torch.arange(clients))
     scale = torch.randn(clients, generator=generator)
 
@@ -132,8 +151,13 @@ def test_its_steps_are_those_of_autograd(
 def test_the_weights_themselves_may_be_overwritten() -> None:
     torch.manual_seed(0)
     objective = Objective(Own())
-    params = {name: value + 0.1 * torch.randn(3, *value.shape) for name, value in objective.params().items()}
-    batch = ClientStackedBatch(torch.randn(3, 5, 6), torch.randint(0, 3, (3, 5)), torch.ones(3, 5), torch.arange(3))
+    params = {
+        name: value + 0.1 * torch.randn(3, *value.shape)
+        for name, value in objective.params().items()
+    }
+    batch = ClientStackedBatch(
+        torch.randn(3, 5, 6), torch.randint(0, 3, (3, 5)), torch.ones(3, 5), torch.arange(3)
+    )
     expected = objective.add_scaled_gradient(params, torch.tensor(-0.1), params, batch)
     got = objective.add_scaled_gradient(params, torch.tensor(-0.1), params, batch, overwrite=True)
     for name in expected:
@@ -142,8 +166,12 @@ def test_the_weights_themselves_may_be_overwritten() -> None:
 
 def test_inputs_with_more_axes_that_are_not_flattened_are_left_to_autograd() -> None:
     objective = Objective(nn.Sequential(nn.Linear(6, 3)), lambda outputs, y: outputs.sum((1, 2)))
-    batch = ClientStackedBatch(torch.randn(1, 4, 2, 6), torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0]))
+    batch = ClientStackedBatch(
+        torch.randn(1, 4, 2, 6), torch.zeros(1, 4), torch.ones(1, 4), torch.tensor([0])
+    )
     w = {name: value[None] for name, value in objective.params().items()}
     got = objective.add_scaled_gradient(w, torch.tensor(1.0), w, batch)
     assert got["0.weight"].shape == (1, 3, 6)
-    torch.testing.assert_close(got["0.weight"], w["0.weight"] + batch.x.sum((0, 1, 2)).expand(1, 3, 6) / 4)
+    torch.testing.assert_close(
+        got["0.weight"], w["0.weight"] + batch.x.sum((0, 1, 2)).expand(1, 3, 6) / 4
+    )

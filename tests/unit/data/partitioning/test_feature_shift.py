@@ -1,4 +1,6 @@
-"""`FeatureClusters`: every client has all classes in a manner of its own, and is as far from the others as asked for."""
+"""`FeatureClusters`: every client has all classes in a manner of its own, and is as far from the
+others as asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
-from fedclade.data import Clients, Dataset, FeatureClusters, dataset, earth_movers_distance, genomic, load, partition
+from fedclade.data import (
+    Clients,
+    Dataset,
+    FeatureClusters,
+    dataset,
+    earth_movers_distance,
+    genomic,
+    load,
+    partition,
+)
 from fedclade.data.emd import Features
 from fedclade.data.partitioning.feature_shift import nearest_with_room
 from fedclade.errors import InvalidInputError
@@ -21,13 +32,24 @@ from fedclade.errors import InvalidInputError
 MANNERS = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]])
 
 
-def in_manners(each: int = 20, test_each: int = 5, classes: int = 4, apart: float = 100.0) -> Dataset:
-    """Each class has a place `apart` from the next, and its samples lie there in three manners. x is the place, then class and manner."""
+def in_manners(
+    each: int = 20, test_each: int = 5, classes: int = 4, apart: float = 100.0
+) -> Dataset:
+    """Each class has a place `apart` from the next, and its samples lie there in three manners. x
+    is the place, then class and manner.
+    """
     rng = np.random.default_rng(0)
 
     def part(number: int) -> tuple[np.ndarray, np.ndarray]:
-        y, manner = np.repeat(np.arange(classes), 3 * number), np.tile(np.repeat(np.arange(3), number), classes)
-        place = np.stack([apart * y, np.zeros(len(y))], 1) + MANNERS[manner] + rng.normal(0, 0.1, (len(y), 2))
+        y, manner = (
+            np.repeat(np.arange(classes), 3 * number),
+            np.tile(np.repeat(np.arange(3), number), classes),
+        )
+        place = (
+            np.stack([apart * y, np.zeros(len(y))], 1)
+            + MANNERS[manner]
+            + rng.normal(0, 0.1, (len(y), 2))
+        )
         order = rng.permutation(len(y))
         return np.column_stack([place, y, manner])[order].astype(np.float32), y[order]
 
@@ -42,7 +64,10 @@ class ByPlace(FeatureClusters):
 
 
 def of_client(clients: Clients, client: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return clients.x[clients.train[client]], clients.x_test[clients.test[int(clients.test_part_id[client])]]
+    return (
+        clients.x[clients.train[client]],
+        clients.x_test[clients.test[int(clients.test_part_id[client])]],
+    )
 
 
 def counts(clients: Clients) -> torch.Tensor:
@@ -54,7 +79,12 @@ def counts(clients: Clients) -> torch.Tensor:
 def test_room_by_hand() -> None:
     codes, centres = np.array([[0.0], [1.0], [2.0], [9.0]]), np.array([[0.0], [10.0]])
     assert nearest_with_room(codes, centres, np.array([3, 1])).tolist() == [0, 0, 0, 1]
-    assert nearest_with_room(codes, centres, np.array([2, 2])).tolist() == [0, 0, 1, 1]  # 2 is the nearest to 10 of those that must go
+    assert nearest_with_room(codes, centres, np.array([2, 2])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+    ]  # 2 is the nearest to 10 of those that must go
     assert nearest_with_room(codes, centres, np.array([0, 4])).tolist() == [1, 1, 1, 1]
     assert nearest_with_room(codes[:0], centres, np.array([0, 0])).tolist() == []
 
@@ -73,7 +103,9 @@ def test_room_is_kept_at_the_least_cost(room: list[int], seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_each_client_has_one_manner_of_all_classes(seed: int) -> None:
-    """The manners of one class go with the like manners of the others, in training and test part."""
+    """The manners of one class go with the like manners of the others, in training and test
+    part.
+    """
     clients = partition(in_manners(), ByPlace(), 3, seed, probe=0)
     own = []
     for client in range(3):
@@ -99,7 +131,9 @@ def test_sizes_are_even_and_all_samples_are_dealt_once() -> None:
 
 
 def test_the_wanted_distance_is_met() -> None:
-    """Measured anew, with features and samples drawn otherwise, so that it is not met to the digit."""
+    """Measured anew, with features and samples drawn otherwise, so that it is not met to the
+    digit.
+    """
     data = load("digits")
     most = earth_movers_distance(partition(data, FeatureClusters(), 5)).percent
     previous = 0.0
@@ -108,7 +142,9 @@ def test_the_wanted_distance_is_met() -> None:
         measured = earth_movers_distance(clients).percent
         assert abs(measured - wanted) < 1.2
         assert previous < measured < most
-        assert torch.equal(counts(clients), counts(partition(data, FeatureClusters(), 5))), "classes stay as even as they were"
+        assert torch.equal(counts(clients), counts(partition(data, FeatureClusters(), 5))), (
+            "classes stay as even as they were"
+        )
         previous = measured
 
 
@@ -138,9 +174,15 @@ def test_the_seed_decides() -> None:
 def test_without_test_samples_or_with_strange_ones() -> None:
     whole = in_manners()
     assert len(partition(dataset(whole.x_train, whole.y_train), FeatureClusters(), 3).test) == 0
-    strange = dataset(whole.x_train, whole.y_train, whole.x_test, np.where(whole.y_test == 0, 9, whole.y_test))
+    strange = dataset(
+        whole.x_train, whole.y_train, whole.x_test, np.where(whole.y_test == 0, 9, whole.y_test)
+    )
     clients = partition(strange, FeatureClusters(), 3)
-    assert set(clients.y_test[clients.test.index].tolist()) == {1, 2, 3}  # nobody is trained on class 9
+    assert set(clients.y_test[clients.test.index].tolist()) == {
+        1,
+        2,
+        3,
+    }  # nobody is trained on class 9
 
 
 def message_of(call: Callable[[], object]) -> str:
@@ -151,7 +193,10 @@ def message_of(call: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("emd", [0, -1.0, float("nan"), "6"])
 def test_an_emd_that_is_none(emd: float) -> None:
-    assert message_of(lambda: FeatureClusters(emd)) == f"partition.emd = {emd!r}: must be a number above 0 (and finite)."
+    assert (
+        message_of(lambda: FeatureClusters(emd))
+        == f"partition.emd = {emd!r}: must be a number above 0 (and finite)."
+    )
 
 
 def test_an_emd_out_of_reach_gives_the_range() -> None:
@@ -161,18 +206,23 @@ def test_an_emd_out_of_reach_gives_the_range() -> None:
     most = float(message.split("ask for at most ")[1].split(" ")[0])
     assert earth_movers_distance(partition(data, FeatureClusters(most), 5)).percent > most - 1.2
     equal = dataset(np.zeros((40, 3), np.float32), np.arange(40) % 2)
-    assert "percent apart; leave emd out." in message_of(lambda: partition(equal, FeatureClusters(5.0), 4))
+    assert "percent apart; leave emd out." in message_of(
+        lambda: partition(equal, FeatureClusters(5.0), 4)
+    )
     assert partition(equal, FeatureClusters(), 4, probe=0).sizes.tolist() == [10] * 4
 
 
 def test_what_has_too_few_samples_or_no_classes() -> None:
     few = dataset(np.random.default_rng(0).normal(size=(13, 2)), [0] * 10 + [1] * 3)
-    assert message_of(lambda: partition(few, FeatureClusters(), 4, probe=0)) == (
-        "partition.clients = 4: every client has every class, and the smallest has 3 training samples besides the probe; "
-        "ask for at most 3 clients."
+    assert (
+        message_of(lambda: partition(few, FeatureClusters(), 4, probe=0))
+        == "partition.clients = 4: every client has every class, and the smallest has 3 training"
+        " samples besides the probe; ask for at most 3 clients."
     )
     assert counts(partition(few, FeatureClusters(), 3, probe=0)).min() == 1
-    assert "needs class labels" in message_of(lambda: partition(dataset(np.eye(4), np.ones(4)), FeatureClusters(), 2))
+    assert "needs class labels" in message_of(
+        lambda: partition(dataset(np.eye(4), np.ones(4)), FeatureClusters(), 2)
+    )
     assert "are sequences" in message_of(lambda: partition(genomic(reads=4), FeatureClusters(), 2))
 
 
@@ -180,4 +230,9 @@ def test_what_has_too_few_samples_or_no_classes() -> None:
 def test_emnist_at_three_distances(real_data: Callable[[str], Path]) -> None:
     data = load(real_data("emnist62"))
     for wanted in (2.0, 4.0, 6.0):
-        assert abs(earth_movers_distance(partition(data, FeatureClusters(wanted), 10)).percent - wanted) < 0.8
+        assert (
+            abs(
+                earth_movers_distance(partition(data, FeatureClusters(wanted), 10)).percent - wanted
+            )
+            < 0.8
+        )

@@ -1,4 +1,6 @@
-"""Requests that cannot be met: the message names the field, the value and what to ask for, and what it asks for then works."""
+"""Requests that cannot be met: the message names the field, the value and what to ask for, and what
+it asks for then works.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,12 @@ from fedclade.errors import InvalidInputError
 def toy(counts: tuple[int, ...] = (10, 10, 10, 10)) -> Dataset:
     y = np.repeat(np.arange(len(counts)), counts)
     return dataset(
-        np.zeros((len(y), 2), np.float32), y, np.zeros((4, 2), np.float32), [0, 1, 2, 3], name="toy", writer=np.arange(len(y)) // 4
+        np.zeros((len(y), 2), np.float32),
+        y,
+        np.zeros((4, 2), np.float32),
+        [0, 1, 2, 3],
+        name="toy",
+        writer=np.arange(len(y)) // 4,
     )
 
 
@@ -62,9 +69,18 @@ WHOLE, POSITIVE = "must be a whole number, 1 or more.", "must be a number above 
         (lambda: NaturalId(test_fraction=1.0), "partition.test_fraction = 1.0: must be below 1."),
         (lambda: LabelClusters(0), f"partition.clusters = 0: {WHOLE}"),
         (lambda: LabelClusters(classes=-1), f"partition.classes = -1: {WHOLE}"),
-        (lambda: LabelClusters(overlap=-1), "partition.overlap = -1: must be a whole number, 0 or more."),
-        (lambda: LabelClusters(classes=3, overlap=2), "partition.overlap = 2: must be at most half of classes = 3."),
-        (lambda: LabelClusters(2, 2, 1), "partition.clusters = 2: with an overlap there must be 3 or more."),
+        (
+            lambda: LabelClusters(overlap=-1),
+            "partition.overlap = -1: must be a whole number, 0 or more.",
+        ),
+        (
+            lambda: LabelClusters(classes=3, overlap=2),
+            "partition.overlap = 2: must be at most half of classes = 3.",
+        ),
+        (
+            lambda: LabelClusters(2, 2, 1),
+            "partition.clusters = 2: with an overlap there must be 3 or more.",
+        ),
         (lambda: LabelClusters(samples=0), f"partition.samples = 0: {WHOLE}"),
         (lambda: PowerLawClusters(0), f"partition.clusters = 0: {WHOLE}"),
         (lambda: PowerLawClusters(classes=0), f"partition.classes = 0: {WHOLE}"),
@@ -87,46 +103,112 @@ def test_fields(make: Callable[[], Scheme], message: str) -> None:
         (Iid(), 0, f"partition.clients = 0: {WHOLE}"),
         (Iid(), -4, f"partition.clients = -4: {WHOLE}"),
         (Iid(), 2.0, f"partition.clients = 2.0: {WHOLE}"),
-        (Iid(), 37, "partition.clients = 37: there are 36 training samples (40 less 4 probe samples); ask for at most 36 clients."),
+        (
+            Iid(),
+            37,
+            (
+                "partition.clients = 37: there are 36 training samples (40 less 4 probe samples);"
+                " ask for at most 36 clients."
+            ),
+        ),
         (
             Dirichlet(min_size=4),
             10,
-            "partition.min_size = 4: there are 36 training samples besides the probe for 10 clients; ask for at most 3.",
+            (
+                "partition.min_size = 4: there are 36 training samples besides the probe for 10"
+                " clients; ask for at most 3."
+            ),
         ),
-        (Pathological(5), 4, "partition.classes_per_client = 5: there are 4 classes; ask for at most 4."),
-        (NaturalId(), 11, "partition.clients = 11: there are 10 different ids in 'writer'; ask for at most 10."),
+        (
+            Pathological(5),
+            4,
+            "partition.classes_per_client = 5: there are 4 classes; ask for at most 4.",
+        ),
+        (
+            NaturalId(),
+            11,
+            "partition.clients = 11: there are 10 different ids in 'writer'; ask for at most 10.",
+        ),
         (
             NaturalId("author"),
             3,
-            "partition.key = 'author': data set 'toy' has no whole numbers or text author_train beside its samples (it has writer).",
+            (
+                "partition.key = 'author': data set 'toy' has no whole numbers or text author_train"
+                " beside its samples (it has writer)."
+            ),
         ),
         (
             LabelClusters(3, 2),
             6,
-            "partition.clusters = 3: 3 clusters of 2 classes with an overlap of 0 need 6 classes and there are 4; "
-            "ask for at most 2 clusters or fewer classes.",
+            (
+                "partition.clusters = 3: 3 clusters of 2 classes with an overlap of 0 need 6"
+                " classes and there are 4; ask for at most 2 clusters or fewer classes."
+            ),
         ),
         (
             LabelClusters(3, 3, 1),
             6,
-            "partition.clusters = 3: 3 clusters of 3 classes with an overlap of 1 need 6 classes and there are 4; ask for fewer classes.",
+            (
+                "partition.clusters = 3: 3 clusters of 3 classes with an overlap of 1 need 6"
+                " classes and there are 4; ask for fewer classes."
+            ),
         ),
-        (LabelClusters(2, 2), 1, "partition.clusters = 2: there are 1 clients; ask for at most 1 clusters or at least 2 clients."),
+        (
+            LabelClusters(2, 2),
+            1,
+            (
+                "partition.clusters = 2: there are 1 clients; ask for at most 1 clusters or at"
+                " least 2 clients."
+            ),
+        ),
         (
             PowerLawClusters(3, 2),
             6,
-            "partition.clusters = 3: 4 classes do not fill so many clusters of 2; ask for at most 2 clusters or fewer classes.",
+            (
+                "partition.clusters = 3: 4 classes do not fill so many clusters of 2; ask for at"
+                " most 2 clusters or fewer classes."
+            ),
         ),
-        (PowerLawClusters(2, 2), 1, "partition.clusters = 2: there are 1 clients; ask for at most 1 clusters or at least 2 clients."),
-        (LabelSwap(8), 4, "partition.clusters = 8: 4 classes allow no more than 6 different relabellings; ask for at most 6."),
-        (LabelSwap(5), 4, "partition.clusters = 5: there are 4 clients; ask for at most 4 clusters or at least 5 clients."),
+        (
+            PowerLawClusters(2, 2),
+            1,
+            (
+                "partition.clusters = 2: there are 1 clients; ask for at most 1 clusters or at"
+                " least 2 clients."
+            ),
+        ),
+        (
+            LabelSwap(8),
+            4,
+            (
+                "partition.clusters = 8: 4 classes allow no more than 6 different relabellings; ask"
+                " for at most 6."
+            ),
+        ),
+        (
+            LabelSwap(5),
+            4,
+            (
+                "partition.clusters = 5: there are 4 clients; ask for at most 4 clusters or at"
+                " least 5 clients."
+            ),
+        ),
         (LabelSwap(2, swaps=3), 4, "partition.swaps = 3: there are 4 classes; ask for at most 2."),
-        (LabelPermutation(25), 4, "partition.clusters = 25: 4 classes allow no more than 24 different relabellings; ask for at most 24."),
+        (
+            LabelPermutation(25),
+            4,
+            (
+                "partition.clusters = 25: 4 classes allow no more than 24 different relabellings;"
+                " ask for at most 24."
+            ),
+        ),
         (
             LabelSwap(2, samples=10),
             4,
-            "partition.samples = 10: 4 clients would need 40 training samples and there are 36 besides the probe; "
-            "ask for at most 9 samples, or at most 3 clients.",
+            (
+                "partition.samples = 10: 4 clients would need 40 training samples and there are 36"
+                " besides the probe; ask for at most 9 samples, or at most 3 clients."
+            ),
         ),
     ],
 )
@@ -136,22 +218,35 @@ def test_requests(scheme: Scheme, clients: int, message: str) -> None:
 
 def test_more_clients_than_digits() -> None:
     digits = load("digits")
-    assert message_of(lambda: partition(digits, Iid(), 5000)) == (
-        "partition.clients = 5000: there are 1295 training samples (1438 less 143 probe samples); ask for at most 1295 clients."
+    assert (
+        message_of(lambda: partition(digits, Iid(), 5000))
+        == "partition.clients = 5000: there are 1295 training samples (1438 less 143 probe"
+        " samples); ask for at most 1295 clients."
     )
     many = message_of(lambda: partition(digits, Pathological(12), 10))
     assert many == "partition.classes_per_client = 12: there are 10 classes; ask for at most 10."
 
 
 def test_seed_probe_and_wrong_things() -> None:
-    assert message_of(lambda: partition(toy(), Iid(), 4, seed=-1)) == "partition.seed = -1: must be a whole number, 0 or more."
-    assert message_of(lambda: partition(toy(), Iid(), 4, probe=-1)) == "partition.probe = -1: must be a whole number, 0 or more."
-    assert message_of(lambda: partition(toy(), Iid(), 4, probe=40)) == (
-        "partition.probe = 40: there are 40 training samples; ask for at most 36."
+    assert (
+        message_of(lambda: partition(toy(), Iid(), 4, seed=-1))
+        == "partition.seed = -1: must be a whole number, 0 or more."
     )
-    assert "the scheme must be an object such as Iid()" in message_of(lambda: partition(toy(), "iid", 4))  # type: ignore[arg-type]
+    assert (
+        message_of(lambda: partition(toy(), Iid(), 4, probe=-1))
+        == "partition.probe = -1: must be a whole number, 0 or more."
+    )
+    assert (
+        message_of(lambda: partition(toy(), Iid(), 4, probe=40))
+        == "partition.probe = 40: there are 40 training samples; ask for at most 36."
+    )
+    assert "the scheme must be an object such as Iid()" in message_of(
+        lambda: partition(toy(), "iid", 4)
+    )  # type: ignore[arg-type]
     assert "not the class Iid." in message_of(lambda: partition(toy(), Iid, 4))  # type: ignore[arg-type]
-    assert "must be a Dataset (from load or dataset), not str" in message_of(lambda: partition("digits", Iid(), 4))  # type: ignore[arg-type]
+    assert "must be a Dataset (from load or dataset), not str" in message_of(
+        lambda: partition("digits", Iid(), 4)
+    )  # type: ignore[arg-type]
 
 
 def test_a_data_set_without_keys() -> None:
@@ -159,20 +254,36 @@ def test_a_data_set_without_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", [Dirichlet(), Pathological(), LabelClusters(), PowerLawClusters(), LabelSwap(), LabelPermutation()], ids=lambda s: s.name
+    "scheme",
+    [
+        Dirichlet(),
+        Pathological(),
+        LabelClusters(),
+        PowerLawClusters(),
+        LabelSwap(),
+        LabelPermutation(),
+    ],
+    ids=lambda s: s.name,
 )
 def test_schemes_that_need_labels(scheme: Scheme) -> None:
     data = dataset(np.zeros((40, 2)), np.zeros(40), name="prices")
-    assert message_of(lambda: partition(data, scheme, 4)) == (
-        f"partition.name = {scheme.name!r}: needs class labels, and the targets of 'prices' are floats. Store labels as integers, "
-        "or use iid, quantity_skew, natural_id or rotation."
+    assert (
+        message_of(lambda: partition(data, scheme, 4))
+        == f"partition.name = {scheme.name!r}: needs class labels, and the targets of 'prices' are"
+        " floats. Store labels as integers, or use iid, quantity_skew, natural_id or rotation."
     )
 
 
-@pytest.mark.parametrize("x", [np.zeros((40, 2)), np.zeros((40, 4, 5), np.uint8), np.zeros((40, 4, 4), int)])
+@pytest.mark.parametrize(
+    "x", [np.zeros((40, 2)), np.zeros((40, 4, 5), np.uint8), np.zeros((40, 4, 4), int)]
+)
 def test_rotation_of_what_is_no_square_image(x: np.ndarray) -> None:
-    message = message_of(lambda: partition(dataset(x, np.zeros(40, int), name="toy"), Rotation(), 4))
-    assert message.startswith("partition.name = 'rotation': turns square images, and the inputs of 'toy' have shape (")
+    message = message_of(
+        lambda: partition(dataset(x, np.zeros(40, int), name="toy"), Rotation(), 4)
+    )
+    assert message.startswith(
+        "partition.name = 'rotation': turns square images, and the inputs of 'toy' have shape ("
+    )
     assert message.endswith("or use label_swap.")
 
 
@@ -185,12 +296,22 @@ SCARCE = toy((3, 50, 50, 50))
         (
             Pathological(1),
             40,
-            "partition.clients = 40: with 1 classes each, class 0 has 10 owners and 3 training samples besides the probe",
+            (
+                "partition.clients = 40: with 1 classes each, class 0 has 10 owners and 3 training"
+                " samples besides the probe"
+            ),
         ),
         (Pathological(3), 60, "partition.clients = 60: with 3 classes each, class "),
         (LabelClusters(4, 1), 40, "partition.clients = 40: cluster "),
         (LabelClusters(4, 2, 1), 150, "partition.clients = 150: cluster "),
-        (PowerLawClusters(4, 1), 40, "partition.clients = 40: cluster 0 has 10 clients and 3 training samples besides the probe"),
+        (
+            PowerLawClusters(4, 1),
+            40,
+            (
+                "partition.clients = 40: cluster 0 has 10 clients and 3 training samples besides"
+                " the probe"
+            ),
+        ),
     ],
 )
 def test_what_the_message_asks_for_works(scheme: Scheme, clients: int, start: str) -> None:
@@ -203,7 +324,9 @@ def test_what_the_message_asks_for_works(scheme: Scheme, clients: int, start: st
     assert partition(SCARCE, scheme, most, probe=0).sizes.min() >= 1
 
 
-@pytest.mark.parametrize(("classes", "overlap", "clients"), [(2, 0, 20), (3, 1, 20), (3, 0, 17), (2, 1, 13)])
+@pytest.mark.parametrize(
+    ("classes", "overlap", "clients"), [(2, 0, 20), (3, 1, 20), (3, 0, 17), (2, 1, 13)]
+)
 def test_the_samples_a_message_asks_for_are_there(classes: int, overlap: int, clients: int) -> None:
     digits = load("digits")
 
@@ -212,7 +335,8 @@ def test_the_samples_a_message_asks_for_are_there(classes: int, overlap: int, cl
 
     message = message_of(lambda: partition(digits, make(400), clients))
     asked = re.search(
-        r"^partition.samples = 400: cluster \d needs \d+ training samples of class \d for its \d clients and has \d+; "
+        r"^partition.samples = 400: cluster \d needs \d+ training samples of class \d for its \d"
+        r" clients and has \d+; "
         r"ask for at most (\d+) samples or fewer clients\.$",
         message,
     )
@@ -222,5 +346,7 @@ def test_the_samples_a_message_asks_for_are_there(classes: int, overlap: int, cl
 
 
 def test_samples_where_even_one_is_too_many() -> None:
-    message = message_of(lambda: partition(toy((2, 30, 30, 30)), LabelClusters(2, 2, samples=30), 10, probe=0))
+    message = message_of(
+        lambda: partition(toy((2, 30, 30, 30)), LabelClusters(2, 2, samples=30), 10, probe=0)
+    )
     assert message.endswith("ask for fewer clients.")

@@ -33,12 +33,20 @@ TEST = 1000  # test samples are numbered from here, so that a sample can be told
 
 @st.composite
 def data_sets(draw: st.DrawFn) -> Dataset:
-    """Images whose corner pixel is the number of the sample: turning them by quarters keeps the sum."""
+    """Images whose corner pixel is the number of the sample: turning them by quarters keeps the
+    sum.
+    """
     counts = draw(st.lists(st.integers(6, 20), min_size=2, max_size=7))
     test_counts = draw(st.lists(st.integers(0, 6), min_size=len(counts), max_size=len(counts)))
     order = np.random.default_rng(draw(st.integers(0, 3)))
-    y, y_test = (order.permutation(np.repeat(np.arange(len(c)), c)) for c in (counts, [*test_counts[:-1], test_counts[-1] + 1]))
-    x, x_test = np.zeros((len(y), 1, 2, 2), np.float32), np.zeros((len(y_test), 1, 2, 2), np.float32)
+    y, y_test = (
+        order.permutation(np.repeat(np.arange(len(c)), c))
+        for c in (counts, [*test_counts[:-1], test_counts[-1] + 1])
+    )
+    x, x_test = (
+        np.zeros((len(y), 1, 2, 2), np.float32),
+        np.zeros((len(y_test), 1, 2, 2), np.float32),
+    )
     x[:, 0, 0, 0], x_test[:, 0, 0, 0] = np.arange(len(y)), TEST + np.arange(len(y_test))
     return dataset(x, y, x_test, y_test, writer=(np.arange(len(y)) % 9, np.arange(len(y_test)) % 4))
 
@@ -46,7 +54,13 @@ def data_sets(draw: st.DrawFn) -> Dataset:
 maybe_samples = st.none() | st.integers(1, 5)
 label_clusters = st.one_of(
     st.builds(LabelClusters, st.integers(1, 4), st.integers(1, 3), samples=maybe_samples),
-    st.builds(LabelClusters, st.integers(3, 4), st.integers(2, 3), overlap=st.just(1), samples=maybe_samples),
+    st.builds(
+        LabelClusters,
+        st.integers(3, 4),
+        st.integers(2, 3),
+        overlap=st.just(1),
+        samples=maybe_samples,
+    ),
 )
 planted = st.one_of(
     st.builds(LabelSwap, st.integers(1, 5), st.integers(1, 2), maybe_samples),
@@ -59,7 +73,9 @@ followed = st.one_of(
     st.builds(Pathological, st.integers(1, 4)),
     st.builds(QuantitySkew, st.sampled_from([1e-3, 0.1, 1.0, 100.0])),
 )
-clustered = st.one_of(label_clusters, st.builds(PowerLawClusters, st.integers(1, 3), st.integers(1, 3)))
+clustered = st.one_of(
+    label_clusters, st.builds(PowerLawClusters, st.integers(1, 3), st.integers(1, 3))
+)
 natural = st.builds(NaturalId, test_fraction=st.sampled_from([0.01, 0.2, 0.99]))
 schemes: st.SearchStrategy[Scheme] = st.one_of(followed, clustered, planted, natural)
 numbers_of_clients, seeds = st.integers(1, 25), st.integers(0, 2**40)
@@ -125,12 +141,16 @@ def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) 
     assert clients.test_part_id.max() < len(clients.test)
     assert (clients.test.sizes > 0).all()
     if scheme.name != "natural_id":
-        assert (torch.tensor(numbers(clients.x_test)) - TEST).tolist() == clients.test_sample_id.tolist()
+        assert (
+            torch.tensor(numbers(clients.x_test)) - TEST
+        ).tolist() == clients.test_sample_id.tolist()
 
 
 @given(data_sets(), planted, numbers_of_clients, seeds)
 @settings(max_examples=150, deadline=None)
-def test_training_and_test_part_see_the_same_transformation(data: Dataset, scheme: Scheme, number: int, seed: int) -> None:
+def test_training_and_test_part_see_the_same_transformation(
+    data: Dataset, scheme: Scheme, number: int, seed: int
+) -> None:
     clients = try_to(data, scheme, number, seed)
     if clients is None:
         return
@@ -138,11 +158,18 @@ def test_training_and_test_part_see_the_same_transformation(data: Dataset, schem
     tables: dict[int, dict[int, int]] = {}
     corners: dict[int, set[int]] = {}
     for client, group in enumerate(clients.groups.tolist()):
-        for x, y, rows in ((clients.x, clients.y, clients.train[client]), (clients.x_test, clients.y_test, test_part(clients, client))):
+        for x, y, rows in (
+            (clients.x, clients.y, clients.train[client]),
+            (clients.x_test, clients.y_test, test_part(clients, client)),
+        ):
             samples = numbers(x[rows])
-            for original, label in zip(original_labels(data, samples), y[rows].tolist(), strict=True):
+            for original, label in zip(
+                original_labels(data, samples), y[rows].tolist(), strict=True
+            ):
                 assert tables.setdefault(group, {}).setdefault(original, label) == label
-            corners.setdefault(group, set()).update(x[rows][torch.tensor(samples) > 0].flatten(1).argmax(1).tolist())
+            corners.setdefault(group, set()).update(
+                x[rows][torch.tensor(samples) > 0].flatten(1).argmax(1).tolist()
+            )
         assert len(test_part(clients, client)) == len(data.y_test)
     for group, table in tables.items():
         assert len(set(table.values())) == len(table)
@@ -157,7 +184,9 @@ def test_training_and_test_part_see_the_same_transformation(data: Dataset, schem
 
 @given(data_sets(), clustered, numbers_of_clients, seeds)
 @settings(max_examples=150, deadline=None)
-def test_clusters_are_made_of_classes(data: Dataset, scheme: LabelClusters | PowerLawClusters, number: int, seed: int) -> None:
+def test_clusters_are_made_of_classes(
+    data: Dataset, scheme: LabelClusters | PowerLawClusters, number: int, seed: int
+) -> None:
     clients = try_to(data, scheme, number, seed)
     if clients is None:
         return
@@ -179,7 +208,9 @@ def test_clusters_are_made_of_classes(data: Dataset, scheme: LabelClusters | Pow
     for client, group in enumerate(clients.groups.tolist()):
         tested = clients.y_test[test_part(clients, client)].tolist()
         seen = set(tested)
-        assert len(tested) == sum(label in seen for label in data.y_test.tolist()), "all test samples of these classes"
+        assert len(tested) == sum(label in seen for label in data.y_test.tolist()), (
+            "all test samples of these classes"
+        )
         if not isinstance(scheme, LabelClusters) or scheme.samples is None:
             assert seen <= own[group]
 
@@ -196,14 +227,25 @@ def test_the_seed_decides_everything(data: Dataset, scheme: Scheme, number: int,
     for a, b in ((first.train, again.train), (first.test, again.test)):
         assert torch.equal(a.index, b.index)
         assert torch.equal(a.offsets, b.offsets)
-    if other is not None and len(data.y_train) >= 30 and first.probe is not None and other.probe is not None:
-        drawn = [(numbers(c.probe), numbers(c.x[c.train.index])) for c in (first, other) if c.probe is not None]
+    if (
+        other is not None
+        and len(data.y_train) >= 30
+        and first.probe is not None
+        and other.probe is not None
+    ):
+        drawn = [
+            (numbers(c.probe), numbers(c.x[c.train.index]))
+            for c in (first, other)
+            if c.probe is not None
+        ]
         assert drawn[0] != drawn[1]
 
 
 @given(data_sets(), followed, numbers_of_clients, seeds)
 @settings(max_examples=100, deadline=None)
-def test_followed_test_parts_have_the_right_size(data: Dataset, scheme: Scheme, number: int, seed: int) -> None:
+def test_followed_test_parts_have_the_right_size(
+    data: Dataset, scheme: Scheme, number: int, seed: int
+) -> None:
     clients = try_to(data, scheme, number, seed)
     if clients is None:
         return
@@ -222,7 +264,9 @@ def test_followed_test_parts_have_the_right_size(data: Dataset, scheme: Scheme, 
 
 @given(data_sets(), schemes, st.integers(20, 200), seeds)
 @settings(max_examples=150, deadline=None)
-def test_advice_on_the_number_of_clients_works(data: Dataset, scheme: Scheme, number: int, seed: int) -> None:
+def test_advice_on_the_number_of_clients_works(
+    data: Dataset, scheme: Scheme, number: int, seed: int
+) -> None:
     for _ in range(3):
         try:
             partition(data, scheme, number, seed)

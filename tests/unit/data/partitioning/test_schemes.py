@@ -32,15 +32,27 @@ from fedclade.data import (
     load,
     partition,
 )
-from fedclade.data.partitioning.base import blocks, by_class, deal_classes, fill_up, follow_labels, shares
+from fedclade.data.partitioning.base import (
+    blocks,
+    by_class,
+    deal_classes,
+    fill_up,
+    follow_labels,
+    shares,
+)
 from fedclade.data.partitioning.grouped import power_law
 
 
 def toy(classes: int = 4, each: int = 10, test_each: int = 5) -> Dataset:
-    """Sample i of the training data is the vector (i, 0), of the test data (i, 1); labels go round."""
+    """Sample i of the training data is the vector (i, 0), of the test data (i, 1); labels go
+    round.
+    """
 
     def part(number: int, mark: int) -> tuple[np.ndarray, np.ndarray]:
-        return np.stack([np.arange(number), np.full(number, mark)], 1).astype(np.float32), np.arange(number) % classes
+        return (
+            np.stack([np.arange(number), np.full(number, mark)], 1).astype(np.float32),
+            np.arange(number) % classes,
+        )
 
     return dataset(*part(classes * each, 0), *part(classes * test_each, 1), name="toy")
 
@@ -72,13 +84,20 @@ def test_deal_classes_keeps_totals_even() -> None:
     pools = {0: np.arange(3), 1: np.arange(3, 6)}
     everyone = np.arange(4)
     parts = deal_classes(pools, {0: everyone, 1: everyone}, 4)
-    assert sorted(map(len, parts)) == [1, 1, 2, 2]  # client 3, who went without class 0, comes first in class 1
+    assert sorted(map(len, parts)) == [
+        1,
+        1,
+        2,
+        2,
+    ]  # client 3, who went without class 0, comes first in class 1
     assert len(parts[3]) == 1
     assert sorted(np.concatenate(parts).tolist()) == list(range(6))
 
 
 def test_fill_up_takes_from_the_largest() -> None:
-    parts = fill_up([np.arange(6), np.array([], np.int64), np.array([6, 7])], 2, np.random.default_rng(0))
+    parts = fill_up(
+        [np.arange(6), np.array([], np.int64), np.array([6, 7])], 2, np.random.default_rng(0)
+    )
     assert [len(part) for part in parts] == [4, 2, 2]
     assert sorted(np.concatenate(parts).tolist()) == list(range(8))
     assert set(parts[2]) == {6, 7}
@@ -87,8 +106,13 @@ def test_fill_up_takes_from_the_largest() -> None:
 def test_follow_labels_by_hand() -> None:
     train_labels = np.array([0, 0, 0, 1, 1, 1, 1, 1])
     test = np.array([0, 0, 1, 1])  # half as many as training samples
-    parts = follow_labels([np.arange(4), np.arange(4, 8)], train_labels, test, np.random.default_rng(0))
-    assert sorted(test[parts[0]].tolist()) == [0, 0]  # 3 : 1 of two is 1.5 : 0.5, a tie that goes to the lower label
+    parts = follow_labels(
+        [np.arange(4), np.arange(4, 8)], train_labels, test, np.random.default_rng(0)
+    )
+    assert sorted(test[parts[0]].tolist()) == [
+        0,
+        0,
+    ]  # 3 : 1 of two is 1.5 : 0.5, a tie that goes to the lower label
     assert sorted(test[parts[1]].tolist()) == [1, 1]
     assert len(set(np.concatenate(parts).tolist())) == 4
 
@@ -99,47 +123,79 @@ def test_follow_labels_wraps_but_never_repeats_for_one_client() -> None:
     parts = follow_labels(np.array_split(np.arange(12), 6), ones, np.zeros(4, np.int64), rng)
     assert [len(part) for part in parts] == [1] * 6
     assert len({int(part[0]) for part in parts[:4]}) == 4
-    alone = follow_labels([np.array([0]), np.arange(1, 12)], np.array([1] + [0] * 11), np.array([0, 1, 1, 1, 1]), rng)
+    alone = follow_labels(
+        [np.array([0]), np.arange(1, 12)], np.array([1] + [0] * 11), np.array([0, 1, 1, 1, 1]), rng
+    )
     assert len(alone[0]) == 1
     assert alone[1].tolist() == [0]
 
 
 def test_follow_labels_where_a_class_has_no_test_samples() -> None:
-    parts = follow_labels([np.array([0]), np.array([1, 2])], np.array([0, 0, 1]), np.array([1, 1, 1]), np.random.default_rng(0))
+    parts = follow_labels(
+        [np.array([0]), np.array([1, 2])],
+        np.array([0, 0, 1]),
+        np.array([1, 1, 1]),
+        np.random.default_rng(0),
+    )
     assert len(parts[0]) == 0
     assert len(parts[1]) == 2
 
 
-def one_by_one(train: list[np.ndarray], labels: np.ndarray, test_labels: np.ndarray, rng: np.random.Generator) -> list[list[int]]:
+def one_by_one(
+    train: list[np.ndarray], labels: np.ndarray, test_labels: np.ndarray, rng: np.random.Generator
+) -> list[list[int]]:
     """What `follow_labels` does for all clients at once."""
     pools = by_class(test_labels, rng)
     used, parts = dict.fromkeys(pools, 0), []
     for part in train:
-        held, counts = np.unique([label for label in labels[part] if label in pools], return_counts=True)
+        held, counts = np.unique(
+            [label for label in labels[part] if label in pools], return_counts=True
+        )
         total = max(1, round(len(part) * len(test_labels) / len(labels)))
         parts.append([])
         for label, wanted in zip(held, shares(total, counts) if len(held) else [], strict=True):
             number = min(wanted, len(pools[label]))
-            parts[-1] += [int(pools[label][(used[label] + i) % len(pools[label])]) for i in range(number)]
+            parts[-1] += [
+                int(pools[label][(used[label] + i) % len(pools[label])]) for i in range(number)
+            ]
             used[label] += number
     return parts
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(1, 8), st.integers(1, 80), st.integers(0, 60), st.integers(1, 12), st.integers(0, 10**6))
-def test_follow_labels_is_that_of_one_client_after_the_other(classes: int, samples: int, tests: int, clients: int, seed: int) -> None:
+@given(
+    st.integers(1, 8),
+    st.integers(1, 80),
+    st.integers(0, 60),
+    st.integers(1, 12),
+    st.integers(0, 10**6),
+)
+def test_follow_labels_is_that_of_one_client_after_the_other(
+    classes: int, samples: int, tests: int, clients: int, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    train = np.split(rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1)))  # some are empty
+    train = np.split(
+        rng.permutation(samples), np.sort(rng.integers(0, samples + 1, clients - 1))
+    )  # some are empty
     labels, test_labels = 5 * rng.integers(0, classes, samples), 5 * rng.integers(0, classes, tests)
     got = follow_labels(train, labels, test_labels, np.random.default_rng(seed))
-    assert [part.tolist() for part in got] == one_by_one(train, labels, test_labels, np.random.default_rng(seed))
+    assert [part.tolist() for part in got] == one_by_one(
+        train, labels, test_labels, np.random.default_rng(seed)
+    )
 
 
 @pytest.mark.parametrize(
     ("samples", "clients", "smallest", "largest", "median", "first"),
-    [(12000, 240, 26, 259, 29, 124), (12000, 60, 101, 1256, None, None), (4800, 240, 11, 105, None, None), (4800, 60, 41, 429, None, None)],
+    [
+        (12000, 240, 26, 259, 29, 124),
+        (12000, 60, 101, 1256, None, None),
+        (4800, 240, 11, 105, None, None),
+        (4800, 60, 41, 429, None, None),
+    ],
 )
-def test_power_law_sizes(samples: int, clients: int, smallest: int, largest: int, median: int | None, first: int | None) -> None:
+def test_power_law_sizes(
+    samples: int, clients: int, smallest: int, largest: int, median: int | None, first: int | None
+) -> None:
     sizes = power_law(samples, clients)
     assert sizes.sum() == samples
     assert sizes.min() == smallest
@@ -148,7 +204,10 @@ def test_power_law_sizes(samples: int, clients: int, smallest: int, largest: int
     assert first is None or sizes[0] == first
 
 
-@pytest.mark.parametrize(("samples", "clients"), [(1, 1), (5, 1), (3, 3), (4, 3), (5, 3), (7, 3), (6, 3), (1000, 999), (10, 2)])
+@pytest.mark.parametrize(
+    ("samples", "clients"),
+    [(1, 1), (5, 1), (3, 3), (4, 3), (5, 3), (7, 3), (6, 3), (1000, 999), (10, 2)],
+)
 def test_power_law_leaves_nobody_empty(samples: int, clients: int) -> None:
     sizes = power_law(samples, clients)
     assert sizes.sum() == samples
@@ -200,7 +259,9 @@ def test_the_pool_is_not_copied_and_a_scheme_sees_it_without_the_probe() -> None
     left = [number for number in range(40) if number not in apart]
     assert scheme.seen[:, 0].tolist() == left
     assert sorted(clients.x[clients.train[3]][:, 0].tolist()) == left[27:]
-    assert torch.equal(clients.y[clients.train.index], (clients.x[clients.train.index][:, 0] % 4).long())
+    assert torch.equal(
+        clients.y[clients.train.index], (clients.x[clients.train.index][:, 0] % 4).long()
+    )
 
 
 # the schemes
@@ -220,7 +281,9 @@ def test_iid() -> None:
 
 
 def test_iid_for_regression() -> None:
-    data = dataset(np.zeros((20, 3)), np.linspace(0, 1, 20), np.zeros((10, 3)), np.linspace(0, 1, 10))
+    data = dataset(
+        np.zeros((20, 3)), np.linspace(0, 1, 20), np.zeros((10, 3)), np.linspace(0, 1, 10)
+    )
     clients = partition(data, Iid(), 4, probe=0)
     assert clients.classes is None
     assert clients.sizes.tolist() == [5] * 4
@@ -239,7 +302,9 @@ def test_without_a_test_part_clients_have_none() -> None:
 
 def test_dirichlet_concentration() -> None:
     data = toy(classes=10, each=100)
-    narrow, wide = (partition(data, Dirichlet(alpha), 20).describe().counts for alpha in (0.05, 1e6))
+    narrow, wide = (
+        partition(data, Dirichlet(alpha), 20).describe().counts for alpha in (0.05, 1e6)
+    )
     assert narrow is not None
     assert wide is not None
     assert (narrow > 0).sum(1).double().mean() < 4
@@ -288,12 +353,29 @@ def test_pathological_in_the_tightest_case() -> None:
 
 def test_natural_id_with_a_test_part_of_its_own() -> None:
     writers = np.array([7, 7, 9, 9, 9, 5])
-    data = dataset(np.arange(6.0)[:, None], np.arange(6), np.arange(100.0, 104)[:, None], [0, 1, 2, 3], who=(writers, [9, 7, 9, 3]))
+    data = dataset(
+        np.arange(6.0)[:, None],
+        np.arange(6),
+        np.arange(100.0, 104)[:, None],
+        [0, 1, 2, 3],
+        who=(writers, [9, 7, 9, 3]),
+    )
     clients = partition(data, NaturalId("who"), 3, probe=0)
-    assert [sorted(clients.x[clients.train[i]].flatten().tolist()) for i in range(3)] == [[5], [0, 1], [2, 3, 4]]
+    assert [sorted(clients.x[clients.train[i]].flatten().tolist()) for i in range(3)] == [
+        [5],
+        [0, 1],
+        [2, 3, 4],
+    ]
     tests = [clients.test[int(part)] for part in clients.test_part_id if part >= 0]
-    assert [sorted(clients.x_test[rows].flatten().tolist()) for rows in tests] == [[101], [100, 102]]
-    assert clients.test_part_id.tolist() == [-1, 0, 1]  # writer 5 has one sample, and keeps it for training
+    assert [sorted(clients.x_test[rows].flatten().tolist()) for rows in tests] == [
+        [101],
+        [100, 102],
+    ]
+    assert clients.test_part_id.tolist() == [
+        -1,
+        0,
+        1,
+    ]  # writer 5 has one sample, and keeps it for training
     assert sorted(clients.test_sample_id.tolist()) == [0, 1, 2]
     assert clients.groups is None
 
@@ -304,7 +386,10 @@ def test_natural_id_cuts_a_test_part_off() -> None:
     assert clients.sizes.tolist() == [7, 7, 7]
     assert clients.describe().test_sizes.tolist() == [3, 3, 3]
     for client in range(3):
-        params = [*clients.x[clients.train[client]].flatten().tolist(), *clients.x_test[clients.test[client]].flatten().tolist()]
+        params = [
+            *clients.x[clients.train[client]].flatten().tolist(),
+            *clients.x_test[clients.test[client]].flatten().tolist(),
+        ]
         assert sorted(params) == [float(i) for i in range(10 * client, 10 * client + 10)]
     assert torch.equal(clients.x_test.flatten(), clients.test_sample_id.float())
     assert len(partition(data, NaturalId(), 2, seed=1)) == 2
@@ -346,7 +431,9 @@ def test_label_clusters_with_a_number_of_samples() -> None:
     assert sorted(counts[0].tolist()) == [0, 0, 0, 2, 2, 3]
     assert sorted((counts[0] + counts[1]).tolist()) == [0, 0, 0, 4, 5, 5]
     few = partition(toy(classes=6, each=20), LabelClusters(2, 3, samples=1), 6, probe=0)
-    assert len({tuple(labels(few, c)) for c in range(3)}) == 3  # the three clients of a cluster take turns
+    assert (
+        len({tuple(labels(few, c)) for c in range(3)}) == 3
+    )  # the three clients of a cluster take turns
 
 
 def test_power_law_clusters() -> None:
@@ -363,13 +450,20 @@ def test_power_law_clusters() -> None:
 
 
 def tables(clients: Clients, data: Dataset) -> list[dict[int, int]]:
-    """Original label -> label, for each group, from training and test rows; the first feature is the number of the sample."""
+    """Original label -> label, for each group, from training and test rows; the first feature is
+    the number of the sample.
+    """
     assert clients.groups is not None
     found: list[dict[int, int]] = [{} for _ in range(int(clients.groups.max()) + 1)]
     for client, group in enumerate(clients.groups.tolist()):
         for x, y, rows, original in (
             (clients.x, clients.y, clients.train[client], data.y_train),
-            (clients.x_test, clients.y_test, clients.test[int(clients.test_part_id[client])], data.y_test),
+            (
+                clients.x_test,
+                clients.y_test,
+                clients.test[int(clients.test_part_id[client])],
+                data.y_test,
+            ),
         ):
             for number, label in zip(x[rows][:, 0].long().tolist(), y[rows].tolist(), strict=True):
                 assert found[group].setdefault(int(original[number]), label) == label
@@ -406,11 +500,15 @@ def test_label_permutation() -> None:
 
 def test_the_planted_labels_do_not_depend_on_the_number_of_clients() -> None:
     data = toy(classes=8)
-    assert tables(partition(data, LabelPermutation(3), 3), data) == tables(partition(data, LabelPermutation(3), 9), data)
+    assert tables(partition(data, LabelPermutation(3), 3), data) == tables(
+        partition(data, LabelPermutation(3), 9), data
+    )
 
 
 def images(side: int = 4, dtype: type = np.uint8) -> Dataset:
-    x: np.ndarray = np.random.default_rng(0).integers(0, 255, (20, side, side)).astype(dtype)[:, None]
+    x: np.ndarray = (
+        np.random.default_rng(0).integers(0, 255, (20, side, side)).astype(dtype)[:, None]
+    )
     return dataset(x, np.arange(20) % 4, x[:5], np.arange(5) % 4)
 
 
@@ -429,14 +527,18 @@ def test_rotation_by_other_angles(dtype: type) -> None:
     data = images(side=9, dtype=dtype)
     clients = partition(data, Rotation(8), 8)
     part = clients.x_test[clients.test[1]].double().numpy()
-    expected = ndimage.rotate(data.x_test.numpy().astype(np.float64), 45, axes=(3, 2), reshape=False, order=1)
+    expected = ndimage.rotate(
+        data.x_test.numpy().astype(np.float64), 45, axes=(3, 2), reshape=False, order=1
+    )
     assert np.abs(part - expected).max() <= (0.51 if dtype is np.uint8 else 1e-3)
     assert clients.x.dtype == data.x_train.dtype
 
 
 def test_both_ways_of_turning_go_in_the_same_direction() -> None:
     image = np.arange(25.0).reshape(5, 5)
-    np.testing.assert_allclose(ndimage.rotate(image, 90, axes=(-1, -2), reshape=False, order=1), np.rot90(image), atol=1e-6)
+    np.testing.assert_allclose(
+        ndimage.rotate(image, 90, axes=(-1, -2), reshape=False, order=1), np.rot90(image), atol=1e-6
+    )
 
 
 def test_planted_schemes_with_a_number_of_samples() -> None:
@@ -460,8 +562,20 @@ def test_quantity_skew() -> None:
 
 def test_classes_that_do_not_occur_are_no_obstacle() -> None:
     y = np.array([2, 5, 9] * 20)
-    data = dataset(np.zeros((60, 1, 2, 2), np.float32), y, np.zeros((6, 1, 2, 2), np.float32), [2, 5, 9, 2, 5, 3])
-    for scheme in (Pathological(3), LabelClusters(3, 1), PowerLawClusters(3, 1), LabelSwap(3), LabelPermutation(3), Dirichlet()):
+    data = dataset(
+        np.zeros((60, 1, 2, 2), np.float32),
+        y,
+        np.zeros((6, 1, 2, 2), np.float32),
+        [2, 5, 9, 2, 5, 3],
+    )
+    for scheme in (
+        Pathological(3),
+        LabelClusters(3, 1),
+        PowerLawClusters(3, 1),
+        LabelSwap(3),
+        LabelPermutation(3),
+        Dirichlet(),
+    ):
         clients = partition(data, scheme, 6)
         assert clients.classes == 10
         assert set(clients.y.tolist()) <= {2, 5, 9}
@@ -471,7 +585,10 @@ def test_classes_that_do_not_occur_are_no_obstacle() -> None:
 
 
 def test_every_scheme_has_a_name_and_records_its_settings() -> None:
-    names = "iid dirichlet pathological natural_id label_clusters power_law_clusters label_swap label_permutation rotation quantity_skew"
+    names = (
+        "iid dirichlet pathological natural_id label_clusters power_law_clusters label_swap"
+        " label_permutation rotation quantity_skew"
+    )
     assert list(PARTITIONS) == [*names.split(), "feature_clusters", "flipped_id"]
     assert all(scheme.name == name for name, scheme in PARTITIONS.items())
     clients = partition(toy(), LabelClusters(2, 2), 4, seed=5)
@@ -506,7 +623,9 @@ class Answer:
 
 
 def test_an_own_scheme_may_answer_in_lists_and_tensors() -> None:
-    given = Split([[0, 1], torch.tensor([2])], test=[[0]], test_part_id=[0, 0], groups=torch.tensor([1, 0]))  # type: ignore[arg-type, list-item]
+    given = Split(
+        [[0, 1], torch.tensor([2])], test=[[0]], test_part_id=[0, 0], groups=torch.tensor([1, 0])
+    )  # type: ignore[arg-type, list-item]
     clients = partition(toy(), Answer(given), 2)
     assert sorted(clients.train[0].tolist()) == [0, 1]
     assert clients.test_part_id.tolist() == [0, 0]
@@ -516,18 +635,28 @@ def test_an_own_scheme_may_answer_in_lists_and_tensors() -> None:
 
 def test_an_own_transform_in_any_order_of_groups() -> None:
     one = [np.array([i]) for i in range(4)]
-    given = Split(one, groups=np.array([1, 0, 1, 0]), transform=lambda x, y, group: (x + 100 * group, y))
+    given = Split(
+        one, groups=np.array([1, 0, 1, 0]), transform=lambda x, y, group: (x + 100 * group, y)
+    )
     clients = partition(toy(), Answer(given), 4, probe=0)
     assert clients.x[clients.train.index][:, 0].tolist() == [100, 1, 102, 3]
-    own = [clients.x_test[clients.test[int(part)]][:, 1].unique().tolist() for part in clients.test_part_id]  # type: ignore[no-untyped-call]
+    own = [
+        clients.x_test[clients.test[int(part)]][:, 1].unique().tolist()
+        for part in clients.test_part_id
+    ]  # type: ignore[no-untyped-call]
     assert own == [[101], [1], [101], [1]]
 
 
 def test_an_own_transform_gives_all_groups_the_same_kind_of_samples() -> None:
     given = Split(
-        [np.array([0]), np.array([1])], groups=np.array([3, 5]), transform=lambda x, y, group: (x.to(torch.int64) if group > 3 else x, y)
+        [np.array([0]), np.array([1])],
+        groups=np.array([3, 5]),
+        transform=lambda x, y, group: (x.to(torch.int64) if group > 3 else x, y),
     )
-    message = r"group 5 has inputs of shape \(2,\) and type int64, group 3 of shape \(2,\) and type float32: they must be alike"
+    message = (
+        r"group 5 has inputs of shape \(2,\) and type int64, group 3 of shape \(2,\) and type"
+        r" float32: they must be alike"
+    )
     with pytest.raises(ValueError, match=message):
         partition(toy(), Answer(given), 2)
 
@@ -546,11 +675,20 @@ def rows(*parts: list[int]) -> list[np.ndarray]:
         (Split(rows([0], [1, 1])), "the same row twice"),
         (Split(rows([0], [1]), test=rows([0], [20])), "test rows outside 0 … 19"),
         (Split(rows([0], [1]), test=rows([0])), "1 test parts for 2 clients and no test_of"),
-        (Split(rows([0], [1]), test=rows([0]), test_part_id=np.array([0, 1])), "a test_of that does not name one of 1 test parts"),
+        (
+            Split(rows([0], [1]), test=rows([0]), test_part_id=np.array([0, 1])),
+            "a test_of that does not name one of 1 test parts",
+        ),
         (Split(rows([0], [1]), held_out=rows([2])), "1 held_out parts for 2 test parts"),
-        (Split(rows([0], [1]), held_out=rows([2], [0])), "training samples that are held_out for testing too"),
+        (
+            Split(rows([0], [1]), held_out=rows([2], [0])),
+            "training samples that are held_out for testing too",
+        ),
         (Split(rows([0], [1]), groups=np.array([0])), "1 groups for 2 clients"),
-        (Split(rows([0], [1]), transform=lambda x, y, g: (x, y)), "a transform but no groups to apply it to"),
+        (
+            Split(rows([0], [1]), transform=lambda x, y, g: (x, y)),
+            "a transform but no groups to apply it to",
+        ),
     ],
 )
 def test_an_own_scheme_is_held_to_its_promise(given: Split, message: str) -> None:
@@ -563,7 +701,10 @@ def test_an_own_scheme_is_held_to_its_promise(given: Split, message: str) -> Non
 
 
 def test_describe_counts() -> None:
-    clients = from_arrays([(np.zeros((3, 1)), [0, 2, 2]), (np.zeros((1, 1)), [1], np.zeros((2, 1)), [0, 0])], groups=[4, 5])
+    clients = from_arrays(
+        [(np.zeros((3, 1)), [0, 2, 2]), (np.zeros((1, 1)), [1], np.zeros((2, 1)), [0, 0])],
+        groups=[4, 5],
+    )
     described = clients.describe()
     assert described.counts is not None
     assert described.counts.dtype == torch.int64

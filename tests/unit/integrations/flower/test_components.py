@@ -1,4 +1,6 @@
-"""The parts of the Flower engine, each by itself: messages, the post, a site's disk, an app's settings, the roster."""
+"""The parts of the Flower engine, each by itself: messages, the post, a site's disk, an app's
+settings, the roster.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from fedclade.integrations.flower import grid_transport
 from fedclade.integrations.flower.apps import AppSettings, ClientRegistry, _secret
 from fedclade.integrations.flower.client_state_store import RUNS, DiskKeeper
 from fedclade.integrations.flower.federation import about
-from fedclade.integrations.flower.grid_transport import GridTransport, message_from_records, records_from_message
+from fedclade.integrations.flower.grid_transport import (
+    GridTransport,
+    message_from_records,
+    records_from_message,
+)
 from fedclade.integrations.flower.scaffold_app import new_app
 from fedclade.models import MLP
 
@@ -40,7 +46,11 @@ def test_a_letter_survives_a_message() -> None:
         "none": torch.zeros(0, 5),
         "turned": torch.arange(6.0).view(2, 3).T,
     }
-    got = message_from_records(records_from_message(Message({"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}, tensors)))
+    got = message_from_records(
+        records_from_message(
+            Message({"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}, tensors)
+        )
+    )
     assert got.header == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
     assert got.tensors.keys() == tensors.keys()
     for name, value in tensors.items():
@@ -71,7 +81,11 @@ class Grid:
             if isinstance(when, Error):
                 got.append(SimpleNamespace(metadata=metadata, has_error=lambda: True, error=when))
             elif when is not None and when <= self.looks:
-                got.append(SimpleNamespace(metadata=metadata, has_error=lambda: False, content=message.content))
+                got.append(
+                    SimpleNamespace(
+                        metadata=metadata, has_error=lambda: False, content=message.content
+                    )
+                )
         return got
 
 
@@ -88,14 +102,21 @@ def outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 LETTERS = {"1": Message({"n": 1}), "2": Message({"n": 2}), "3": Message({"n": 3})}
 
 
-def send_and_receive(after: dict[int, int | Error | None], deadline: float = 0.3, least: int = 1, note: Any = lambda text: None) -> dict[str, Any]:
+def send_and_receive(
+    after: dict[int, int | Error | None],
+    deadline: float = 0.3,
+    least: int = 1,
+    note: Any = lambda text: None,
+) -> dict[str, Any]:
     return GridTransport(Grid(after), deadline, least, note).send_and_receive(LETTERS)  # type: ignore[arg-type]
 
 
 def test_the_post_brings_each_sites_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
     got = send_and_receive({1: 3, 2: 1, 3: 2}, deadline=60)
-    assert {node: answer.header for node, answer in got.items()} == {node: message.header for node, message in LETTERS.items()}
+    assert {node: answer.header for node, answer in got.items()} == {
+        node: message.header for node, message in LETTERS.items()
+    }
 
 
 def test_after_the_deadline_it_goes_on_without_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +135,15 @@ def test_with_too_few_answers_it_waits_on_and_says_so(monkeypatch: pytest.Monkey
     assert told == ["1 of 3 sites have answered within 0.1 s, 2 must: waiting on"]
 
 
-def test_a_newcomer_that_hangs_is_waited_for_until_the_deadline_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_newcomer_that_hangs_is_waited_for_until_the_deadline_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
     post = GridTransport(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, least=3)  # type: ignore[arg-type]
     post.send_and_receive(LETTERS)
-    assert post.send_and_receive({"4": Message({"kind": "hello"})}) == {"4": "no answer within 0.1 s"}
+    assert post.send_and_receive({"4": Message({"kind": "hello"})}) == {
+        "4": "no answer within 0.1 s"
+    }
 
 
 def test_an_error_of_a_node_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +169,10 @@ def test_a_disk_keeps_what_it_is_given(tmp_path: Path) -> None:
     state_store = DiskKeeper(tmp_path, "run")
     assert state_store.load() == ({}, [])
     initial = {"c": torch.zeros(2)}
-    kept = [StateSnapshot("a-1", {"ids": torch.tensor([0]), "rows/c": torch.ones(1, 2)}), StateSnapshot("a-2", {"ids": torch.tensor([1])})]
+    kept = [
+        StateSnapshot("a-1", {"ids": torch.tensor([0]), "rows/c": torch.ones(1, 2)}),
+        StateSnapshot("a-2", {"ids": torch.tensor([1])}),
+    ]
     state_store.save(initial, [])
     state_store.save(initial, kept[:1])
     state_store.save(initial, kept)
@@ -179,10 +207,21 @@ def test_a_disk_that_cannot_be_read_is_told_in_words(tmp_path: Path) -> None:
 
 def test_settings_of_an_app() -> None:
     got = AppSettings.of(
-        {"method.name": "ifca", "method.settings": "clusters = 3; shared_layers = 'trunk'", "run.rounds": 7, "local.lr": 0.5, "own": 1}
+        {
+            "method.name": "ifca",
+            "method.settings": "clusters = 3; shared_layers = 'trunk'",
+            "run.rounds": 7,
+            "local.lr": 0.5,
+            "own": 1,
+        }
     )
     assert got.method == fc.IFCA(clusters=3, shared_layers="trunk")
-    assert (got.run.rounds, got.run.checkpoint_every, got.run.clients_per_round, got.local.lr) == (7, 1, 1.0, 0.5)
+    assert (got.run.rounds, got.run.checkpoint_every, got.run.clients_per_round, got.local.lr) == (
+        7,
+        1,
+        1.0,
+        0.5,
+    )
     assert AppSettings.of({}).method == fc.Clade()
 
 
@@ -190,11 +229,17 @@ def test_settings_of_an_app() -> None:
     ("given", "message"),
     [
         ({"method.name": "clad"}, "method.name = 'clad': no such method. Did you mean 'clade'"),
-        ({"method.name": "ifca", "method.settings": "clusters 3"}, "method.settings = 'clusters 3': write it as"),
+        (
+            {"method.name": "ifca", "method.settings": "clusters 3"},
+            "method.settings = 'clusters 3': write it as",
+        ),
         ({"method.name": "ifca", "method.settings": "cluster = 3"}, "method.cluster: unknown key"),
         ({"run.round": 3}, "run.round: unknown key"),
         ({"federation.nodes": 0}, "federation.nodes = 0: must be at least 1"),
-        ({"federation.deadline": 0}, "federation.deadline = 0.0: must be a number of seconds above 0"),
+        (
+            {"federation.deadline": 0},
+            "federation.deadline = 0.0: must be a number of seconds above 0",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(given: dict[str, Any], message: str) -> None:
@@ -207,8 +252,14 @@ def test_the_template_has_every_setting_and_the_defaults_are_right(tmp_path: Pat
     import tomllib
 
     new_app(tmp_path / "my clinics")
-    config = tomllib.loads((tmp_path / "my clinics" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    flat = {f"{table}.{name}": value for table, values in config.items() for name, value in values.items()}
+    config = tomllib.loads((tmp_path / "my clinics" / "pyproject.toml").read_text())["tool"][
+        "flwr"
+    ]["app"]["config"]
+    flat = {
+        f"{table}.{name}": value
+        for table, values in config.items()
+        for name, value in values.items()
+    }
     assert AppSettings.of(flat).method == fc.Clade()
     assert (tmp_path / "my clinics" / "my_clinics" / "task.py").exists()
     with pytest.raises(InvalidInputError, match="there is something already"):
@@ -222,7 +273,10 @@ def test_numbers_outlast_the_server(tmp_path: Path) -> None:
     registry.write([ClientRecord("17", 0, "a/0", 5, 2), ClientRecord("18", 0, "b/0", 6, 3)])
     again = ClientRegistry(tmp_path / "federation.json")
     assert again.run == registry.run
-    assert again.client_records() == [ClientRecord("", -1, "a/0", 5, 2), ClientRecord("", -1, "b/0", 6, 3)]
+    assert again.client_records() == [
+        ClientRecord("", -1, "a/0", 5, 2),
+        ClientRecord("", -1, "b/0", 6, 3),
+    ]
 
 
 def test_models_of_other_parts_are_not_agreed_on() -> None:
@@ -235,6 +289,8 @@ def test_a_sites_secret_is_its_own_and_stays(tmp_path: Path) -> None:
     one, again = (_secret({}, tmp_path / "a", fc.Clade()) for _ in range(2))
     assert one == again != _secret({}, tmp_path / "b", fc.Clade())
     assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600
-    assert _secret({"secret": "x"}, tmp_path / "a", fc.CFL(permute=True)) == _secret({"secret": "x"}, tmp_path / "b", fc.CFL(permute=True))
+    assert _secret({"secret": "x"}, tmp_path / "a", fc.CFL(permute=True)) == _secret(
+        {"secret": "x"}, tmp_path / "b", fc.CFL(permute=True)
+    )
     with pytest.raises(InvalidInputError, match="all nodes need one secret"):
         _secret({}, tmp_path / "a", fc.CFL(permute=True))

@@ -1,4 +1,6 @@
-"""Certificates and keys of a federation: a CA, the SuperLink's TLS certificate, one key for each node."""
+"""Certificates and keys of a federation: a CA, the SuperLink's TLS certificate, one key for each
+node.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 DAYS = 825  # the longest that all TLS clients accept
@@ -32,35 +39,57 @@ def write_server_certificate(folder: Path) -> None:
         .add_extension(signer, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    addresses = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("localhost")])
+    addresses = x509.SubjectAlternativeName(
+        [x509.IPAddress(IPv4Address("127.0.0.1")), x509.DNSName("localhost")]
+    )
     certificate = (
         _certificate(server, authority, server_key.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(addresses, critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(server_key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(server_key.public_key()), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False
+        )
         .sign(authority_key, hashes.SHA384())
     )
     _write(folder / "ca.crt", ca.public_bytes(Encoding.PEM), 0o644)
     _write(folder / "server.pem", certificate.public_bytes(Encoding.PEM), 0o644)
-    _write(folder / "server.key", server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()), 0o600)
+    _write(
+        folder / "server.key",
+        server_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
+        0o600,
+    )
 
 
 def write_node_key(path: Path) -> None:
-    """Write a P-384 key as `ssh-keygen -t ecdsa -b 384` does: PATH (0600) and PATH.pub. Flower reads no other format."""
+    """Write a P-384 key as `ssh-keygen -t ecdsa -b 384` does: PATH (0600) and PATH.pub. Flower
+    reads no other format.
+    """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600)
-    _write(path.with_name(f"{path.name}.pub"), key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n", 0o644)
+    _write(
+        path.with_name(f"{path.name}.pub"),
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + b"\n",
+        0o644,
+    )
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     # An hour back: clocks differ.
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
-    return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(start + datetime.timedelta(days=DAYS))
+    return (
+        builder.serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(start + datetime.timedelta(days=DAYS))
+    )
 
 
 def _name(common: str) -> x509.Name:

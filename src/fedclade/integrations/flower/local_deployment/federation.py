@@ -1,4 +1,5 @@
-"""A Flower federation on one machine: SuperLink and SuperNodes on loopback, in a folder of its own, under a supervisor.
+"""A Flower federation on one machine: SuperLink and SuperNodes on loopback, in a folder of its own,
+under a supervisor.
 
 federation = Federation.up(Path(".fedclade-federation"), nodes=3, secure=True)
 code = federation.run(Path("my-app"), {"rounds": 3})
@@ -48,7 +49,9 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """How the SuperLink or a node is now. `online` is what the SuperLink says of a node, None where it cannot be asked."""
+    """How the SuperLink or a node is now. `online` is what the SuperLink says of a node, None where
+    it cannot be asked.
+    """
 
     name: str
     pid: int | None
@@ -77,14 +80,22 @@ class Federation:
     ) -> Federation:
         """Start a federation in `folder` and wait until every node is online.
 
-        A folder that a federation was ended in is used again: the nodes keep their keys and ids, and the SuperLink its database.
-        `node_config[i]` (`'key=value key="text"'`) is added to what node i is told, or replaces it, key by key.
+        A folder that a federation was ended in is used again: the nodes keep their keys and ids,
+        and the SuperLink its database. `node_config[i]` (`'key=value key="text"'`) is added to what
+        node i is told, or replaces it, key by key.
         """
         folder = folder.expanduser().resolve()
         require(nodes >= 1, "nodes", nodes, "must be at least 1")
-        require(node_config is None or len(node_config) == nodes, "node_config", node_config, f"must have one text for each of {nodes} nodes")
+        require(
+            node_config is None or len(node_config) == nodes,
+            "node_config",
+            node_config,
+            f"must have one text for each of {nodes} nodes",
+        )
         own = node_config or [""] * nodes
-        configs = tuple(_config(index, nodes, own[index], folder / f"node-{index}") for index in range(nodes))
+        configs = tuple(
+            _config(index, nodes, own[index], folder / f"node-{index}") for index in range(nodes)
+        )
         services = _services(folder, nodes, secure)
         plan = Plan(folder, secure, _port(port), configs)
         _prepare(plan)
@@ -104,7 +115,10 @@ class Federation:
         """The federation in `folder`, up or down."""
         folder = folder.expanduser().resolve()
         if not (folder / "plan.json").is_file():
-            raise InvalidInputError(f"{folder}: there is no federation here. Start one with 'fedclade flower up', or say where with --dir.")
+            raise InvalidInputError(
+                f"{folder}: there is no federation here. Start one with 'fedclade flower up', or"
+                " say where with --dir."
+            )
         return cls(Plan.load(folder))
 
     @property
@@ -142,21 +156,38 @@ class Federation:
 
         def one(service: Service) -> ServiceStatus:
             known = {
-                key: value for key, value in asdict(service).items() if key in ("name", "pid", "port", "restarts", "reason", "node_id")
+                key: value
+                for key, value in asdict(service).items()
+                if key in ("name", "pid", "port", "restarts", "reason", "node_id")
             }
-            says = None if online is None or service.name == SUPERLINK else service.node_id in online
-            return ServiceStatus(alive=service.pid in found, online=says, log=self.plan.log(service.name), **known)
+            says = (
+                None if online is None or service.name == SUPERLINK else service.node_id in online
+            )
+            return ServiceStatus(
+                alive=service.pid in found, online=says, log=self.plan.log(service.name), **known
+            )
 
         return [one(service) for service in self.state.services]
 
-    def run(self, app_dir: Path, settings: Mapping[str, Value] | None = None, stream: bool = True) -> int:
-        """`flwr run APP_DIR`; 0 where the run ended well (without `stream`: where it was started). Its output goes to stdout.
+    def run(
+        self, app_dir: Path, settings: Mapping[str, Value] | None = None, stream: bool = True
+    ) -> int:
+        """`flwr run APP_DIR`; 0 where the run ended well (without `stream`: where it was started).
+        Its output goes to stdout.
 
-        `flwr run --stream` itself ends with 0 also where the ServerApp failed, so the SuperLink is asked what became of the run.
+        `flwr run --stream` itself ends with 0 also where the ServerApp failed, so the SuperLink is
+        asked what became of the run.
         """
-        require((app_dir / "pyproject.toml").is_file(), "app", str(app_dir), "must be the folder of a Flower app, with a pyproject.toml")
+        require(
+            (app_dir / "pyproject.toml").is_file(),
+            "app",
+            str(app_dir),
+            "must be the folder of a Flower app, with a pyproject.toml",
+        )
         if not self.running:
-            raise FedcladeError(f"the federation in {self.plan.folder} is down. Start it with 'fedclade flower up'.")
+            raise FedcladeError(
+                f"the federation in {self.plan.folder} is down. Start it with 'fedclade flower up'."
+            )
         _check_settings(app_dir / "pyproject.toml", settings or {})
         command = ["flwr", "run", str(app_dir), CONNECTION, *(["--stream"] if stream else [])]
         if settings:
@@ -165,7 +196,13 @@ class Federation:
             chosen.write_text(tomli_w.dumps(dict(settings)))
             command += ["--run-config", str(chosen)]
         run_id = None
-        with subprocess.Popen(command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        with subprocess.Popen(
+            command,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
                 if started := re.search(r"Successfully started run (\d+)", line):
@@ -175,11 +212,23 @@ class Federation:
         return 0 if self._ended(run_id) == "finished:completed" else 1
 
     def down(self, purge: bool = False) -> int:
-        """End every process of the federation, the apps it runs too; returns how many there were. `purge` removes the folder as well."""
+        """End every process of the federation, the apps it runs too; returns how many there were.
+        `purge` removes the folder as well.
+        """
         count = 0
-        # The supervisor first, or it restarts the others; nodes before the SuperLink, so that they can take their leave of it.
-        for wanted in (lambda name: name == SUPERVISOR, lambda name: name.startswith("node-"), lambda name: True):
-            found = [process for name, some in processes(self.plan.folder).items() if wanted(name) for process in some]
+        # The supervisor first, or it restarts the others; nodes before the SuperLink, so that they
+        # can take their leave of it.
+        for wanted in (
+            lambda name: name == SUPERVISOR,
+            lambda name: name.startswith("node-"),
+            lambda name: True,
+        ):
+            found = [
+                process
+                for name, some in processes(self.plan.folder).items()
+                if wanted(name)
+                for process in some
+            ]
             end(found)
             count += len(found)
         if purge:
@@ -204,7 +253,9 @@ class Federation:
             supervised, state = self.supervised, self.state
             nodes, online = state.services[1:], set[str]()
             if state.phase == "failed" or not supervised:
-                raise FedcladeError(f"the federation in {self.plan.folder} did not start: {self._why(state)}")
+                raise FedcladeError(
+                    f"the federation in {self.plan.folder} did not start: {self._why(state)}"
+                )
             if nodes and all(node.connected for node in nodes):
                 with suppress(FedcladeError):
                     online = self._online() & {node.node_id for node in nodes}
@@ -217,20 +268,34 @@ class Federation:
                 return
             time.sleep(0.5)
         absent = "; ".join(
-            f"{node.name}: {node.reason or self._end_of_log(node.name)}" for node in state.services[1:] if not node.connected
+            f"{node.name}: {node.reason or self._end_of_log(node.name)}"
+            for node in state.services[1:]
+            if not node.connected
         )
-        raise FedcladeError(f"not all nodes are online after {ONLINE_WITHIN:.0f} s ({absent}). Their logs: {self.plan.folder}/logs.")
+        raise FedcladeError(
+            f"not all nodes are online after {ONLINE_WITHIN:.0f} s ({absent}). Their logs:"
+            f" {self.plan.folder}/logs."
+        )
 
     def _why(self, state: State) -> str:
         name = SUPERLINK if state.phase == "failed" else SUPERVISOR
-        return f"{state.message or 'the supervisor ended'}. The end of {self.plan.log(name)}: {self._end_of_log(name)}"
+        return (
+            f"{state.message or 'the supervisor ended'}. The end of {self.plan.log(name)}:"
+            f" {self._end_of_log(name)}"
+        )
 
     def _end_of_log(self, name: str) -> str:
-        lines = [line.strip() for line in log_text(self.plan.log(name)).splitlines() if line.strip()]
+        lines = [
+            line.strip() for line in log_text(self.plan.log(name)).splitlines() if line.strip()
+        ]
         return " | ".join(lines[-3:]) or "(empty)"
 
     def _online(self) -> set[str]:
-        return {node["node-id"] for node in self._ask("supernode", "list", CONNECTION)["nodes"] if node["status"] == "online"}
+        return {
+            node["node-id"]
+            for node in self._ask("supernode", "list", CONNECTION)["nodes"]
+            if node["status"] == "online"
+        }
 
     def _ended(self, run_id: str) -> str:
         """What became of a run. Its log may end a moment before its status does."""
@@ -245,30 +310,48 @@ class Federation:
         try:
             return ask(self.plan.home, *words)
         except Refused as refused:
-            raise FedcladeError(f"the SuperLink of {self.plan.folder} gave no answer: {refused}") from None
+            raise FedcladeError(
+                f"the SuperLink of {self.plan.folder} gave no answer: {refused}"
+            ) from None
 
     def _pid(self, service: Service) -> int:
         if service.pid is None:
-            raise FedcladeError(f"{service.name} has no process now ({service.reason or 'it was not started'}).")
+            raise FedcladeError(
+                f"{service.name} has no process now ({service.reason or 'it was not started'})."
+            )
         return service.pid
 
 
 def _services(folder: Path, nodes: int, secure: bool) -> list[Service]:
-    """The SuperLink and the nodes, with the ids they have where a federation was in this folder before."""
+    """The SuperLink and the nodes, with the ids they have where a federation was in this folder
+    before.
+    """
     names = [SUPERLINK, *(f"node-{index}" for index in range(nodes))]
     if not (folder / "plan.json").is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InvalidInputError(f"{folder}: it is there already and no federation's. Choose another --dir.")
+            raise InvalidInputError(
+                f"{folder}: it is there already and no federation's. Choose another --dir."
+            )
         return [Service(name) for name in names]
     if processes(folder):
-        raise InvalidInputError(f"{folder}: a federation is up here already. End it with 'fedclade flower down', or choose another --dir.")
-    earlier, before = Plan.load(folder), {service.name: service for service in State.load(folder).services}
+        raise InvalidInputError(
+            f"{folder}: a federation is up here already. End it with 'fedclade flower down', or"
+            " choose another --dir."
+        )
+    earlier, before = (
+        Plan.load(folder),
+        {service.name: service for service in State.load(folder).services},
+    )
     if (len(earlier.nodes), earlier.secure) != (nodes, secure):
         held = f"{len(earlier.nodes)} nodes, {'secure' if earlier.secure else 'not secure'}"
         raise InvalidInputError(
-            f"{folder}: it holds a federation of {held}. Remove it with 'fedclade flower down --purge', or choose another --dir."
+            f"{folder}: it holds a federation of {held}. Remove it with 'fedclade flower down"
+            " --purge', or choose another --dir."
         )
-    return [Service(name, node_id=before[name].node_id, registered=before[name].registered) for name in names]
+    return [
+        Service(name, node_id=before[name].node_id, registered=before[name].registered)
+        for name in names
+    ]
 
 
 def _prepare(plan: Plan) -> None:
@@ -286,7 +369,9 @@ def _prepare(plan: Plan) -> None:
                 certificates.write_node_key(plan.key(node))
     else:
         link["insecure"] = True
-    (plan.home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: link}}))
+    (plan.home / "config.toml").write_text(
+        tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: link}})
+    )
 
 
 def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
@@ -298,12 +383,18 @@ def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
     known = _flat(app.get("config", {}))
     for key in settings:
         if key not in known:
-            raise InvalidInputError(f"{key}: {project} has no such setting in [tool.flwr.app.config].{nearest(key, known)}")
+            raise InvalidInputError(
+                f"{key}: {project} has no such setting in"
+                f" [tool.flwr.app.config].{nearest(key, known)}"
+            )
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> set[str]:
     """Names as Flower makes them: those of tables within tables with dots between."""
-    parts = (_flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}"} for key, value in table.items())
+    parts = (
+        _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}"}
+        for key, value in table.items()
+    )
     return set().union(*parts)
 
 
@@ -317,15 +408,26 @@ def _port(wanted: int | None) -> int:
             probe.bind((HOST, wanted))
         except OSError as error:
             raise InvalidInputError(
-                f"port = {wanted}: it cannot be used on {HOST} ({os.strerror(error.errno or 0)}). Leave it out for a free one."
+                f"port = {wanted}: it cannot be used on {HOST} ({os.strerror(error.errno or 0)})."
+                " Leave it out for a free one."
             ) from None
     return wanted
 
 
 def _config(index: int, nodes: int, own: str, home: Path) -> str:
     """What a node is told of itself, in the form that `--node-config` wants; `own` goes before."""
-    told = {"partition-id": str(index), "num-partitions": str(nodes), "site": f'"node-{index}"', "home": f'"{home}"'}
+    told = {
+        "partition-id": str(index),
+        "num-partitions": str(nodes),
+        "site": f'"node-{index}"',
+        "home": f'"{home}"',
+    }
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
-    require(bool(pairs) or not own.strip(), f"node_config[{index}]", own, "must be key=value pairs with spaces between, text in quotes")
+    require(
+        bool(pairs) or not own.strip(),
+        f"node_config[{index}]",
+        own,
+        "must be key=value pairs with spaces between, text in quotes",
+    )
     told |= dict(pairs)
     return " ".join(f"{key}={value}" for key, value in told.items())

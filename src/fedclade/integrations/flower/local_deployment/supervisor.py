@@ -1,7 +1,9 @@
-"""Keeps a federation on one machine alive: starts SuperLink and SuperNodes, restarts what dies, says how they are in DIR/state.json.
+"""Keeps a federation on one machine alive: starts SuperLink and SuperNodes, restarts what dies,
+says how they are in DIR/state.json.
 
-`python -m fedclade.integrations.flower.local_deployment.supervisor DIR`. Nothing of fedclade is imported, so that `local.py` can start the file itself: the package
-would bring torch and 300 MB into a process that waits.
+`python -m fedclade.integrations.flower.local_deployment.supervisor DIR`. Nothing of fedclade is
+imported, so that `local.py` can start the file itself: the package would bring torch and 300 MB
+into a process that waits.
 """
 
 from __future__ import annotations
@@ -28,16 +30,20 @@ import psutil
 HOST = "127.0.0.1"
 CONNECTION = "fed"  # the name of this federation in Flower's config.toml
 SUPERLINK = "superlink"
-# Every process of a federation carries these two, its children too: so they are found again whoever their parent is by then.
+# Every process of a federation carries these two, its children too: so they are found again whoever
+# their parent is by then.
 FOLDER_MARK, SERVICE_MARK = "FEDCLADE_FEDERATION", "FEDCLADE_SERVICE"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else every run installs the app's dependencies anew
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": (
+        "1"
+    ),  # else every run installs the app's dependencies anew
 }
 HEALTHY_WITHIN = 60.0
-# The SuperLink takes a node that died for online until two heartbeats of 30 s are missing, and refuses its key so long (code 2004).
+# The SuperLink takes a node that died for online until two heartbeats of 30 s are missing, and
+# refuses its key so long (code 2004).
 NODE_WAIT, SUPERLINK_WAIT, NEXT_WAIT = 5.0, 1.0, 15.0
 LIVED = 30.0  # who lived longer did not fail at the start
 
@@ -61,7 +67,10 @@ class Plan:
         return cls(folder, given["secure"], given["port"], tuple(given["configs"]))
 
     def save(self) -> None:
-        write_json(self.folder / "plan.json", {"secure": self.secure, "port": self.port, "configs": self.configs})
+        write_json(
+            self.folder / "plan.json",
+            {"secure": self.secure, "port": self.port, "configs": self.configs},
+        )
 
     @property
     def nodes(self) -> list[str]:
@@ -84,11 +93,29 @@ class Plan:
 
     def superlink_command(self) -> list[str]:
         tls = self.folder / "tls"
-        secured = ["--ssl-ca-certfile", f"{tls}/ca.crt", "--ssl-certfile", f"{tls}/server.pem", "--ssl-keyfile", f"{tls}/server.key"]
+        secured = [
+            "--ssl-ca-certfile",
+            f"{tls}/ca.crt",
+            "--ssl-certfile",
+            f"{tls}/server.pem",
+            "--ssl-keyfile",
+            f"{tls}/server.key",
+        ]
         how = [*secured, "--enable-supernode-auth"] if self.secure else ["--insecure"]
-        return ["flower-superlink", "--host", HOST, "--port", str(self.port), "--database", str(self.folder / "superlink.db"), *how]
+        return [
+            "flower-superlink",
+            "--host",
+            HOST,
+            "--port",
+            str(self.port),
+            "--database",
+            str(self.folder / "superlink.db"),
+            *how,
+        ]
 
-    def node_command(self, port: int, config: str, authority: Path | None, key: Path | None) -> list[str]:
+    def node_command(
+        self, port: int, config: str, authority: Path | None, key: Path | None
+    ) -> list[str]:
         how = ["--root-certificates", str(authority)] if authority else ["--insecure"]
         how += ["--auth-supernode-private-key", str(key)] if key else []
         where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(port)]
@@ -97,7 +124,9 @@ class Plan:
 
 @dataclass
 class Service:
-    """The SuperLink or a SuperNode: its process, how often it was restarted and why it ended last."""
+    """The SuperLink or a SuperNode: its process, how often it was restarted and why it ended
+    last.
+    """
 
     name: str
     pid: int | None = None
@@ -106,7 +135,8 @@ class Service:
     reason: str = ""
     node_id: str = ""
     registered: bool = False
-    connected: bool = False  # since its last start it has told its log the id that the SuperLink gave it
+    # since its last start it has told its log the id that the SuperLink gave it
+    connected: bool = False
 
 
 @dataclass
@@ -120,7 +150,9 @@ class State:
     @classmethod
     def load(cls, folder: Path) -> State:
         given = json.loads((folder / "state.json").read_text())
-        return cls(given["phase"], given["message"], [Service(**service) for service in given["services"]])
+        return cls(
+            given["phase"], given["message"], [Service(**service) for service in given["services"]]
+        )
 
     def save(self, folder: Path) -> None:
         write_json(folder / "state.json", asdict(self))
@@ -128,7 +160,9 @@ class State:
 
 @dataclass
 class Running:
-    """A process that was started: since when, where its part of the log begins, and when to start the next one in its place."""
+    """A process that was started: since when, where its part of the log begins, and when to start
+    the next one in its place.
+    """
 
     process: subprocess.Popen[bytes]
     since: float
@@ -143,7 +177,9 @@ class Supervisor:
         self.superlink, *self.nodes = state.services
 
     def work(self) -> int:
-        """Start everything, then watch for ever; what ends it is a signal. The exit code is 1 where the start fails."""
+        """Start everything, then watch for ever; what ends it is a signal. The exit code is 1 where
+        the start fails.
+        """
         try:
             self.start(self.superlink)
             self._wait_until_healthy()
@@ -166,17 +202,25 @@ class Supervisor:
         service.port, limits = self.plan.port, {}
         if service is not self.superlink:
             config = self.plan.configs[self.nodes.index(service)]
-            # A home of its own: two nodes that unpack the same app into one folder may read half of it.
+            # A home of its own: two nodes that unpack the same app into one folder may read half of
+            # it.
             home, service.port = self.plan.folder / service.name, free_port()
             command = self.plan.node_command(
-                service.port, config, self.plan.authority, self.plan.key(service.name) if self.plan.secure else None
+                service.port,
+                config,
+                self.plan.authority,
+                self.plan.key(service.name) if self.plan.secure else None,
             )
             limits = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(self.nodes)))}
         marks = {FOLDER_MARK: str(self.plan.folder), SERVICE_MARK: service.name}
         with log.open("ab") as out:
             # What the caller has set goes before our own choice of threads.
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=limits | environment(home) | marks
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=limits | environment(home) | marks,
             )
             self.running[service.name] = Running(process, time.monotonic(), out.tell())
         service.pid, service.connected = process.pid, False
@@ -187,7 +231,8 @@ class Supervisor:
         running = self.running[service.name]
         if running.due is not None:
             if now >= running.due:
-                # An app in the middle of a long computation outlives the SuperLink or SuperNode that started it.
+                # An app in the middle of a long computation outlives the SuperLink or SuperNode
+                # that started it.
                 end(processes(self.plan.folder).get(service.name, []), patience=0.0)
                 service.restarts += 1
                 self.start(service)
@@ -196,7 +241,11 @@ class Supervisor:
         if code is not None:
             first = SUPERLINK_WAIT if service is self.superlink else NODE_WAIT
             running.due = now + (first if now - running.since > LIVED else NEXT_WAIT)
-            service.pid, service.connected, service.reason = None, False, self._reason(service, code)
+            service.pid, service.connected, service.reason = (
+                None,
+                False,
+                self._reason(service, code),
+            )
         elif service is not self.superlink and not service.connected:
             told = re.findall(r"SuperNode ID: (\d+)", self._log(service))
             if not told:
@@ -208,7 +257,11 @@ class Supervisor:
 
     def _wait_until_healthy(self) -> None:
         process = self.running[SUPERLINK].process
-        context = ssl.create_default_context(cafile=str(self.plan.authority)) if self.plan.authority else None
+        context = (
+            ssl.create_default_context(cafile=str(self.plan.authority))
+            if self.plan.authority
+            else None
+        )
         address = f"{'https' if context else 'http'}://{HOST}:{self.plan.port}/health"
         until = time.monotonic() + HEALTHY_WITHIN
         while time.monotonic() < until:
@@ -227,7 +280,17 @@ class Supervisor:
             return
         self._tell("starting", f"registering {node.name}")
         key = self.plan.key(node.name)
-        node.node_id = str(ask(self.plan.home, "supernode", "register", f"{key}.pub", CONNECTION, "--name", node.name)["node-id"])
+        node.node_id = str(
+            ask(
+                self.plan.home,
+                "supernode",
+                "register",
+                f"{key}.pub",
+                CONNECTION,
+                "--name",
+                node.name,
+            )["node-id"]
+        )
         node.registered = True
 
     def _tell(self, phase: str, message: str) -> None:
@@ -241,12 +304,18 @@ class Supervisor:
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         lines = [line for line in self._log(service).splitlines() if line.strip()]
-        said = [line for line in lines if re.search(r"\[code: \d+\]|CERTIFICATE_VERIFY_FAILED|Error", line)] or lines
+        said = [
+            line
+            for line in lines
+            if re.search(r"\[code: \d+\]|CERTIFICATE_VERIFY_FAILED|Error", line)
+        ] or lines
         return f"exit code {code}: {said[-1].strip() if said else 'nothing in its log'}"
 
 
 def processes(folder: Path) -> dict[str, list[psutil.Process]]:
-    """The living processes of the federation in `folder`, by service; also those whose parent is gone."""
+    """The living processes of the federation in `folder`, by service; also those whose parent is
+    gone.
+    """
     found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         try:
@@ -272,7 +341,9 @@ def end(found: Iterable[psutil.Process], patience: float = 10.0) -> None:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A process that has ended but that no parent asks after (a container without an init) counts as gone."""
+    """A process that has ended but that no parent asks after (a container without an init) counts
+    as gone.
+    """
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -287,7 +358,9 @@ def log_text(path: Path, offset: int = 0) -> str:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For Flower's commands: quiet, its own home, the commands that Flower starts by name on the path, loopback past any proxy."""
+    """For Flower's commands: quiet, its own home, the commands that Flower starts by name on the
+    path, loopback past any proxy.
+    """
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     direct = dict.fromkeys(("no_proxy", "NO_PROXY"), f"{HOST},localhost")
     return os.environ | QUIET | direct | {"FLWR_HOME": str(home), "PATH": path}
@@ -297,7 +370,13 @@ def ask(home: Path, *words: str) -> dict[str, Any]:
     """`flwr WORDS --format json`."""
     asked = f"flwr {' '.join(words)}"
     try:
-        done = subprocess.run(["flwr", *words, "--format", "json"], env=environment(home), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            ["flwr", *words, "--format", "json"],
+            env=environment(home),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise Refused(f"{asked}: no answer within 60 s") from None
