@@ -29,17 +29,18 @@ from fedclade import (
     Simulator,
     State,
 )
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, RaggedIndex
 from fedclade.engines.simulator import Faults
 from fedclade.io.checkpoint import flatten, restore
-from fedclade.methods import METHODS, UNKNOWN
+from fedclade.methods import METHODS
 from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.models import MLP
-from fedclade.programs.encoder_signature import Encoder
 from fedclade.training.setup import inject_context
 
 ENGINES: dict[str, Callable[..., Any]] = {

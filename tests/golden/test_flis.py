@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedclade import InvalidInputError, LocalTraining, Simulator, State
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import from_arrays
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.flis import FLIS, FLISDC, FLISHC, FLISHCState
 
 Target = tuple[Sequence[float], Sequence[float]]

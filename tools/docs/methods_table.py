@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import LocalTraining
+from fedclade.core.local_training import LocalTraining
 from fedclade.core.pytree import nbytes
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients

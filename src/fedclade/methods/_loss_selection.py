@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from fedclade.core.federation import Federation
-from fedclade.methods.base import Method, State
+from fedclade.core.state import State
+from fedclade.methods.base import Method
 from fedclade.programs.model_selection import choose
 
 

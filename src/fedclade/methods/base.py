@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
 
-import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import AnyProgram, LocalTraining
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import FedcladeError, require
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
@@ -32,49 +33,6 @@ GROUPS: dict[Groups, str] = {
     "found": "finds their number",
     "told": "is told who is in which",
 }
-UNKNOWN = -1
-"""The cluster of a client that is not known yet: it is admitted before it trains or is served."""
-
-
-@dataclass(frozen=True)
-class Features:
-    """What clients are grouped by, to be drawn: a row for each client."""
-
-    what: str  # in words
-    rows: Tensor  # (clients, d)
-    known: Tensor  # (clients,) whether the row means anything
-    measure: Literal["euclidean", "cosine"] = "euclidean"
-
-
-@dataclass(frozen=True)
-class State:
-    """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any
-    state fits into a checkpoint.
-    """
-
-    models: Tree  # a row for each cluster
-    cluster_ids: Tensor  # (clients,) the row of each client, or UNKNOWN
-
-    def __len__(self) -> int:
-        """The number of models."""
-        return len(next(iter(self.models.values())))
-
-    def with_num_clients(self, clients: int) -> Self:
-        """The same state with room for clients that joined since, not known yet."""
-        missing = clients - len(self.cluster_ids)
-        if missing <= 0:
-            return self
-        return replace(
-            self,
-            cluster_ids=torch.cat(
-                [self.cluster_ids, torch.full((missing,), UNKNOWN, dtype=torch.int64)]
-            ),
-        )
-
-    def features(self) -> Features | None:
-        """What the clients were grouped by, where the state still has it for each of them."""
-        return None
-
 
 INJECTED = {"bound": True}
 """Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file

@@ -13,18 +13,19 @@ from torch import Tensor
 from fedclade.aggregation.mean import mean_by_row
 from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, length, project
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import evaluate_losses, sgd
-from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
+from fedclade.core.state import UNKNOWN, Features, State
 from fedclade.errors import require
-from fedclade.methods.base import INJECTED, UNKNOWN, Features, Groups, Method, Needs, State
+from fedclade.methods.base import INJECTED, Groups, Method, Needs
+from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.parameter_permutation import (
     concealed,
-    flatten_models,
     from_secret_order,
     in_secret_order,
     revealed,
 )
+from fedclade.programs.sgd import sgd
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 
@@ -122,9 +123,7 @@ class CFL(Method):
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models = concealed(stack([params]), self.secret) if self.permute else stack([params])
-        return CFLState.initial(
-            models, len(fed.sizes), min(self.sketch, flatten_models(models).shape[1])
-        )
+        return CFLState.initial(models, len(fed.sizes), min(self.sketch, flatten(models).shape[1]))
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         assert isinstance(state, CFLState)
@@ -194,8 +193,8 @@ class CFL(Method):
         """
         program = in_secret_order(sgd(self.local), self.secret) if self.permute else sgd(self.local)
         got = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
-        before = flatten_models(tree_index(state.models, at[got.ids]))
-        return got, flatten_models(got.outputs) - before if len(got.ids) else before
+        before = flatten(tree_index(state.models, at[got.ids]))
+        return got, flatten(got.outputs) - before if len(got.ids) else before
 
     def _projected(self, updates: Tensor) -> Tensor:
         bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))

@@ -13,13 +13,14 @@ from torch import Tensor
 from fedclade.clustering.clade import assign_new, find_groups, whitening_matrix
 from fedclade.clustering.noisy import effective_sizes, with_noise
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import evaluate_losses, sgd
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, Features, State
 from fedclade.errors import require
 from fedclade.methods._dp_signature import DPSignatureMethod
-from fedclade.methods.base import UNKNOWN, Features, Groups, Needs, State
+from fedclade.methods.base import Groups, Needs
 from fedclade.methods.fedavg import fedavg_round
+from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.gradient_signature import (
     SignatureKind,
     dimensions,
@@ -27,6 +28,7 @@ from fedclade.programs.gradient_signature import (
     signature,
     symmetric,
 )
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

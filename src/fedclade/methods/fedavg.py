@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import AnyProgram, sgd
+from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, stack
-from fedclade.methods.base import Method, Needs, State
+from fedclade.core.state import State
+from fedclade.methods.base import Method, Needs
+from fedclade.programs.sgd import sgd
 
 S = TypeVar("S", bound=State)
 

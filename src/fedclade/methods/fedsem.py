@@ -11,12 +11,12 @@ from torch import Tensor
 from fedclade.aggregation.mean import mean_by_row
 from fedclade.clustering.kmeans import kmeans, nearest_centre
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, tree_index, tree_map
+from fedclade.core.pytree import Tree, flatten, stack, tree_index, tree_map
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
-from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.programs.parameter_permutation import flatten_models
+from fedclade.methods.base import Groups, Method, Needs, check_choices
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class FedSEM(Method):
         tree.
         """
         objective = self.local.objective
-        return flatten_models(
+        return flatten(
             {
                 name: models[name]
                 for name in (

@@ -17,13 +17,14 @@ from fedclade.clustering.similarity import (
     similarity_graph,
 )
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
 from fedclade.methods._loss_selection import LossSelectionMethod
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.base import INJECTED, Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.programs.model_selection import choose_then
+from fedclade.programs.sgd import sgd
 
 BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 

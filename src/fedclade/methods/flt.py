@@ -13,20 +13,16 @@ from fedclade.aggregation.mean import add, weighted_mean
 from fedclade.clustering.flt import Cut, Distance, Manifold, mixing_rows, nearest, relate
 from fedclade.clustering.set_distances import MOST
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import sgd
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Needs, State
-from fedclade.programs.encoder_signature import (
-    Centres,
-    Encoder,
-    autoencode,
-    private_signature,
-    signature,
-)
+from fedclade.methods.base import INJECTED, Groups, Needs
+from fedclade.programs.encoder_signature import Centres, autoencode, private_signature, signature
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

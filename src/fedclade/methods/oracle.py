@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.state import State
 from fedclade.errors import InvalidInputError
-from fedclade.methods.base import INJECTED, Groups, Method, Needs, State
+from fedclade.methods.base import INJECTED, Groups, Method, Needs
 from fedclade.methods.fedavg import fedavg_round
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from fedclade.clustering.flt import nearest
 from fedclade.clustering.linkage import cut_number, linkage
 from fedclade.clustering.set_distances import MOST, distances
 from fedclade.core.federation import Federation
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods._centroid_state import CentredState
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.base import INJECTED, Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.programs.pca_signature import flat, pca_signature, principal_axes
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

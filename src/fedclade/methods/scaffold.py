@@ -12,22 +12,15 @@ from torch import Tensor
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import (
-    Finish,
-    LocalTraining,
-    Program,
-    Start,
-    Step,
-    effective_steps,
-    natively_batched,
-    sgd,
-    sgd_step,
-)
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Finish, Program, Start, Step, natively_batched
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
-from fedclade.core.recipes import serializable_program
+from fedclade.core.state import State
 from fedclade.errors import require
-from fedclade.methods.base import State, check_choices
+from fedclade.methods.base import check_choices
 from fedclade.methods.fedavg import FedAvg
+from fedclade.programs.sgd import effective_steps, sgd, sgd_step
 
 
 @serializable_program

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedclade import __version__
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data.client_metadata import ClientMetadata
@@ -18,7 +19,6 @@ from fedclade.engines.remote.node import PROTOCOL
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
-from fedclade.programs.encoder_signature import Encoder
 
 _LOOK_AGAIN = 1.0  # seconds
 
