@@ -62,7 +62,7 @@ class Federation:
         got = fed.map(
             fc.sgd(local),
             everyone,
-            per_client=fc.ModelAssignment(stack([model]), torch.zeros_like(everyone)),
+            per_client=fc.ModelAssignment.all_same(stack([model]), len(everyone)),
             key=key,
         )
         return got.outputs, flatten(got.outputs) - flatten(stack([model]))

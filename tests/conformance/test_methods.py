@@ -40,6 +40,7 @@ from fedclade.engines.simulator import Faults
 from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import METHODS
 from fedclade.methods.flis import FLISDC, FLISHC
+from fedclade.methods.requirements import NeedsEncoder, NeedsSecret
 from fedclade.models import MLP
 from fedclade.training.setup import inject_context
 
@@ -89,11 +90,11 @@ class Federation:
         self.method: Method = method.with_local_config(
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )
-        module = getattr(self.method, "encoder_module", None)
+        module = self.method.encoder_module if isinstance(self.method, NeedsEncoder) else None
         here = NodeContext(
             self.objective,
             None if module is None else Encoder(module),
-            getattr(self.method, "secret", None),
+            self.method.secret if isinstance(self.method, NeedsSecret) else None,
         )
         self.fed = ENGINES[engine](clients, here, faults=faults, **options)
         self.params = self.objective.params()

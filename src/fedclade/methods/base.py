@@ -6,9 +6,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training import LocalTraining
@@ -16,6 +27,10 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes
 from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import FedcladeError, require
+from fedclade.methods.requirements import INJECTED, is_injected
+
+S = TypeVar("S", bound=State, default=Any)
+"""The state of a method. `Method` without it is a method of any state."""
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
 NEEDS: dict[Needs, str] = {
@@ -34,15 +49,10 @@ GROUPS: dict[Groups, str] = {
     "told": "is told who is in which",
 }
 
-INJECTED = {"bound": True}
-"""Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file
-names it.
-"""
-
 
 def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
     """The fields that a user sets."""
-    return [each for each in fields(method) if "bound" not in each.metadata]
+    return [each for each in fields(method) if not is_injected(each)]
 
 
 def check_choices(method: Method) -> None:
@@ -60,7 +70,7 @@ def check_choices(method: Method) -> None:
 
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Method(ABC, Generic[S]):
     """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model,
     the loss and the local training.
 
@@ -104,20 +114,20 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> S:
         """The state before the first round; one-off phases (signatures) happen here."""
 
     @abstractmethod
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+    def round(self, fed: Federation, state: S, cohort: Tensor, key: int) -> S:
         """One round with these clients. Who does not answer keeps what it had."""
 
     @abstractmethod
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: S, ids: Tensor, key: int) -> S:
         """Give a cluster to clients that were not there before."""
 
     def prepare_cohort(
-        self, fed: Federation, state: State, cohort: Tensor, key: int
-    ) -> tuple[State, Tensor]:
+        self, fed: Federation, state: S, cohort: Tensor, key: int
+    ) -> tuple[S, Tensor]:
         """Before a round: who is not known is admitted, and who still is not cannot take part."""
         unknown = cohort[state.cluster_ids[cohort] == UNKNOWN]
         if len(unknown):
@@ -125,7 +135,7 @@ class Method(ABC):
             cohort = cohort[state.cluster_ids[cohort] != UNKNOWN]
         return state, cohort
 
-    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
+    def assign_models(self, state: S, ids: Tensor) -> ModelAssignment:
         """The model each client uses now."""
         return ModelAssignment(state.models, state.cluster_ids[ids])
 

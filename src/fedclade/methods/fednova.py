@@ -45,7 +45,7 @@ class FedNova(FedAvg):
         got = fed.map(
             sgd(self.local),
             cohort,
-            per_client=ModelAssignment(state.models, everyone),
+            per_client=ModelAssignment.all_same(state.models, len(cohort)),
             key=key,
             reduce=give,
         )

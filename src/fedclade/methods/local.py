@@ -40,7 +40,7 @@ def _in_memory(train_start: Start, train_finish: Finish) -> tuple[Start, Finish]
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Method[State]):
     """No exchange (SOLO): each client trains its own model on its own data, in the rounds in which
     it is sampled.
 

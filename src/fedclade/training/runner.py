@@ -32,6 +32,7 @@ from fedclade.io import checkpoint
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
 from fedclade.methods.base import Method, hyperparameters
+from fedclade.methods.requirements import NeedsProbe
 from fedclade.models import ModelSpec
 from fedclade.programs.sgd import chain_training, sgd
 from fedclade.training import client_features, metrics
@@ -489,7 +490,7 @@ class TrainingRun:
 
     def _fingerprint(self) -> str:
         if self._hash is None:
-            probe = getattr(self.method, "probe", None)
+            probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
             others = (*self._objective.params().values(), *([] if probe is None else [probe]))
             self._hash = fingerprint(self.tables(), self.clients, others)
         return self._hash

@@ -115,7 +115,7 @@ def rounds(
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
         each, key = (
-            ModelAssignment(model, torch.zeros_like(everyone)),
+            ModelAssignment.all_same(model, len(everyone)),
             fold_in(seed, "round", number),
         )
         trained = fed.map(

@@ -46,7 +46,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     ids = torch.arange(len(clients) // 2 * 2)
-    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    each = ModelAssignment.all_same(stack([objective.params()]), len(ids))
     trained = fed.map(
         sgd(experiment.local.training(objective)),
         ids,
