@@ -29,6 +29,7 @@ from fedclade import (
     Simulator,
     State,
 )
+from fedclade.core.cost_expression import evaluate_cost
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
@@ -360,7 +361,7 @@ def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragge
         (case.method.upload_cost, case.fed.traffic.up - before.up),
         (case.method.download_cost, case.fed.traffic.down - before.down),
     ):
-        assert counted == len(cohort) * eval(declared, {"__builtins__": {}}, symbols)
+        assert counted == len(cohort) * evaluate_cost(declared, symbols)
 
 
 def test_gives_the_same_models_as_the_simulator(name: str, engine: str, ragged: Clients) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import InvalidInputError, LocalTraining, Simulator, State
+from fedclade.core.cost_expression import evaluate_cost
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.state import UNKNOWN
@@ -322,8 +323,8 @@ def test_what_travels_is_what_is_declared() -> None:
         traffic.up = traffic.down = 0
         symbols = case.method.cost_symbols(case.state)
         case.round(0, 2)
-        assert traffic.up == 2 * eval(method.upload_cost, symbols)
-        assert traffic.down == 2 * eval(method.download_cost, symbols)
+        assert traffic.up == 2 * evaluate_cost(method.upload_cost, symbols)
+        assert traffic.down == 2 * evaluate_cost(method.download_cost, symbols)
 
 
 @pytest.mark.parametrize("mode", ["dc", "hc"])

@@ -21,6 +21,7 @@ from typing import (
 from torch import Tensor
 from typing_extensions import TypeVar
 
+from fedclade.core.cost_expression import SYMBOLS
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training import LocalTraining
 from fedclade.core.program import AnyProgram
@@ -41,7 +42,7 @@ NEEDS: dict[Needs, str] = {
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
 Groups: TypeAlias = Literal["none", "given", "found", "told"]
-SYMBOLS = "W: bytes of a model; K: models that the server has; G: bytes of the shared layers."
+COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKG") + "."
 GROUPS: dict[Groups, str] = {
     "none": "makes none",
     "given": "must be given their number",
@@ -83,8 +84,8 @@ class Method(ABC, Generic[S]):
     client_disclosure: ClassVar[str]  # what leaves a client, in words
     server_visibility: ClassVar[Needs]  # what the server must see of the clients
     groups: ClassVar[Groups] = "none"
-    # Bytes that one client of a cohort sends and is sent in a round, in terms of `symbols`; and
-    # what more there is, in words.
+    # Bytes that one client of a cohort sends and receives in a round, as expressions
+    # (`core.cost_expression`), and what else is sent, as text.
     upload_cost: ClassVar[str] = "W"
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
@@ -146,5 +147,5 @@ class Method(ABC, Generic[S]):
         return None
 
     def cost_symbols(self, state: State) -> dict[str, int]:
-        """What the letters in `up` and `down` stand for now; see SYMBOLS."""
+        """The values of the letters in `upload_cost` and `download_cost` now."""
         return {"W": nbytes(self.local.objective.params()), "K": len(state)}

@@ -291,8 +291,8 @@ def _studied(
 
 
 def _traffic(experiment: Experiment, store: RunDirectory, summary: Summary) -> Summary:
-    """What a formula is about (see `table.SYMBOLS`), and all bytes that the simulator counted, both
-    ways.
+    """The values of a formula's letters (see `core.cost_expression`), and all bytes that the
+    simulator counted, both ways.
     """
     models, method = StoredModels(store.folder), experiment.method
     cohort = experiment.run.cohort_size(summary["clients"])
