@@ -26,12 +26,11 @@ from fedclade.aggregation.mean import mix
 from fedclade.clustering.cfl import MARGIN, WARM_UP, length, noise_level
 from fedclade.clustering.similarity import bipartition, cosine, separation_gap
 from fedclade.core.functional_model import Objective
-from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients, LabelSwap
 from fedclade.data.datasets import Dataset
 from fedclade.methods.cfl import AUTO_EPS1
-from fedclade.programs.parameter_permutation import flatten_models
 
 HIDDEN, CLIENTS, GROUPS = 64, 20, 4
 SHARES = (0.2, 0.1, 0.05, 0.02)  # of the scale: what eps1 might be
@@ -63,10 +62,10 @@ class Federation:
         got = fed.map(
             fc.sgd(local),
             everyone,
-            per_client=fc.ModelAssignment(stack([model]), torch.zeros_like(everyone)),
+            per_client=fc.ModelAssignment.all_same(stack([model]), len(everyone)),
             key=key,
         )
-        return got.outputs, flatten_models(got.outputs) - flatten_models(stack([model]))
+        return got.outputs, flatten(got.outputs) - flatten(stack([model]))
 
     def train(self, rounds: int) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
         """The updates of each round, and on demand the gradients (with a minus) at the model they

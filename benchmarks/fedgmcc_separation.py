@@ -98,7 +98,7 @@ def trained(
         got = fed.map(
             fc.sgd(local),
             everyone,
-            per_client=fc.ModelAssignment(model, torch.zeros_like(everyone)),
+            per_client=fc.ModelAssignment.all_same(model, len(everyone)),
             key=fold_in(seed, "round", number),
         )
         yield number, got.outputs

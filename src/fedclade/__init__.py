@@ -13,8 +13,10 @@ from fedclade.clustering.mode_connectivity import Curves, curve_losses
 from fedclade.core.batching import Batches
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, accuracy, cross_entropy
-from fedclade.core.program import LocalTraining, Program, chain, sgd
-from fedclade.core.recipes import serializable_program
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Program, chain
+from fedclade.core.program_serialization import serializable_program
+from fedclade.core.state import State
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError, InvalidInputError, VectorizationError, WriteError
 from fedclade.methods import (
@@ -37,8 +39,8 @@ from fedclade.methods import (
     Method,
     Oracle,
     PerFedAvg,
-    State,
 )
+from fedclade.programs.sgd import sgd
 from fedclade.registry import register
 from fedclade.training.encoder_pretraining import pretrain
 from fedclade.training.result import Result, load

@@ -29,17 +29,20 @@ from fedclade import (
     Simulator,
     State,
 )
+from fedclade.core.cost_expression import evaluate_cost
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, RaggedIndex
 from fedclade.engines.simulator import Faults
 from fedclade.io.checkpoint import flatten, restore
-from fedclade.methods import METHODS, UNKNOWN
+from fedclade.methods import METHODS
 from fedclade.methods.flis import FLISDC, FLISHC
+from fedclade.methods.requirements import NeedsEncoder, NeedsSecret
 from fedclade.models import MLP
-from fedclade.programs.encoder_signature import Encoder
 from fedclade.training.setup import inject_context
 
 ENGINES: dict[str, Callable[..., Any]] = {
@@ -88,11 +91,11 @@ class Federation:
         self.method: Method = method.with_local_config(
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )
-        module = getattr(self.method, "encoder_module", None)
+        module = self.method.encoder_module if isinstance(self.method, NeedsEncoder) else None
         here = NodeContext(
             self.objective,
             None if module is None else Encoder(module),
-            getattr(self.method, "secret", None),
+            self.method.secret if isinstance(self.method, NeedsSecret) else None,
         )
         self.fed = ENGINES[engine](clients, here, faults=faults, **options)
         self.params = self.objective.params()
@@ -358,7 +361,7 @@ def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragge
         (case.method.upload_cost, case.fed.traffic.up - before.up),
         (case.method.download_cost, case.fed.traffic.down - before.down),
     ):
-        assert counted == len(cohort) * eval(declared, {"__builtins__": {}}, symbols)
+        assert counted == len(cohort) * evaluate_cost(declared, symbols)
 
 
 def test_gives_the_same_models_as_the_simulator(name: str, engine: str, ragged: Clients) -> None:

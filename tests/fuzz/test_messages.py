@@ -20,10 +20,10 @@ import fedclade as fc
 from fedclade import LocalTraining
 from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import sgd
 from fedclade.core.program_serialization import NodeContext
 from fedclade.engines.remote.messages import Message
 from fedclade.errors import FedcladeError
+from fedclade.programs.sgd import sgd
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
 often = settings(

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from fedclade import LocalTraining, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.cfl import CFL, CFLState
 
 # Four groups, not in the order of their clients. Their mean is 0, the first model: the root is at

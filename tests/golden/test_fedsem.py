@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fedclade import LocalTraining, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.fedsem import FedSEM, FedSEMState
 
 CLIENTS = [(4, 0.0), (1, 10.0), (4, 16.0), (1, 24.0)]

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import InvalidInputError, LocalTraining, Simulator, State
+from fedclade.core.cost_expression import evaluate_cost
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import from_arrays
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.flis import FLIS, FLISDC, FLISHC, FLISHCState
 
 Target = tuple[Sequence[float], Sequence[float]]
@@ -322,8 +323,8 @@ def test_what_travels_is_what_is_declared() -> None:
         traffic.up = traffic.down = 0
         symbols = case.method.cost_symbols(case.state)
         case.round(0, 2)
-        assert traffic.up == 2 * eval(method.upload_cost, symbols)
-        assert traffic.down == 2 * eval(method.download_cost, symbols)
+        assert traffic.up == 2 * evaluate_cost(method.upload_cost, symbols)
+        assert traffic.down == 2 * evaluate_cost(method.download_cost, symbols)
 
 
 @pytest.mark.parametrize("mode", ["dc", "hc"])

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fedclade import LocalTraining, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import from_arrays
-from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState
 
 # (examples, x of the model, y, where the client's centre is)

@@ -28,8 +28,8 @@ from fedclade import LocalTraining, Simulator
 from fedclade.clustering.set_distances import distances
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.programs.pca_signature import principal_axes
 

@@ -16,14 +16,15 @@ from pathlib import Path
 
 import torch
 
+from fedclade.core.cost_expression import evaluate_cost
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import LocalTraining
+from fedclade.core.local_training import LocalTraining
 from fedclade.core.pytree import nbytes
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.methods import METHODS
-from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method
+from fedclade.methods.base import COST_LEGEND, GROUPS, NEEDS, Method
 from fedclade.training import config
 from fedclade.training.client_sampling import cohort_of
 from fedclade.training.setup import inject_context, module_for
@@ -75,7 +76,7 @@ def counted(
         (fed.traffic.down - before[1]) // len(cohort),
     )
     for what, formula, real in (("up", kind.upload_cost, up), ("down", kind.download_cost, down)):
-        if eval(formula, {"__builtins__": {}}, symbols) != real:
+        if evaluate_cost(formula, symbols) != real:
             raise SystemExit(
                 f"{kind.name} declares {what} = {formula} with {symbols}, but sent {real} bytes"
             )
@@ -124,7 +125,7 @@ def table() -> str:
         warnings.simplefilter("ignore")
         rows = [row(kind, chosen, clients) for kind in METHODS.values()]
     lines = [HEAD, ["---"] * len(HEAD), *rows]
-    return ABOUT.format(clients=len(clients), size=size, symbols=SYMBOLS) + "".join(
+    return ABOUT.format(clients=len(clients), size=size, symbols=COST_LEGEND) + "".join(
         f"| {' | '.join(cells)} |\n" for cells in lines
     )
 

@@ -31,7 +31,7 @@ from fedclade.cli.run import ImportOption, compare, import_all, run
 from fedclade.data.catalog import CATALOGUE
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.errors import FedcladeError, InvalidInputError, nearest
-from fedclade.methods.base import GROUPS, NEEDS, SYMBOLS, Method, hyperparameters
+from fedclade.methods.base import COST_LEGEND, GROUPS, NEEDS, Method, hyperparameters
 from fedclade.registry import REGISTRY
 from fedclade.reproduce.spec import tables
 from fedclade.training import config, encoder_pretraining
@@ -261,7 +261,7 @@ def _declared(method: type[Method]) -> str:
         f"\nWhat leaves a client: {method.client_disclosure}.\nThe server needs:"
         f" {NEEDS[method.server_visibility]}.\nGroups: it {GROUPS[method.groups]}.\nBytes of a"
         f" client in a round: up {method.upload_cost}, down {method.download_cost}{besides}."
-        f" {SYMBOLS}\nPaper: {method.paper}."
+        f" {COST_LEGEND}\nPaper: {method.paper}."
     )
 
 

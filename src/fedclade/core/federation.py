@@ -32,6 +32,11 @@ class ModelAssignment:
     model_ids: Tensor
     local_params: tuple[str, ...] = ()
 
+    @classmethod
+    def all_same(cls, model: Tree, num_clients: int) -> ModelAssignment:
+        """The same model for every client. `model` is a stack with one row."""
+        return cls(model, torch.zeros(num_clients, dtype=torch.int64))
+
     def __getitem__(self, places: Tensor | slice) -> ModelAssignment:
         return ModelAssignment(self.models, self.model_ids[places], self.local_params)
 

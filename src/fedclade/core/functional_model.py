@@ -5,6 +5,7 @@ trained in one step.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,7 +22,6 @@ from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import hash_bits, uniform
-from fedclade.core.threads import PerThread
 from fedclade.errors import InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -136,6 +136,15 @@ def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
         if child is not None:
             module._modules[name] = _with_counter_dropout(child, f"{path}.{name}".lstrip("."))
     return module
+
+
+class PerThread(threading.local):
+    """A module of which every thread has a copy: `functional_call` puts the given weights into the
+    module while it runs.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.own = copy.deepcopy(module)
 
 
 class Objective:

@@ -46,6 +46,20 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     )
 
 
+def flatten(models: Tree) -> Tensor:
+    """(rows, P): every model of a stack as one vector."""
+    return torch.cat([value.flatten(1) for value in models.values()], 1)
+
+
+def unflatten(vectors: Tensor, like: Tree) -> Tree:
+    """The inverse of `flatten`; `like` is a stack of models of the same form."""
+    parts = torch.split(vectors, [value[0].numel() for value in like.values()], 1)
+    return {
+        name: part.reshape(-1, *like[name].shape[1:]).to(like[name].dtype)
+        for name, part in zip(like, parts, strict=True)
+    }
+
+
 def add_prefix(prefix: str, tree: Tree) -> Tree:
     """The tree under names that begin with `prefix/`, so that two trees fit into one."""
     return {f"{prefix}/{name}": value for name, value in tree.items()}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
-from fedclade.core.program import AnyProgram, ChainedProgram, evaluate_metrics
+from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
@@ -36,6 +36,7 @@ from fedclade.engines.reply_validation import (
 )
 from fedclade.engines.thread_pool import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require
+from fedclade.programs.evaluation import evaluate_metrics
 
 Precision: TypeAlias = Literal["tf32", "float32"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]

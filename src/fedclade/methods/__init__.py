@@ -1,6 +1,6 @@
 """Methods: what the server does, one file each. A method never knows which engine runs it."""
 
-from fedclade.methods.base import UNKNOWN, Method, State
+from fedclade.methods.base import Method
 from fedclade.methods.cfl import CFL
 from fedclade.methods.clade import Clade
 from fedclade.methods.fedavg import FedAvg
@@ -34,7 +34,6 @@ __all__ = [
     "METHODS",
     "PCAHC",
     "SCAFFOLD",
-    "UNKNOWN",
     "Clade",
     "FedAvg",
     "FedGMCC",
@@ -46,5 +45,4 @@ __all__ = [
     "Method",
     "Oracle",
     "PerFedAvg",
-    "State",
 ]

@@ -15,7 +15,8 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from fedclade.errors import require
-from fedclade.methods.base import INJECTED, Method, check_choices
+from fedclade.methods.base import Method, S, check_choices
+from fedclade.methods.requirements import NeedsSecret
 from fedclade.programs.gaussian_mechanism import SUM
 
 
@@ -46,7 +47,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 
 @dataclass(frozen=True)
-class DPSignatureMethod(Method):
+class DPSignatureMethod(NeedsSecret, Method[S]):
     """A method whose clients' one-off signatures can be hidden in noise.
 
     signature_epsilon, signature_delta: what a signature may tell of one example of a client;
@@ -59,7 +60,6 @@ class DPSignatureMethod(Method):
     signature_epsilon: float | None = field(default=None, kw_only=True)
     signature_delta: float = field(default=1e-5, kw_only=True)
     signature_clip: float = field(default=1.0, kw_only=True)
-    secret: int | None = field(default=None, kw_only=True, repr=False, metadata=INJECTED)
 
     def __post_init__(self) -> None:
         check_choices(self)

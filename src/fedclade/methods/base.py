@@ -6,15 +6,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
+from fedclade.core.cost_expression import SYMBOLS
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import AnyProgram, LocalTraining
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import FedcladeError, require
+from fedclade.methods.requirements import INJECTED, is_injected
+
+S = TypeVar("S", bound=State, default=Any)
+"""The state of a method. `Method` without it is a method of any state."""
 
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
 NEEDS: dict[Needs, str] = {
@@ -25,66 +42,18 @@ NEEDS: dict[Needs, str] = {
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
 Groups: TypeAlias = Literal["none", "given", "found", "told"]
-SYMBOLS = "W: bytes of a model; K: models that the server has; G: bytes of the shared layers."
+COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKG") + "."
 GROUPS: dict[Groups, str] = {
     "none": "makes none",
     "given": "must be given their number",
     "found": "finds their number",
     "told": "is told who is in which",
 }
-UNKNOWN = -1
-"""The cluster of a client that is not known yet: it is admitted before it trains or is served."""
-
-
-@dataclass(frozen=True)
-class Features:
-    """What clients are grouped by, to be drawn: a row for each client."""
-
-    what: str  # in words
-    rows: Tensor  # (clients, d)
-    known: Tensor  # (clients,) whether the row means anything
-    measure: Literal["euclidean", "cosine"] = "euclidean"
-
-
-@dataclass(frozen=True)
-class State:
-    """What a method remembers between rounds. Fields are tensors or trees of tensors, so that any
-    state fits into a checkpoint.
-    """
-
-    models: Tree  # a row for each cluster
-    cluster_ids: Tensor  # (clients,) the row of each client, or UNKNOWN
-
-    def __len__(self) -> int:
-        """The number of models."""
-        return len(next(iter(self.models.values())))
-
-    def with_num_clients(self, clients: int) -> Self:
-        """The same state with room for clients that joined since, not known yet."""
-        missing = clients - len(self.cluster_ids)
-        if missing <= 0:
-            return self
-        return replace(
-            self,
-            cluster_ids=torch.cat(
-                [self.cluster_ids, torch.full((missing,), UNKNOWN, dtype=torch.int64)]
-            ),
-        )
-
-    def features(self) -> Features | None:
-        """What the clients were grouped by, where the state still has it for each of them."""
-        return None
-
-
-INJECTED = {"bound": True}
-"""Metadata of a field that is no hyper-parameter: the runner fills it in, and no experiment file
-names it.
-"""
 
 
 def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
     """The fields that a user sets."""
-    return [each for each in fields(method) if "bound" not in each.metadata]
+    return [each for each in fields(method) if not is_injected(each)]
 
 
 def check_choices(method: Method) -> None:
@@ -102,7 +71,7 @@ def check_choices(method: Method) -> None:
 
 
 @dataclass(frozen=True)
-class Method(ABC):
+class Method(ABC, Generic[S]):
     """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model,
     the loss and the local training.
 
@@ -115,8 +84,8 @@ class Method(ABC):
     client_disclosure: ClassVar[str]  # what leaves a client, in words
     server_visibility: ClassVar[Needs]  # what the server must see of the clients
     groups: ClassVar[Groups] = "none"
-    # Bytes that one client of a cohort sends and is sent in a round, in terms of `symbols`; and
-    # what more there is, in words.
+    # Bytes that one client of a cohort sends and receives in a round, as expressions
+    # (`core.cost_expression`), and what else is sent, as text.
     upload_cost: ClassVar[str] = "W"
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
@@ -146,20 +115,20 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> S:
         """The state before the first round; one-off phases (signatures) happen here."""
 
     @abstractmethod
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+    def round(self, fed: Federation, state: S, cohort: Tensor, key: int) -> S:
         """One round with these clients. Who does not answer keeps what it had."""
 
     @abstractmethod
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: S, ids: Tensor, key: int) -> S:
         """Give a cluster to clients that were not there before."""
 
     def prepare_cohort(
-        self, fed: Federation, state: State, cohort: Tensor, key: int
-    ) -> tuple[State, Tensor]:
+        self, fed: Federation, state: S, cohort: Tensor, key: int
+    ) -> tuple[S, Tensor]:
         """Before a round: who is not known is admitted, and who still is not cannot take part."""
         unknown = cohort[state.cluster_ids[cohort] == UNKNOWN]
         if len(unknown):
@@ -167,7 +136,7 @@ class Method(ABC):
             cohort = cohort[state.cluster_ids[cohort] != UNKNOWN]
         return state, cohort
 
-    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
+    def assign_models(self, state: S, ids: Tensor) -> ModelAssignment:
         """The model each client uses now."""
         return ModelAssignment(state.models, state.cluster_ids[ids])
 
@@ -178,5 +147,5 @@ class Method(ABC):
         return None
 
     def cost_symbols(self, state: State) -> dict[str, int]:
-        """What the letters in `up` and `down` stand for now; see SYMBOLS."""
+        """The values of the letters in `upload_cost` and `download_cost` now."""
         return {"W": nbytes(self.local.objective.params()), "K": len(state)}

@@ -13,18 +13,20 @@ from torch import Tensor
 from fedclade.aggregation.mean import mean_by_row
 from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, length, project
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import evaluate_losses, sgd
-from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
+from fedclade.core.state import UNKNOWN, Features, State
 from fedclade.errors import require
-from fedclade.methods.base import INJECTED, UNKNOWN, Features, Groups, Method, Needs, State
+from fedclade.methods.base import Groups, Method, Needs
+from fedclade.methods.requirements import INJECTED, NeedsSecret
+from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.parameter_permutation import (
     concealed,
-    flatten_models,
     from_secret_order,
     in_secret_order,
     revealed,
 )
+from fedclade.programs.sgd import sgd
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 
@@ -40,7 +42,7 @@ class CFLState(ParameterTree, State):
 
 
 @dataclass(frozen=True)
-class CFL(Method):
+class CFL(NeedsSecret, Method[CFLState]):
     """Every round each cluster c trains as in FedAvg. Where it has come to rest while its clients
     have not, it is split in two.
 
@@ -120,14 +122,15 @@ class CFL(Method):
             "must be 'single' or 'complete'",
         )
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
-        models = concealed(stack([params]), self.secret) if self.permute else stack([params])
-        return CFLState.initial(
-            models, len(fed.sizes), min(self.sketch, flatten_models(models).shape[1])
-        )
+    @property
+    def one_secret_for_all(self) -> bool:
+        return self.permute
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        assert isinstance(state, CFLState)
+    def init(self, fed: Federation, params: Tree, key: int) -> CFLState:
+        models = concealed(stack([params]), self.secret) if self.permute else stack([params])
+        return CFLState.initial(models, len(fed.sizes), min(self.sketch, flatten(models).shape[1]))
+
+    def round(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
         cohort = (
             cohort.sort().values
         )  # from here on ids are in rising order, so that the order of the cohort decides nothing
@@ -161,8 +164,7 @@ class CFL(Method):
             ),
         )
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        assert isinstance(state, CFLState)
+    def add_clients(self, fed: Federation, state: CFLState, ids: Tensor, key: int) -> CFLState:
         state, ids, depth = state.with_num_clients(len(fed.sizes)), ids.sort().values, 0
         cluster, leaf = state.cluster_ids.index_fill(0, ids, 0), state.is_leaf()
         while len(ids := ids[~leaf[cluster[ids]]]):
@@ -172,13 +174,13 @@ class CFL(Method):
             ids, depth = got.ids, depth + 1
         return replace(state, cluster_ids=cluster)
 
-    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
+    def assign_models(self, state: CFLState, ids: Tensor) -> ModelAssignment:
         return ModelAssignment(
             revealed(state.models, self.secret) if self.permute else state.models,
             state.cluster_ids[ids],
         )
 
-    def model_at(self, state: State, node: int) -> Tree:
+    def model_at(self, state: CFLState, node: int) -> Tree:
         """The model of any node of the tree: a leaf's as it is now, an inner node's as it was at
         its split.
         """
@@ -194,8 +196,8 @@ class CFL(Method):
         """
         program = in_secret_order(sgd(self.local), self.secret) if self.permute else sgd(self.local)
         got = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
-        before = flatten_models(tree_index(state.models, at[got.ids]))
-        return got, flatten_models(got.outputs) - before if len(got.ids) else before
+        before = flatten(tree_index(state.models, at[got.ids]))
+        return got, flatten(got.outputs) - before if len(got.ids) else before
 
     def _projected(self, updates: Tensor) -> Tensor:
         bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))

@@ -13,13 +13,14 @@ from torch import Tensor
 from fedclade.clustering.clade import assign_new, find_groups, whitening_matrix
 from fedclade.clustering.noisy import effective_sizes, with_noise
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import evaluate_losses, sgd
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, Features, State
 from fedclade.errors import require
 from fedclade.methods._dp_signature import DPSignatureMethod
-from fedclade.methods.base import UNKNOWN, Features, Groups, Needs, State
+from fedclade.methods.base import Groups, Needs
 from fedclade.methods.fedavg import fedavg_round
+from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.gradient_signature import (
     SignatureKind,
     dimensions,
@@ -27,6 +28,7 @@ from fedclade.programs.gradient_signature import (
     signature,
     symmetric,
 )
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class CladeState(State):
 
 
 @dataclass(frozen=True)
-class Clade(DPSignatureMethod):
+class Clade(DPSignatureMethod[CladeState]):
     """Once, before training, each client sends the mean of a random projection of its samples'
     last-layer gradients at the shared initial model: e numbers, beside its size n. Of the scatter
     within clients only the sum is formed. The means are whitened with it, merged by size-weighted
@@ -120,14 +122,14 @@ class Clade(DPSignatureMethod):
         )
         got = self._signatures(
             fed,
-            ModelAssignment(start, torch.zeros(clients, dtype=torch.int64)),
+            ModelAssignment.all_same(start, clients),
             torch.arange(clients),
             key,
         )
         if len(got.ids):
             known[got.ids] = got.outputs["mean"].double().cpu()
             cluster[got.ids] = self._groups(
-                fed, ModelAssignment(start, torch.zeros(len(got.ids), dtype=torch.int64)), got, key
+                fed, ModelAssignment.all_same(start, len(got.ids)), got, key
             )
             size = fed.sizes[got.ids].double().numpy()
             white = torch.from_numpy(
@@ -197,8 +199,7 @@ class Clade(DPSignatureMethod):
     def _e(self) -> int:
         return dimensions(self.local.objective, self.signature, self.signature_dim)
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        assert isinstance(state, CladeState)
+    def round(self, fed: Federation, state: CladeState, cohort: Tensor, key: int) -> CladeState:
         state = fedavg_round(
             fed, sgd(self.local), replace(state, rounds=state.rounds + 1), cohort, key
         )
@@ -234,11 +235,10 @@ class Clade(DPSignatureMethod):
                 )
         return replace(state, models=tree_index(state.models, parent), cluster_ids=cluster)
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        assert isinstance(state, CladeState)
+    def add_clients(self, fed: Federation, state: CladeState, ids: Tensor, key: int) -> CladeState:
         state = state.with_num_clients(len(fed.sizes))
         got = self._signatures(
-            fed, ModelAssignment(state.start, torch.zeros_like(ids)), ids, int(state.signature_key)
+            fed, ModelAssignment.all_same(state.start, len(ids)), ids, int(state.signature_key)
         )
         if not len(got.ids):
             return state

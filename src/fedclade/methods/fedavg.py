@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import AnyProgram, sgd
+from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, stack
-from fedclade.methods.base import Method, Needs, State
-
-S = TypeVar("S", bound=State)
+from fedclade.core.state import State
+from fedclade.methods.base import Method, Needs, S
+from fedclade.programs.sgd import sgd
 
 
 def fedavg_round(
@@ -44,7 +44,7 @@ def fedavg_round(
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(Method[State]):
     """Every round the sampled clients train the shared model on their own data; the new model is
     their mean.
 

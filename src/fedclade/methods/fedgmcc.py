@@ -4,7 +4,7 @@ the outputs stray little.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -13,12 +13,14 @@ from torch import Tensor
 
 from fedclade.clustering.mode_connectivity import LR, Paths
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import client_keys, fold_in, uniform
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods._loss_selection import LossSelectionMethod
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State
+from fedclade.methods.base import Groups, Method, Needs
+from fedclade.methods.requirements import NeedsInputShape
+from fedclade.programs.sgd import sgd
 
 LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 
@@ -40,7 +42,7 @@ class FedGMCCState(State):
 
 
 @dataclass(frozen=True)
-class FedGMCC(LossSelectionMethod):
+class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
     """Every round the server learns, for each pair k < l of clients that answered with weights w_k
     and w_l, the bend θ of a chain γ_θ from one to the other: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) =
     w_l. Its loss is how far the outputs f(x; γ_θ(u)) are from those of both ends, on Monte Carlo
@@ -83,9 +85,6 @@ class FedGMCC(LossSelectionMethod):
     mc_samples: int = 128
     curve_steps: int = 10
     curve_lr: float = LR
-    input_shape: tuple[int, ...] | None = field(
-        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
-    )
 
     prepare_cohort = Method.prepare_cohort  # who is not known chooses before the round, not in it
 
@@ -114,7 +113,7 @@ class FedGMCC(LossSelectionMethod):
             )
         require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> FedGMCCState:
         if self.input_shape is None:
             raise InvalidInputError(
                 "method fedgmcc: it draws inputs of its own, uniform in [0, 1), and the clients'"
@@ -133,8 +132,7 @@ class FedGMCC(LossSelectionMethod):
             nothing,
         )
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        assert isinstance(state, FedGMCCState)
+    def round(self, fed: Federation, state: FedGMCCState, cohort: Tensor, key: int) -> FedGMCCState:
         cohort = cohort.sort().values  # so that the order of the cohort decides nothing
         got = fed.map(
             sgd(self.local),

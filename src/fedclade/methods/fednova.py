@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import effective_steps, sgd
 from fedclade.core.pytree import tree_map
-from fedclade.methods.base import State
+from fedclade.core.state import State
 from fedclade.methods.fedavg import FedAvg
+from fedclade.programs.sgd import effective_steps, sgd
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FedNova(FedAvg):
         got = fed.map(
             sgd(self.local),
             cohort,
-            per_client=ModelAssignment(state.models, everyone),
+            per_client=ModelAssignment.all_same(state.models, len(cohort)),
             key=key,
             reduce=give,
         )

@@ -10,20 +10,14 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import (
-    LocalTraining,
-    Program,
-    Start,
-    Step,
-    natively_batched,
-    sgd,
-    sgd_step,
-)
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Program, Start, Step, natively_batched
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, strip_prefix, tree_map
-from fedclade.core.recipes import serializable_program
+from fedclade.core.state import State
 from fedclade.errors import require
-from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg, fedavg_round
+from fedclade.programs.sgd import sgd, sgd_step
 
 
 @serializable_program

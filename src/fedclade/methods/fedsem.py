@@ -11,12 +11,12 @@ from torch import Tensor
 from fedclade.aggregation.mean import mean_by_row
 from fedclade.clustering.kmeans import kmeans, nearest_centre
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import sgd
-from fedclade.core.pytree import Tree, stack, tree_index, tree_map
+from fedclade.core.pytree import Tree, flatten, stack, tree_index, tree_map
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
-from fedclade.methods.base import UNKNOWN, Groups, Method, Needs, State, check_choices
-from fedclade.programs.parameter_permutation import flatten_models
+from fedclade.methods.base import Groups, Method, Needs, check_choices
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FedSEMState(State):
 
 
 @dataclass(frozen=True)
-class FedSEM(Method):
+class FedSEM(Method[FedSEMState]):
     """Find K centres W̃_k (`clusters`, the state's `models`) and memberships r_ik (the state's
     `cluster`) that make Σ_k Σ_i r_ik ‖W_i − W̃_k‖² small, W_i the weights of client i after local
     training, by stochastic expectation maximisation.
@@ -68,14 +68,14 @@ class FedSEM(Method):
         ok = isinstance(self.clusters, int) and self.clusters >= 1
         require(ok, "method.clusters", self.clusters, "must be a whole number of at least 1")
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> FedSEMState:
         everyone, models = torch.arange(len(fed.sizes)), stack([params])
         state = FedSEMState(
             models, torch.full_like(everyone, UNKNOWN), _copy(models), _copy(models)
         )
         return self.add_clients(fed, state, everyone, key)
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+    def round(self, fed: Federation, state: FedSEMState, cohort: Tensor, key: int) -> FedSEMState:
         cohort = cohort.sort().values  # so that its order decides nothing
         got = fed.map(
             sgd(self.local),
@@ -91,16 +91,17 @@ class FedSEM(Method):
             state, models=models, cluster_ids=state.cluster_ids.index_copy(0, got.ids, nearest)
         )
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(
+        self, fed: Federation, state: FedSEMState, ids: Tensor, key: int
+    ) -> FedSEMState:
         """Who comes late joins the nearest first centre. Where nobody is known yet, those who
         answer are clustered.
         """
-        assert isinstance(state, FedSEMState)
         state, ids = state.with_num_clients(len(fed.sizes)), ids.sort().values
         got = fed.map(
             sgd(self.local),
             ids,
-            per_client=ModelAssignment(state.start, torch.zeros_like(ids)),
+            per_client=ModelAssignment.all_same(state.start, len(ids)),
             key=key,
         )
         if not len(got.ids):
@@ -120,7 +121,7 @@ class FedSEM(Method):
         tree.
         """
         objective = self.local.objective
-        return flatten_models(
+        return flatten(
             {
                 name: models[name]
                 for name in (

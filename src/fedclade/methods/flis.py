@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,19 +17,21 @@ from fedclade.clustering.similarity import (
     similarity_graph,
 )
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
 from fedclade.methods._loss_selection import LossSelectionMethod
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.base import Groups, Method, Needs, S, check_choices
 from fedclade.methods.fedavg import fedavg_round
+from fedclade.methods.requirements import NeedsProbe
 from fedclade.programs.model_selection import choose_then
+from fedclade.programs.sgd import sgd
 
 BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 
 
 @dataclass(frozen=True)
-class _FLIS(Method):
+class _FLIS(NeedsProbe, Method[S]):
     """What both variants have: the predictions of models on the probe inputs."""
 
     paper: ClassVar[str] = (
@@ -41,9 +43,6 @@ class _FLIS(Method):
 
     beta: float = 0.5
     labels: Literal["onehot", "soft"] = "onehot"
-    probe: Tensor | None = field(
-        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
-    )
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -60,7 +59,7 @@ class _FLIS(Method):
 
 
 @dataclass(frozen=True)
-class FLISDC(_FLIS, LossSelectionMethod):
+class FLISDC(_FLIS[State], LossSelectionMethod[State]):
     """Every round each client k of the cohort downloads all models, takes the one with the least
     loss on its own training data, trains it to θ_k and uploads it. The server runs θ_k on the probe
     inputs: B_k has a row for each of them, one-hot or soft (`labels`). A_ij = ⟨B_i, B_j⟩ / (‖B_i‖
@@ -117,7 +116,7 @@ class FLISHCState(State):
 
 
 @dataclass(frozen=True)
-class FLISHC(_FLIS):
+class FLISHC(_FLIS[FLISHCState]):
     """Once, before training, all clients train the first model θ_g⁰ and upload it. Hierarchical
     clustering (`linkage`) of 1 − A, where A are the similarities of their predictions as in
     `FLISDC`, with all merges up to height 1 − β (`beta`) gives the clusters. Their models begin at
@@ -145,7 +144,7 @@ class FLISHC(_FLIS):
     beta: float = 0.3
     linkage: Literal["average", "single", "complete"] = "average"
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> FLISHCState:
         models, everyone = stack([params]), torch.arange(len(fed.sizes))
         untrained = self._predictions(
             models
@@ -155,11 +154,12 @@ class FLISHC(_FLIS):
         )
         return self.add_clients(fed, nobody, everyone, key)
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+    def round(self, fed: Federation, state: FLISHCState, cohort: Tensor, key: int) -> FLISHCState:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        assert isinstance(state, FLISHCState)
+    def add_clients(
+        self, fed: Federation, state: FLISHCState, ids: Tensor, key: int
+    ) -> FLISHCState:
         state = state.with_num_clients(len(fed.sizes))
         answered, found = self._one_off(fed, state.start, ids.sort().values, key)
         if len(answered) == 0:
@@ -189,7 +189,7 @@ class FLISHC(_FLIS):
             got = fed.map(
                 sgd(self.local),
                 block,
-                per_client=ModelAssignment(start, torch.zeros_like(block)),
+                per_client=ModelAssignment.all_same(start, len(block)),
                 key=key,
             )
             if len(got.ids):

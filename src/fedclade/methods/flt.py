@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedclade.aggregation.mean import add, weighted_mean
 from fedclade.clustering.flt import Cut, Distance, Manifold, mixing_rows, nearest, relate
 from fedclade.clustering.set_distances import MOST
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.program import sgd
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Needs, State
-from fedclade.programs.encoder_signature import (
-    Centres,
-    Encoder,
-    autoencode,
-    private_signature,
-    signature,
-)
+from fedclade.methods.base import Groups, Needs
+from fedclade.methods.requirements import NeedsEncoder
+from fedclade.programs.encoder_signature import Centres, autoencode, private_signature, signature
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class FLTState(CentredState):
 
 
 @dataclass(frozen=True)
-class FLT(DPSignatureMethod):
+class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     """Once, before training, each client embeds its data with an encoder G and sends the `k`
     centres of the embeddings (k-means; e numbers each). The server lays all centres out in the
     plane (`manifold`), takes the distance A_ij between those of clients i and j (`distance`; "min"
@@ -95,9 +92,6 @@ class FLT(DPSignatureMethod):
     fine_tune: Literal["auto", "none", "client", "federated"] = "auto"
     fine_tune_epochs: int = 5
     encoder: str = "default"
-    encoder_module: nn.Module | None = field(
-        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +120,11 @@ class FLT(DPSignatureMethod):
             "needs k = 1, and fine_tune = 'none' or 'auto': docs/privacy.md says why",
         )
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    @property
+    def encoder_source(self) -> str:
+        return self.encoder
+
+    def init(self, fed: Federation, params: Tree, key: int) -> FLTState:
         encoder, everyone = Encoder(self.encoder_module), torch.arange(len(fed.sizes))
         weights, federated = (
             encoder.weights(),
@@ -164,8 +162,7 @@ class FLT(DPSignatureMethod):
         )
         return self.add_clients(fed, state, everyone, key)
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        assert isinstance(state, FLTState)
+    def round(self, fed: Federation, state: FLTState, cohort: Tensor, key: int) -> FLTState:
         sizes = fed.sizes[: len(state.row)].double()
         give = SegmentSum(
             weights=state.mixing[:, cohort].T * sizes[cohort, None],
@@ -191,11 +188,10 @@ class FLT(DPSignatureMethod):
             sums, weight = add(sums, weight, old, state.models)
         return replace(state, models=weighted_mean(sums, weight, keep=state.models))
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: FLTState, ids: Tensor, key: int) -> FLTState:
         """A newcomer takes the model and the place in Ã of the known client nearest to it. Where
         nobody is known yet, all are related.
         """
-        assert isinstance(state, FLTState)
         state = state.with_num_clients(len(fed.sizes))
         encoder = Encoder(self.encoder_module)
         own = self.fine_tune_epochs if encoder.tuning(self.fine_tune) == "client" else 0
@@ -254,6 +250,5 @@ class FLT(DPSignatureMethod):
         }
         return replace(state, mixing=state.mixing.index_copy(1, got.ids, rows), **told)
 
-    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
-        assert isinstance(state, FLTState)
+    def assign_models(self, state: FLTState, ids: Tensor) -> ModelAssignment:
         return ModelAssignment(state.models, state.row[ids])

@@ -10,14 +10,15 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import ClientResults, Federation, SegmentSum
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, concatenate, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
 from fedclade.methods._loss_selection import LossSelectionMethod
-from fedclade.methods.base import UNKNOWN, Groups, Needs, State, check_choices
+from fedclade.methods.base import Groups, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.programs.model_selection import choose_then
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class IFCAState(State):
 
 
 @dataclass(frozen=True)
-class IFCA(LossSelectionMethod):
+class IFCA(LossSelectionMethod[IFCAState]):
     """There are k models θ_j (`clusters`). Client i of the cohort is sent all, takes ĵ = argmin_j
     F_i(θ_j) by the loss of its own training examples, trains θ_ĵ, and says which it was; θ_j
     becomes the mean, by examples, of those who took it. A model nobody took stays.
@@ -82,14 +83,13 @@ class IFCA(LossSelectionMethod):
                 f"must be at least {least}",
             )
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> IFCAState:
         state = IFCAState(
             stack([params]), torch.zeros(len(fed.sizes), dtype=torch.int64), rounds=torch.tensor(0)
         )
         return state if self.warm_up else self._drawn(state, key)
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        assert isinstance(state, IFCAState)
+    def round(self, fed: Federation, state: IFCAState, cohort: Tensor, key: int) -> IFCAState:
         state = replace(state, rounds=state.rounds + 1)
         past = int(state.rounds) - self.warm_up
         if past <= 0:

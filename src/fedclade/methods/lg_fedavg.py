@@ -9,12 +9,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import Finish, LocalTraining, Program, sgd
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Finish, Program
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, nbytes, strip_prefix
-from fedclade.core.recipes import serializable_program
+from fedclade.core.state import State
 from fedclade.errors import InvalidInputError, require
-from fedclade.methods.base import State
 from fedclade.methods.fedavg import FedAvg, fedavg_round
+from fedclade.programs.sgd import sgd
 
 
 @serializable_program

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.program import Finish, LocalTraining, Program, Start, sgd
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Finish, Program, Start
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, stack
-from fedclade.core.recipes import serializable_program
-from fedclade.methods.base import Method, Needs, State
+from fedclade.core.state import State
+from fedclade.methods.base import Method, Needs
+from fedclade.programs.sgd import sgd
 
 
 @serializable_program
@@ -37,7 +40,7 @@ def _in_memory(train_start: Start, train_finish: Finish) -> tuple[Start, Finish]
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(Method[State]):
     """No exchange (SOLO): each client trains its own model on its own data, in the rounds in which
     it is sampled.
 

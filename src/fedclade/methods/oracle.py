@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.state import State
 from fedclade.errors import InvalidInputError
-from fedclade.methods.base import INJECTED, Groups, Method, Needs, State
+from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.fedavg import fedavg_round
+from fedclade.methods.requirements import NeedsTrueGroups
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
-class Oracle(Method):
+class Oracle(NeedsTrueGroups, Method[State]):
     """FedAvg inside each true group, which the partition gives away: what a method would reach that
     groups clients perfectly.
 
@@ -34,10 +36,6 @@ class Oracle(Method):
     )
     server_visibility: ClassVar[Needs] = "sum"
     groups: ClassVar[Groups] = "told"
-
-    truth: Tensor | None = field(
-        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
-    )
 
     def _groups(self, clients: int) -> Tensor:
         if self.truth is None or len(self.truth) != clients:

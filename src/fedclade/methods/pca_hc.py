@@ -4,7 +4,7 @@ are near each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -14,13 +14,15 @@ from fedclade.clustering.flt import nearest
 from fedclade.clustering.linkage import cut_number, linkage
 from fedclade.clustering.set_distances import MOST, distances
 from fedclade.core.federation import Federation
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods._centroid_state import CentredState
-from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
+from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
+from fedclade.methods.requirements import NeedsProbe
 from fedclade.programs.pca_signature import flat, pca_signature, principal_axes
+from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class PCAHCState(CentredState):
 
 
 @dataclass(frozen=True)
-class PCAHC(Method):
+class PCAHC(NeedsProbe, Method[PCAHCState]):
     """FLT's baseline: PCA and k-means at the client, hierarchical clustering at the server, no
     encoder.
 
@@ -70,9 +72,6 @@ class PCAHC(Method):
     k: int = 5
     components: int = 128
     basis: Literal["own", "shared"] = "own"
-    probe: Tensor | None = field(
-        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
-    )
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -86,7 +85,7 @@ class PCAHC(Method):
                 "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"),
             )
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
+    def init(self, fed: Federation, params: Tree, key: int) -> PCAHCState:
         everyone = torch.arange(len(fed.sizes))
         centres = torch.zeros(len(everyone), self.k, self.components)
         nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
@@ -103,14 +102,13 @@ class PCAHC(Method):
             )
         return principal_axes(flat(self.probe), self.components)
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
+    def round(self, fed: Federation, state: PCAHCState, cohort: Tensor, key: int) -> PCAHCState:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(self, fed: Federation, state: PCAHCState, ids: Tensor, key: int) -> PCAHCState:
         """A newcomer joins the group of the known client nearest to it. Where nobody is known yet,
         those who answer are clustered.
         """
-        assert isinstance(state, PCAHCState)
         state = state.with_num_clients(len(fed.sizes))
         got = fed.map(
             pca_signature(self.k, self.components),

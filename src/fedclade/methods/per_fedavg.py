@@ -14,12 +14,15 @@ from torch import Tensor
 from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import LocalTraining, Program, Step, natively_batched, sgd, sgd_step
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Program, Step, natively_batched
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, strip_prefix, tree_map
-from fedclade.core.recipes import serializable_program
+from fedclade.core.state import State
 from fedclade.errors import require
-from fedclade.methods.base import State, check_choices
+from fedclade.methods.base import check_choices
 from fedclade.methods.fedavg import FedAvg, fedavg_round
+from fedclade.programs.sgd import sgd, sgd_step
 
 Variant: TypeAlias = Literal["first-order", "hessian-free"]
 DELTA = 1e-3  # δ of the hessian-free variant

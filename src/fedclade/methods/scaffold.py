@@ -12,22 +12,14 @@ from torch import Tensor
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import (
-    Finish,
-    LocalTraining,
-    Program,
-    Start,
-    Step,
-    effective_steps,
-    natively_batched,
-    sgd,
-    sgd_step,
-)
-from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
-from fedclade.core.recipes import serializable_program
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Finish, Program, Start, Step, natively_batched
+from fedclade.core.program_serialization import serializable_program
+from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
+from fedclade.core.state import State
 from fedclade.errors import require
-from fedclade.methods.base import State, check_choices
-from fedclade.methods.fedavg import FedAvg
+from fedclade.methods.base import Method, Needs, check_choices
+from fedclade.programs.sgd import effective_steps, sgd, sgd_step
 
 
 @serializable_program
@@ -97,7 +89,7 @@ class SCAFFOLDState(State):
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(FedAvg):
+class SCAFFOLD(Method[SCAFFOLDState]):
     """Client i keeps a control variate c_i, the server c, both 0 at first. In each of its K steps a
     client of the cohort S goes along g - c_i + c from the model x it was sent, to y_i; then c_i⁺ =
     c_i - c + (x - y_i) / (K η_l) (option II; η_l is `local.lr`) or the gradient of all its examples
@@ -124,6 +116,7 @@ class SCAFFOLD(FedAvg):
         "the trained weights and the change of its control variate, once a round; only their"
         " weighted sums are needed"
     )
+    server_visibility: ClassVar[Needs] = "sum"
     upload_cost: ClassVar[str] = "2*W"
     download_cost: ClassVar[str] = "2*W"
     state: ClassVar[type[State]] = SCAFFOLDState
@@ -139,18 +132,22 @@ class SCAFFOLD(FedAvg):
     def initial_client_state(self, params: Tree) -> Tree:
         return tree_map(torch.zeros_like, params)
 
-    def init(self, fed: Federation, params: Tree, key: int) -> State:
-        first = super().init(fed, params, key)
-        return SCAFFOLDState(first.models, first.cluster_ids, c=tree_map(torch.zeros_like, params))
+    def init(self, fed: Federation, params: Tree, key: int) -> SCAFFOLDState:
+        return SCAFFOLDState(
+            stack([params]),
+            torch.zeros(len(fed.sizes), dtype=torch.int64),
+            c=tree_map(torch.zeros_like, params),
+        )
 
-    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        assert isinstance(state, SCAFFOLDState)
+    def round(
+        self, fed: Federation, state: SCAFFOLDState, cohort: Tensor, key: int
+    ) -> SCAFFOLDState:
         p, everyone = self._p(fed), torch.zeros_like(cohort)
         got = fed.map(
             controlled(self.local, self.option),
             cohort,
             broadcast=add_prefix("c", state.c),
-            per_client=ModelAssignment(state.models, everyone),
+            per_client=ModelAssignment.all_same(state.models, len(cohort)),
             key=key,
             reduce=SegmentSum(
                 segment_ids=everyone, weights=p[cohort], num_segments=1, robust_ok=True
@@ -168,13 +165,15 @@ class SCAFFOLD(FedAvg):
             state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c
         )
 
-    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
+    def add_clients(
+        self, fed: Federation, state: SCAFFOLDState, ids: Tensor, key: int
+    ) -> SCAFFOLDState:
         """Newcomers begin with c_i = 0, so that c, the mean over all, shrinks."""
-        assert isinstance(state, SCAFFOLDState)
         p = self._p(fed)
         share = float(p[: len(state.cluster_ids)].sum() / p.sum())
         state = replace(state, c=tree_map(lambda c: c * share, state.c))
-        return super().add_clients(fed, state, ids, key)
+        state = state.with_num_clients(len(fed.sizes))
+        return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))
 
     def _p(self, fed: Federation) -> Tensor:
         """What each client counts for, up to a factor."""

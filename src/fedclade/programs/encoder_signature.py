@@ -4,24 +4,23 @@ the centres of the embeddings.
 
 from __future__ import annotations
 
-import copy
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from fedclade.core.batching import Batches
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
-from fedclade.core.program import AnyProgram, Program, chain_training
+from fedclade.core.program import AnyProgram, Program
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
-from fedclade.core.recipes import serializable_program
-from fedclade.core.threads import PerThread
-from fedclade.errors import FedcladeError, InvalidInputError
+from fedclade.errors import InvalidInputError
 from fedclade.programs.gaussian_mechanism import SUM, after, clipped, noise_for, trace_of
+from fedclade.programs.sgd import chain_training
 
 Centres: TypeAlias = int | Literal["auto"]
 Codes: TypeAlias = NDArray[np.float32]
@@ -37,73 +36,6 @@ _BATCH, _LR, _BETA1, _BETA2, _EPSILON = (
     0.999,
     1e-8,
 )  # of the fine-tuning: Adam as its paper has it
-
-
-class Encoder:
-    """A module as pure functions of its weights: the codes of inputs and, where it is an
-    autoencoder, the loss of reconstruction.
-
-    A module with a method `encode` is an autoencoder, whose own call gives the reconstruction; any
-    other module's outputs are the codes.
-    """
-
-    def __init__(self, module: nn.Module | None) -> None:
-        if module is None:
-            raise FedcladeError(
-                "There is no encoder yet: use fc.run, or give a module of yours as"
-                " encoder_module=…."
-            )
-        self.trained = tuple(
-            name for name, value in module.named_parameters() if value.requires_grad
-        )
-        plain = copy.deepcopy(module).cpu().eval().requires_grad_(False)
-        self.reconstructs = hasattr(module, "encode")
-        self.pretrained = bool(getattr(module, "pretrained", True))
-        # Only a module's forward can be called with other weights.
-        self._module, self._encode = PerThread(plain), PerThread(_Encode(plain))
-
-    def weights(self) -> Tree:
-        """Parameters and buffers: a client has nothing of the module but its code."""
-        return {name: value.clone() for name, value in self._module.own.state_dict().items()}
-
-    def tuning(self, fine_tune: str) -> str:
-        """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes
-        lie in one space.
-        """
-        return fine_tune if fine_tune != "auto" else "none" if self.pretrained else "federated"
-
-    def needed(self, weights: Tree) -> Tree:
-        """What embedding takes: the decoder stays at home."""
-        return {name: value for name, value in weights.items() if not name.startswith("decoder.")}
-
-    def codes(self, weights: Tree, x: Tensor) -> Tensor:
-        """(samples, e): the embeddings of a batch."""
-        codes: Tensor = functional_call(
-            self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,)
-        )
-        return codes
-
-    def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
-        """Mean squared error of the reconstruction of a batch."""
-        if not batch.x.is_floating_point():
-            raise InvalidInputError(
-                "encoder: inputs that are whole numbers cannot be reconstructed; give a trained"
-                " module, fine_tune='none'."
-            )
-        errors: Tensor = (
-            functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x
-        ) ** 2
-        return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
-
-
-class _Encode(nn.Module):
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: Tensor) -> Tensor:
-        codes: Tensor = getattr(self.module, "encode", self.module)(x)
-        return codes.flatten(1)
 
 
 @serializable_program

@@ -17,8 +17,8 @@ from torch.func import grad, vmap
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import Program
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.recipes import serializable_program
 from fedclade.core.rng import hash_bits
 from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain, evaluate_losses
+from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree
-from fedclade.core.recipes import serializable_program
+from fedclade.programs.evaluation import evaluate_losses
 
 
 @serializable_program

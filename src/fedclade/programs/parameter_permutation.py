@@ -15,23 +15,9 @@ import torch
 from torch import Tensor
 
 from fedclade.core.program import Finish, Program, Start
-from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.recipes import serializable_program
+from fedclade.core.program_serialization import serializable_program
+from fedclade.core.pytree import Tree, flatten, tree_map, unflatten
 from fedclade.core.rng import client_keys, fold_in
-
-
-def flatten_models(models: Tree) -> Tensor:
-    """(rows, P): every model of a stack as one vector."""
-    return torch.cat([value.flatten(1) for value in models.values()], 1)
-
-
-def unflatten_models(rows: Tensor, like: Tree) -> Tree:
-    """What `vectors` put together; `like` is a stack of models of the same form."""
-    parts = torch.split(rows, [value[0].numel() for value in like.values()], 1)
-    return {
-        name: part.reshape(-1, *like[name].shape[1:]).to(like[name].dtype)
-        for name, part in zip(like, parts, strict=True)
-    }
 
 
 @lru_cache(maxsize=8)
@@ -44,16 +30,14 @@ def concealed(models: Tree, secret: int) -> Tree:
     """A stack of models, the coordinates of each in the secret order, under the same names and in
     the same shapes.
     """
-    rows = flatten_models(models)
-    return unflatten_models(rows[:, secret_order(secret, rows.shape[1]).to(rows.device)], models)
+    rows = flatten(models)
+    return unflatten(rows[:, secret_order(secret, rows.shape[1]).to(rows.device)], models)
 
 
 def revealed(models: Tree, secret: int) -> Tree:
     """What `concealed` hid."""
-    rows = flatten_models(models)
-    return unflatten_models(
-        rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models
-    )
+    rows = flatten(models)
+    return unflatten(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
 
 
 @serializable_program

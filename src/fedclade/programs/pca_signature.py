@@ -10,12 +10,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
 from fedclade.core.program import Program
+from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree
-from fedclade.core.recipes import serializable_program
 from fedclade.errors import InvalidInputError
-from fedclade.programs.encoder_signature import Encoder, signature
+from fedclade.programs.encoder_signature import signature
 
 
 def principal_axes(x: Tensor, components: int) -> Tree:

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from fedclade.core.cost_expression import evaluate_cost
 from fedclade.io.environment_info import about
 from fedclade.reproduce.execute import Done, Plan
 from fedclade.reproduce.metrics import measure
-from fedclade.reproduce.spec import Claim, Column, Row, evaluated
+from fedclade.reproduce.spec import Claim, Column, Row
 
 Mark = Literal["within", "above", "below", "not reached", ""]
 _LESS_IS_BETTER = ("rounds_to", "megabits_to", "perplexity", "accuracy_variance", "loss", "bytes")
@@ -165,7 +166,7 @@ def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cel
     values = tuple(measure(metric, summary, history) for summary, history in found)
     counted = [value for value in values if value is not None]
     symbols = found[0][0]["symbols"]  # of all seeds: none of them depends on it
-    paper, more = evaluated(row.formula, symbols), evaluated(row.besides, symbols)
+    paper, more = evaluate_cost(row.formula, symbols), evaluate_cost(row.besides, symbols)
     mean = statistics.fmean(counted)
     mark: Mark = (
         "within" if set(counted) == {paper + more} else "above" if mean > paper + more else "below"

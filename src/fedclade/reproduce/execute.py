@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import nbytes
 from fedclade.data.datasets import Dataset, load
 from fedclade.data.federated_dataset import Clients
@@ -22,7 +23,6 @@ from fedclade.io.atomic import write_text
 from fedclade.io.environment_info import about
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
-from fedclade.programs.encoder_signature import Encoder
 from fedclade.reproduce.metrics import History, Summary
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
@@ -291,8 +291,8 @@ def _studied(
 
 
 def _traffic(experiment: Experiment, store: RunDirectory, summary: Summary) -> Summary:
-    """What a formula is about (see `table.SYMBOLS`), and all bytes that the simulator counted, both
-    ways.
+    """The values of a formula's letters (see `core.cost_expression`), and all bytes that the
+    simulator counted, both ways.
     """
     models, method = StoredModels(store.folder), experiment.method
     cohort = experiment.run.cohort_size(summary["clients"])

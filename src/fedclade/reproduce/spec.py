@@ -18,15 +18,13 @@ study                   what is done with [experiment] where a cell is no traini
                         a study that makes its own data has the data set "synthetic"
 at                      of a row: the round whose numbers it shows, not the last
 formula, besides        of a row: the paper's number as an expression, and what is sent beyond it
-(see `evaluated`)
+(see `evaluate_cost`)
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from functools import cache
 from importlib import resources
@@ -35,6 +33,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from fedclade.core.cost_expression import SYMBOLS, evaluate_cost
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.reproduce.studies import STUDIES
 
@@ -42,48 +41,6 @@ _STRICT = ConfigDict(extra="forbid")
 Sets = tuple[str, ...]
 T = TypeVar("T")
 SYNTHETIC = "synthetic"
-SYMBOLS = {
-    "M": "clients",
-    "n": "clients of a round",
-    "T": "rounds",
-    "W": "bytes of a model",
-    "E": "bytes of the encoder that is sent",
-    "k": "centres a client",
-    "e": "numbers of a centre",
-    "C": "clusters",
-}
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
-
-
-def evaluated(expression: str, symbols: Mapping[str, int]) -> int:
-    """The value of sums, differences and products of whole numbers and of the letters in SYMBOLS,
-    such as "2*n*W*T".
-    """
-
-    def value(node: ast.expr) -> int:
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.Name) and node.id in SYMBOLS:
-            if node.id not in symbols:
-                raise InvalidInputError(
-                    f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]})."
-                )
-            return symbols[node.id]
-        raise ValueError(
-            f"formula '{expression}': must be made of whole numbers, +, -, * and the letters"
-            f" {', '.join(SYMBOLS)}"
-        )
-
-    try:
-        return value(ast.parse(expression, mode="eval").body)
-    except SyntaxError as error:
-        raise ValueError(f"formula '{expression}': {error.msg}") from error
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -123,7 +80,7 @@ class Row:
 
     def __post_init__(self) -> None:
         for expression in (self.formula or "0", self.besides):
-            evaluated(expression, dict.fromkeys(SYMBOLS, 1))
+            evaluate_cost(expression, dict.fromkeys(SYMBOLS, 1))
 
     def only(self, columns: Sequence[str]) -> Row:
         """What it says of these columns."""

@@ -11,10 +11,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedclade.core.state import State
 from fedclade.data.federated_dataset import Clients
 from fedclade.errors import InvalidInputError
 from fedclade.io.checkpoint import read_tensors, write_tensors
-from fedclade.methods.base import State
 
 FILE = "client_features.safetensors"
 MOST_CLIENTS = 3_000  # a picture of more shows no more

@@ -19,6 +19,7 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
+from fedclade.methods.requirements import is_injected
 from fedclade.models import ModelSpec
 from fedclade.registry import REGISTRY, find
 from fedclade.training.runner import TrainingRun
@@ -233,7 +234,7 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
     type, ranges by the class itself.
     """
     settable = (
-        [field for field in fields(cls) if field.init and "bound" not in field.metadata]
+        [field for field in fields(cls) if field.init and not is_injected(field)]
         if is_dataclass(cls)
         else []
     )

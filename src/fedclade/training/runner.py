@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from fedclade.aggregation.robust_federation import federation_view
 from fedclade.core.federation import Aggregator, ModelAssignment
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
-from fedclade.core.program import AnyProgram, chain_training, sgd
+from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, tree_index
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, State
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine, EvalRequest
 from fedclade.engines.oom import is_out_of_memory
@@ -30,8 +31,10 @@ from fedclade.errors import InvalidInputError, require
 from fedclade.io import checkpoint
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
-from fedclade.methods.base import UNKNOWN, Method, State, hyperparameters
+from fedclade.methods.base import Method, hyperparameters
+from fedclade.methods.requirements import NeedsProbe
 from fedclade.models import ModelSpec
+from fedclade.programs.sgd import chain_training, sgd
 from fedclade.training import client_features, metrics
 from fedclade.training.client_sampling import blocked_clients, cohort_of, exclude_blocked
 from fedclade.training.fingerprint import difference, fingerprint
@@ -487,7 +490,7 @@ class TrainingRun:
 
     def _fingerprint(self) -> str:
         if self._hash is None:
-            probe = getattr(self.method, "probe", None)
+            probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
             others = (*self._objective.params().values(), *([] if probe is None else [probe]))
             self._hash = fingerprint(self.tables(), self.clients, others)
         return self._hash

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,31 +18,38 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.errors import InvalidInputError
 from fedclade.methods.base import Method
+from fedclade.methods.requirements import (
+    NeedsEncoder,
+    NeedsInputShape,
+    NeedsProbe,
+    NeedsTrueGroups,
+)
 from fedclade.models import ModelSpec
 from fedclade.training import encoder_pretraining
 from fedclade.training.metrics import RESERVED
 
 
 def inject_context(method: Method, clients: Clients | ClientMetadata, seed: int) -> Method:
-    """The method with what it wants of the federation beside the clients' answers, where it was
-    given none: its fields marked BOUND.
+    """The method with what it needs of the federation besides the clients' replies; see
+    `methods.requirements`. A value that the user gave stays.
     """
-    wanted = {
-        each.name: getattr(method, each.name) for each in fields(method) if "bound" in each.metadata
-    }
-    found: dict[str, Any] = {}
-    if "encoder_module" in wanted and wanted["encoder_module"] is None:
-        found["encoder_module"] = encoder_pretraining.resolve(
-            getattr(method, "encoder", encoder_pretraining.DEFAULT), clients.shape, seed
+    context: dict[str, Any] = {}
+    if isinstance(method, NeedsEncoder) and method.encoder_module is None:
+        context["encoder_module"] = encoder_pretraining.resolve(
+            method.encoder_source, clients.shape, seed
         )
-    if "probe" in wanted:
-        probe = clients.probe if wanted["probe"] is None else wanted["probe"]
-        found["probe"] = None if probe is None else _probe(probe, clients.shape)
-    if "truth" in wanted and wanted["truth"] is None:
-        found["truth"] = clients.groups
-    if "input_shape" in wanted and clients.x.dtype in (torch.uint8, torch.float32, torch.float64):
-        found["input_shape"] = clients.shape
-    return replace(method, **found) if found else method
+    if isinstance(method, NeedsProbe):
+        probe = clients.probe if method.probe is None else method.probe
+        context["probe"] = None if probe is None else _probe(probe, clients.shape)
+    if isinstance(method, NeedsTrueGroups) and method.truth is None:
+        context["truth"] = clients.groups
+    if isinstance(method, NeedsInputShape) and clients.x.dtype in (
+        torch.uint8,
+        torch.float32,
+        torch.float64,
+    ):
+        context["input_shape"] = clients.shape
+    return replace(method, **context) if context else method
 
 
 def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:

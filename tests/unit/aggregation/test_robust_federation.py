@@ -103,7 +103,7 @@ def test_sums_that_are_no_models_stay_sums(digits: Clients) -> None:
     engine = fc.Simulator(digits)
     fed = RobustFederation(engine, "median")
     objective = fc.core.functional_model.Objective(fc.models.Logistic().build(digits.shape, 10))
-    ask, ids = fc.core.program.evaluate_losses(objective), torch.arange(4)
+    ask, ids = fc.programs.evaluation.evaluate_losses(objective), torch.arange(4)
     models = fc.core.pytree.stack([objective.params()])
     add = SegmentSum(segment_ids=torch.zeros_like(ids), weights=torch.ones(4), num_segments=1)
     plain, robust = (

@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from fedclade.core.batching import Batches, make_plan
 from fedclade.core.federation import ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective, accuracy
-from fedclade.core.program import LocalTraining, Program, chain, evaluate_metrics, sgd, sgd_step
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Program, chain
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
 from fedclade.engines.base import EvalRequest
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError
+from fedclade.programs.evaluation import evaluate_metrics
+from fedclade.programs.sgd import sgd, sgd_step
 
 FIRST = torch.Generator().manual_seed(0)
 X, Y = torch.randn(23, 6, generator=FIRST), torch.randint(0, 3, (23,), generator=FIRST)

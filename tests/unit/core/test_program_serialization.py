@@ -9,16 +9,23 @@ from torch import nn
 
 import fedclade as fc
 from fedclade.core.batching import Batches
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import LocalTraining, Program, evaluate_losses, sgd
-from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
-from fedclade.core.recipes import serializable_program
+from fedclade.core.local_training import LocalTraining
+from fedclade.core.program import Program
+from fedclade.core.program_serialization import (
+    NodeContext,
+    from_spec,
+    serializable_program,
+    to_spec,
+)
 from fedclade.methods.fedprox import proximal
-from fedclade.programs.encoder_signature import Encoder
 from fedclade.programs.encoder_signature import signature as centres
+from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.gradient_signature import signature
 from fedclade.programs.model_selection import choose_then
 from fedclade.programs.parameter_permutation import in_secret_order
+from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture
@@ -51,7 +58,7 @@ def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
 def test_programs_within_programs(objective: Objective) -> None:
     sent = to_spec(choose_then(objective, sgd(LocalTraining(objective)), tell_loss=True))
     assert sent["with"]["objective"] == {"here": "objective"}
-    assert sent["with"]["train"]["program"]["make"] == "core.program.sgd"
+    assert sent["with"]["train"]["program"]["make"] == "programs.sgd.sgd"
     assert from_spec(sent, NodeContext(objective)).name == "losses>sgd"
 
 
@@ -103,7 +110,7 @@ def test_what_was_changed_after_it_was_made_is_refused(objective: Objective) -> 
     )
     with pytest.raises(
         fc.InvalidInputError,
-        match=r"program 'mine': it was changed after 'core.program.evaluate_losses' had made it",
+        match=r"program 'mine': it was changed after 'programs.evaluation.evaluate_losses'",
     ):
         to_spec(changed)
 
@@ -135,13 +142,16 @@ def _nothing(
             {"make": "os.system", "with": {"command": "true"}},
             "there is no 'os.system' here; the two sides run different versions",
         ),
-        ({"make": "core.program.sgd", "with": {}}, "what was sent does not fit"),
+        ({"make": "programs.sgd.sgd", "with": {}}, "what was sent does not fit"),
         (
-            {"make": "core.program.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
+            {"make": "programs.sgd.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
             "what was sent does not fit",
         ),
         (
-            {"make": "core.program.evaluate_losses", "with": {"objective": {"here": "disk"}}},
+            {
+                "make": "programs.evaluation.evaluate_losses",
+                "with": {"objective": {"here": "disk"}},
+            },
             "what was sent does not fit",
         ),
     ],

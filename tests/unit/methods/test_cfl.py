@@ -24,14 +24,14 @@ from fedclade.clustering.cfl import (
 )
 from fedclade.clustering.similarity import cosine
 from fedclade.core.functional_model import Objective
-from fedclade.core.pytree import Tree
+from fedclade.core.pytree import Tree, flatten
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, LabelSwap, load, partition
 from fedclade.io.checkpoint import flatten, restore
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.cfl import AUTO_EPS1, AUTO_EPS2, CFL, CFLState
 from fedclade.models import MLP
-from fedclade.programs.parameter_permutation import concealed, flatten_models, revealed
+from fedclade.programs.parameter_permutation import concealed, revealed
 
 ROUNDS = 22  # enough for two groups to part, and to be looked at again
 
@@ -205,15 +205,13 @@ def test_secret_coordinates_change_no_decision_and_no_model(swapped: Clients) ->
 def test_the_server_sees_no_clear_coordinates(swapped: Clients) -> None:
     clear, hidden = (Case(CFL(permute=permute, secret=5), swapped) for permute in (False, True))
     states = [case.rounds(case.init(), everyone(swapped, 1)) for case in (clear, hidden)]
-    sent, seen = flatten_models(clear.replies[0]), flatten_models(hidden.replies[0])
+    sent, seen = flatten(clear.replies[0]), flatten(hidden.replies[0])
     assert (sent == seen).float().mean() < 0.01
     assert torch.allclose(
         sent.sort().values, seen.sort().values, atol=1e-6
     )  # the same numbers, in another order
     assert torch.allclose(cosine(sent), cosine(seen), atol=1e-9)
-    assert (
-        flatten_models(states[0].models) == flatten_models(states[1].models)
-    ).float().mean() < 0.01
+    assert (flatten(states[0].models) == flatten(states[1].models)).float().mean() < 0.01
 
 
 def test_another_secret_is_another_order() -> None:

@@ -16,9 +16,9 @@ import fedclade as fc
 from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, LabelClusters, Rotation, load, partition
 from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.fedsem import FedSEM, FedSEMState
 from fedclade.models import MLP
 

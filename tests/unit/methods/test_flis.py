@@ -20,10 +20,10 @@ from fedclade.aggregation.mean import distinct_rows
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
 from fedclade.io.checkpoint import flatten
 from fedclade.methods import flis
-from fedclade.methods.base import UNKNOWN
 from fedclade.methods.flis import FLISDC, FLISHC, FLISHCState
 from fedclade.models import MLP
 from fedclade.training.metrics import adjusted_rand

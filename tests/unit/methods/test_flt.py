@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 import fedclade as fc
 from fedclade import FedAvg, Local, LocalTraining, Method, Simulator
 from fedclade.cli import main
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
 from fedclade.core.pytree import Tree, add_prefix, nbytes
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.checkpoint import flatten, restore
-from fedclade.methods import UNKNOWN
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.models import MLP
 from fedclade.models.autoencoder import (
@@ -35,7 +36,6 @@ from fedclade.models.autoencoder import (
 )
 from fedclade.programs.encoder_signature import (
     MOST_CENTRES,
-    Encoder,
     autoencode,
     centres_of,
     private_signature,

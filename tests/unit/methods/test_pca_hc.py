@@ -18,9 +18,10 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
 from fedclade.core.functional_model import Objective
+from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, LabelClusters, Rotation, Scheme, from_arrays, load, partition
 from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
-from fedclade.methods.base import UNKNOWN, hyperparameters
+from fedclade.methods.base import hyperparameters
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.models import MLP
 from fedclade.programs.pca_signature import pca_signature, principal_axes

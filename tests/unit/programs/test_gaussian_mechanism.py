@@ -16,6 +16,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fedclade import Batch, ModelAssignment, Simulator
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, add_prefix, stack
@@ -23,7 +24,6 @@ from fedclade.data import Clients, from_arrays
 from fedclade.methods._dp_signature import gaussian_sigma
 from fedclade.models import MLP
 from fedclade.programs import encoder_signature, gradient_signature
-from fedclade.programs.encoder_signature import Encoder
 from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
 
 KEY, SECRET = 123456789012345, 2**100 + 7

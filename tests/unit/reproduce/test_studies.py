@@ -16,9 +16,8 @@ import fedclade as fc
 from fedclade.clustering.mode_connectivity import SCORED_AT
 from fedclade.clustering.similarity import cosine
 from fedclade.core.functional_model import Objective
-from fedclade.core.pytree import stack
+from fedclade.core.pytree import flatten, stack
 from fedclade.data.federated_dataset import Clients, as_inputs
-from fedclade.programs.parameter_permutation import flatten_models
 from fedclade.reproduce import execute
 from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Job, Options, plan
@@ -67,7 +66,7 @@ def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
     module = module_for(fc.models.MLP(8), clients, seed=0)
     objective = Objective(module)
     each = fc.ModelAssignment(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
-    got = flatten_models(
+    got = flatten(
         fc.Simulator(clients, device="cpu")
         .map(gradient(objective), torch.arange(2), per_client=each, key=0)
         .outputs

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import fedclade as fc
+from fedclade.core.cost_expression import SYMBOLS, evaluate_cost
 from fedclade.reproduce.compare_to_paper import Cell, Outcome, in_words, outcome
 from fedclade.reproduce.execute import Options, execute, plan
 from fedclade.reproduce.markdown import page
-from fedclade.reproduce.spec import SYMBOLS, Table, evaluated, find
+from fedclade.reproduce.spec import Table, find
 from fedclade.training import encoder_pretraining
 
 M, N, T, C, K = 6, 3, 2, 2, 4
@@ -139,7 +140,7 @@ def test_the_page_has_the_formula_with_its_numbers(measured: tuple[Outcome, Path
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_a_formula_is_arithmetic(a: int, b: int, m: int, w: int) -> None:
-    assert evaluated(f"{a}*M - (W + {b})*M", {"M": m, "W": w}) == a * m - (w + b) * m
+    assert evaluate_cost(f"{a}*M - (W + {b})*M", {"M": m, "W": w}) == a * m - (w + b) * m
 
 
 @pytest.mark.parametrize(
@@ -160,11 +161,11 @@ def test_a_formula_is_arithmetic(a: int, b: int, m: int, w: int) -> None:
 )
 def test_and_nothing_but_arithmetic(text: str) -> None:
     with pytest.raises(ValueError, match=r"^formula '"):
-        evaluated(text, dict.fromkeys(SYMBOLS, 1))
+        evaluate_cost(text, dict.fromkeys(SYMBOLS, 1))
 
 
 def test_a_letter_that_the_run_does_not_have_is_named() -> None:
     with pytest.raises(
         fc.InvalidInputError, match=r"formula '4\*k': this run has no k \(centres a client\)"
     ):
-        evaluated("4*k", {"M": 1})
+        evaluate_cost("4*k", {"M": 1})

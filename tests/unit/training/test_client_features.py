@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fedclade as fc
+from fedclade.core.state import State
 from fedclade.errors import InvalidInputError
 from fedclade.methods._centroid_state import CentredState
-from fedclade.methods.base import State
 from fedclade.training import client_features, metrics
 from fedclade.training.client_features import MOST_CLIENTS, ClientFeatures
 

@@ -75,7 +75,7 @@ def look(fed: Federation, objective: Objective, classes: int, key: int) -> Look:
     client by client.
     """
     clients = len(fed.sizes)
-    rows = ModelAssignment(stack([objective.params()]), torch.zeros(clients, dtype=torch.int64))
+    rows = ModelAssignment.all_same(stack([objective.params()]), clients)
     add = SegmentSum(
         segment_ids=torch.zeros(clients, dtype=torch.int64),
         weights=torch.ones(clients),

@@ -16,7 +16,7 @@ from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 from fedclade.clustering.graph import numbered
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import LocalTraining
+from fedclade.core.local_training import LocalTraining
 from fedclade.core.rng import fold_in
 from fedclade.methods.clade import Clade
 

@@ -36,6 +36,7 @@ from fedclade.integrations.flower.grid_transport import message_from_records, re
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
 from fedclade.io.run_dir import RunDirectory
 from fedclade.methods.base import Method
+from fedclade.methods.requirements import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import config
 from fedclade.training.result import Result
@@ -205,7 +206,7 @@ def _secret(node: Mapping[str, Any], home: Path, method: Method) -> int:
     """
     if "secret" in node:
         return int.from_bytes(hashlib.blake2b(str(node["secret"]).encode(), digest_size=7).digest())
-    if getattr(method, "permute", False):
+    if isinstance(method, NeedsSecret) and method.one_secret_for_all:
         raise InvalidInputError(
             "method.permute: all nodes need one secret; give each the same with --node-config"
             " 'secret=\"…\"'."

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedclade import __version__
+from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data.client_metadata import ClientMetadata
@@ -18,7 +19,7 @@ from fedclade.engines.remote.node import PROTOCOL
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
-from fedclade.programs.encoder_signature import Encoder
+from fedclade.methods.requirements import NeedsEncoder
 
 _LOOK_AGAIN = 1.0  # seconds
 
@@ -42,7 +43,7 @@ def about(objective: Objective) -> dict[str, str]:
 
 def here_of(objective: Objective, method: Method, secret: int) -> NodeContext:
     """What a place has for the programs of this method."""
-    encoder = getattr(method, "encoder_module", None)
+    encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
     return NodeContext(objective, None if encoder is None else Encoder(encoder), secret)
 
 

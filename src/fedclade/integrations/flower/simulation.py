@@ -30,6 +30,7 @@ from fedclade.integrations.flower.client_state_store import DiskKeeper
 from fedclade.integrations.flower.federation import FlowerFederation, about, here_of
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment import supervisor
+from fedclade.methods.requirements import NeedsSecret
 from fedclade.registry import import_file
 from fedclade.training import config
 from fedclade.training.result import Result
@@ -148,7 +149,7 @@ def experiment_node(written: str, number: int, nodes: int, homes: str) -> Node:
         clients.only(ids),
         [str(client) for client in ids],
         here_of(
-            objective, method, getattr(method, "secret", None) or 0
+            objective, method, (method.secret or 0) if isinstance(method, NeedsSecret) else 0
         ),  # as the simulator has it: nothing is hidden from anybody
         metrics,
         about(objective),

@@ -24,13 +24,13 @@ from fedclade.clustering.similarity import bipartition, cosine, separation_gap
 from fedclade.core.batching import Batches
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.program import Program, sgd
-from fedclade.core.pytree import Tree, stack, tree_map
+from fedclade.core.program import Program
+from fedclade.core.pytree import Tree, flatten, stack, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
-from fedclade.programs.parameter_permutation import flatten_models
+from fedclade.programs.sgd import sgd
 from fedclade.reproduce.metrics import History
 from fedclade.training import config
 from fedclade.training.config import Experiment
@@ -115,18 +115,18 @@ def rounds(
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
         each, key = (
-            ModelAssignment(model, torch.zeros_like(everyone)),
+            ModelAssignment.all_same(model, len(everyone)),
             fold_in(seed, "round", number),
         )
         trained = fed.map(
             sgd(experiment.local.training(objective, number)), everyone, per_client=each, key=key
         ).outputs
         slopes = (
-            flatten_models(fed.map(gradient(objective), everyone, per_client=each, key=key).outputs)
+            flatten(fed.map(gradient(objective), everyone, per_client=each, key=key).outputs)
             if gradients
             else torch.empty(0)
         )
-        yield Round(number, flatten_models(trained) - flatten_models(model), slopes)
+        yield Round(number, flatten(trained) - flatten(model), slopes)
         model = mix(clients.sizes[None], trained)
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from fedclade.clustering.mode_connectivity import SCORED_AT, learned_bends, losses_along, midpoint
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in, uniform
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedgmcc import FedGMCC
+from fedclade.programs.sgd import sgd
 from fedclade.reproduce.metrics import History
 from fedclade.training import config
 from fedclade.training.setup import module_for
@@ -46,7 +46,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
     objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
     ids = torch.arange(len(clients) // 2 * 2)
-    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    each = ModelAssignment.all_same(stack([objective.params()]), len(ids))
     trained = fed.map(
         sgd(experiment.local.training(objective)),
         ids,

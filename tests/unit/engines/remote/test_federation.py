@@ -19,7 +19,6 @@ from tests.unit.engines.remote.in_process_transport import (
 from fedclade import SCAFFOLD, FedAvg, Local, LocalTraining
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
-from fedclade.core.program import sgd
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
@@ -28,6 +27,7 @@ from fedclade.engines.remote.messages import Message
 from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
+from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""An encoder as pure functions of its weights."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedclade.core.functional_model import Batch, PerThread
+from fedclade.core.pytree import Tree
+from fedclade.errors import FedcladeError, InvalidInputError
+
+
+class Encoder:
+    """A module as pure functions of its weights: the codes of inputs and, where it is an
+    autoencoder, the loss of reconstruction.
+
+    A module with a method `encode` is an autoencoder, whose own call gives the reconstruction; any
+    other module's outputs are the codes.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        if module is None:
+            raise FedcladeError(
+                "There is no encoder yet: use fc.run, or give a module of yours as"
+                " encoder_module=…."
+            )
+        self.trained = tuple(
+            name for name, value in module.named_parameters() if value.requires_grad
+        )
+        plain = copy.deepcopy(module).cpu().eval().requires_grad_(False)
+        self.reconstructs = hasattr(module, "encode")
+        self.pretrained = bool(getattr(module, "pretrained", True))
+        # Only a module's forward can be called with other weights.
+        self._module, self._encode = PerThread(plain), PerThread(_Encode(plain))
+
+    def weights(self) -> Tree:
+        """Parameters and buffers: a client has nothing of the module but its code."""
+        return {name: value.clone() for name, value in self._module.own.state_dict().items()}
+
+    def tuning(self, fine_tune: str) -> str:
+        """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes
+        lie in one space.
+        """
+        return fine_tune if fine_tune != "auto" else "none" if self.pretrained else "federated"
+
+    def needed(self, weights: Tree) -> Tree:
+        """What embedding takes: the decoder stays at home."""
+        return {name: value for name, value in weights.items() if not name.startswith("decoder.")}
+
+    def codes(self, weights: Tree, x: Tensor) -> Tensor:
+        """(samples, e): the embeddings of a batch."""
+        codes: Tensor = functional_call(
+            self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,)
+        )
+        return codes
+
+    def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
+        """Mean squared error of the reconstruction of a batch."""
+        if not batch.x.is_floating_point():
+            raise InvalidInputError(
+                "encoder: inputs that are whole numbers cannot be reconstructed; give a trained"
+                " module, fine_tune='none'."
+            )
+        errors: Tensor = (
+            functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x
+        ) ** 2
+        return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
+
+
+class _Encode(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        codes: Tensor = getattr(self.module, "encode", self.module)(x)
+        return codes.flatten(1)

@@ -1,0 +1,24 @@
+"""The local training of a client: its objective and the settings of SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedclade.core.batching import Batches
+from fedclade.core.functional_model import Objective
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains: bound to a method by `run`."""
+
+    objective: Objective
+    lr: float = 0.01
+    batch_size: int = 10
+    epochs: int = 1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    @property
+    def batches(self) -> Batches:
+        return Batches(self.batch_size, self.epochs)

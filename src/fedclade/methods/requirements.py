@@ -1,0 +1,79 @@
+"""What a method needs besides the clients' replies. A method declares a need by its base class, and
+the code that runs the method asks with `isinstance`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+INJECTED = {"injected": True}
+"""Metadata of a field that is not a hyper-parameter: the runner sets it, and no experiment file
+names it.
+"""
+
+
+def is_injected(each: Field[Any]) -> bool:
+    """Whether the runner sets this field."""
+    return "injected" in each.metadata
+
+
+@dataclass(frozen=True)
+class NeedsProbe:
+    """The server needs unlabelled inputs. By default they are the samples that `partition` sets
+    apart.
+    """
+
+    probe: Tensor | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
+
+
+@dataclass(frozen=True)
+class NeedsEncoder:
+    """Server and clients need an encoder of the inputs. By default it is made from
+    `encoder_source`.
+    """
+
+    encoder_module: nn.Module | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
+
+    @property
+    def encoder_source(self) -> str:
+        """ "default", or the path of a file that `fedclade pretrain` wrote."""
+        return "default"
+
+
+@dataclass(frozen=True)
+class NeedsInputShape:
+    """The server needs the shape of an input. It stays None where inputs are integers (tokens)."""
+
+    input_shape: tuple[int, ...] | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
+
+
+@dataclass(frozen=True)
+class NeedsTrueGroups:
+    """The server needs the true group of each client, which only a planted partition knows."""
+
+    truth: Tensor | None = field(
+        default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
+    )
+
+
+@dataclass(frozen=True)
+class NeedsSecret:
+    """Clients need a number that the server does not know. On Flower each node has its own; this
+    field is for simulations only.
+    """
+
+    secret: int | None = field(default=None, kw_only=True, repr=False, metadata=INJECTED)
+
+    @property
+    def one_secret_for_all(self) -> bool:
+        """Whether all clients need the same secret."""
+        return False

@@ -1,0 +1,70 @@
+"""Losses and metrics of models on the clients' examples."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fedclade.core.batching import Batches
+from fedclade.core.functional_model import Batch, ExampleLoss, Objective
+from fedclade.core.program import Program
+from fedclade.core.program_serialization import serializable_program
+from fedclade.core.pytree import Tree, tree_map
+
+
+@lru_cache(maxsize=32)
+def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
+    """Sums of the loss and of each metric over all of a client's examples, and how many there
+    were.
+    """
+
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
+        return params, {
+            name: zero.clone() for name in ("loss", *(name for name, _ in metrics), "examples")
+        }
+
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        outputs = objective.outputs(const, batch.x)
+        values = {
+            "loss": objective.example_loss(outputs, batch.y),
+            **{name: metric(outputs, batch.y) for name, metric in metrics},
+        }
+        sums = {
+            name: (value * batch.weight).sum(dtype=torch.float64) for name, value in values.items()
+        }
+        sums["examples"] = batch.weight.sum(dtype=torch.float64)
+        return tree_map(torch.add, carry, sums)
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    return Program(start, step, finish, Batches.whole(), "score")
+
+
+@serializable_program
+@lru_cache(maxsize=32)
+def evaluate_losses(objective: Objective) -> Program:
+    """Sum of the losses of a client's examples under each of several models: a stack in `shared`,
+    or one of its own in `each`.
+    """
+
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        first = next(iter((params or broadcast).values()))
+        return params, {"loss": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
+
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        def total(params: Tree) -> Tensor:
+            return (
+                objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight
+            ).sum(dtype=torch.float64)
+
+        return {"loss": carry["loss"] + vmap(total)(const or broadcast)}
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        return carry, None
+
+    return Program(start, step, finish, Batches.whole(), "losses")
