@@ -342,7 +342,7 @@ where a table has several. –: not measured.
 ## What was not measured
 
 - {", ".join(absent)} on the papers' data. (FedNova and SCAFFOLD on MNIST with Dirichlet(0.1):
-  [the baselines](methods/baselines.md#beside-each-other); FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
+  [the baselines](methods/baselines.md#comparison); FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
 - Groups and mixtures at once on large data; groups that change while training goes on.
 - Accuracy with more than 2,400 clients. Texts with any methods but FedAvg, CFL and Clade ([AG News](reproduction.md)).
 - Every accuracy here is of the simulator. On Flower the models are the same within 1e-5 ([how this is tested](flower.md)).
