@@ -1,5 +1,8 @@
-"""Clusters that split in two (CFL): the test, the tree of the splits, and the place of a new update
-in it.
+"""CFL: the optimal bipartition of a cluster, the test that decides on a split, and the tree of
+splits.
+
+Symbols of the CFL paper: α_ij = cos(Δθ_i, Δθ_j); the bipartition c₁ ∪ c₂ = c minimises α_cross^max
+= max over i ∈ c₁, j ∈ c₂ of α_ij.
 """
 
 from __future__ import annotations
@@ -14,7 +17,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.clustering.similarity import bipartition, cosine
+from fedclade.clustering.cosine import cosine
+from fedclade.clustering.graph import check_symmetric
+from fedclade.clustering.linkage import cut_number
+from fedclade.clustering.linkage import linkage as linkage_matrix
+from fedclade.errors import require
 
 UNASSIGNED = -1
 WARM_UP = 3  # rounds of a node before its scale means anything
@@ -43,12 +50,64 @@ def bisect(
     distribution have come to different sides.
     """
     centre = (weight / weight.sum()).to(updates) @ updates
-    if not (float(length(centre[None])) < eps1 and float(length(updates).max()) > eps2):
+    if not (float(update_norms(centre[None])) < eps1 and float(update_norms(updates).max()) > eps2):
         return None
     similarity = cosine(updates).cpu().numpy()
     side, cross = bipartition(similarity, linkage)
     noise = noise_level(similarity, side) if gamma_max == "auto" else gamma_max
     return torch.from_numpy(side) if noise < math.sqrt((1 - cross) / 2) else None
+
+
+def bipartition(
+    similarity: NDArray[np.floating[Any]], linkage: Literal["single", "complete"] = "single"
+) -> tuple[NDArray[np.bool_], float]:
+    """CFL's split of a cluster in two: the side of each client (False for the first client's side),
+    and α_cross^max between the sides.
+
+    "single" is the paper's Algorithm 1, the bipartition with the least α_cross^max of all: single
+    linkage merges the most similar pairs until two clusters are left, in O(M²). If several
+    bipartitions are optimal, as with equal similarities, the same one is always chosen. "complete"
+    (the authors' code) cuts the complete-linkage tree in two; it favours even sides and is not
+    optimal.
+    """
+    require(
+        linkage in ("single", "complete"), "linkage", linkage, "must be one of single, complete"
+    )
+    check_symmetric(similarity, "similarity")
+    require(
+        len(similarity) >= 2,
+        "similarity.shape",
+        similarity.shape,
+        "must be of at least two clients: one cannot be split",
+    )
+    # Both linkages depend on the order of the distances only, and negation keeps it exactly.
+    side = np.asarray(cut_number(linkage_matrix(-similarity, linkage), 2) == 1)
+    return side, float(similarity[np.ix_(side, ~side)].max())
+
+
+def separation_gap(
+    similarity: NDArray[np.floating[Any]], groups: NDArray[np.integer[Any]]
+) -> float:
+    """CFL's g(α) = α_intra^min − α_cross^max over pairs i ≠ j: if it is above 0, the bipartition
+    cannot split a group.
+
+    Without a pair across groups α_cross^max is −1, the least cosine; without a pair inside a group
+    α_intra^min is 1, the greatest.
+    """
+    check_symmetric(similarity, "similarity")
+    groups = np.asarray(groups)
+    require(
+        groups.shape == (len(similarity),),
+        "groups.shape",
+        groups.shape,
+        f"must be ({len(similarity)},), a group for each client",
+    )
+    same = groups[:, None] == groups
+    inside = same & ~np.eye(len(groups), dtype=bool)
+    return float(
+        np.min(similarity, where=inside, initial=1.0)
+        - np.max(similarity, where=~same, initial=-1.0)
+    )
 
 
 def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) -> float:
@@ -65,7 +124,7 @@ def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) 
     return MARGIN * math.sqrt((1 - closest.mean()) / 2) if len(closest) else 0.0
 
 
-def length(updates: Tensor) -> Tensor:
+def update_norms(updates: Tensor) -> Tensor:
     """(M,) the norm of each update."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     return norms.cpu()

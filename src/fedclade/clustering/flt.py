@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from fedclade.aggregation.mean import distinct_rows
 from fedclade.clustering.graph import close_components, components, threshold_graph
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.set_distances import BLOCK, Kind, distances, distances_to
+from fedclade.core.pca import principal_axes
 from fedclade.errors import InvalidInputError
 
 Manifold: TypeAlias = Literal["umap", "pca", "none"]
@@ -28,10 +28,9 @@ Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
 
 DIMENSIONS = 2
 NEIGHBOURS = 15  # UMAP's default
-MANY = 10_000  # points from which on PCA looks at their products only
 
 
-def relate(
+def cluster_signatures(
     centres: Points,
     counts: Counts,
     manifold: Manifold,
@@ -51,7 +50,7 @@ def relate(
     Ward, or as many as the widest gap in the merge heights of average linkage leaves (cut="gap").
     Without `graph` only groups.
     """
-    points = on_manifold(centres, counts, manifold, seed)
+    points = embed_centres(centres, counts, manifold, seed)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
         # Only the components are wanted, and of nearest points a spatial index finds them: 100,000
         # clients need no matrix of all pairs.
@@ -69,7 +68,7 @@ def relate(
     return components(related), related if graph else None
 
 
-def nearest(
+def nearest_signature(
     centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
 ) -> NDArray[np.int64]:
     """For each signature the place of the nearest one in `known`, measured between the embeddings
@@ -86,28 +85,29 @@ def nearest(
     return found
 
 
-def mixing_rows(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
+def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
     """The distinct rows of Ã (rows, M), and for each client which is its own; without a graph the
     members of a group are related.
     """
     if related is not None:
-        return distinct_rows(torch.from_numpy(related.toarray()))
+        rows, row = torch.unique(torch.from_numpy(related.toarray()), dim=0, return_inverse=True)
+        return rows, row
     row = torch.from_numpy(groups)
     return row == torch.arange(int(row.max()) + 1)[:, None], row
 
 
-def on_manifold(centres: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
+def embed_centres(centres: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
     """The real centres of all clients placed together: (M, k, e) -> (M, k, u), zeros where there is
     none.
     """
     real = np.arange(centres.shape[1]) < counts[:, None]
-    placed = place(centres[real], manifold, seed)
+    placed = embed(centres[real], manifold, seed)
     points = np.zeros((*real.shape, placed.shape[1]))
     points[real] = placed
     return points
 
 
-def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
+def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
     """The points (n, d) in the plane (n, 2): by UMAP with its default parameters and this seed, or
     by PCA. "none": as they are.
 
@@ -152,18 +152,9 @@ def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
 
 
 def pca(points: Points) -> Points:
-    """The first two principal components; the sign of each is the one that makes its largest
-    loading positive.
-    """
-    centred = points - points.mean(0, dtype=np.float64)
-    if len(points) < MANY:
-        axes = np.linalg.svd(centred, full_matrices=False)[2][:DIMENSIONS]
-    else:  # the same up to rounding, in a thirtieth of the time
-        axes = np.linalg.eigh(centred.T @ centred)[1].T[::-1][:DIMENSIONS]
-    largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
-    placed = np.zeros((len(points), DIMENSIONS))
-    placed[:, : len(axes)] = centred @ (axes * np.where(largest < 0, -1.0, 1.0)).T
-    return placed
+    """The first two principal components (n, 2); zeros where there are fewer."""
+    x = torch.from_numpy(np.asarray(points, np.float64))
+    return np.asarray(principal_axes(x, DIMENSIONS).project(x).numpy())
 
 
 def _instead(points: Points, why: str) -> Points:

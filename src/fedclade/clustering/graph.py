@@ -21,10 +21,10 @@ from fedclade.errors import require
 
 # coordinates of pairs (two cells, or a point and a cell) looked at in one go: bounds the memory for
 # any number of points
-AT_ONCE = 1_000_000
+CHUNK_COORDINATES = 1_000_000
 
 
-def square(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
+def check_symmetric(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
     """The matrix as it is, once it is known to be square, finite and symmetric (up to rounding)."""
     require(
         matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0,
@@ -46,7 +46,7 @@ def square(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[
     return matrix
 
 
-def numbered(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def canonical_labels(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """The same partition with labels 0, 1, 2, … in the order in which they first appear."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
@@ -61,7 +61,7 @@ def threshold_graph(
     always with itself.
     """
     require(gamma > 0, "gamma", gamma, "must be above 0")
-    related = square(distance, "distance") < gamma
+    related = check_symmetric(distance, "distance") < gamma
     np.fill_diagonal(related, True)
     return csr_array(related)
 
@@ -76,7 +76,7 @@ def components(graph: csr_array[Any, tuple[int, int]]) -> NDArray[np.int64]:
         graph.shape,
         "must be (M, M)",
     )
-    return numbered(connected_components(graph, directed=False)[1])
+    return canonical_labels(connected_components(graph, directed=False)[1])
 
 
 def close_components(
@@ -130,7 +130,7 @@ def close_components(
             one, two = one[unknown], two[unknown]
             touching = linked(one, two)
             label = _join(int(label.max()) + 1, label[one[touching]], label[two[touching]])[label]
-    return numbered(label[len(cells.low) :])
+    return canonical_labels(label[len(cells.low) :])
 
 
 class _Cells:
@@ -233,7 +233,11 @@ class _Cells:
         while begin < len(until):
             end = max(
                 begin + 1,
-                int(np.searchsorted(until, seen + AT_ONCE // self.points.shape[1], side="right")),
+                int(
+                    np.searchsorted(
+                        until, seen + CHUNK_COORDINATES // self.points.shape[1], side="right"
+                    )
+                ),
             )
             yield begin, end
             begin, seen = end, int(until[end - 1])

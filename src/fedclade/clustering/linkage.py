@@ -17,10 +17,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist, squareform
 
-from fedclade.clustering.graph import numbered, square
+from fedclade.clustering.graph import canonical_labels, check_symmetric
 from fedclade.errors import require
 
-Tree = NDArray[np.float64]
+LinkageMatrix = NDArray[np.float64]
 
 ROUNDING = 1e-9  # heights whose ratio or gap, in units of the top height, is within this are equal
 FLOAT64_UP_TO = 5000  # clients; 200 MB
@@ -29,18 +29,20 @@ METHODS = ("single", "average", "complete", "ward")
 
 def linkage(
     distance: NDArray[np.floating[Any]], method: Literal["single", "average", "complete", "ward"]
-) -> Tree:
+) -> LinkageMatrix:
     """The tree of a square matrix of distances. Ward takes the distances as if they were Euclidean,
     as scipy does.
     """
     require(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
-    square(distance, "distance")
+    check_symmetric(distance, "distance")
     if len(distance) == 1:
         return np.empty((0, 4))
     return np.asarray(hierarchy.linkage(squareform(distance, checks=False), method))
 
 
-def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[Any]]) -> Tree:
+def weighted_ward(
+    points: NDArray[np.floating[Any]], weight: NDArray[np.number[Any]]
+) -> LinkageMatrix:
     """Size-weighted Ward: the height of a merge is n_A n_B / (n_A + n_B) · ‖μ_A − μ_B‖² / e, the
     two-sample statistic itself.
 
@@ -119,7 +121,7 @@ def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.fl
     return cost
 
 
-def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
+def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> LinkageMatrix:
     """Merges in order of height as scipy's linkage matrix. The sort is stable and a parent is not
     lower: parts stay before the whole.
     """
@@ -130,7 +132,7 @@ def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
     return np.asarray(tree[order])
 
 
-def cut_number(tree: Tree, clusters: int) -> NDArray[np.int64]:
+def cut_number(tree: LinkageMatrix, clusters: int) -> NDArray[np.int64]:
     """Exactly so many clusters, also where merge heights are equal (scipy's `maxclust` gives fewer
     then).
     """
@@ -144,7 +146,7 @@ def cut_number(tree: Tree, clusters: int) -> NDArray[np.int64]:
     return _labels(tree, clients - clusters)
 
 
-def cut_height(tree: Tree, height: float) -> NDArray[np.int64]:
+def cut_height(tree: LinkageMatrix, height: float) -> NDArray[np.int64]:
     """All merges lower than `height`, strictly: scipy's `distance` criterion with < for ≤, as in
     FLT's graph.
     """
@@ -152,7 +154,7 @@ def cut_height(tree: Tree, height: float) -> NDArray[np.int64]:
     return _labels(tree, int(np.searchsorted(_heights(tree), height, side="left")))
 
 
-def cut_gap(tree: Tree) -> NDArray[np.int64]:
+def cut_gap(tree: LinkageMatrix) -> NDArray[np.int64]:
     """Cut where the widest gap between successive merge heights is; of equal gaps the highest,
     which gives fewer clusters.
 
@@ -169,7 +171,7 @@ def cut_gap(tree: Tree) -> NDArray[np.int64]:
     return cut_number(tree, widest + 2)
 
 
-def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
+def cut_ratio(tree: LinkageMatrix, most: int | None = None) -> NDArray[np.int64]:
     """Cut where the ratio between successive merge heights is widest (Clade, step 4), among the top
     `most` of them (M // 2 if not given).
 
@@ -191,7 +193,7 @@ def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
     return cut_number(tree, widest + 2)
 
 
-def _heights(tree: Tree) -> NDArray[np.float64]:
+def _heights(tree: LinkageMatrix) -> NDArray[np.float64]:
     """The merge heights of a tree that is one."""
     require(
         tree.ndim == 2 and tree.shape[1] == 4,
@@ -209,7 +211,7 @@ def _heights(tree: Tree) -> NDArray[np.float64]:
     return heights
 
 
-def _labels(tree: Tree, merges: int) -> NDArray[np.int64]:
+def _labels(tree: LinkageMatrix, merges: int) -> NDArray[np.int64]:
     """The cluster of each client after the first `merges` merges."""
     clients = len(tree) + 1
     parts = tree[:merges, :2].astype(np.int64).ravel()
@@ -217,4 +219,4 @@ def _labels(tree: Tree, merges: int) -> NDArray[np.int64]:
     links = coo_array(
         (np.ones(len(parts), bool), (parts, whole)), shape=(2 * clients - 1, 2 * clients - 1)
     )
-    return numbered(connected_components(links, directed=False)[1][:clients])
+    return canonical_labels(connected_components(links, directed=False)[1][:clients])

@@ -31,11 +31,13 @@ Outputs: TypeAlias = Callable[[Models, Tensor], Tensor]
 # of Adam on a bend: it moves a weight by about this much a step, and more overshoots (measured,
 # docs/methods/fedgmcc.md)
 LR = 3e-4
-AT_ONCE = 64 * 2**20  # bytes that the pairs learned together may take
-KEPT = 128 * 2**20  # bytes of bends that are remembered: 200 pairs of a model of 160,000 numbers
+BLOCK_BYTES = 64 * 2**20  # of the pairs whose bends are fitted together
+CACHE_BYTES = 128 * 2**20  # of cached bends: 200 pairs of a model of 160,000 numbers
+    128 * 2**20
+)  # bytes of bends that are remembered: 200 pairs of a model of 160,000 numbers
 
 
-def evenly(points: int) -> list[float]:
+def midpoint_rule(points: int) -> list[float]:
     """The middles of equal parts of [0, 1], the midpoint rule for E_u: symmetric, and without the
     ends, where no bend has a say.
     """
@@ -43,8 +45,8 @@ def evenly(points: int) -> list[float]:
 
 
 # with only two points the bend itself, at ½, is left out and strays; more lower the loss no further
-LEARNED_AT = evenly(3)
-SCORED_AT = evenly(8)
+LEARNED_AT = midpoint_rule(3)
+SCORED_AT = midpoint_rule(8)
 
 
 def chain(a: Models, bend: Models, b: Models, u: float) -> Models:
@@ -72,7 +74,7 @@ def losses_along(
         return torch.stack([loss(chain(a, bend, b, u)) for u in at])
 
 
-def learned_bends(
+def fit_bends(
     outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps: int, lr: float = LR
 ) -> Models:
     """The bend of each pair after so many steps of Adam from the midpoint on the mean loss along
@@ -128,7 +130,7 @@ class Paths:
     """The learned chains between all pairs k < l of a stack of models.
 
     Pairs are learned in blocks, so that the memory is bounded for any number of them. As many bends
-    as fit into KEPT bytes are remembered, the others are learned again when they are needed:
+    as fit into CACHE_BYTES bytes are remembered, the others are learned again when they are needed:
     neither changes a result beyond rounding.
     """
 
@@ -145,7 +147,7 @@ class Paths:
         self.count = len(next(iter(models.values())))
         self.pairs = torch.combinations(torch.arange(self.count))
         self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs)
-        self._block = max(1, AT_ONCE // self.bytes_of_a_pair)
+        self._block = max(1, BLOCK_BYTES // self.bytes_of_a_pair)
         self._kept = {
             name: value[:0] for name, value in models.items()
         }  # the bends of the first pairs
@@ -161,13 +163,13 @@ class Paths:
                 .mean(0)
                 .cpu()
             )
-            if (int(which[-1]) + 1) * _bytes(self.models) <= KEPT * self.count:
+            if (int(which[-1]) + 1) * _bytes(self.models) <= CACHE_BYTES * self.count:
                 kept.append(bend)
         if kept:
             self._kept = {name: torch.cat([block[name] for block in kept]) for name in self.models}
         return torch.cat([torch.zeros(0, dtype=torch.float64), *scores])
 
-    def joined(self, percentile: float) -> Tensor:
+    def cluster(self, percentile: float) -> Tensor:
         """(models,): the cluster of each, numbered by first appearance. Pairs are joined whose
         score is at most the percentile of all.
         """
@@ -209,7 +211,7 @@ class Paths:
         )
         if which[-1] < len(next(iter(self._kept.values()))):
             return a, {name: value[which] for name, value in self._kept.items()}, b
-        return a, learned_bends(self.outputs, a, b, self.inputs, self.steps, self.lr), b
+        return a, fit_bends(self.outputs, a, b, self.inputs, self.steps, self.lr), b
 
 
 def _bytes(models: Models) -> int:
@@ -273,7 +275,7 @@ def curve_losses(
         return result
 
     u = torch.linspace(0, 1, points)
-    bends = midpoint(a, b), learned_bends(outputs, a, b, inputs, steps)
+    bends = midpoint(a, b), fit_bends(outputs, a, b, inputs, steps)
     return Curves(
         u, *(losses_along(outputs, a, bend, b, inputs, u.tolist())[:, 0] for bend in bends)
     )

@@ -17,7 +17,9 @@ from fedclade.errors import require
 Kind: TypeAlias = Literal["matching", "min", "chamfer"]
 
 BLOCK = 256  # clients on each side of a tile
-MOST = 12  # points a client for the best matching: the table over subsets has 2^k rows
+MAX_MATCHING_POINTS = 12  # of a client, for "matching": the table over subsets has 2^k rows
+    12  # points a client for the best matching: the table over subsets has 2^k rows
+)
 TABLE = 1 << 18  # numbers in that table at a time: 2 MB stay in the cache
 
 
@@ -108,10 +110,10 @@ def _checked(
     require(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
     if kind == "matching":
         require(
-            counts.max() <= MOST,
+            counts.max() <= MAX_MATCHING_POINTS,
             "k",
             int(counts.max()),
-            f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"',
+            f'must be at most {MAX_MATCHING_POINTS} with kind="matching"; use "min" or "chamfer"',
         )
     return where, counts
 

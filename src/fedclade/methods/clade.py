@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.clustering.clade import assign_new, find_groups, whitening_matrix
-from fedclade.clustering.noisy import effective_sizes, with_noise
+from fedclade.clustering.clade import (
+    assign_new,
+    effective_sizes,
+    scatter_with_noise,
+    split_groups,
+    whitening_matrix,
+)
+from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.program import evaluate_losses, sgd
 from fedclade.core.pytree import Tree, stack, tree_index
@@ -132,7 +138,7 @@ class Clade(DPSignatureMethod):
             size = fed.sizes[got.ids].double().numpy()
             white = torch.from_numpy(
                 whitening_matrix(
-                    with_noise(self._scatter(got), size, self.variance)[0],
+                    scatter_with_noise(self._scatter(got), size, self.variance)[0],
                     max(1.0, size.sum() - len(size)),
                 )
             )
@@ -140,26 +146,30 @@ class Clade(DPSignatureMethod):
         return CladeState(models, cluster, start, torch.tensor(key), known, white, torch.tensor(0))
 
     def _groups(
-        self, fed: Federation, rows: ModelAssignment, got: ClientResults, key: int
+        self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
     ) -> Tensor:
-        """The group of each client that answered, found level by level."""
-
-        def scatter_of(label: np.ndarray) -> np.ndarray:
-            told = (
-                self._signatures(fed, rows, got.ids, key, torch.from_numpy(label))
-                if label.any()
-                else got
+        """The group of each client that replied, level by level: each group that was formed is
+        asked again for its own scatter, and split if it has structure.
+        """
+        size = fed.sizes[replies.ids].double().numpy()
+        means = replies.outputs["mean"].double().cpu().numpy()
+        weight = effective_sizes(size, self._scatter(replies)[0], self.variance)
+        labels, candidates = np.zeros(len(size), np.int64), [0]
+        while candidates:
+            level = replies  # the first level's scatter came with the means
+            if labels.any():
+                level = self._signatures(fed, rows, replies.ids, key, torch.from_numpy(labels))
+            scatter = scatter_with_noise(self._scatter(level), size, self.variance, labels)
+            labels, candidates = split_groups(
+                means,
+                weight,
+                scatter,
+                labels,
+                candidates,
+                fold_in(key, "noise"),
+                self.noise_ratio,
             )
-            return with_noise(self._scatter(told), size, self.variance, label)
-
-        size, means = (
-            fed.sizes[got.ids].double().numpy(),
-            got.outputs["mean"].double().cpu().numpy(),
-        )
-        weight = effective_sizes(size, self._scatter(got)[0], self.variance)
-        return torch.from_numpy(
-            find_groups(means, weight, scatter_of, fold_in(key, "noise"), self.noise_ratio)
-        )
+        return torch.from_numpy(canonical_labels(labels))
 
     def _signatures(
         self,

@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import mean_by_row
-from fedclade.clustering.kmeans import kmeans, nearest_centre
+from fedclade.aggregation.mean import segment_mean
+from fedclade.clustering.kmeans import kmeans_labels, nearest_centre
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index, tree_map
@@ -86,7 +86,9 @@ class FedSEM(Method):
         if not len(got.ids):
             return state
         nearest = nearest_centre(self._points(got.outputs), self._points(state.models))
-        models = mean_by_row(got.outputs, nearest, fed.sizes[got.ids], state.models, fed.aggregator)
+        models = segment_mean(
+            got.outputs, nearest, fed.sizes[got.ids], state.models, fed.aggregator
+        )
         return replace(
             state, models=models, cluster_ids=state.cluster_ids.index_copy(0, got.ids, nearest)
         )
@@ -109,9 +111,9 @@ class FedSEM(Method):
         if bool((state.cluster_ids != UNKNOWN).any()):
             cluster = nearest_centre(points, self._points(state.first))
         else:
-            cluster = kmeans(points, self.clusters, seed=fold_in(key, "centres") % 2**32)
+            cluster = kmeans_labels(points, self.clusters, seed=fold_in(key, "centres") % 2**32)
             begin = tree_index(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
-            models = mean_by_row(got.outputs, cluster, fed.sizes[got.ids], begin, fed.aggregator)
+            models = segment_mean(got.outputs, cluster, fed.sizes[got.ids], begin, fed.aggregator)
             state = replace(state, models=models, first=_copy(models))
         return replace(state, cluster_ids=state.cluster_ids.index_copy(0, got.ids, cluster))
 

@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.clustering.flt import nearest
+from fedclade.clustering.flt import nearest_signature
 from fedclade.clustering.linkage import cut_number, linkage
-from fedclade.clustering.set_distances import MOST, distances
+from fedclade.clustering.set_distances import MAX_MATCHING_POINTS, distances
 from fedclade.core.federation import Federation
 from fedclade.core.program import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
@@ -20,7 +20,7 @@ from fedclade.errors import InvalidInputError, require
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods.base import INJECTED, UNKNOWN, Groups, Method, Needs, State, check_choices
 from fedclade.methods.fedavg import fedavg_round
-from fedclade.programs.pca_signature import flat, pca_signature, principal_axes
+from fedclade.programs.pca_signature import flat, pca_basis, pca_signature
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class PCAHC(Method):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name, most in (("clusters", None), ("k", MOST), ("components", None)):
+        for name, most in (("clusters", None), ("k", MAX_MATCHING_POINTS), ("components", None)):
             value = getattr(self, name)
             ok = isinstance(value, int) and value >= 1 and (most is None or value <= most)
             require(
@@ -101,7 +101,7 @@ class PCAHC(Method):
                 "method.basis = 'shared': the server needs probe data to fit it; set some apart"
                 " with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
             )
-        return principal_axes(flat(self.probe), self.components)
+        return pca_basis(flat(self.probe), self.components)
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
@@ -126,7 +126,9 @@ class PCAHC(Method):
             there = (state.centres[known].numpy(), state.counts[known].numpy())
             cluster = state.cluster_ids[
                 known[
-                    torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))
+                    torch.from_numpy(
+                        nearest_signature(centres.numpy(), counts.numpy(), *there, "matching")
+                    )
                 ]
             ]
         else:

@@ -22,7 +22,7 @@ from fedclade.clustering.cfl import (
     noise_level,
     project,
 )
-from fedclade.clustering.similarity import cosine
+from fedclade.clustering.cosine import cosine
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
