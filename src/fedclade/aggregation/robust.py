@@ -1,8 +1,8 @@
 """Robust means of models: coordinate-wise median, trimmed mean, clipped mean.
 
-Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (coordinate-wise median and trimmed mean);
-Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021 (clipping
-around a centre).
+Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median and trimmed mean of each
+coordinate); Karimireddy et al., Learning from History for Byzantine Robust Optimization, ICML 2021
+(clipping around a centre).
 """
 
 from __future__ import annotations

@@ -122,6 +122,26 @@ def test_equal_similarities_are_split_all_the_same(linkage_: Any) -> None:
     assert most == 0.5
 
 
+@pytest.mark.parametrize("linkage_", ["single", "complete"])
+@settings(max_examples=60, deadline=None)
+@given(similarities(least=3))
+def test_of_several_optima_the_same_one_is_chosen(linkage_: Any, similarity: Floats) -> None:
+    side, _ = bipartition(similarity, linkage_)
+    for same in (similarity.copy(), np.asfortranarray(similarity), similarity.astype(np.float64)):
+        assert np.array_equal(bipartition(same, linkage_)[0], side)
+
+
+def test_single_chooses_this_one_of_equal_similarities() -> None:
+    """Pinned: a split must not depend on the version of a library."""
+    assert bipartition(np.full((4, 4), 0.5))[0].tolist() == [False, False, False, True]
+    # Two pairs, no link between them stronger than another.
+    pairs = np.array([[1, 0.9, 0, 0], [0.9, 1, 0, 0], [0, 0, 1, 0.9], [0, 0, 0.9, 1]])
+    assert bipartition(pairs)[0].tolist() == [False, False, True, True]
+    # A chain whose links are all 0.5: each of the three is a weakest link.
+    chain = np.eye(4) + 0.5 * (np.eye(4, k=1) + np.eye(4, k=-1))
+    assert bipartition(chain)[0].tolist() == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("similarity", "linkage_", "message"),
     [
