@@ -1,5 +1,5 @@
-"""PCA+kM+HC: clients are related when the centres of their data, projected on principal components,
-are near each other.
+"""PCA+kM+HC: clients are grouped by the k-means centres of their data, projected on principal
+components.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedclade.programs.pca_signature import flat, pca_basis, pca_signature
 
 @dataclass(frozen=True)
 class PCAHCState(CentredState):
-    """Beside the groups' models and the centres: what a late client projects on."""
+    """The groups' models, the clients' centres, and what a late client projects on."""
 
-    basis: Tree  # mean and axes that all clients project on; empty where each has its own
+    basis: Tree  # mean and axes that all clients project on; empty if each has its own
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class PCAHC(Method):
     Once, before training, each client projects its samples on their first principal components
     (`components`, e in FLT) and sends the `k` centres of the projections. The distance of two
     clients is that of the best matching of their centres, as in FLT; Ward's tree of these distances
-    is cut into C groups (`clusters`). Then FedAvg runs inside each group. Who missed the one-off
-    phase joins the group of the known client whose signature is nearest.
+    is cut into C groups (`clusters`). Then FedAvg runs inside each group. A client that missed the
+    one-off phase joins the group of the known client with the nearest signature.
 
-    basis: "own", as in FLT: each client centres its samples and fits the axes by itself, so that no
-    two clients' coordinates mean the same, and their means are lost. "shared": the server fits mean
-    and axes on the probe data and sends them to all.
+    basis: "own", as in FLT: each client fits mean and axes to its own samples, so the coordinates
+    of two clients are not comparable, and the means are lost. "shared": the server fits mean and
+    axes to the probe data and sends them to all clients.
     """
 
     name: ClassVar[str] = "pca_hc"
@@ -89,8 +89,8 @@ class PCAHC(Method):
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         everyone = torch.arange(len(fed.sizes))
         centres = torch.zeros(len(everyone), self.k, self.components)
-        nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
-        state = PCAHCState(stack([params]), nobody, centres, none, self._basis())
+        unknown, zeros = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
+        state = PCAHCState(stack([params]), unknown, centres, zeros, self._basis())
         return self.add_clients(fed, state, everyone, key)
 
     def _basis(self) -> Tree:
@@ -107,30 +107,33 @@ class PCAHC(Method):
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
     def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
-        """A newcomer joins the group of the known client nearest to it. Where nobody is known yet,
-        those who answer are clustered.
+        """A new client joins the group of the nearest known client. If no client is known yet,
+        those that reply are clustered.
         """
         assert isinstance(state, PCAHCState)
         state = state.with_num_clients(len(fed.sizes))
-        got = fed.map(
+        replies = fed.map(
             pca_signature(self.k, self.components),
             ids.sort().values,
             broadcast=state.basis,
             key=key,
         )
-        if not len(got.ids):
+        if not len(replies.ids):
             return state
-        centres, counts = got.outputs["centres"].cpu(), got.outputs["count"].cpu().clamp(1, self.k)
+        centres, counts = (
+            replies.outputs["centres"].cpu(),
+            replies.outputs["count"].cpu().clamp(1, self.k),
+        )
         known = (state.cluster_ids != UNKNOWN).nonzero().flatten()
         if len(known):
-            there = (state.centres[known].numpy(), state.counts[known].numpy())
-            cluster = state.cluster_ids[
-                known[
-                    torch.from_numpy(
-                        nearest_signature(centres.numpy(), counts.numpy(), *there, "matching")
-                    )
-                ]
-            ]
+            nearest = nearest_signature(
+                centres.numpy(),
+                counts.numpy(),
+                state.centres[known].numpy(),
+                state.counts[known].numpy(),
+                "matching",
+            )
+            cluster = state.cluster_ids[known[torch.from_numpy(nearest)]]
         else:
             tree = linkage(distances(centres.numpy(), counts.numpy()), "ward")
             cluster = torch.from_numpy(cut_number(tree, min(self.clusters, len(counts))))
@@ -140,11 +143,11 @@ class PCAHC(Method):
                     state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
                 ),
             )
-        told = {"cluster_ids": cluster, "centres": centres, "counts": counts}
+        updated = {"cluster_ids": cluster, "centres": centres, "counts": counts}
         return replace(
             state,
             **{
-                name: getattr(state, name).index_copy(0, got.ids, value)
-                for name, value in told.items()
+                name: getattr(state, name).index_copy(0, replies.ids, value)
+                for name, value in updated.items()
             },
         )
