@@ -22,9 +22,16 @@ from studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc
-from fedclade.aggregation.mean import mix
-from fedclade.clustering.cfl import MARGIN, WARM_UP, length, noise_level
-from fedclade.clustering.similarity import bipartition, cosine, separation_gap
+from fedclade.aggregation.mean import mix_models
+from fedclade.clustering.cfl import (
+    MARGIN,
+    WARM_UP,
+    bipartition,
+    noise_level,
+    separation_gap,
+    update_norms,
+)
+from fedclade.clustering.cosine import cosine
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import fold_in
@@ -79,12 +86,12 @@ class Federation:
             )
             start = model
             yield number, updates, lambda start=start: self.updates(fed, start, whole, 0)[1]
-            model = tree_index(mix(self.clients.sizes[None], weights), torch.tensor(0))
+            model = tree_index(mix_models(self.clients.sizes[None], weights), torch.tensor(0))
 
 
 def lengths(updates: Tensor) -> tuple[float, float]:
     """‖mean Δθ‖ and max ‖Δθ_i‖, clients of equal size."""
-    return float(length(updates.mean(0, keepdim=True))), float(length(updates).max())
+    return float(update_norms(updates.mean(0, keepdim=True))), float(update_norms(updates).max())
 
 
 def two_clients(data: Dataset, points: int) -> dict[str, Clients]:

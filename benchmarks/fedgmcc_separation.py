@@ -27,7 +27,7 @@ from fedclade.clustering.mode_connectivity import (
     SCORED_AT,
     Outputs,
     Paths,
-    learned_bends,
+    fit_bends,
     losses_along,
     midpoint,
 )
@@ -265,7 +265,7 @@ def bends(settings: dict[str, Setting], quick: bool) -> Study:
         for steps in (10,) if quick else (5, 10, 20, 50, 100):
             for lr in (1e-4, LR, 1e-3, 1e-2):
                 begin = time.perf_counter()
-                bend = learned_bends(local.objective.outputs, a, b, seen, steps, lr)
+                bend = fit_bends(local.objective.outputs, a, b, seen, steps, lr)
                 seconds = time.perf_counter() - begin
                 lower = [
                     float(

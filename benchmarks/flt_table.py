@@ -22,7 +22,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.clustering.flt import Distance, Manifold, on_manifold, relate
+from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centres
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.methods.flt import FLT, FLTState
@@ -61,9 +61,11 @@ def look(clients: Clients, seed: int) -> dict[Setting, Found]:
     for k in KS:
         centres, counts, key = signatures(clients, k, seed)
         for manifold in get_args(Manifold):
-            points = on_manifold(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
+            points = embed_centres(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
             for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
-                groups, _ = relate(points, counts, "none", distance, gamma=GAMMA, seed=0, **cut)
+                groups, _ = cluster_signatures(
+                    points, counts, "none", distance, gamma=GAMMA, seed=0, **cut
+                )
                 found[manifold, distance, name, k] = (
                     len(np.unique(groups)),
                     adjusted_rand_score(clients.groups, groups),

@@ -32,20 +32,16 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 import fedclade as fc
-from fedclade.clustering.cfl import most_similar, noise_level
-from fedclade.clustering.clade import assign_new, find_groups
-from fedclade.clustering.flt import mixing_rows, nearest, place
+from fedclade.clustering.cfl import bipartition, most_similar, noise_level
+from fedclade.clustering.clade import assign_new, split_groups
+from fedclade.clustering.cosine import cosine
+from fedclade.clustering.flis import cluster_predictions, similarity_graph
+from fedclade.clustering.flt import embed, mixing_matrix, nearest_signature
 from fedclade.clustering.graph import close_components, components, threshold_graph
-from fedclade.clustering.kmeans import kmeans, nearest_centre
+from fedclade.clustering.kmeans import kmeans_labels, nearest_centre
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.clustering.set_distances import distances
-from fedclade.clustering.similarity import (
-    bipartition,
-    cluster_predictions,
-    cosine,
-    similarity_graph,
-)
 from fedclade.core.functional_model import Objective
 from fedclade.io.environment_info import about
 
@@ -119,13 +115,12 @@ def sketches(clients: int) -> Array:
 
 
 def clade_groups(means: Array) -> NDArray[np.int64]:
-    size = sizes_of(len(means))
-
-    def scatter_of(label: NDArray[np.int64]) -> Array:
-        degrees = np.bincount(label, size - 1)
-        return degrees[:, None, None] * np.eye(SKETCH)
-
-    return find_groups(means, size, scatter_of, seed=0)
+    size, labels, candidates = sizes_of(len(means)), np.zeros(len(means), np.int64), [0]
+    while candidates:
+        degrees = np.bincount(labels, size - 1)
+        scatter = degrees[:, None, None] * np.eye(SKETCH)
+        labels, candidates = split_groups(means, size, scatter, labels, candidates, seed=0)
+    return labels
 
 
 def clade_placed(means: Array) -> NDArray[np.int64]:
@@ -135,12 +130,12 @@ def clade_placed(means: Array) -> NDArray[np.int64]:
 
 def flt_newcomers(centres: NDArray[np.float32]) -> NDArray[np.int64]:
     new, count = centres[:NEWCOMERS] + 0.1, np.full(len(centres), CENTRES)
-    return nearest(new, count[:NEWCOMERS], centres, count, "matching")
+    return nearest_signature(new, count[:NEWCOMERS], centres, count, "matching")
 
 
 def flt_mixing(matrix: Array) -> tuple[Tensor, Tensor]:
     graph = threshold_graph(matrix, 1.0)
-    return mixing_rows(components(graph), graph)
+    return mixing_matrix(components(graph), graph)
 
 
 def flt_close(points: Array) -> NDArray[np.int64]:
@@ -187,10 +182,10 @@ class Job:
 
 JOBS = {
     "FLT: layout by UMAP": Job(
-        lambda n: planted(n * CENTRES, EMBEDDING), place, QUADRATIC, compiles=True
+        lambda n: planted(n * CENTRES, EMBEDDING), embed, QUADRATIC, compiles=True
     ),
     "FLT: layout by PCA": Job(
-        lambda n: planted(n * CENTRES, EMBEDDING), lambda points: place(points, "pca"), LINEAR
+        lambda n: planted(n * CENTRES, EMBEDDING), lambda points: embed(points, "pca"), LINEAR
     ),
     "FLT: distances, matching": Job(in_plane, distances, QUADRATIC),
     "FLT: distances, min": Job(in_plane, lambda points: distances(points, kind="min"), QUADRATIC),
@@ -228,7 +223,9 @@ JOBS = {
     "FLIS-HC: clusters": Job(
         predicted, lambda rows: cluster_predictions(rows, 0.3, "average"), QUADRATIC
     ),
-    "FedSEM: k-means": Job(updates, lambda vectors: kmeans(vectors, GROUPS, seed=0), QUADRATIC),
+    "FedSEM: k-means": Job(
+        updates, lambda vectors: kmeans_labels(vectors, GROUPS, seed=0), QUADRATIC
+    ),
     "FedSEM: nearest centres": Job(
         updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR
     ),

@@ -26,7 +26,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.clustering.flt import relate
+from fedclade.clustering.flt import cluster_signatures
 from fedclade.core.rng import fold_in
 from fedclade.methods import METHODS
 from fedclade.methods._dp_signature import gaussian_sigma
@@ -139,7 +139,7 @@ def whole_client(name: str, root: str | None, seed: int) -> Iterator[Row]:
                 * gaussian_sigma(epsilon, DELTA)
                 * np.random.default_rng([seed, k]).normal(size=centres.shape)
             )
-            groups, _ = relate(
+            groups, _ = cluster_signatures(
                 centres + noise, counts, "none", "matching", "threshold", 1.0, clusters=5, seed=0
             )
             ari = float(adjusted_rand_score(clients.groups, groups))

@@ -31,7 +31,7 @@ from fedclade.core.pytree import Tree
 from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
-from fedclade.programs.pca_signature import principal_axes
+from fedclade.programs.pca_signature import pca_basis
 
 POINTS = [
     [(1.0, 2.0), (5.0, 2.0)],
@@ -195,7 +195,7 @@ def test_a_client_with_one_sample_has_no_axis() -> None:
 
 def test_the_sign_of_an_axis() -> None:
     # Along (3, -4) / 5 the points lie at -5, 0 and 5; the larger loading is made positive.
-    basis = principal_axes(torch.tensor([(-2.0, 5.0), (1.0, 1.0), (4.0, -3.0)]), 2)
+    basis = pca_basis(torch.tensor([(-2.0, 5.0), (1.0, 1.0), (4.0, -3.0)]), 2)
     assert basis["mean"].tolist() == near(1.0, 1.0)
     assert basis["axes"].tolist() == [near(-0.6, 0.8), [0.0, 0.0]]
 

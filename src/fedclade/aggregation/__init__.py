@@ -1,4 +1,4 @@
-"""Aggregation: how the models of a group become one."""
+"""Aggregation: how the models of a group are combined into one."""
 
 from fedclade.core.federation import Aggregator
 

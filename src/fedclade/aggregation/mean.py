@@ -1,7 +1,7 @@
-"""Mixing models: weighted means from sums, mixing matrices, and their distinct rows.
+"""Weighted means of models: from sums, by segments, and by the rows of a mixing matrix.
 
-A mixing matrix has a row for each model to make and a column for each model that goes in. Clients
-of one group share a row, so what is stored is the distinct rows and an index, not a model for every
+A mixing matrix has a row for each resulting model and a column for each input model. Clients of one
+group have equal rows, so only the distinct rows and an index are stored, not a model for every
 client.
 """
 
@@ -19,98 +19,91 @@ from fedclade.core.packed_tree import packed, unpacked
 
 
 def weighted_mean(
-    sums: dict[str, Tensor], weight: Tensor, keep: dict[str, Tensor]
+    sums: dict[str, Tensor], weights: Tensor, fallback: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """sums / weight, row by row, in the dtype of `keep`; a row with no weight (nobody answered)
-    keeps its old model.
+    """sums / weights, row by row, in the dtype of `fallback`; a row with no weight (no client
+    replied) takes the model of `fallback`.
     """
     if not sums:
-        return keep
-    empty = bool((weight <= 0).any())
-    weight = weight.to(next(iter(sums.values())).device)
-    whole = packed(sums)
-    if whole is not None and not empty and list(sums) == list(keep):
-        return unpacked((whole / weight[:, None]).to(next(iter(keep.values())).dtype), sums)
+        return fallback
+    empty = bool((weights <= 0).any())
+    weights = weights.to(next(iter(sums.values())).device)
+    buffer = packed(sums)
+    if buffer is not None and not empty and list(sums) == list(fallback):
+        return unpacked((buffer / weights[:, None]).to(next(iter(fallback.values())).dtype), sums)
     result = {}
-    for name, old in keep.items():
+    for name, old in fallback.items():
         total = sums[name]
-        share = weight.view(-1, *[1] * (total.ndim - 1))
-        new = (
-            torch.where(share > 0, total / torch.where(share > 0, share, 1.0), old.to(total))
+        weight = weights.view(-1, *[1] * (total.ndim - 1))
+        mean = (
+            torch.where(weight > 0, total / torch.where(weight > 0, weight, 1.0), old.to(total))
             if empty
-            else total / share
+            else total / weight
         )
-        result[name] = new.to(old.dtype)
+        result[name] = mean.to(old.dtype)
     return result
 
 
-def add(
-    sums: dict[str, Tensor], weight: Tensor, matrix: Tensor, models: dict[str, Tensor]
+def add_weighted_models(
+    sums: dict[str, Tensor], weights: Tensor, matrix: Tensor, models: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Add `matrix @ models` (rows x models) to unnormalised sums: how absent clients enter, by
-    their row of the old models.
+    """Add `matrix @ models` (rows x models) to unnormalised sums, and the row sums of `matrix` to
+    their weights. So absent clients contribute their last models.
     """
     matrix = matrix.double()
-    more = {}
+    result = {}
     for name, value in models.items():
         part = (
             matrix.to(value.device) @ value.reshape(len(value), math.prod(value.shape[1:])).double()
         ).view(len(matrix), *value.shape[1:])
-        more[name] = sums[name] + part if sums else part
-    return more, weight + matrix.sum(1).to(weight.device)
+        result[name] = sums[name] + part if sums else part
+    return result, weights + matrix.sum(1).to(weights.device)
 
 
-def mean_by_row(
+def segment_mean(
     models: dict[str, Tensor],
-    row: Tensor,
-    weight: Tensor,
-    keep: dict[str, Tensor],
-    average: Aggregator = "mean",
+    segment_ids: Tensor,
+    weights: Tensor,
+    fallback: dict[str, Tensor],
+    aggregator: Aggregator = "mean",
 ) -> dict[str, Tensor]:
-    """The weighted mean of the models that go to each row of `keep`; a row to which none goes keeps
-    its old model.
+    """The weighted mean of the models of each segment, a row of `fallback`; an empty segment keeps
+    that row.
     """
-    return weighted_mean(
-        *_sums(F.one_hot(row, len(next(iter(keep.values())))).T * weight, models, average), keep
-    )
+    members = F.one_hot(segment_ids, len(next(iter(fallback.values())))).T
+    return weighted_mean(*_weighted_sums(members * weights, models, aggregator), fallback)
 
 
-def _sums(
-    matrix: Tensor, models: dict[str, Tensor], average: Aggregator
+def _weighted_sums(
+    matrix: Tensor, models: dict[str, Tensor], aggregator: Aggregator
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """`matrix @ models`, or what takes its place where the average is another than the mean; and
-    the weight of each row.
-    """
-    if average == "mean":
-        return add({}, torch.zeros(len(matrix), dtype=torch.float64), matrix, models)
-    return robust_sums(average, matrix.T, models), matrix.double().sum(1)
+    """`matrix @ models`, or the robust sums that replace it; and the weight of each row."""
+    if aggregator == "mean":
+        zeros = torch.zeros(len(matrix), dtype=torch.float64)
+        return add_weighted_models({}, zeros, matrix, models)
+    return robust_sums(aggregator, matrix.T, models), matrix.double().sum(1)
 
 
-def mix(
-    matrix: Tensor, models: dict[str, Tensor], average: Aggregator = "mean"
+def mix_models(
+    matrix: Tensor, models: dict[str, Tensor], aggregator: Aggregator = "mean"
 ) -> dict[str, Tensor]:
     """Row-normalised mixing: result_i = sum_j matrix_ij model_j / sum_j matrix_ij. Every row must
     have some weight.
     """
-    weight = matrix.double().sum(1)
-    wrong = (weight <= 0) | (matrix < 0).any(1)
-    if bool(wrong.any()):
+    invalid = (matrix.double().sum(1) <= 0) | (matrix < 0).any(1)
+    if bool(invalid.any()):
         raise ValueError(
-            f"mixing matrix: row {int(wrong.nonzero()[0])} has no weight or a negative one"
+            f"mixing matrix: row {int(invalid.nonzero()[0])} has no weight or a negative one"
         )
-    sums, weight = _sums(matrix, models, average)
-    return weighted_mean(
-        sums,
-        weight,
-        keep={
-            name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()
-        },
-    )
+    zeros = {
+        name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()
+    }
+    return weighted_mean(*_weighted_sums(matrix, models, aggregator), fallback=zeros)
 
 
-def distinct_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows of a mixing matrix, and for each client which of them is its own: matrix ==
-    rows[index].
+def unique_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows of a mixing matrix, and the index of each client's row among them:
+    matrix == rows[index].
     """
     rows, index = torch.unique(matrix, dim=0, return_inverse=True)
     return rows, index

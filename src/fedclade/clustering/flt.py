@@ -1,5 +1,5 @@
-"""FLT's mathematics: the centres of all clients laid out in the plane, which clients are related,
-and who is nearest to a newcomer.
+"""FLT: the 2-D embedding of all clients' centres, the graph of related clients, and the nearest
+known signature of a new client.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from fedclade.aggregation.mean import distinct_rows
 from fedclade.clustering.graph import close_components, components, threshold_graph
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.set_distances import BLOCK, Kind, distances, distances_to
+from fedclade.core.pca import principal_axes
 from fedclade.errors import InvalidInputError
 
 Manifold: TypeAlias = Literal["umap", "pca", "none"]
@@ -28,10 +28,9 @@ Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
 
 DIMENSIONS = 2
 NEIGHBOURS = 15  # UMAP's default
-MANY = 10_000  # points from which on PCA looks at their products only
 
 
-def relate(
+def cluster_signatures(
     centres: Points,
     counts: Counts,
     manifold: Manifold,
@@ -42,19 +41,18 @@ def relate(
     seed: int,
     graph: bool = True,
 ) -> tuple[NDArray[np.int64], Related | None]:
-    """The group of each client and, where a threshold was used, the graph Ã of which the groups are
-    the connected components.
+    """The group of each client and, with cut="threshold", the graph Ã whose connected components
+    are the groups.
 
-    `centres` is (M, k, e), of which the first counts[i] of client i are real. All of them are
-    placed on the manifold together; A is the distance between clients there. Related is who is
-    nearer than gamma (cut="threshold"); or groups come from a tree over A: `clusters` of them by
-    Ward, or as many as the widest gap in the merge heights of average linkage leaves (cut="gap").
-    Without `graph` only groups.
+    `centres` is (M, k, e); the first counts[i] centres of client i are real. All real centres are
+    embedded together, and A holds the distances between clients in the embedding. Two clients are
+    related if their distance is below gamma (cut="threshold"). Or the groups come from a tree over
+    A: `clusters` groups by Ward, or average linkage cut at the widest gap between merge heights
+    (cut="gap"). With graph=False the graph is not returned.
     """
-    points = on_manifold(centres, counts, manifold, seed)
+    points = embed_centres(centres, counts, manifold, seed)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
-        # Only the components are wanted, and of nearest points a spatial index finds them: 100,000
-        # clients need no matrix of all pairs.
+        # Only the components are needed. A spatial index finds them without the M × M matrix.
         real = np.arange(points.shape[1]) < counts[:, None]
         return (
             close_components(points[real], gamma, np.repeat(np.arange(len(points)), counts)),
@@ -69,60 +67,60 @@ def relate(
     return components(related), related if graph else None
 
 
-def nearest(
+def nearest_signature(
     centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
 ) -> NDArray[np.int64]:
-    """For each signature the place of the nearest one in `known`, measured between the embeddings
-    themselves.
+    """For each signature the index of the nearest one in `known`, by the distance between the
+    centres themselves, not between their 2-D embeddings.
 
-    The known ones come in blocks, of which only the nearest are kept.
+    The known signatures are compared block by block, so no matrix of all pairs is formed.
     """
-    found, least = np.zeros(len(centres), np.int64), np.full(len(centres), np.inf)
+    nearest, least = np.zeros(len(centres), np.int64), np.full(len(centres), np.inf)
     for start in range(0, len(known), BLOCK):
         block = slice(start, start + BLOCK)
         A = distances_to(centres, counts, known[block], known_counts[block], distance)
         closer = A.min(1) < least
-        found[closer], least[closer] = start + A.argmin(1)[closer], A.min(1)[closer]
-    return found
+        nearest[closer], least[closer] = start + A.argmin(1)[closer], A.min(1)[closer]
+    return nearest
 
 
-def mixing_rows(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
-    """The distinct rows of Ã (rows, M), and for each client which is its own; without a graph the
-    members of a group are related.
+def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
+    """The distinct rows of Ã (rows, M), and the index of each client's row among them; without a
+    graph all members of a group are related.
     """
     if related is not None:
-        return distinct_rows(torch.from_numpy(related.toarray()))
-    row = torch.from_numpy(groups)
-    return row == torch.arange(int(row.max()) + 1)[:, None], row
+        rows, index = torch.unique(torch.from_numpy(related.toarray()), dim=0, return_inverse=True)
+        return rows, index
+    index = torch.from_numpy(groups)
+    return index == torch.arange(int(index.max()) + 1)[:, None], index
 
 
-def on_manifold(centres: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
-    """The real centres of all clients placed together: (M, k, e) -> (M, k, u), zeros where there is
-    none.
+def embed_centres(centres: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
+    """Embed the real centres of all clients together: (M, k, e) -> (M, k, u), zeros for centres
+    that are not real.
     """
     real = np.arange(centres.shape[1]) < counts[:, None]
-    placed = place(centres[real], manifold, seed)
-    points = np.zeros((*real.shape, placed.shape[1]))
-    points[real] = placed
+    embedded = embed(centres[real], manifold, seed)
+    points = np.zeros((*real.shape, embedded.shape[1]))
+    points[real] = embedded
     return points
 
 
-def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
-    """The points (n, d) in the plane (n, 2): by UMAP with its default parameters and this seed, or
-    by PCA. "none": as they are.
+def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
+    """Embed points (n, d) in two dimensions (n, 2), by UMAP with its default parameters and this
+    seed, or by PCA. "none" returns the points unchanged.
 
-    Where UMAP cannot work, PCA takes its place with a warning. A graph of neighbours in several
-    pieces alone is no such case: UMAP lays the pieces out side by side, and well separated groups
-    look like that.
+    If UMAP fails, PCA is used instead, with a warning. A neighbour graph with several components is
+    not a failure: well-separated groups have one, and UMAP embeds its components apart.
     """
     if kind == "none":
         return points
     if kind == "pca":
         return pca(points)
-    # With up to twice as many points as neighbours every point is a neighbour of half of all: there
-    # is nothing local to preserve.
+    # With at most twice as many points as neighbours, half of all points are neighbours of each
+    # point: there is no local structure to preserve.
     if len(points) <= 2 * NEIGHBOURS:
-        return _instead(
+        return _pca_fallback(
             points,
             f"{len(points)} points are too few: with {NEIGHBOURS} neighbours it needs more than"
             f" {2 * NEIGHBOURS}",
@@ -131,42 +129,32 @@ def place(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
     umap = _umap()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # about threads, pieces of the graph, …: what matters is looked at in the result
-            placed: Points = umap.UMAP(
+            # About threads, components of the graph, …: the result is checked below.
+            warnings.simplefilter("ignore")
+            embedded: Points = umap.UMAP(
                 n_neighbors=NEIGHBOURS, n_components=DIMENSIONS, random_state=seed, n_jobs=1
             ).fit_transform(points)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        return _instead(points, f"it failed ({type(error).__name__}: {error})")
+        return _pca_fallback(points, f"it failed ({type(error).__name__}: {error})")
     finally:
-        torch.set_num_threads(threads)  # numba sets those of the whole process
-    lost = int((~np.isfinite(placed)).any(1).sum())
+        torch.set_num_threads(threads)  # numba changes the whole process
+    lost = int((~np.isfinite(embedded)).any(1).sum())
     if lost:
-        return _instead(
+        return _pca_fallback(
             points,
             f"{lost} of {len(points)} points have no finite coordinates, cut off from the graph of"
             " neighbours",
         )
-    return placed
+    return embedded
 
 
 def pca(points: Points) -> Points:
-    """The first two principal components; the sign of each is the one that makes its largest
-    loading positive.
-    """
-    centred = points - points.mean(0, dtype=np.float64)
-    if len(points) < MANY:
-        axes = np.linalg.svd(centred, full_matrices=False)[2][:DIMENSIONS]
-    else:  # the same up to rounding, in a thirtieth of the time
-        axes = np.linalg.eigh(centred.T @ centred)[1].T[::-1][:DIMENSIONS]
-    largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
-    placed = np.zeros((len(points), DIMENSIONS))
-    placed[:, : len(axes)] = centred @ (axes * np.where(largest < 0, -1.0, 1.0)).T
-    return placed
+    """The first two principal components (n, 2); zeros where there are fewer."""
+    x = torch.from_numpy(np.asarray(points, np.float64))
+    return np.asarray(principal_axes(x, DIMENSIONS).project(x).numpy())
 
 
-def _instead(points: Points, why: str) -> Points:
+def _pca_fallback(points: Points, why: str) -> Points:
     warnings.warn(f"manifold: PCA instead of UMAP, because {why}.", stacklevel=3)
     return pca(points)
 
@@ -174,8 +162,8 @@ def _instead(points: Points, why: str) -> Points:
 def _umap() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns that Tensorflow is not there
-            import umap  # type: ignore[import-untyped]  # only when it is used: it compiles for many seconds
+            warnings.simplefilter("ignore")  # that Tensorflow is not installed
+            import umap  # type: ignore[import-untyped]  # imported only here: it compiles for many seconds
     except ImportError as error:
         raise InvalidInputError(
             "manifold = 'umap' needs the package umap-learn (pip install umap-learn); or use 'pca'"

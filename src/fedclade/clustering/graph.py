@@ -1,9 +1,9 @@
-"""Graphs of related clients and their connected components: FLT's adjacency, dense for hundreds of
-clients, by spatial index for many.
+"""Graphs of related clients and their connected components: FLT's adjacency matrix, and a spatial
+index for many clients.
 
-FLT calls two clients related when their signatures are nearer than gamma, and clients that hang
-together form a group. For thousands of clients the matrix of all distances fits in memory; for a
-hundred thousand only the components are wanted, and they can be had from the points alone.
+In FLT two clients are related if the distance of their signatures is below gamma, and a connected
+component is a group. For thousands of clients the matrix of all distances fits in memory. For a
+hundred thousand the components are computed from the points alone.
 """
 
 from __future__ import annotations
@@ -19,34 +19,36 @@ from scipy.spatial import cKDTree
 
 from fedclade.errors import require
 
-# coordinates of pairs (two cells, or a point and a cell) looked at in one go: bounds the memory for
-# any number of points
-AT_ONCE = 1_000_000
+# Coordinates of pairs (two cells, or a point and a cell) that are processed at a time: bounds the
+# memory for any number of points.
+CHUNK_COORDINATES = 1_000_000
 
 
-def square(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
-    """The matrix as it is, once it is known to be square, finite and symmetric (up to rounding)."""
+def check_symmetric(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
+    """Return the matrix if it is square, finite and symmetric (up to rounding)."""
     require(
         matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0,
         f"{name}.shape",
         matrix.shape,
         "must be (M, M) with M ≥ 1",
     )
-    # Neither here nor below, in strips, is a second matrix formed. NaN is the largest wherever
-    # there is one.
+    # No second matrix is formed, neither here nor in the strips below. max() propagates NaN.
     largest = max(float(matrix.max()), -float(matrix.min()))
     require(largest < np.inf, name, "NaN or infinity", "must be finite")
     slack = 1e-6 * largest
     for start in range(0, len(matrix), 512):
         strip = slice(start, start + 512)
-        apart = float(np.abs(matrix[strip] - matrix[:, strip].T).max())
+        difference = float(np.abs(matrix[strip] - matrix[:, strip].T).max())
         require(
-            apart <= slack, name, f"[i, j] and [j, i] differ by {apart:.3g}", "must be symmetric"
+            difference <= slack,
+            name,
+            f"[i, j] and [j, i] differ by {difference:.3g}",
+            "must be symmetric",
         )
     return matrix
 
 
-def numbered(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+def canonical_labels(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """The same partition with labels 0, 1, 2, … in the order in which they first appear."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
@@ -57,18 +59,18 @@ def numbered(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 def threshold_graph(
     distance: NDArray[np.floating[Any]], gamma: float
 ) -> csr_array[np.bool_, tuple[int, int]]:
-    """FLT's adjacency Ã = Γ(A): clients i and j are related when A_ij < gamma, strictly; a client
-    always with itself.
+    """FLT's adjacency Ã = Γ(A): clients i and j are related if A_ij < gamma, strictly; every client
+    is related to itself.
     """
     require(gamma > 0, "gamma", gamma, "must be above 0")
-    related = square(distance, "distance") < gamma
+    related = check_symmetric(distance, "distance") < gamma
     np.fill_diagonal(related, True)
     return csr_array(related)
 
 
 def components(graph: csr_array[Any, tuple[int, int]]) -> NDArray[np.int64]:
-    """The connected component of each client, numbered by first appearance; a link counts in both
-    directions.
+    """The connected component of each client, numbered by first appearance; edges are
+    undirected.
     """
     require(
         graph.ndim == 2 and graph.shape[0] == graph.shape[1],
@@ -76,40 +78,40 @@ def components(graph: csr_array[Any, tuple[int, int]]) -> NDArray[np.int64]:
         graph.shape,
         "must be (M, M)",
     )
-    return numbered(connected_components(graph, directed=False)[1])
+    return canonical_labels(connected_components(graph, directed=False)[1])
 
 
 def close_components(
     points: NDArray[np.floating[Any]], gamma: float, owner: NDArray[np.integer[Any]] | None = None
 ) -> NDArray[np.int64]:
-    """Connected components of the graph that links points nearer than gamma (strictly) and all
-    points of one owner.
+    """Connected components of the graph with an edge between points closer than gamma (strictly)
+    and between all points of one owner.
 
     With clients as owners these are the components of FLT's graph under the printed distance A_ij =
     min_rs ‖u_ir − u_js‖. The result has a label for each owner 0 … K−1 (without `owner` each point
     is its own), numbered by first appearance.
 
-    Neither distances nor edges are listed. The points fall into cells too small to hold two points
-    gamma apart, so that a cell hangs together by itself. Two cells near each other are joined when
-    a point of one has its nearest neighbour in the other within gamma, which is asked only while
-    they are not yet known to hang together. Exact, in any dimension; made for few (2-D, 3-D), since
-    in many dimensions a cell holds one point and has all others around it.
+    Neither distances nor edges are stored. The points are binned into cells whose diameter is below
+    gamma, so each cell is connected. Two neighbouring cells are merged if a point of one has its
+    nearest neighbour in the other within gamma; this is computed only for cells that are not yet in
+    one component. The result is exact in any dimension. The method is meant for 2-D and 3-D: in
+    high dimensions a cell holds one point, and all other cells are its neighbours.
     """
-    where = np.asarray(points, np.float64)
+    coordinates = np.asarray(points, np.float64)
     require(
-        where.ndim == 2 and where.size > 0,
+        coordinates.ndim == 2 and coordinates.size > 0,
         "points.shape",
-        where.shape,
+        coordinates.shape,
         "must be (N, d) with N, d ≥ 1",
     )
-    require(bool(np.isfinite(where).all()), "points", "NaN or infinity", "must be finite")
+    require(bool(np.isfinite(coordinates).all()), "points", "NaN or infinity", "must be finite")
     require(0 < gamma < np.inf, "gamma", gamma, "must be above 0 and finite")
-    owner = np.arange(len(where)) if owner is None else np.asarray(owner)
+    owner = np.arange(len(coordinates)) if owner is None else np.asarray(owner)
     require(
-        owner.shape == (len(where),),
+        owner.shape == (len(coordinates),),
         "owner.shape",
         owner.shape,
-        f"must be ({len(where)},), an owner for each point",
+        f"must be ({len(coordinates)},), an owner for each point",
     )
     require(int(owner.min()) >= 0, "owner", int(owner.min()), "must be 0 or more")
     missing = np.flatnonzero(np.bincount(owner) == 0)
@@ -120,17 +122,19 @@ def close_components(
         "each of 0 … K−1 must own a point",
     )
 
-    cells = _Cells(where, gamma)
+    cells = _Cells(coordinates, gamma)
     owners = int(owner.max()) + 1
-    # Cells and owners are nodes of one graph, cells first; a point ties its owner to its cell.
-    label = _join(len(cells.low) + owners, cells.of, len(cells.low) + owner)
-    for one, two in cells.neighbours():
+    # Cells and owners are nodes of one graph, cells first; a point is an edge between its owner and
+    # its cell.
+    labels = _components(len(cells.low) + owners, cells.of, len(cells.low) + owner)
+    for a, b in cells.neighbours():
         for linked in (cells.by_first_point, cells.by_nearest):
-            unknown = label[one] != label[two]
-            one, two = one[unknown], two[unknown]
-            touching = linked(one, two)
-            label = _join(int(label.max()) + 1, label[one[touching]], label[two[touching]])[label]
-    return numbered(label[len(cells.low) :])
+            unknown = labels[a] != labels[b]
+            a, b = a[unknown], b[unknown]
+            close = linked(a, b)
+            count = int(labels.max()) + 1
+            labels = _components(count, labels[a[close]], labels[b[close]])[labels]
+    return canonical_labels(labels[len(cells.low) :])
 
 
 class _Cells:
@@ -140,20 +144,20 @@ class _Cells:
 
     def __init__(self, points: NDArray[np.float64], gamma: float) -> None:
         self.gamma = gamma
-        # A cell is a cube of diagonal gamma, a hair less, so that rounding does not put two points
+        # A cell is a cube whose diagonal is slightly below gamma: rounding must not put two points
         # gamma apart into one cell.
         side = gamma / np.sqrt(points.shape[1]) * (1 - 1e-6)
         grid = np.floor((points - points.min(0)) / side)
         of = np.unique(grid, axis=0, return_inverse=True)[1].reshape(-1)
         self._sort(points, of)
-        # Where the points spread over so many cells that a cell's number is inexact, the hair may
-        # be too thin: single points then.
+        # If the points spread over so many cells that a cell's number is inexact, a cell may be too
+        # wide: its points then become cells of their own.
         wide = _length(self.high - self.low) >= gamma
         if wide.any():
             of = np.where(wide[of], len(wide) + np.arange(len(of)), of)
             self._sort(points, np.unique(of, return_inverse=True)[1])
-        # One tree answers "nearest in that cell": a further coordinate names the cell, and cells
-        # lie more than gamma apart along it.
+        # One tree finds the nearest point in a given cell: an extra coordinate encodes the cell,
+        # and cells are more than gamma apart along it.
         self.names = 2.0 * gamma * np.arange(len(self.low))
         self.tree = cKDTree(np.column_stack([self.points, np.repeat(self.names, self.size)]))
 
@@ -166,55 +170,55 @@ class _Cells:
         self.high = np.maximum.reduceat(self.points, self.start)
 
     def neighbours(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Pairs of cells whose boxes are nearer than gamma, each once, so many at a time that they
-        fit in memory.
+        """Pairs of cells whose boxes are closer than gamma, each pair once, in chunks that fit in
+        memory.
         """
         centre = (self.low + self.high) / 2
-        # Centres lie at most gamma and two half diagonals apart, and what rounding adds to that.
+        # Centres are at most gamma plus two half diagonals apart, plus rounding.
         rounding = 4 * np.sqrt(centre.shape[1]) * np.spacing(np.abs(centre).max())
         reach = (self.gamma + float(_length(self.high - self.low).max())) * (1 + 1e-9) + rounding
         tree = cKDTree(centre)
-        for begin, end in self._portions(tree.query_ball_point(centre, reach, return_length=True)):
+        for begin, end in self._chunks(tree.query_ball_point(centre, reach, return_length=True)):
             near = cKDTree(centre[begin:end]).sparse_distance_matrix(
                 tree, reach, output_type="ndarray"
             )
-            one, two = begin + near["i"], near["j"]
-            one, two = one[one < two], two[one < two]
-            apart = np.maximum(self.low[one] - self.high[two], self.low[two] - self.high[one])
-            touching = _length(np.maximum(apart, 0)) < self.gamma
-            yield one[touching], two[touching]
+            a, b = begin + near["i"], near["j"]
+            a, b = a[a < b], b[a < b]
+            gap = np.maximum(self.low[a] - self.high[b], self.low[b] - self.high[a])
+            close = _length(np.maximum(gap, 0)) < self.gamma
+            yield a[close], b[close]
 
-    def by_first_point(self, one: NDArray[np.int64], two: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the first points of two cells are nearer than gamma: cheap, and inside a dense
-        blob nearly always enough.
+    def by_first_point(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the first points of two cells are closer than gamma: cheap, and nearly always
+        sufficient inside a dense cluster.
         """
         return np.asarray(
-            _length(self.points[self.start[one]] - self.points[self.start[two]]) < self.gamma
+            _length(self.points[self.start[a]] - self.points[self.start[b]]) < self.gamma
         )
 
-    def by_nearest(self, one: NDArray[np.int64], two: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether any point of cell one[i] is nearer than gamma to any of cell two[i]: exact."""
+    def by_nearest(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether any point of cell a[i] is closer than gamma to any point of cell b[i]: exact."""
         few, many = (
-            np.where(self.size[one] <= self.size[two], one, two),
-            np.where(self.size[one] <= self.size[two], two, one),
+            np.where(self.size[a] <= self.size[b], a, b),
+            np.where(self.size[a] <= self.size[b], b, a),
         )
         result = np.zeros(len(few), bool)
-        for begin, end in self._portions(self.size[few]):
+        for begin, end in self._chunks(self.size[few]):
             size = self.size[few[begin:end]]
             pair = np.repeat(np.arange(begin, end), size)
-            place = (
+            index = (
                 np.arange(len(pair))
                 - np.repeat(np.cumsum(size) - size, size)
                 + self.start[few[pair]]
             )
-            points = self.points[place]
+            points = self.points[index]
             box = np.maximum(
                 np.maximum(self.low[many[pair]] - points, points - self.high[many[pair]]), 0
             )
-            worth = _length(box) < self.gamma
-            points, pair = points[worth], pair[worth]
-            # Asked a hair too far and then measured, so that the comparison with gamma is strict
-            # whatever the tree's rounding.
+            reachable = _length(box) < self.gamma
+            points, pair = points[reachable], pair[reachable]
+            # The query's bound is slightly above gamma and the distance is computed again, so that
+            # the comparison with gamma is strict for any rounding of the tree.
             query = np.column_stack([points, self.names[many[pair]]])
             near = np.asarray(
                 self.tree.query(query, distance_upper_bound=self.gamma * (1 + 1e-9))[1]
@@ -224,19 +228,23 @@ class _Cells:
             result[pair[found][hit]] = True
         return result
 
-    def _portions(self, rows: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
-        """Cut 0 … len(rows)−1, where item i makes rows[i] rows of coordinates, into ranges of what
-        is looked at in one go.
+    def _chunks(self, rows: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
+        """Split 0 … len(rows)−1 into ranges that are processed at a time; item i has rows[i] rows
+        of coordinates.
         """
         until = np.cumsum(rows)
-        begin = seen = 0
+        begin = done = 0
         while begin < len(until):
             end = max(
                 begin + 1,
-                int(np.searchsorted(until, seen + AT_ONCE // self.points.shape[1], side="right")),
+                int(
+                    np.searchsorted(
+                        until, done + CHUNK_COORDINATES // self.points.shape[1], side="right"
+                    )
+                ),
             )
             yield begin, end
-            begin, seen = end, int(until[end - 1])
+            begin, done = end, int(until[end - 1])
 
 
 def _length(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -244,9 +252,9 @@ def _length(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.sqrt((vectors**2).sum(1)))
 
 
-def _join(
-    nodes: int, one: NDArray[np.integer[Any]], two: NDArray[np.integer[Any]]
+def _components(
+    nodes: int, a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]
 ) -> NDArray[np.int64]:
-    """The component of each of 0 … nodes−1 when one[i] and two[i] are linked."""
-    links = coo_array((np.ones(len(one), bool), (one, two)), shape=(nodes, nodes))
-    return np.asarray(connected_components(links, directed=False)[1], np.int64)
+    """The component of each of the nodes 0 … nodes−1 of the graph with edges (a[i], b[i])."""
+    edges = coo_array((np.ones(len(a), bool), (a, b)), shape=(nodes, nodes))
+    return np.asarray(connected_components(edges, directed=False)[1], np.int64)

@@ -1,4 +1,4 @@
-"""Groups of vectors by their centres (FedSEM): k-means, and the nearest of some centres."""
+"""k-means of long vectors, and the nearest centre of each (FedSEM)."""
 
 from __future__ import annotations
 
@@ -7,51 +7,41 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from fedclade.clustering.graph import numbered
+from fedclade.clustering.graph import canonical_labels
+from fedclade.core.kmeans import kmeans
 from fedclade.errors import require
 
 RESTARTS = 20
-SLAB = 8_000_000  # numbers held in float64 at a time: 64 MB
+CHUNK_VALUES = 8_000_000  # float64 values held at a time: 64 MB
 
 
-def kmeans(points: Tensor, clusters: int, seed: int) -> Tensor:
-    """The group (M,) of each of M points (M, P) by k-means, numbered by first appearance; the best
-    of 20 starts by k-means++.
+def kmeans_labels(points: Tensor, clusters: int, seed: int) -> Tensor:
+    """The cluster (M,) of each of M points (M, P) by k-means, numbered by first appearance.
 
-    Where fewer than `clusters` points are distinct, there are as many groups as distinct points.
+    If fewer than `clusters` points are distinct, there are as many clusters as distinct points.
     """
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # scikit-learn brings it
-
     _check(points, "points")
     require(clusters >= 1, "clusters", clusters, "must be at least 1")
-    # Adding 0 makes 0.0 of -0.0, which is equal and has other bytes.
+    # Adding 0 turns -0.0 into 0.0: equal points must have equal bytes.
     distinct = len({blake2b((row.cpu() + 0.0).numpy().tobytes()).digest() for row in points})
-    where = _in_few_dimensions(points).cpu().numpy()
-    with threadpool_limits(
-        1
-    ):  # with several threads it adds in an order that changes from run to run
-        labels = (
-            KMeans(min(clusters, distinct), n_init=RESTARTS, tol=0.0, random_state=seed)
-            .fit(where)
-            .labels_
-        )
-    return torch.from_numpy(numbered(labels))
+    coordinates = _in_few_dimensions(points).cpu().numpy()
+    _, labels = kmeans(coordinates, min(clusters, distinct), restarts=RESTARTS, seed=seed, tol=0.0)
+    return torch.from_numpy(canonical_labels(labels))
 
 
 def _in_few_dimensions(points: Tensor) -> Tensor:
-    """The points (M, P) at the same distances from each other with M coordinates, where P is more:
-    models are few and long.
+    """Points with M coordinates each that have the same pairwise distances as the M points (M, P),
+    if P > M: there are few models, and each is long.
 
-    Products about the mean, B = X Xᵀ = V diag(λ) Vᵀ, say all about distances, and V diag(√λ) has
-    the same products.
+    With centred points X the products X Xᵀ = V diag(λ) Vᵀ determine all distances, and V diag(√λ)
+    has the same products.
     """
     count, dimensions = points.shape
     if dimensions <= count:
         return points
     products = torch.zeros(count, count, dtype=torch.float64, device=points.device)
-    for slab in torch.split(points, max(1, SLAB // count), dim=1):
-        centred = slab.double() - slab.double().mean(0)
+    for chunk in torch.split(points, max(1, CHUNK_VALUES // count), dim=1):
+        centred = chunk.double() - chunk.double().mean(0)
         products.addmm_(centred, centred.T)
     values, axes = torch.linalg.eigh(products)
     coordinates: Tensor = axes * values.clamp_min(0).sqrt()
@@ -59,11 +49,11 @@ def _in_few_dimensions(points: Tensor) -> Tensor:
 
 
 def nearest_centre(points: Tensor, centres: Tensor) -> Tensor:
-    """For each of M points (M, P) the row of the centre (K, P) that is nearest in L2; of equally
-    near ones the first.
+    """For each of M points (M, P) the row of the nearest centre (K, P) in L2; the first one, if
+    several are equally near.
 
-    Differences are taken in float64, a slab of points at a time: models that were trained from each
-    other are close, and the usual ‖x‖² − 2 x·c + ‖c‖² would lose what tells them apart.
+    Differences are taken in float64, a chunk of points at a time: models that were trained from one
+    another are close, and the usual ‖x‖² − 2 x·c + ‖c‖² would lose their difference to rounding.
     """
     _check(points, "points")
     _check(centres, "centres")
@@ -73,11 +63,11 @@ def nearest_centre(points: Tensor, centres: Tensor) -> Tensor:
         tuple(centres.shape),
         f"must be (K, {points.shape[1]}), as the points",
     )
-    there = centres.to(points.device, torch.float64)
-    slabs = torch.split(points, max(1, SLAB // points.shape[1]))
+    centres = centres.to(points.device, torch.float64)
+    chunks = torch.split(points, max(1, CHUNK_VALUES // points.shape[1]))
     exact = "donot_use_mm_for_euclid_dist"
     return torch.cat(
-        [torch.cdist(slab.double(), there, compute_mode=exact).argmin(1) for slab in slabs]
+        [torch.cdist(chunk.double(), centres, compute_mode=exact).argmin(1) for chunk in chunks]
     ).cpu()
 
 
@@ -88,7 +78,6 @@ def _check(points: Tensor, name: str) -> None:
         tuple(points.shape),
         "must be (M, P) with M, P ≥ 1",
     )
-    largest = max(
-        abs(float(end)) for end in points.aminmax()
-    )  # unlike isfinite it makes no copies of all points; NaN stays NaN
+    # Unlike isfinite, aminmax makes no copy of all points; it propagates NaN.
+    largest = max(abs(float(extreme)) for extreme in points.aminmax())
     require(largest < float("inf"), name, "NaN or infinity", "must be finite")

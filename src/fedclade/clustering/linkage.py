@@ -1,8 +1,8 @@
-"""Trees of merges and where to cut them.
+"""Hierarchical clustering: linkage matrices and where to cut them.
 
 A tree of M clients is scipy's linkage matrix (M−1, 4): row s merges nodes tree[s, 0] and tree[s, 1]
-at height tree[s, 2] into node M+s of tree[s, 3] clients; nodes below M are the clients; heights do
-not fall. A cut applies the first merges and leaves the others out; its labels are numbered by first
+at height tree[s, 2] into node M+s, which has tree[s, 3] clients; nodes below M are the clients;
+heights never decrease. A cut applies the first merges only. Its labels are numbered by first
 appearance.
 """
 
@@ -17,10 +17,10 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist, squareform
 
-from fedclade.clustering.graph import numbered, square
+from fedclade.clustering.graph import canonical_labels, check_symmetric
 from fedclade.errors import require
 
-Tree = NDArray[np.float64]
+LinkageMatrix = NDArray[np.float64]
 
 ROUNDING = 1e-9  # heights whose ratio or gap, in units of the top height, is within this are equal
 FLOAT64_UP_TO = 5000  # clients; 200 MB
@@ -29,35 +29,36 @@ METHODS = ("single", "average", "complete", "ward")
 
 def linkage(
     distance: NDArray[np.floating[Any]], method: Literal["single", "average", "complete", "ward"]
-) -> Tree:
-    """The tree of a square matrix of distances. Ward takes the distances as if they were Euclidean,
-    as scipy does.
+) -> LinkageMatrix:
+    """The tree of a symmetric matrix of distances. Ward treats the distances as Euclidean, as scipy
+    does.
     """
     require(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
-    square(distance, "distance")
+    check_symmetric(distance, "distance")
     if len(distance) == 1:
         return np.empty((0, 4))
     return np.asarray(hierarchy.linkage(squareform(distance, checks=False), method))
 
 
-def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[Any]]) -> Tree:
+def weighted_ward(
+    points: NDArray[np.floating[Any]], weight: NDArray[np.number[Any]]
+) -> LinkageMatrix:
     """Size-weighted Ward: the height of a merge is n_A n_B / (n_A + n_B) · ‖μ_A − μ_B‖² / e, the
     two-sample statistic itself.
 
     `points` (M, e) are the clients' means, `weight` (M,) their sizes n. With points in units of the
-    sampling noise at n = 1 the height is about 1 for two clients of one source, whatever their
+    sampling noise at n = 1 the height is about 1 for two clients of one distribution, for any
     sizes.
 
-    A chain of nearest neighbours ends in two clusters that are each other's nearest; these merge at
-    once, since with Ward's cost a merge brings nobody nearer to a third (reducibility), and in the
-    end the merges are sorted. So each merge costs a few rows: O(M²) always. The costs to the others
-    follow from Lance and Williams' formula in one M × M matrix (float32 above 5,000 clients, else
-    float64); the heights themselves are computed from the means in float64.
+    This is the nearest-neighbour chain algorithm: a chain of nearest neighbours ends in two
+    clusters that are each other's nearest. They are merged at once, since under Ward's cost a merge
+    never brings a third cluster nearer (reducibility); the merges are sorted at the end. Each merge
+    updates a few rows, so the total is O(M²). The costs follow from the Lance-Williams formula in
+    one M × M matrix (float32 above 5,000 clients, else float64); the heights are computed from the
+    means in float64.
     """
-    mean, n = (
-        np.array(points, np.float64),
-        np.array(weight, np.float64),
-    )  # of the clusters: copies, they change
+    # Of the clusters; copies, since they change.
+    mean, n = np.array(points, np.float64), np.array(weight, np.float64)
     require(
         mean.ndim == 2 and mean.size > 0, "points.shape", mean.shape, "must be (M, e) with M, e ≥ 1"
     )
@@ -86,20 +87,19 @@ def weighted_ward(points: NDArray[np.floating[Any]], weight: NDArray[np.number[A
             continue
         gone, kept = chain.pop(), chain.pop()
         total = n[gone] + n[kept]
-        # A height is at least that of its parts: true of the numbers, made true of their rounding.
+        # A height is at least that of its parts; max() makes it hold despite rounding.
         statistic = float(n[gone] * n[kept] / total * ((mean[gone] - mean[kept]) ** 2).sum() / dim)
         height[kept] = max(statistic, height[gone], height[kept])
         count[kept] += count[gone]
         merges.append((int(node[gone]), int(node[kept]), float(height[kept]), int(count[kept])))
-        ours, theirs = cost[kept], cost[gone]
-        merged = ((n[kept] + n) * ours + (n[gone] + n) * theirs - n * ours[gone]) / (total + n)
-        # Reducibility, likewise made true of the rounding: the chain cannot run in a circle then.
-        merged = np.maximum(merged, np.minimum(ours, theirs))
+        first, second = cost[kept], cost[gone]
+        merged = ((n[kept] + n) * first + (n[gone] + n) * second - n * first[gone]) / (total + n)
+        # Reducibility, made to hold despite rounding: the chain cannot loop.
+        merged = np.maximum(merged, np.minimum(first, second))
         merged[kept] = np.inf
         cost[kept], cost[:, kept], cost[:, gone] = merged, merged, np.inf
-        mean[kept] += (
-            n[gone] / total * (mean[gone] - mean[kept])
-        )  # equal means stay exactly equal: their cost is 0, not rounding
+        # In this form equal means stay exactly equal, and their cost is exactly 0.
+        mean[kept] += n[gone] / total * (mean[gone] - mean[kept])
         n[kept], node[kept], alive[gone] = total, clients + len(merges) - 1, False
     return _sorted(merges, clients)
 
@@ -110,8 +110,8 @@ def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.fl
     cost = np.empty((clients, clients), np.float64 if clients <= FLOAT64_UP_TO else np.float32)
     for start in range(0, clients, 512):
         rows = slice(start, start + 512)
-        # By differences, not by the Gram matrix: an outlier must not cost the others their digits,
-        # and the matrix is exactly symmetric.
+        # By differences, not by the Gram matrix: an outlier does not cost the others precision, and
+        # the matrix is exactly symmetric.
         cost[rows] = cdist(points[rows], points, "sqeuclidean") * (
             n[rows, None] * n / (n[rows, None] + n)
         )
@@ -119,9 +119,9 @@ def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.fl
     return cost
 
 
-def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
-    """Merges in order of height as scipy's linkage matrix. The sort is stable and a parent is not
-    lower: parts stay before the whole.
+def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> LinkageMatrix:
+    """The merges in order of height, as scipy's linkage matrix. The sort is stable and a parent is
+    never lower than its parts, so parts stay before the parent.
     """
     tree = np.array(merges, np.float64).reshape(-1, 4)
     order = np.argsort(tree[:, 2], kind="stable")
@@ -130,9 +130,9 @@ def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> Tree:
     return np.asarray(tree[order])
 
 
-def cut_number(tree: Tree, clusters: int) -> NDArray[np.int64]:
-    """Exactly so many clusters, also where merge heights are equal (scipy's `maxclust` gives fewer
-    then).
+def cut_number(tree: LinkageMatrix, clusters: int) -> NDArray[np.int64]:
+    """Exactly `clusters` clusters, even if merge heights are equal (scipy's `maxclust` then gives
+    fewer).
     """
     clients = len(_heights(tree)) + 1
     require(
@@ -144,22 +144,21 @@ def cut_number(tree: Tree, clusters: int) -> NDArray[np.int64]:
     return _labels(tree, clients - clusters)
 
 
-def cut_height(tree: Tree, height: float) -> NDArray[np.int64]:
-    """All merges lower than `height`, strictly: scipy's `distance` criterion with < for ≤, as in
-    FLT's graph.
+def cut_height(tree: LinkageMatrix, height: float) -> NDArray[np.int64]:
+    """Apply all merges strictly below `height`: scipy's `distance` criterion with < instead of ≤,
+    as in FLT's graph.
     """
     require(not np.isnan(height), "height", height, "must be a number")
     return _labels(tree, int(np.searchsorted(_heights(tree), height, side="left")))
 
 
-def cut_gap(tree: Tree) -> NDArray[np.int64]:
-    """Cut where the widest gap between successive merge heights is; of equal gaps the highest,
+def cut_gap(tree: LinkageMatrix) -> NDArray[np.int64]:
+    """Cut at the widest gap between successive merge heights; at the highest, if several are equal,
     which gives fewer clusters.
 
-    Neither what is below the first merge nor what is above the last is a gap. So one cluster comes
-    out for two clients, and where all heights are equal (up to rounding); in any other tree some
-    gap is the widest, and is cut: this rule finds groups that are there, it does not say whether
-    there are any.
+    The range below the first merge or above the last is no gap. So the result is one cluster for
+    two clients, or if all heights are equal (up to rounding). Any other tree is cut: this rule
+    finds existing groups, but does not test whether there are any.
     """
     heights = _heights(tree)
     gaps = np.diff(heights)[::-1]  # from the top: gap g separates g + 2 clusters
@@ -169,14 +168,14 @@ def cut_gap(tree: Tree) -> NDArray[np.int64]:
     return cut_number(tree, widest + 2)
 
 
-def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
-    """Cut where the ratio between successive merge heights is widest (Clade, step 4), among the top
-    `most` of them (M // 2 if not given).
+def cut_ratio(tree: LinkageMatrix, most: int | None = None) -> NDArray[np.int64]:
+    """Cut at the largest ratio between successive merge heights (Clade, step 4), among the top
+    `most` ratios (M // 2 if not given).
 
-    The result has no more than most + 1 clusters; of equal ratios the highest counts. Heights below
-    1e-12 of the top are taken as that, so that clients with equal points (height 0) do not divide
-    by nothing. One cluster comes out for two clients, and where all those heights are equal (up to
-    rounding).
+    The result has at most `most` + 1 clusters; if several ratios are equal, the highest is cut.
+    Heights below 1e-12 of the top are raised to that, so that equal points (height 0) cause no
+    division by zero. The result is one cluster for two clients, or if all those heights are equal
+    (up to rounding).
     """
     heights = _heights(tree)
     most = max(1, (len(heights) + 1) // 2) if most is None else most
@@ -191,8 +190,8 @@ def cut_ratio(tree: Tree, most: int | None = None) -> NDArray[np.int64]:
     return cut_number(tree, widest + 2)
 
 
-def _heights(tree: Tree) -> NDArray[np.float64]:
-    """The merge heights of a tree that is one."""
+def _heights(tree: LinkageMatrix) -> NDArray[np.float64]:
+    """The merge heights of a valid linkage matrix."""
     require(
         tree.ndim == 2 and tree.shape[1] == 4,
         "tree.shape",
@@ -209,12 +208,13 @@ def _heights(tree: Tree) -> NDArray[np.float64]:
     return heights
 
 
-def _labels(tree: Tree, merges: int) -> NDArray[np.int64]:
+def _labels(tree: LinkageMatrix, merges: int) -> NDArray[np.int64]:
     """The cluster of each client after the first `merges` merges."""
     clients = len(tree) + 1
-    parts = tree[:merges, :2].astype(np.int64).ravel()
-    whole = np.repeat(clients + np.arange(merges), 2)
-    links = coo_array(
-        (np.ones(len(parts), bool), (parts, whole)), shape=(2 * clients - 1, 2 * clients - 1)
+    children = tree[:merges, :2].astype(np.int64).ravel()
+    parents = np.repeat(clients + np.arange(merges), 2)
+    edges = coo_array(
+        (np.ones(len(children), bool), (children, parents)),
+        shape=(2 * clients - 1, 2 * clients - 1),
     )
-    return numbered(connected_components(links, directed=False)[1][:clients])
+    return canonical_labels(connected_components(edges, directed=False)[1][:clients])

@@ -1,11 +1,11 @@
-"""Paths between models: chains with one bend, how far the outputs stray along them, which models
-that joins, and the mean along the way.
+"""Mode connectivity (FedGMCC): polygonal chains with one bend between two models, the loss along a
+chain, the clusters of well-connected models, and the mean along chains.
 
 Symbols of the FedGMCC paper: γ_θ(u) goes straight from w_k (u = 0) to the bend θ (u = ½) and on to
 w_l (u = 1). The loss of a point on it is ½ (‖f(γ_θ(u)) − f(w_k)‖² + ‖f(γ_θ(u)) − f(w_l)‖²),
 averaged over outputs f and inputs. With m the mean of f(w_k) and f(w_l) this is ‖f(γ_θ(u)) − m‖² +
-¼ ‖f(w_k) − f(w_l)‖²: a bend can change the first term only. Models come in stacks, a row for each,
-and what is done to several pairs is done to each pair by itself.
+¼ ‖f(w_k) − f(w_l)‖²: a bend can change the first term only. Models are stacked, one per row, and
+each pair is computed independently of the others.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ Models: TypeAlias = dict[str, Tensor]
 Outputs: TypeAlias = Callable[[Models, Tensor], Tensor]
 """(parameters, inputs) -> outputs."""
 
-# of Adam on a bend: it moves a weight by about this much a step, and more overshoots (measured,
-# docs/methods/fedgmcc.md)
+# Of Adam on a bend. It moves a weight by about this much in a step; larger rates overshoot
+# (measured, docs/methods/fedgmcc.md).
 LR = 3e-4
-AT_ONCE = 64 * 2**20  # bytes that the pairs learned together may take
-KEPT = 128 * 2**20  # bytes of bends that are remembered: 200 pairs of a model of 160,000 numbers
+BLOCK_BYTES = 64 * 2**20  # of the pairs whose bends are fitted together
+CACHE_BYTES = 128 * 2**20  # of cached bends: 200 pairs of a model of 160,000 numbers
 
 
-def evenly(points: int) -> list[float]:
-    """The middles of equal parts of [0, 1], the midpoint rule for E_u: symmetric, and without the
-    ends, where no bend has a say.
+def midpoint_rule(points: int) -> list[float]:
+    """The centres of equal parts of [0, 1], the midpoint rule for E_u: symmetric, and without the
+    ends, which no bend can change.
     """
     return [(part + 0.5) / points for part in range(points)]
 
 
-# with only two points the bend itself, at ½, is left out and strays; more lower the loss no further
-LEARNED_AT = evenly(3)
-SCORED_AT = evenly(8)
+# With only two points the bend itself, at ½, is not constrained; more than three do not lower the
+# loss further.
+LEARNED_AT = midpoint_rule(3)
+SCORED_AT = midpoint_rule(8)
 
 
 def chain(a: Models, bend: Models, b: Models, u: float) -> Models:
@@ -72,10 +73,10 @@ def losses_along(
         return torch.stack([loss(chain(a, bend, b, u)) for u in at])
 
 
-def learned_bends(
+def fit_bends(
     outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps: int, lr: float = LR
 ) -> Models:
-    """The bend of each pair after so many steps of Adam from the midpoint on the mean loss along
+    """The bend of each pair after `steps` steps of Adam from the midpoint, on the mean loss along
     its chain; 0 steps: the straight path.
     """
     straight = midpoint(a, b)
@@ -84,32 +85,31 @@ def learned_bends(
     loss = _Loss(outputs, a, b, inputs)
     bend = {name: value.clone().requires_grad_() for name, value in straight.items()}
     optimiser = torch.optim.Adam(bend.values(), lr=lr)
-    with torch.enable_grad(), _repeatable():
+    with torch.enable_grad(), _deterministic():
         for _ in range(steps):
             optimiser.zero_grad()
-            for u in (
-                LEARNED_AT
-            ):  # one after the other: what is held for the backward pass is that of one point
+            # One point at a time: only its activations are held for the backward pass.
+            for u in LEARNED_AT:
                 torch.autograd.backward(loss(chain(a, bend, b, u)).sum() / len(LEARNED_AT))
             optimiser.step()
-    # Of models so large that their outputs are not finite nothing can be learned.
+    # If the outputs are not finite, nothing can be learned: the path stays straight.
     return {
         name: torch.where(value.isfinite(), value, straight[name]).detach()
         for name, value in bend.items()
     }
 
 
-def _repeatable() -> AbstractContextManager[None]:
-    """Convolutions on CUDA by kernels that give the same bits twice."""
+def _deterministic() -> AbstractContextManager[None]:
+    """Use deterministic kernels for convolutions on CUDA."""
     cudnn = torch.backends.cudnn
-    chosen: AbstractContextManager[None] = cudnn.flags(
+    flags: AbstractContextManager[None] = cudnn.flags(
         enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32
     )
-    return chosen
+    return flags
 
 
 class _Loss:
-    """How far the outputs of models, a row for each pair, are from those of their pair's ends:
+    """The distance of the outputs of models, one per pair, from those of the pair's two ends:
     (pairs,).
     """
 
@@ -119,17 +119,17 @@ class _Loss:
             self.ends = self.outputs(a, inputs), self.outputs(b, inputs)
 
     def __call__(self, models: Models) -> Tensor:
-        here = self.outputs(models, self.inputs)
-        one, other = ((here - end).square().flatten(1).mean(1) for end in self.ends)
-        return (one + other) / 2
+        outputs = self.outputs(models, self.inputs)
+        first, second = ((outputs - end).square().flatten(1).mean(1) for end in self.ends)
+        return (first + second) / 2
 
 
 class Paths:
-    """The learned chains between all pairs k < l of a stack of models.
+    """The fitted chains between all pairs k < l of a stack of models.
 
-    Pairs are learned in blocks, so that the memory is bounded for any number of them. As many bends
-    as fit into KEPT bytes are remembered, the others are learned again when they are needed:
-    neither changes a result beyond rounding.
+    Bends are fitted in blocks of pairs, so that the memory is bounded for any number of pairs. As
+    many bends as fit into CACHE_BYTES are cached, the others are fitted again when they are needed.
+    Neither changes a result beyond rounding.
     """
 
     def __init__(
@@ -145,34 +145,35 @@ class Paths:
         self.count = len(next(iter(models.values())))
         self.pairs = torch.combinations(torch.arange(self.count))
         self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs)
-        self._block = max(1, AT_ONCE // self.bytes_of_a_pair)
-        self._kept = {
-            name: value[:0] for name, value in models.items()
-        }  # the bends of the first pairs
+        self._block = max(1, BLOCK_BYTES // self.bytes_of_a_pair)
+        # The bends of the first pairs.
+        self._cached = {name: value[:0] for name, value in models.items()}
 
     def scores(self) -> Tensor:
         """(pairs,) in float64: the mean loss along the chain of each pair."""
-        scores, kept = [], []
+        scores, cached = [], []
         for which in self._blocks(torch.arange(len(self.pairs))):
-            a, bend, b = self._learned(which)
+            a, bend, b = self._fitted(which)
             scores.append(
                 losses_along(self.outputs, a, bend, b, self.inputs, SCORED_AT)
                 .double()
                 .mean(0)
                 .cpu()
             )
-            if (int(which[-1]) + 1) * _bytes(self.models) <= KEPT * self.count:
-                kept.append(bend)
-        if kept:
-            self._kept = {name: torch.cat([block[name] for block in kept]) for name in self.models}
+            if (int(which[-1]) + 1) * _bytes(self.models) <= CACHE_BYTES * self.count:
+                cached.append(bend)
+        if cached:
+            self._cached = {
+                name: torch.cat([block[name] for block in cached]) for name in self.models
+            }
         return torch.cat([torch.zeros(0, dtype=torch.float64), *scores])
 
-    def joined(self, percentile: float) -> Tensor:
-        """(models,): the cluster of each, numbered by first appearance. Pairs are joined whose
-        score is at most the percentile of all.
+    def cluster(self, percentile: float) -> Tensor:
+        """(models,): the cluster of each, numbered by first appearance. Clusters are the connected
+        components of the pairs whose score is at most this percentile of all scores.
         """
         scores = self.scores()
-        finite = scores[scores.isfinite()].numpy()  # where outputs are not, nothing is close
+        finite = scores[scores.isfinite()].numpy()  # models with infinite outputs stay alone
         close = (
             self.pairs[scores <= np.percentile(finite, percentile)]
             if len(finite)
@@ -184,7 +185,9 @@ class Paths:
         return torch.from_numpy(components(links))
 
     def mean(self, members: Tensor) -> Models:
-        """The mean along the chains of all pairs of these models; a model alone stays as it is."""
+        """The mean along the chains of all pairs of these models; a single model is its own
+        mean.
+        """
         if len(members) == 1:
             return {name: value[members[0]] for name, value in self.models.items()}
         inside = torch.isin(self.pairs, members).all(1).nonzero().flatten()
@@ -193,7 +196,7 @@ class Paths:
             for name, value in self.models.items()
         }
         for which in self._blocks(inside):
-            for name, value in chain_mean(*self._learned(which)).items():
+            for name, value in chain_mean(*self._fitted(which)).items():
                 sums[name] += value.sum(0, dtype=torch.float64)
         return {
             name: (value / len(inside)).to(self.models[name].dtype) for name, value in sums.items()
@@ -202,14 +205,14 @@ class Paths:
     def _blocks(self, which: Tensor) -> Iterator[Tensor]:
         return (which[start : start + self._block] for start in range(0, len(which), self._block))
 
-    def _learned(self, which: Tensor) -> tuple[Models, Models, Models]:
-        """Start, bend and end of some pairs, by their numbers in rising order."""
+    def _fitted(self, which: Tensor) -> tuple[Models, Models, Models]:
+        """Start, bend and end of the pairs with these indices, in rising order."""
         a, b = (
             {name: value[end] for name, value in self.models.items()} for end in self.pairs[which].T
         )
-        if which[-1] < len(next(iter(self._kept.values()))):
-            return a, {name: value[which] for name, value in self._kept.items()}, b
-        return a, learned_bends(self.outputs, a, b, self.inputs, self.steps, self.lr), b
+        if which[-1] < len(next(iter(self._cached.values()))):
+            return a, {name: value[which] for name, value in self._cached.items()}, b
+        return a, fit_bends(self.outputs, a, b, self.inputs, self.steps, self.lr), b
 
 
 def _bytes(models: Models) -> int:
@@ -217,25 +220,25 @@ def _bytes(models: Models) -> int:
 
 
 def _bytes_of_a_pair(outputs: Outputs, models: Models, inputs: Tensor) -> int:
-    """What one more pair takes while it is learned: eight models (both ends, the bend, a point of
-    the chain, their gradients, Adam's two means) and what the forward pass leaves for the backward
-    one.
+    """The memory of one pair while its bend is fitted: eight models (both ends, the bend, a point
+    of the chain, their gradients, Adam's two means) and the activations saved for the backward
+    pass.
     """
-    one, left = {name: value[0].detach().requires_grad_() for name, value in models.items()}, 0
+    model, saved = {name: value[0].detach().requires_grad_() for name, value in models.items()}, 0
 
     def count(value: Tensor) -> Tensor:
-        nonlocal left
-        left += value.numel() * value.element_size()
+        nonlocal saved
+        saved += value.numel() * value.element_size()
         return value
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda value: value):
-        outputs(one, inputs)
-    return 8 * _bytes(one) + left
+        outputs(model, inputs)
+    return 8 * _bytes(model) + saved
 
 
 class Curves(NamedTuple):
-    """Losses between two models at u = 0 … 1: along the straight path and along the chain with a
-    learned bend. For plots.
+    """Losses between two models at u = 0 … 1, for plots: along the straight path and along the
+    chain with a fitted bend.
     """
 
     u: Tensor
@@ -246,11 +249,11 @@ class Curves(NamedTuple):
 def curve_losses(
     model_a: nn.Module, model_b: nn.Module, inputs: Tensor, steps: int = 100, points: int = 21
 ) -> Curves:
-    """How far the outputs for `inputs` stray from those of both ends on the way from one module to
-    another of the same form.
+    """The loss along the path from one module to another of the same architecture: how much the
+    outputs for `inputs` differ from those of both ends.
 
-    The bend takes `steps` steps of Adam from the midpoint, on the same inputs. A module's buffers
-    are not on the way: they are model_a's.
+    The bend is fitted by `steps` steps of Adam from the midpoint, on the same inputs. Buffers are
+    not interpolated: those of model_a are used.
     """
     require(steps >= 0, "steps", steps, "must be at least 0")
     require(points >= 2, "points", points, "must be at least 2: both ends")
@@ -273,7 +276,7 @@ def curve_losses(
         return result
 
     u = torch.linspace(0, 1, points)
-    bends = midpoint(a, b), learned_bends(outputs, a, b, inputs, steps)
+    bends = midpoint(a, b), fit_bends(outputs, a, b, inputs, steps)
     return Curves(
         u, *(losses_along(outputs, a, bend, b, inputs, u.tolist())[:, 0] for bend in bends)
     )

@@ -1,5 +1,5 @@
-"""Distances between signatures: a client reveals a few points (FLT: its k cluster centres), and two
-clients' sets are compared.
+"""Distances between sets of points: a client's signature is a few points (FLT: k cluster
+centres).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedclade.errors import require
 Kind: TypeAlias = Literal["matching", "min", "chamfer"]
 
 BLOCK = 256  # clients on each side of a tile
-MOST = 12  # points a client for the best matching: the table over subsets has 2^k rows
+MAX_MATCHING_POINTS = 12  # of a client, for "matching": the table over subsets has 2^k rows
 TABLE = 1 << 18  # numbers in that table at a time: 2 MB stay in the cache
 
 
@@ -27,10 +27,10 @@ def distances(
     kind: Kind = "matching",
     block: int = BLOCK,
 ) -> NDArray[np.float64]:
-    """FLT's A (M, M): the distance between the point sets u_i of every two clients; symmetric, 0 on
-    the diagonal.
+    """FLT's A (M, M): the distance between the point sets u_i of each pair of clients; symmetric, 0
+    on the diagonal.
 
-    `points` is (M, k, d); of client i the first counts[i] points count (all k if not given), the
+    `points` is (M, k, d); the first counts[i] points of client i are real (all k if not given), the
     others are ignored.
 
     - "matching": the best one-to-one matching π of the smaller set into the larger, min_π sqrt(Σ_r
@@ -38,8 +38,8 @@ def distances(
     - "min": the formula as printed, min_rs ‖u_ir − u_js‖
     - "chamfer": the mean of the two directions' mean distance to the nearest point of the other
 
-    Pairs are computed in tiles of block × block clients of equal counts; beside the result only a
-    tile is held.
+    Pairs are computed in tiles of block × block clients of equal counts; only one tile is held in
+    memory besides the result.
     """
     points, counts = _checked(points, counts, kind)
     require(block >= 1, "block", block, "must be 1 or more")
@@ -48,7 +48,7 @@ def distances(
     for i, (rows, small) in enumerate(tiles):
         for columns, large in tiles[i:]:
             value = _KINDS[kind](_squares(small, large))
-            if rows is columns:  # both halves are there, equal up to rounding: keep one
+            if rows is columns:  # both triangles are equal up to rounding: use one
                 value = np.triu(value, 1)
                 value += value.T
             result[np.ix_(rows, columns)] = value
@@ -63,12 +63,9 @@ def distances_to(
     other_counts: NDArray[np.integer[Any]],
     kind: Kind = "matching",
 ) -> NDArray[np.float64]:
-    """(M, N): the same distances from each of M clients to each of N others, and no more pairs than
-    these.
-    """
+    """(M, N): the same distances, from each of M clients to each of N others."""
     tiles, other_tiles = (
-        _tiles(*_checked(*given, kind), BLOCK)
-        for given in ((points, counts), (others, other_counts))
+        _tiles(*_checked(*sets, kind), BLOCK) for sets in ((points, counts), (others, other_counts))
     )
     result = np.empty((len(points), len(others)))
     for rows, mine in tiles:
@@ -82,14 +79,14 @@ def distances_to(
 def _checked(
     points: NDArray[np.floating[Any]], counts: NDArray[np.integer[Any]] | None, kind: Kind
 ) -> tuple[NDArray[np.float64], NDArray[np.integer[Any]]]:
-    where = np.asarray(points, np.float64)
+    sets = np.asarray(points, np.float64)
     require(
-        where.ndim == 3 and where.size > 0,
+        sets.ndim == 3 and sets.size > 0,
         "points.shape",
-        where.shape,
+        sets.shape,
         "must be (M, k, d) with M, k, d ≥ 1",
     )
-    clients, k, _ = where.shape
+    clients, k, _ = sets.shape
     counts = np.full(clients, k) if counts is None else np.asarray(counts)
     require(
         counts.shape == (clients,),
@@ -100,7 +97,7 @@ def _checked(
     wrong = np.flatnonzero((counts < 1) | (counts > k))
     require(len(wrong) == 0, "counts", counts[wrong[:1]].tolist(), f"must be between 1 and k = {k}")
     require(
-        bool(np.isfinite(where[np.arange(k) < counts[:, None]]).all()),
+        bool(np.isfinite(sets[np.arange(k) < counts[:, None]]).all()),
         "points",
         "NaN or infinity",
         "must be finite where they count",
@@ -108,26 +105,26 @@ def _checked(
     require(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
     if kind == "matching":
         require(
-            counts.max() <= MOST,
+            counts.max() <= MAX_MATCHING_POINTS,
             "k",
             int(counts.max()),
-            f'must be at most {MOST} with kind="matching"; use "min" or "chamfer"',
+            f'must be at most {MAX_MATCHING_POINTS} with kind="matching"; use "min" or "chamfer"',
         )
-    return where, counts
+    return sets, counts
 
 
 def _tiles(
     points: NDArray[np.float64], counts: NDArray[np.integer[Any]], block: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Clients of one count together, in ascending order, so that the first set of a pair is never
-    the larger; point axis first, so that what is computed for one pair of points lies side by side
-    for all pairs of clients.
+    """Tiles of clients with equal counts, in ascending order, so that the first set of a pair is
+    never the larger. The point axis comes first: for one pair of points the values of all pairs of
+    clients are contiguous.
     """
     tiles = []
     for count in np.unique(counts):
-        alike = np.flatnonzero(counts == count)
-        for start in range(0, len(alike), block):
-            members = alike[start : start + block]
+        clients = np.flatnonzero(counts == count)
+        for start in range(0, len(clients), block):
+            members = clients[start : start + block]
             tiles.append((members, np.ascontiguousarray(points[members, :count].swapaxes(0, 1))))
     return tiles
 
@@ -143,8 +140,8 @@ def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[
 
 
 def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """sqrt of the least sum of squares over matchings, over k_small; `squares` is (k_small,
-    k_large, rows, columns).
+    """The root of the least sum of squares over matchings, divided by k_small; `squares` is
+    (k_small, k_large, rows, columns).
 
     table[S] is the least sum that matches the first |S| points of the smaller set to the points S
     of the larger: table[S] = min over s in S of table[S without s] + squares[|S| − 1, s], for all
@@ -175,8 +172,8 @@ def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
 def _subsets(
     small: int, large: int
 ) -> tuple[list[tuple[int, int, list[tuple[int, int]]]], list[int]]:
-    """The order of the table: (S as bits, |S| − 1, [(S without s, s)]) for 1 ≤ |S| ≤ small by size
-    of S; and the S with |S| = small.
+    """The order in which the table is filled: (S as bits, |S| − 1, [(S without s, s)]) for
+    1 ≤ |S| ≤ small, by size of S; and the S with |S| = small.
     """
     subsets = sorted((s for s in range(1, 1 << large) if s.bit_count() <= small), key=int.bit_count)
     steps = [

@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import mean_by_row
-from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, length, project
+from fedclade.aggregation.mean import segment_mean
+from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, project, update_norms
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
@@ -156,10 +156,10 @@ class CFL(NeedsSecret, Method[CFLState]):
                     if side is None
                     else state.split(leaf, got.ids[here], side, projected[here])
                 )
-        state = state.trained(got.ids, length(updates), projected)
+        state = state.trained(got.ids, update_norms(updates), projected)
         return replace(
             state,
-            models=mean_by_row(
+            models=segment_mean(
                 got.outputs, state.cluster_ids[got.ids], size, state.models, fed.aggregator
             ),
         )

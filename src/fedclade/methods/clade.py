@@ -1,4 +1,4 @@
-"""Clade: groups from one look at the clients' gradients, then one model for each."""
+"""Clade: groups from one signature of each client's gradients, then one model for each group."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.clustering.clade import assign_new, find_groups, whitening_matrix
-from fedclade.clustering.noisy import effective_sizes, with_noise
+from fedclade.clustering.clade import (
+    assign_new,
+    effective_sizes,
+    scatter_with_noise,
+    split_groups,
+    whitening_matrix,
+)
+from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
@@ -33,13 +39,13 @@ from fedclade.programs.sgd import sgd
 
 @dataclass(frozen=True)
 class CladeState(State):
-    """Beside the groups' models: what is needed to place a late client."""
+    """The groups' models, and what is needed to assign a late client."""
 
     start: Tree  # (1, …) the model at which signatures are taken
     signature_key: Tensor  # () the randomness of their projection
-    signature: Tensor  # (clients, e); zeros where not known
+    signature: Tensor  # (clients, e); zeros if not known
     whitener: Tensor  # (e, e)
-    rounds: Tensor  # () how many there have been
+    rounds: Tensor  # () the number of rounds so far
 
     def with_num_clients(self, clients: int) -> Self:
         missing = max(0, clients - len(self.signature))
@@ -56,19 +62,19 @@ class CladeState(State):
 @dataclass(frozen=True)
 class Clade(DPSignatureMethod[CladeState]):
     """Once, before training, each client sends the mean of a random projection of its samples'
-    last-layer gradients at the shared initial model: e numbers, beside its size n. Of the scatter
-    within clients only the sum is formed. The means are whitened with it, merged by size-weighted
-    Ward and compared with trees of noise clients of the same sizes; the tree is cut at the widest
-    ratio, and each group is asked again with its own scatter. Then FedAvg runs inside each group.
-    Neither an encoder nor a number of groups nor a threshold is given. A late client joins the
-    group with which its merge costs least.
+    last-layer gradients at the shared initial model, e numbers, and its size n. Within-client
+    scatter matrices are only ever summed. The means are whitened with the sum, merged by
+    size-weighted Ward and compared with trees of noise clients of the same sizes. The tree is cut
+    at the widest ratio of costs, and each group is split further by its own scatter. Then FedAvg
+    runs inside each group. No encoder, number of groups or threshold is needed. A late client joins
+    the group with the least merge cost.
 
-    signature: "gradient" sees p(x), p(y) and p(y | x); "features" sees p(x) alone and needs no
-    labels; "joint" has class counts and class-conditional means. size: e. factor: how many times
-    that of noise the tree's top must be to count as structure. confirm: every so many rounds each
-    client moves to the group under whose model its training loss is least, and each group is asked
-    again with signatures at its own trained model (0: never). epsilon, delta, clip: (ε, δ)-private
-    signatures; docs/privacy.md.
+    signature: "gradient" depends on p(x), p(y) and p(y | x); "features" on p(x) alone, without
+    labels; "joint" has class counts and class-conditional means. signature_dim: e. noise_ratio: a
+    tree has structure if its top cost is above this multiple of the noise trees'. recluster_every:
+    after this many rounds each client moves to the group whose model has the least training loss
+    on its data, and each group is split again by signatures at its own model (0: never).
+    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; docs/privacy.md.
     """
 
     name: ClassVar[str] = "clade"
@@ -116,52 +122,56 @@ class Clade(DPSignatureMethod[CladeState]):
     def init(self, fed: Federation, params: Tree, key: int) -> CladeState:
         start, clients = stack([params]), len(fed.sizes)
         cluster = torch.full((clients,), UNKNOWN, dtype=torch.int64)
-        known, white = (
-            torch.zeros(clients, self._e, dtype=torch.float64),
-            torch.eye(self._e, dtype=torch.float64),
-        )
-        got = self._signatures(
+        signatures = torch.zeros(clients, self._e, dtype=torch.float64)
+        whitener = torch.eye(self._e, dtype=torch.float64)
+        replies = self._signatures(
             fed,
             ModelAssignment.all_same(start, clients),
             torch.arange(clients),
             key,
         )
-        if len(got.ids):
-            known[got.ids] = got.outputs["mean"].double().cpu()
-            cluster[got.ids] = self._groups(
-                fed, ModelAssignment.all_same(start, len(got.ids)), got, key
+        if len(replies.ids):
+            signatures[replies.ids] = replies.outputs["mean"].double().cpu()
+            cluster[replies.ids] = self._groups(
+                fed, ModelAssignment.all_same(start, len(replies.ids)), replies, key
             )
-            size = fed.sizes[got.ids].double().numpy()
-            white = torch.from_numpy(
+            size = fed.sizes[replies.ids].double().numpy()
+            whitener = torch.from_numpy(
                 whitening_matrix(
-                    with_noise(self._scatter(got), size, self.variance)[0],
+                    scatter_with_noise(self._scatter(replies), size, self.variance)[0],
                     max(1.0, size.sum() - len(size)),
                 )
             )
         models = tree_index(start, torch.zeros(max(1, int(cluster.max()) + 1), dtype=torch.int64))
-        return CladeState(models, cluster, start, torch.tensor(key), known, white, torch.tensor(0))
+        return CladeState(
+            models, cluster, start, torch.tensor(key), signatures, whitener, torch.tensor(0)
+        )
 
     def _groups(
-        self, fed: Federation, rows: ModelAssignment, got: ClientResults, key: int
+        self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
     ) -> Tensor:
-        """The group of each client that answered, found level by level."""
-
-        def scatter_of(label: np.ndarray) -> np.ndarray:
-            told = (
-                self._signatures(fed, rows, got.ids, key, torch.from_numpy(label))
-                if label.any()
-                else got
+        """The group of each client that replied, level by level: each group that was formed is
+        asked again for its own scatter, and split if it has structure.
+        """
+        size = fed.sizes[replies.ids].double().numpy()
+        means = replies.outputs["mean"].double().cpu().numpy()
+        weight = effective_sizes(size, self._scatter(replies)[0], self.variance)
+        labels, candidates = np.zeros(len(size), np.int64), [0]
+        while candidates:
+            level = replies  # the first level's scatter came with the means
+            if labels.any():
+                level = self._signatures(fed, rows, replies.ids, key, torch.from_numpy(labels))
+            scatter = scatter_with_noise(self._scatter(level), size, self.variance, labels)
+            labels, candidates = split_groups(
+                means,
+                weight,
+                scatter,
+                labels,
+                candidates,
+                fold_in(key, "noise"),
+                self.noise_ratio,
             )
-            return with_noise(self._scatter(told), size, self.variance, label)
-
-        size, means = (
-            fed.sizes[got.ids].double().numpy(),
-            got.outputs["mean"].double().cpu().numpy(),
-        )
-        weight = effective_sizes(size, self._scatter(got)[0], self.variance)
-        return torch.from_numpy(
-            find_groups(means, weight, scatter_of, fold_in(key, "noise"), self.noise_ratio)
-        )
+        return torch.from_numpy(canonical_labels(labels))
 
     def _signatures(
         self,
@@ -171,29 +181,29 @@ class Clade(DPSignatureMethod[CladeState]):
         key: int,
         group: Tensor | None = None,
     ) -> ClientResults:
-        """Means of the sketches, client by client, and their scatter, summed over each group."""
+        """The mean sketch of each client, and the scatter summed over each group."""
         group = torch.zeros(len(ids), dtype=torch.int64) if group is None else group
-        what = (
+        settings = (
             self.local.objective,
             self.signature,
             self.signature_dim,
             fold_in(key, "projection"),
         )
         program = (
-            private_signature(*what, self.signature_clip, self.noise, self.secret or 0)
+            private_signature(*settings, self.signature_clip, self.noise, self.secret or 0)
             if self.noise
-            else signature(*what)
+            else signature(*settings)
         )
-        add = SegmentSum(
+        scatter_sum = SegmentSum(
             segment_ids=group,
             weights=torch.ones(len(ids)),
             num_segments=1 + int(group.max()) if len(group) else 1,
             keys=("scatter",),
         )
-        return fed.map(program, ids, per_client=rows, key=key, reduce=add)
+        return fed.map(program, ids, per_client=rows, key=key, reduce=scatter_sum)
 
-    def _scatter(self, got: ClientResults) -> np.ndarray:
-        return symmetric(got.sums["scatter"].cpu(), self._e).numpy()
+    def _scatter(self, replies: ClientResults) -> np.ndarray:
+        return symmetric(replies.sums["scatter"].cpu(), self._e).numpy()
 
     @property
     def _e(self) -> int:
@@ -210,26 +220,28 @@ class Clade(DPSignatureMethod[CladeState]):
         )
 
     def _recluster(self, fed: Federation, state: CladeState, key: int) -> CladeState:
-        """Let every client choose among the trained models, then split the groups whose clients
-        disagree about theirs.
+        """Let each client choose among the trained models, then split the groups whose clients
+        differ under their model.
         """
         cluster, parent = state.cluster_ids.clone(), torch.arange(len(state))
-        told = fed.map(
+        losses = fed.map(
             evaluate_losses(self.local.objective),
             torch.nonzero(cluster != UNKNOWN).flatten(),
             broadcast=state.models,
             key=key,
         )
-        cluster[told.ids] = told.outputs["loss"].argmin(1).cpu()
+        cluster[losses.ids] = losses.outputs["loss"].argmin(1).cpu()
         for group in torch.unique(cluster[cluster != UNKNOWN]).tolist():
             ids = torch.nonzero(cluster == group).flatten()
-            got = self._signatures(fed, ModelAssignment(state.models, cluster[ids]), ids, key)
-            if len(got.ids):
-                inner = self._groups(fed, ModelAssignment(state.models, cluster[got.ids]), got, key)
+            replies = self._signatures(fed, ModelAssignment(state.models, cluster[ids]), ids, key)
+            if len(replies.ids):
+                inner = self._groups(
+                    fed, ModelAssignment(state.models, cluster[replies.ids]), replies, key
+                )
                 names = torch.cat(
                     [torch.tensor([group]), len(parent) + torch.arange(int(inner.max()))]
                 )
-                cluster[got.ids], parent = (
+                cluster[replies.ids], parent = (
                     names[inner],
                     torch.cat([parent, torch.full((int(inner.max()),), group)]),
                 )
@@ -237,19 +249,21 @@ class Clade(DPSignatureMethod[CladeState]):
 
     def add_clients(self, fed: Federation, state: CladeState, ids: Tensor, key: int) -> CladeState:
         state = state.with_num_clients(len(fed.sizes))
-        got = self._signatures(
+        replies = self._signatures(
             fed, ModelAssignment.all_same(state.start, len(ids)), ids, int(state.signature_key)
         )
-        if not len(got.ids):
+        if not len(replies.ids):
             return state
-        signatures = state.signature.index_copy(0, got.ids, got.outputs["mean"].double().cpu())
+        signatures = state.signature.index_copy(
+            0, replies.ids, replies.outputs["mean"].double().cpu()
+        )
         z, n = (signatures @ state.whitener).numpy(), fed.sizes.double().numpy()
-        old, new = np.flatnonzero(state.cluster_ids != UNKNOWN), got.ids.numpy()
-        place = assign_new(
+        old, new = np.flatnonzero(state.cluster_ids != UNKNOWN), replies.ids.numpy()
+        groups = assign_new(
             z[new], n[new], z[old], n[old], state.cluster_ids.numpy()[old], len(state)
         )
         return replace(
             state,
-            cluster_ids=state.cluster_ids.index_copy(0, got.ids, torch.from_numpy(place)),
+            cluster_ids=state.cluster_ids.index_copy(0, replies.ids, torch.from_numpy(groups)),
             signature=signatures,
         )

@@ -40,7 +40,7 @@ def fedavg_round(
             segment_ids=cluster, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True
         ),
     )
-    return replace(state, models=weighted_mean(got.sums, got.total_weight, keep=state.models))
+    return replace(state, models=weighted_mean(got.sums, got.total_weight, fallback=state.models))
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
         paths = Paths(
             self.local.objective.outputs, got.outputs, inputs, self.curve_steps, self.curve_lr
         )
-        label = paths.joined(float(state.percentile))
+        label = paths.cluster(float(state.percentile))
         models = stack(
             [
                 paths.mean(torch.nonzero(label == number).flatten())

@@ -1,4 +1,4 @@
-"""FedSEM: several centres; a client belongs to the one that its trained weights are nearest to."""
+"""FedSEM: several centres; each client belongs to the one nearest to its trained weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import mean_by_row
-from fedclade.clustering.kmeans import kmeans, nearest_centre
+from fedclade.aggregation.mean import segment_mean
+from fedclade.clustering.kmeans import kmeans_labels, nearest_centre
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.pytree import Tree, flatten, stack, tree_index, tree_map
 from fedclade.core.rng import fold_in
@@ -21,27 +21,27 @@ from fedclade.programs.sgd import sgd
 
 @dataclass(frozen=True)
 class FedSEMState(State):
-    """Beside the centres as they are now: what places a late client."""
+    """The current centres, and what is needed to assign a late client."""
 
-    start: Tree  # (1, …) the first model, from which all trained in the one-off phase
-    first: Tree  # (centres, …) the centres right after it
+    start: Tree  # (1, …) the initial model, from which all clients train in the one-off phase
+    first: Tree  # (centres, …) the centres right after that phase
 
 
 @dataclass(frozen=True)
 class FedSEM(Method[FedSEMState]):
     """Find K centres W̃_k (`clusters`, the state's `models`) and memberships r_ik (the state's
-    `cluster`) that make Σ_k Σ_i r_ik ‖W_i − W̃_k‖² small, W_i the weights of client i after local
+    `cluster_ids`) that minimise Σ_k Σ_i r_ik ‖W_i − W̃_k‖², W_i the weights of client i after local
     training, by stochastic expectation maximisation.
 
-    Once, all clients train from the first model, and k-means on their weights gives the first
-    memberships. Then, every round: the cohort trains, each client from its own centre. E-step: each
-    goes to the centre nearest to its trained weights, of those it could have begun with. M-step: a
-    centre becomes the mean of the cohort's weights that went to it, by examples, as in FedAvg (the
-    paper's plain mean is the same for clients of one size); a centre to which nobody went stays.
+    Once, all clients train from the initial model, and k-means on their weights gives the first
+    memberships. Then, in every round, the cohort trains, each client from its own centre. E-step:
+    each client joins the centre nearest to its trained weights, among the centres before the round.
+    M-step: a centre becomes the mean of its clients' weights by examples, as in FedAvg (for clients
+    of one size that is the paper's plain mean); a centre without clients stays unchanged.
 
-    layers: what distances are taken on: "all" parameters, or the "last" linear layer's. The mean is
-    always of the whole model. A late client takes the same look as the others did: it trains once
-    from the first model and joins the nearest of the first centres.
+    layers: the parameters that distances are computed on: "all", or those of the "last" linear
+    layer. The mean is always of the whole model. A late client trains once from the initial model
+    and joins the nearest of the first centres.
     """
 
     name: ClassVar[str] = "fedsem"
@@ -76,61 +76,59 @@ class FedSEM(Method[FedSEMState]):
         return self.add_clients(fed, state, everyone, key)
 
     def round(self, fed: Federation, state: FedSEMState, cohort: Tensor, key: int) -> FedSEMState:
-        cohort = cohort.sort().values  # so that its order decides nothing
-        got = fed.map(
+        cohort = cohort.sort().values  # the result must not depend on its order
+        replies = fed.map(
             sgd(self.local),
             cohort,
             per_client=ModelAssignment(state.models, state.cluster_ids[cohort]),
             key=key,
         )
-        if not len(got.ids):
+        if not len(replies.ids):
             return state
-        nearest = nearest_centre(self._points(got.outputs), self._points(state.models))
-        models = mean_by_row(got.outputs, nearest, fed.sizes[got.ids], state.models, fed.aggregator)
+        nearest = nearest_centre(self._points(replies.outputs), self._points(state.models))
+        models = segment_mean(
+            replies.outputs, nearest, fed.sizes[replies.ids], state.models, fed.aggregator
+        )
         return replace(
-            state, models=models, cluster_ids=state.cluster_ids.index_copy(0, got.ids, nearest)
+            state, models=models, cluster_ids=state.cluster_ids.index_copy(0, replies.ids, nearest)
         )
 
     def add_clients(
         self, fed: Federation, state: FedSEMState, ids: Tensor, key: int
     ) -> FedSEMState:
-        """Who comes late joins the nearest first centre. Where nobody is known yet, those who
-        answer are clustered.
+        """A late client joins the nearest first centre. If no client is assigned yet, those that
+        reply are clustered.
         """
         state, ids = state.with_num_clients(len(fed.sizes)), ids.sort().values
-        got = fed.map(
+        replies = fed.map(
             sgd(self.local),
             ids,
             per_client=ModelAssignment.all_same(state.start, len(ids)),
             key=key,
         )
-        if not len(got.ids):
+        if not len(replies.ids):
             return state
-        points = self._points(got.outputs)
+        points = self._points(replies.outputs)
         if bool((state.cluster_ids != UNKNOWN).any()):
             cluster = nearest_centre(points, self._points(state.first))
         else:
-            cluster = kmeans(points, self.clusters, seed=fold_in(key, "centres") % 2**32)
-            begin = tree_index(state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64))
-            models = mean_by_row(got.outputs, cluster, fed.sizes[got.ids], begin, fed.aggregator)
+            cluster = kmeans_labels(points, self.clusters, seed=fold_in(key, "centres") % 2**32)
+            fallback = tree_index(
+                state.start, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
+            )
+            models = segment_mean(
+                replies.outputs, cluster, fed.sizes[replies.ids], fallback, fed.aggregator
+            )
             state = replace(state, models=models, first=_copy(models))
-        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, got.ids, cluster))
+        return replace(state, cluster_ids=state.cluster_ids.index_copy(0, replies.ids, cluster))
 
     def _points(self, models: Tree) -> Tensor:
-        """(rows, P): the parameters that distances are taken on, in one order whatever that of the
-        tree.
-        """
+        """(rows, P): the parameters that distances are computed on, in the model's order."""
         objective = self.local.objective
-        return flatten(
-            {
-                name: models[name]
-                for name in (
-                    objective.names if self.layers == "all" else objective.head_param_names()
-                )
-            }
-        )
+        names = objective.names if self.layers == "all" else objective.head_param_names()
+        return flatten({name: models[name] for name in names})
 
 
 def _copy(models: Tree) -> Tree:
-    """A checkpoint's tensors may not share their memory."""
+    """Copy the tensors: those of a checkpoint must not share memory."""
     return tree_map(torch.clone, models)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.aggregation.mean import distinct_rows, mix
-from fedclade.clustering.similarity import (
+from fedclade.aggregation.mean import mix_models, unique_rows
+from fedclade.clustering.flis import (
     cluster_centroids,
     cluster_predictions,
     nearest_cluster,
@@ -97,11 +97,11 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
         if len(got.ids) == 0:
             return state
         trained = {name: got.outputs[name] for name in state.models}
-        joint, own = distinct_rows(similarity_graph(self._predictions(trained), self.beta).cpu())
+        joint, own = unique_rows(similarity_graph(self._predictions(trained), self.beta).cpu())
         nobody = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
         return replace(
             state,
-            models=mix(joint * fed.sizes[got.ids], trained, fed.aggregator),
+            models=mix_models(joint * fed.sizes[got.ids], trained, fed.aggregator),
             cluster_ids=nobody.index_copy(0, got.ids, own),
         )
 

@@ -9,9 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.aggregation.mean import add, weighted_mean
-from fedclade.clustering.flt import Cut, Distance, Manifold, mixing_rows, nearest, relate
-from fedclade.clustering.set_distances import MOST
+from fedclade.aggregation.mean import add_weighted_models, weighted_mean
+from fedclade.clustering.flt import (
+    Cut,
+    Distance,
+    Manifold,
+    cluster_signatures,
+    mixing_matrix,
+    nearest_signature,
+)
+from fedclade.clustering.set_distances import MAX_MATCHING_POINTS
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import Tree, add_prefix, stack
@@ -95,7 +102,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        most = MOST if self.distance == "matching" else 1000
+        most = MAX_MATCHING_POINTS if self.distance == "matching" else 1000
         ok = self.k == "auto" or (isinstance(self.k, int) and 1 <= self.k <= most)
         require(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
         require(self.gamma > 0, "method.gamma", self.gamma, "must be above 0")
@@ -147,7 +154,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             trained = weighted_mean(
                 got.sums,
                 got.total_weight,
-                keep=stack([{name: weights[name] for name in encoder.trained}]),
+                fallback=stack([{name: weights[name] for name in encoder.trained}]),
             )
             weights |= {name: value[0].cpu() for name, value in trained.items()}
         nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
@@ -185,8 +192,8 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             # says how much of each goes in.
             old = torch.zeros(len(state), len(state), dtype=torch.float64)
             old.index_add_(1, state.row[absent], state.mixing[:, absent] * sizes[absent])
-            sums, weight = add(sums, weight, old, state.models)
-        return replace(state, models=weighted_mean(sums, weight, keep=state.models))
+            sums, weight = add_weighted_models(sums, weight, old, state.models)
+        return replace(state, models=weighted_mean(sums, weight, fallback=state.models))
 
     def add_clients(self, fed: Federation, state: FLTState, ids: Tensor, key: int) -> FLTState:
         """A newcomer takes the model and the place in Ã of the known client nearest to it. Where
@@ -213,7 +220,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             there, real = state.centres[known].numpy(), state.counts[known].numpy()
             twin = known[
                 torch.from_numpy(
-                    nearest(centres.numpy(), counts.numpy(), there, real, self.distance)
+                    nearest_signature(centres.numpy(), counts.numpy(), there, real, self.distance)
                 )
             ]
             cluster, row, rows = state.cluster_ids[twin], state.row[twin], state.mixing[:, twin]
@@ -226,10 +233,10 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
                 self.clusters,
                 fold_in(key, "manifold") % 2**32,
             )
-            groups, related = relate(
+            groups, related = cluster_signatures(
                 centres.numpy(), counts.numpy(), *options, graph=self.aggregation == "graph"
             )
-            cluster, (rows, row) = torch.from_numpy(groups), mixing_rows(groups, related)
+            cluster, (rows, row) = torch.from_numpy(groups), mixing_matrix(groups, related)
             models = {
                 name: value.expand(len(rows), *value.shape[1:]).clone()
                 for name, value in state.models.items()

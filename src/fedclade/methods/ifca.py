@@ -127,7 +127,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
             robust_ok=True,
         )
         got = fed.map(program, cohort, broadcast=models, key=key, reduce=give)
-        after = weighted_mean(got.sums, got.total_weight, keep=models)
+        after = weighted_mean(got.sums, got.total_weight, fallback=models)
         if self.shared_layers == "trunk" and len(got.ids):
             head = self.local.objective.head_param_names()
             together = {
@@ -138,7 +138,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
             trunk = weighted_mean(
                 together,
                 got.total_weight.sum(0, keepdim=True),
-                keep={name: models[name][:1] for name in together},
+                fallback={name: models[name][:1] for name in together},
             )
             after |= {name: value.expand_as(after[name]).clone() for name, value in trunk.items()}
         return after, got

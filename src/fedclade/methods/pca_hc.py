@@ -1,5 +1,5 @@
-"""PCA+kM+HC: clients are related when the centres of their data, projected on principal components,
-are near each other.
+"""PCA+kM+HC: clients are grouped by the k-means centres of their data, projected on principal
+components.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedclade.clustering.flt import nearest
+from fedclade.clustering.flt import nearest_signature
 from fedclade.clustering.linkage import cut_number, linkage
-from fedclade.clustering.set_distances import MOST, distances
+from fedclade.clustering.set_distances import MAX_MATCHING_POINTS, distances
 from fedclade.core.federation import Federation
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.state import UNKNOWN, State
@@ -21,15 +21,15 @@ from fedclade.methods._centroid_state import CentredState
 from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.requirements import NeedsProbe
-from fedclade.programs.pca_signature import flat, pca_signature, principal_axes
+from fedclade.programs.pca_signature import flat, pca_basis, pca_signature
 from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)
 class PCAHCState(CentredState):
-    """Beside the groups' models and the centres: what a late client projects on."""
+    """The groups' models, the clients' centres, and what a late client projects on."""
 
-    basis: Tree  # mean and axes that all clients project on; empty where each has its own
+    basis: Tree  # mean and axes that all clients project on; empty if each has its own
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
     Once, before training, each client projects its samples on their first principal components
     (`components`, e in FLT) and sends the `k` centres of the projections. The distance of two
     clients is that of the best matching of their centres, as in FLT; Ward's tree of these distances
-    is cut into C groups (`clusters`). Then FedAvg runs inside each group. Who missed the one-off
-    phase joins the group of the known client whose signature is nearest.
+    is cut into C groups (`clusters`). Then FedAvg runs inside each group. A client that missed the
+    one-off phase joins the group of the known client with the nearest signature.
 
-    basis: "own", as in FLT: each client centres its samples and fits the axes by itself, so that no
-    two clients' coordinates mean the same, and their means are lost. "shared": the server fits mean
-    and axes on the probe data and sends them to all.
+    basis: "own", as in FLT: each client fits mean and axes to its own samples, so the coordinates
+    of two clients are not comparable, and the means are lost. "shared": the server fits mean and
+    axes to the probe data and sends them to all clients.
     """
 
     name: ClassVar[str] = "pca_hc"
@@ -75,7 +75,7 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name, most in (("clusters", None), ("k", MOST), ("components", None)):
+        for name, most in (("clusters", None), ("k", MAX_MATCHING_POINTS), ("components", None)):
             value = getattr(self, name)
             ok = isinstance(value, int) and value >= 1 and (most is None or value <= most)
             require(
@@ -88,8 +88,8 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
     def init(self, fed: Federation, params: Tree, key: int) -> PCAHCState:
         everyone = torch.arange(len(fed.sizes))
         centres = torch.zeros(len(everyone), self.k, self.components)
-        nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
-        state = PCAHCState(stack([params]), nobody, centres, none, self._basis())
+        unknown, zeros = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
+        state = PCAHCState(stack([params]), unknown, centres, zeros, self._basis())
         return self.add_clients(fed, state, everyone, key)
 
     def _basis(self) -> Tree:
@@ -100,33 +100,38 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
                 "method.basis = 'shared': the server needs probe data to fit it; set some apart"
                 " with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
             )
-        return principal_axes(flat(self.probe), self.components)
+        return pca_basis(flat(self.probe), self.components)
 
     def round(self, fed: Federation, state: PCAHCState, cohort: Tensor, key: int) -> PCAHCState:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)
 
     def add_clients(self, fed: Federation, state: PCAHCState, ids: Tensor, key: int) -> PCAHCState:
-        """A newcomer joins the group of the known client nearest to it. Where nobody is known yet,
-        those who answer are clustered.
+        """A new client joins the group of the nearest known client. If no client is known yet,
+        those that reply are clustered.
         """
         state = state.with_num_clients(len(fed.sizes))
-        got = fed.map(
+        replies = fed.map(
             pca_signature(self.k, self.components),
             ids.sort().values,
             broadcast=state.basis,
             key=key,
         )
-        if not len(got.ids):
+        if not len(replies.ids):
             return state
-        centres, counts = got.outputs["centres"].cpu(), got.outputs["count"].cpu().clamp(1, self.k)
+        centres, counts = (
+            replies.outputs["centres"].cpu(),
+            replies.outputs["count"].cpu().clamp(1, self.k),
+        )
         known = (state.cluster_ids != UNKNOWN).nonzero().flatten()
         if len(known):
-            there = (state.centres[known].numpy(), state.counts[known].numpy())
-            cluster = state.cluster_ids[
-                known[
-                    torch.from_numpy(nearest(centres.numpy(), counts.numpy(), *there, "matching"))
-                ]
-            ]
+            nearest = nearest_signature(
+                centres.numpy(),
+                counts.numpy(),
+                state.centres[known].numpy(),
+                state.counts[known].numpy(),
+                "matching",
+            )
+            cluster = state.cluster_ids[known[torch.from_numpy(nearest)]]
         else:
             tree = linkage(distances(centres.numpy(), counts.numpy()), "ward")
             cluster = torch.from_numpy(cut_number(tree, min(self.clusters, len(counts))))
@@ -136,11 +141,11 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
                     state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
                 ),
             )
-        told = {"cluster_ids": cluster, "centres": centres, "counts": counts}
+        updated = {"cluster_ids": cluster, "centres": centres, "counts": counts}
         return replace(
             state,
             **{
-                name: getattr(state, name).index_copy(0, got.ids, value)
-                for name, value in told.items()
+                name: getattr(state, name).index_copy(0, replies.ids, value)
+                for name, value in updated.items()
             },
         )

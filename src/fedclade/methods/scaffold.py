@@ -155,7 +155,7 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         )
         if not len(got.ids):
             return state
-        y = weighted_mean(strip_prefix("y", got.sums), got.total_weight, keep=state.models)
+        y = weighted_mean(strip_prefix("y", got.sums), got.total_weight, fallback=state.models)
         c = tree_map(
             lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype),
             state.c,

@@ -5,7 +5,7 @@ the centres of the embeddings.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from fedclade.core.batching import Batches
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
+from fedclade.core.kmeans import kmeans, single_threaded
 from fedclade.core.program import AnyProgram, Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
@@ -146,58 +147,34 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
 
 
 def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:
-    """The centres of k-means; fewer than k where there are fewer distinct samples. Codes that are
-    not finite have one centre, as bad.
+    """The centres of k-means; fewer than k if fewer samples are distinct. Codes that are not finite
+    have one centre, which is not finite either.
     """
     if not np.isfinite(codes).all():
-        return np.asarray(
-            codes.mean(0, keepdims=True)
-        )  # not finite either, so that the engine refuses the reply
+        return np.asarray(codes.mean(0, keepdims=True))  # the engine rejects such a reply
     distinct = len(np.unique(codes, axis=0))
-    with _one_thread():
-        if k == "auto":
-            return _by_silhouette(codes, distinct, seed)
-        return _kmeans(codes, min(k, distinct), seed)[0]
-
-
-def _kmeans(codes: Codes, k: int, seed: int) -> tuple[Codes, NDArray[np.int32]]:
-    from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # most programs do without it
-
-    fitted = KMeans(k, n_init=_RESTARTS, random_state=seed).fit(codes)
-    return fitted.cluster_centers_, fitted.labels_
+    if k == "auto":
+        return _by_silhouette(codes, distinct, seed)
+    return kmeans(codes, min(k, distinct), restarts=_RESTARTS, seed=seed)[0]
 
 
 def _by_silhouette(codes: Codes, distinct: int, seed: int) -> Codes:
-    """The k with the highest silhouette, from 2 on: it is not defined for one centre, nor for as
-    many as there are samples.
+    """The centres for the k with the highest silhouette score, k ≥ 2: the score is defined neither
+    for one centre nor for as many centres as samples.
     """
     from sklearn.metrics import silhouette_score  # type: ignore[import-untyped]
 
     most = min(MOST_CENTRES, distinct - 1)
     if most < 2:
-        return _kmeans(codes, distinct, seed)[0]
+        return kmeans(codes, distinct, restarts=_RESTARTS, seed=seed)[0]
     sample = np.random.default_rng(seed).permutation(len(codes))[:_SILHOUETTE_SAMPLES]
     best, best_score = codes[:1], -np.inf
     for k in range(2, most + 1):
-        centres, labels = _kmeans(codes, k, seed)
+        centres, labels = kmeans(codes, k, restarts=_RESTARTS, seed=seed)
         if not 2 <= len(np.unique(labels[sample])) < len(sample):
             continue
-        score = silhouette_score(codes[sample], labels[sample])
+        with single_threaded():
+            score = silhouette_score(codes[sample], labels[sample])
         if score > best_score:
             best, best_score = centres, score
     return best
-
-
-def _one_thread() -> Any:
-    """With several threads k-means adds in an order that changes from run to run, and small clients
-    are no faster.
-    """
-    return _threads().limit(limits=1)
-
-
-@lru_cache(maxsize=1)
-def _threads() -> Any:
-    import sklearn.cluster  # type: ignore[import-untyped]  # noqa: F401  (its libraries must be loaded to be found)
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]  # scikit-learn brings it
-
-    return ThreadpoolController()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
-from fedclade.aggregation.mean import add, distinct_rows, mix, weighted_mean
+from fedclade.aggregation.mean import add_weighted_models, mix_models, unique_rows, weighted_mean
 
 numbers = st.floats(-1e3, 1e3, width=32)
 weights = st.floats(0, 100, width=32).map(lambda weight: 0.0 if weight < 1e-3 else weight)
@@ -52,7 +52,7 @@ def mixings(draw: st.DrawFn) -> tuple[Tensor, dict[str, Tensor]]:
 def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_old() -> None:
     sums = {"w": torch.tensor([[2.0, 4.0], [9.0, 3.0]], dtype=torch.float64)}
     got = weighted_mean(
-        sums, torch.tensor([2.0, 3.0], dtype=torch.float64), keep={"w": torch.zeros(2, 2)}
+        sums, torch.tensor([2.0, 3.0], dtype=torch.float64), fallback={"w": torch.zeros(2, 2)}
     )
     assert got["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
     assert got["w"].dtype == torch.float32
@@ -89,7 +89,7 @@ def test_mean_changes_neither_the_sums_nor_the_old() -> None:
 
 def test_mix_by_hand() -> None:
     matrix = torch.tensor([[1.0, 1.0], [3.0, 1.0], [0.0, 2.0]])
-    got = mix(matrix, {"w": torch.tensor([[0.0, 4.0], [8.0, 12.0]])})
+    got = mix_models(matrix, {"w": torch.tensor([[0.0, 4.0], [8.0, 12.0]])})
     assert got["w"].tolist() == [[4.0, 8.0], [2.0, 6.0], [8.0, 12.0]]
 
 
@@ -98,7 +98,7 @@ def test_mix_by_hand() -> None:
 def test_mix_is_the_dense_formula(given_mixing: tuple[Tensor, dict[str, Tensor]]) -> None:
     matrix, given_models = given_mixing
     share = matrix.double() / matrix.double().sum(1, keepdim=True)
-    for name, value in mix(matrix, given_models).items():
+    for name, value in mix_models(matrix, given_models).items():
         expected = torch.einsum("ij,j...->i...", share, given_models[name].double()).float()
         assert value.dtype == given_models[name].dtype
         torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6)
@@ -110,7 +110,7 @@ def test_a_mixed_model_lies_within_those_it_is_mixed_from(
     given_mixing: tuple[Tensor, dict[str, Tensor]],
 ) -> None:
     matrix, given_models = given_mixing
-    mixed = mix(matrix, given_models)
+    mixed = mix_models(matrix, given_models)
     for row, weight in enumerate(matrix):
         for name, value in given_models.items():
             parts = value[weight > 0]
@@ -121,7 +121,7 @@ def test_a_mixed_model_lies_within_those_it_is_mixed_from(
 @given(models())
 @many
 def test_mixing_with_the_identity_is_the_identity(given_models: dict[str, Tensor]) -> None:
-    for name, value in mix(torch.eye(len(given_models["a"])), given_models).items():
+    for name, value in mix_models(torch.eye(len(given_models["a"])), given_models).items():
         assert torch.equal(value, given_models[name])
 
 
@@ -129,7 +129,7 @@ def test_mixing_with_the_identity_is_the_identity(given_models: dict[str, Tensor
 @many
 def test_equal_weights_give_the_mean(given_models: dict[str, Tensor], weight: float) -> None:
     count = len(given_models["a"])
-    for name, value in mix(torch.full((2, count), weight), given_models).items():
+    for name, value in mix_models(torch.full((2, count), weight), given_models).items():
         expected = given_models[name].double().mean(0).float()
         torch.testing.assert_close(value, expected.expand_as(value), rtol=1e-6, atol=1e-6)
 
@@ -140,8 +140,8 @@ def test_only_the_proportions_of_a_row_count(
     given_mixing: tuple[Tensor, dict[str, Tensor]], factor: float
 ) -> None:
     matrix, given_models = given_mixing
-    for name, value in mix(matrix * factor, given_models).items():
-        assert torch.equal(value, mix(matrix, given_models)[name])
+    for name, value in mix_models(matrix * factor, given_models).items():
+        assert torch.equal(value, mix_models(matrix, given_models)[name])
 
 
 @given(models(count=3), matrices(3))
@@ -150,13 +150,15 @@ def test_models_that_agree_stay_as_they_are(
     given_models: dict[str, Tensor], matrix: Tensor
 ) -> None:
     same = {name: value[:1].expand_as(value).contiguous() for name, value in given_models.items()}
-    for name, value in mix(matrix, same).items():
+    for name, value in mix_models(matrix, same).items():
         assert torch.equal(value, same[name][:1].expand_as(value))
 
 
 def test_a_parameter_of_one_number_is_mixed_too() -> None:
     """torch models may have scalar parameters (a temperature)."""
-    assert mix(torch.tensor([[1.0, 3.0]]), {"t": torch.tensor([0.0, 4.0])})["t"].tolist() == [3.0]
+    assert mix_models(torch.tensor([[1.0, 3.0]]), {"t": torch.tensor([0.0, 4.0])})[
+        "t"
+    ].tolist() == [3.0]
 
 
 @pytest.mark.parametrize("second", [[0.0, 0.0], [-3.0, 1.0], [3.0, -1.0]])
@@ -164,7 +166,7 @@ def test_a_row_without_weight_or_with_a_negative_one_is_refused_by_number(
     second: list[float],
 ) -> None:
     with pytest.raises(ValueError, match="row 1 has no weight or a negative one"):
-        mix(torch.tensor([[1.0, 1.0], second]), {"w": torch.ones(2, 1)})
+        mix_models(torch.tensor([[1.0, 1.0], second]), {"w": torch.ones(2, 1)})
 
 
 # distinct rows
@@ -175,7 +177,7 @@ def test_a_row_without_weight_or_with_a_negative_one_is_refused_by_number(
 def test_distinct_rows_and_index_give_the_matrix_back(groups: list[int], columns: int) -> None:
     kinds = torch.rand(4, columns, generator=torch.Generator().manual_seed(0))
     matrix = kinds[torch.tensor(groups)]
-    rows, index = distinct_rows(matrix)
+    rows, index = unique_rows(matrix)
     assert torch.equal(rows[index], matrix)
     assert len(rows) == len(set(groups))
     assert index.shape == (len(groups),)
@@ -185,8 +187,10 @@ def test_mixing_the_distinct_rows_is_mixing_them_all() -> None:
     generator = torch.Generator().manual_seed(0)
     matrix = torch.rand(3, 6, generator=generator)[torch.tensor([0, 1, 0, 2, 1, 0])]
     given_models = {"w": torch.randn(6, 5, generator=generator)}
-    rows, index = distinct_rows(matrix)
-    torch.testing.assert_close(mix(rows, given_models)["w"][index], mix(matrix, given_models)["w"])
+    rows, index = unique_rows(matrix)
+    torch.testing.assert_close(
+        mix_models(rows, given_models)["w"][index], mix_models(matrix, given_models)["w"]
+    )
 
 
 # FLT, case I: who is absent enters by its row of the old models
@@ -207,9 +211,9 @@ def test_an_absent_client_enters_by_its_old_row() -> None:
     sums = {"w": matrix[:, answered] @ trained["w"].double()}
     weight = matrix[:, answered].sum(1)
     assert sums["w"].flatten().tolist() == [16.0, 12.0, 8.0]
-    sums, weight = add(sums, weight, matrix[:, absent], {"w": old["w"][absent]})
+    sums, weight = add_weighted_models(sums, weight, matrix[:, absent], {"w": old["w"][absent]})
     assert weight.tolist() == [4.0, 2.0, 4.0]
-    assert weighted_mean(sums, weight, keep=old)["w"].flatten().tolist() == [7.0, 6.0, 11.0]
+    assert weighted_mean(sums, weight, fallback=old)["w"].flatten().tolist() == [7.0, 6.0, 11.0]
 
 
 @given(mixings(), st.data())
@@ -225,21 +229,23 @@ def test_sums_of_some_and_old_rows_of_the_rest_are_the_mix_of_all(
         name: value.new_zeros((len(matrix), *value.shape[1:]))
         for name, value in given_models.items()
     }
-    sums, weight = add(
+    sums, weight = add_weighted_models(
         {},
         torch.zeros(len(matrix), dtype=torch.float64),
         matrix[:, here],
         {n: v[here] for n, v in given_models.items()},
     )
-    sums, weight = add(
+    sums, weight = add_weighted_models(
         sums, weight, matrix[:, ~here], {n: v[~here] for n, v in given_models.items()}
     )
-    for name, value in weighted_mean(sums, weight, keep=nothing).items():
-        torch.testing.assert_close(value, mix(matrix, given_models)[name], rtol=1e-6, atol=1e-5)
+    for name, value in weighted_mean(sums, weight, fallback=nothing).items():
+        torch.testing.assert_close(
+            value, mix_models(matrix, given_models)[name], rtol=1e-6, atol=1e-5
+        )
 
 
 def test_add_changes_nothing_it_was_given() -> None:
     sums, weight = {"w": torch.ones(1, 1, dtype=torch.float64)}, torch.ones(1, dtype=torch.float64)
-    add(sums, weight, torch.tensor([[2.0]]), {"w": torch.tensor([[3.0]])})
+    add_weighted_models(sums, weight, torch.tensor([[2.0]]), {"w": torch.tensor([[3.0]])})
     assert sums["w"].tolist() == [[1.0]]
     assert weight.tolist() == [1.0]

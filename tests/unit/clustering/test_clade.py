@@ -1,19 +1,24 @@
-"""Clade's group finding on samples whose truth is known."""
+"""Clade's clustering on samples whose groups are known, and its correction for added noise."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
 from fedclade.clustering.clade import (
     assign_new,
-    find_groups,
+    effective_sizes,
     null_top_height,
-    split,
+    scatter_with_noise,
+    split_group,
+    split_groups,
     whitening_matrix,
 )
+from fedclade.clustering.graph import canonical_labels
 
 Array = NDArray[np.float64]
 
@@ -32,10 +37,13 @@ def clients(
     return np.array(means), sizes.astype(float), np.array(scatters), truth
 
 
-def summed(scatters: Array):  # type: ignore[no-untyped-def]
-    return lambda label: np.array(
-        [scatters[label == group].sum(0) for group in range(label.max() + 1)]
-    )
+def find_groups(mean: Array, size: Array, scatters: Array, seed: int) -> NDArray[np.int64]:
+    """All levels, each with the scatter summed over its groups, as the method runs them."""
+    labels, candidates = np.zeros(len(mean), np.int64), [0]
+    while candidates:
+        scatter = np.array([scatters[labels == g].sum(0) for g in range(labels.max() + 1)])
+        labels, candidates = split_groups(mean, size, scatter, labels, candidates, seed)
+    return canonical_labels(labels)
 
 
 def test_whitening_gives_unit_covariance() -> None:
@@ -49,7 +57,7 @@ def test_whitening_gives_unit_covariance() -> None:
 def test_noise_is_one_group_whatever_the_sizes(seed: int) -> None:
     sizes = np.random.default_rng(seed).integers(1, 200, 60)
     means, n, scatters, _ = clients(np.zeros((1, 16)), np.ones((1, 1)), sizes, seed)
-    assert not split(means, n, scatters.sum(0), np.random.default_rng(0)).any()
+    assert not split_group(means, n, scatters.sum(0), np.random.default_rng(0)).any()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -58,7 +66,7 @@ def test_planted_groups_are_found(seed: int) -> None:
     means, n, scatters, truth = clients(
         rng.normal(size=(4, 16)) * 1.5, np.ones((4, 1)), rng.integers(10, 60, 40), seed
     )
-    assert adjusted_rand_score(truth, find_groups(means, n, summed(scatters), seed=seed)) == 1.0
+    assert adjusted_rand_score(truth, find_groups(means, n, scatters, seed=seed)) == 1.0
 
 
 def test_each_group_is_asked_again_with_its_own_scatter() -> None:
@@ -71,9 +79,9 @@ def test_each_group_is_asked_again_with_its_own_scatter() -> None:
     spread = np.array([[8.0], [8.0], [0.2], [0.2]])
     means, n, scatters, truth = clients(centres, spread, np.full(48, 40), seed=1)
     truth = np.where(truth == 1, 0, truth)
-    found = find_groups(means, n, summed(scatters), seed=0)
+    found = find_groups(means, n, scatters, seed=0)
     assert adjusted_rand_score(truth, found) == 1.0
-    whole_only = split(means, n, scatters.sum(0), np.random.default_rng(0))
+    whole_only = split_group(means, n, scatters.sum(0), np.random.default_rng(0))
     assert len(np.unique(whole_only)) == 2
 
 
@@ -81,12 +89,12 @@ def test_too_few_samples_to_whiten_with_are_one_group() -> None:
     means, n, scatters, _ = clients(
         np.array([[0.0] * 16, [9.0] * 16]), np.ones((2, 1)), np.full(6, 3), seed=0
     )
-    assert not split(means, n, scatters.sum(0), np.random.default_rng(0)).any()
+    assert not split_group(means, n, scatters.sum(0), np.random.default_rng(0)).any()
 
 
 def test_a_single_client_is_one_group() -> None:
     means, n, scatters, _ = clients(np.zeros((1, 2)), np.ones((1, 1)), np.array([50]), seed=0)
-    assert find_groups(means, n, summed(scatters), seed=0).tolist() == [0]
+    assert find_groups(means, n, scatters, seed=0).tolist() == [0]
 
 
 def test_a_new_client_is_placed_where_it_costs_least() -> None:
@@ -111,3 +119,63 @@ def test_noise_tree_tops_are_about_the_same_for_any_sizes() -> None:
         null_top_height(np.full(50, 500.0), 32, rng),
     )
     assert small == pytest.approx(large, rel=0.3)
+
+
+# --- noise for differential privacy
+
+
+def test_without_noise_nothing_changes() -> None:
+    size, scatter = np.array([3.0, 5.0]), np.array([[[2.0, 0.1], [0.1, 1.0]]])
+    assert effective_sizes(size, scatter[0], 0.0) is size
+    assert scatter_with_noise(scatter, size, 0.0) is scatter
+
+
+def test_effective_sizes_by_hand() -> None:
+    """b = 76 / 2 / (10 + 30 - 2) = 1 and v = 10: errors 1/10 + 10/100 = 1/5 and 1/30 + 10/900 =
+    2/45, so 2 to 9 of 40 in all.
+    """
+    size, scatter = np.array([10.0, 30.0]), 38 * np.eye(2)
+    np.testing.assert_allclose(effective_sizes(size, scatter, 10.0), [40 * 2 / 11, 40 * 9 / 11])
+
+
+def test_with_much_noise_the_effective_size_is_the_size_squared() -> None:
+    weight = effective_sizes(np.array([1.0, 2.0, 4.0]), 4 * np.eye(3), 1e9)
+    np.testing.assert_allclose(weight / weight[0], [1, 4, 16], rtol=1e-6)
+
+
+@given(
+    st.lists(st.integers(2, 500), min_size=2, max_size=12),
+    st.floats(0, 1e4),
+    st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=100)
+def test_noisy_scatter_is_the_mean_of_effective_size_times_covariance(
+    sizes: list[int], variance: float, seed: int
+) -> None:
+    root = np.random.default_rng(seed).normal(size=(4, 4))
+    covariance, size = root @ root.T, np.array(sizes, float)
+    scatter = covariance * (size.sum() - len(size))
+    weight = effective_sizes(size, scatter, variance)
+    assert weight.sum() == pytest.approx(size.sum())
+    noisy = scatter_with_noise(scatter[None], size, variance)[0] / (weight.sum() - len(size))
+    expected = np.mean(
+        [
+            w * (covariance / n + variance / n**2 * np.eye(4))
+            for w, n in zip(weight, size, strict=True)
+        ],
+        0,
+    )
+    np.testing.assert_allclose(noisy, expected, rtol=1e-6, atol=1e-9 * np.trace(expected))
+
+
+def test_each_group_has_its_own_scatter_and_noise_below_zero_is_cut_off() -> None:
+    size, label = np.array([10.0, 10.0, 20.0]), np.array([0, 0, 1])
+    scatter = np.stack([np.diag([18.0, -9.0]), np.diag([19.0, 38.0])])
+    v = 5.0
+    weight = effective_sizes(size, scatter.sum(0), v)
+    noisy = scatter_with_noise(scatter, size, v, label)
+    for group, own in enumerate((np.diag([1.0, 0.0]), np.diag([1.0, 2.0]))):
+        n, w = size[label == group], weight[label == group]
+        np.testing.assert_allclose(
+            noisy[group] / (w.sum() - len(w)), w[0] / n[0] * (own + v / n[0] * np.eye(2))
+        )

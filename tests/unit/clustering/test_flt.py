@@ -12,8 +12,16 @@ import pytest
 import torch
 
 from fedclade.clustering import flt
-from fedclade.clustering.flt import mixing_rows, nearest, on_manifold, pca, place, relate
+from fedclade.clustering.flt import (
+    cluster_signatures,
+    embed,
+    embed_centres,
+    mixing_matrix,
+    nearest_signature,
+    pca,
+)
 from fedclade.clustering.set_distances import distances
+from fedclade.core import pca as pca_module
 from fedclade.errors import InvalidInputError
 
 
@@ -52,7 +60,7 @@ def test_pca_has_one_sign() -> None:
 def test_pca_of_many_points_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     points = blobs(5, 40, dimensions=30).astype(np.float32)
     few = pca(points)
-    monkeypatch.setattr(flt, "MANY", 1)
+    monkeypatch.setattr(pca_module, "PRODUCTS_FROM", 1)
     np.testing.assert_allclose(pca(points), few, atol=1e-9)
     np.testing.assert_allclose(
         pca(points[:, :1]),
@@ -70,7 +78,7 @@ def test_pca_of_few_points_or_dimensions_is_padded(shape: tuple[int, int]) -> No
 
 def test_none_leaves_points_as_they_are() -> None:
     points = blobs(2, 3)
-    assert place(points, "none") is points
+    assert embed(points, "none") is points
 
 
 def test_too_few_points_for_umap_fall_back_to_pca_and_say_so(
@@ -81,7 +89,7 @@ def test_too_few_points_for_umap_fall_back_to_pca_and_say_so(
     with pytest.warns(
         UserWarning, match=r"PCA instead of UMAP, because 30 points are too few.*more than 30"
     ):
-        np.testing.assert_array_equal(place(points), pca(points))
+        np.testing.assert_array_equal(embed(points), pca(points))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +105,7 @@ def test_umap_that_fails_falls_back_to_pca_and_says_why(
     with_umap(monkeypatch, fit)
     points = blobs(2, 20)
     with pytest.warns(UserWarning, match=f"because it failed .*{error}"):
-        np.testing.assert_array_equal(place(points), pca(points))
+        np.testing.assert_array_equal(embed(points), pca(points))
 
 
 def test_coordinates_that_are_not_finite_fall_back_to_pca(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +117,13 @@ def test_coordinates_that_are_not_finite_fall_back_to_pca(monkeypatch: pytest.Mo
     with_umap(monkeypatch, fit)
     points = blobs(2, 20)
     with pytest.warns(UserWarning, match="2 of 40 points have no finite coordinates"):
-        np.testing.assert_array_equal(place(points), pca(points))
+        np.testing.assert_array_equal(embed(points), pca(points))
 
 
 def test_missing_umap_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(InvalidInputError, match="pip install umap-learn"):
-        place(blobs(2, 20))
+        embed(blobs(2, 20))
 
 
 def test_umap_gives_the_same_plane_for_the_same_seed_and_parts_what_is_apart() -> None:
@@ -123,7 +131,7 @@ def test_umap_gives_the_same_plane_for_the_same_seed_and_parts_what_is_apart() -
     points = blobs(4, 20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        placed, again, other = place(points, seed=1), place(points, seed=1), place(points, seed=2)
+        placed, again, other = embed(points, seed=1), embed(points, seed=1), embed(points, seed=2)
     np.testing.assert_array_equal(placed, again)
     assert not np.array_equal(placed, other)
     apart = np.linalg.norm(placed[:, None] - placed[None], axis=-1)
@@ -136,9 +144,9 @@ def test_padding_never_reaches_the_manifold(monkeypatch: pytest.MonkeyPatch) -> 
     counts = np.array([1, 4, 2])
     seen = []
     monkeypatch.setattr(
-        flt, "place", lambda points, kind, seed: seen.append(points) or points + 100
+        flt, "embed", lambda points, kind, seed: seen.append(points) or points + 100
     )
-    points = on_manifold(centres, counts, "umap", 0)
+    points = embed_centres(centres, counts, "umap", 0)
     assert len(seen[0]) == 7
     for client, count in enumerate(counts):
         np.testing.assert_array_equal(points[client, :count], centres[client, :count] + 100)
@@ -152,7 +160,9 @@ def lines(*positions: float) -> tuple[np.ndarray, np.ndarray]:
 
 def test_related_is_who_is_nearer_than_gamma_strictly() -> None:
     centres, counts = lines(0.0, 1.0, 1.9, 5.0)
-    groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
+    groups, related = cluster_signatures(
+        centres, counts, "none", "matching", "threshold", 1.0, None, 0
+    )
     assert related is not None
     assert related.toarray().astype(int).tolist() == [
         [1, 0, 0, 0],
@@ -165,16 +175,22 @@ def test_related_is_who_is_nearer_than_gamma_strictly() -> None:
 
 def test_groups_by_gap_and_by_number_have_no_graph() -> None:
     centres, counts = lines(0.0, 0.2, 7.0, 7.1, 14.0)
-    assert relate(centres, counts, "none", "matching", "gap", 1.0, None, 0)[0].tolist() == [
+    assert cluster_signatures(centres, counts, "none", "matching", "gap", 1.0, None, 0)[
+        0
+    ].tolist() == [
         0,
         0,
         1,
         1,
         2,
     ]
-    groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, 2, 0)
+    groups, related = cluster_signatures(
+        centres, counts, "none", "matching", "threshold", 1.0, 2, 0
+    )
     assert (len(set(groups.tolist())), related) == (2, None)
-    assert relate(centres, counts, "none", "matching", "threshold", 1.0, 99, 0)[0].tolist() == [
+    assert cluster_signatures(centres, counts, "none", "matching", "threshold", 1.0, 99, 0)[
+        0
+    ].tolist() == [
         0,
         1,
         2,
@@ -186,17 +202,21 @@ def test_groups_by_gap_and_by_number_have_no_graph() -> None:
 def test_the_rows_of_a_chain_are_three() -> None:
     """0 is related to 1 and 1 to 2, but 0 not to 2: one component, three rows."""
     centres, counts = lines(0.0, 0.9, 1.8)
-    groups, related = relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
-    rows, row = mixing_rows(groups, related)
+    groups, related = cluster_signatures(
+        centres, counts, "none", "matching", "threshold", 1.0, None, 0
+    )
+    rows, row = mixing_matrix(groups, related)
     assert groups.tolist() == [0, 0, 0]
     assert rows[row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
-    rows, row = mixing_rows(groups, None)
+    rows, row = mixing_matrix(groups, None)
     assert (rows.int().tolist(), row.tolist()) == ([[1, 1, 1]], [0, 0, 0])
 
 
 def test_clients_that_share_a_row_share_a_model() -> None:
     centres, counts = lines(*[0.0] * 4, *[9.0] * 3)
-    rows, row = mixing_rows(*relate(centres, counts, "none", "matching", "threshold", 1.0, None, 0))
+    rows, row = mixing_matrix(
+        *cluster_signatures(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
+    )
     assert len(rows) == 2
     assert torch.equal(rows[row], row[:, None] == row)
 
@@ -209,14 +229,14 @@ def test_nearest_is_what_all_distances_together_say(kind: Any, new: int, known: 
     counts = rng.integers(1, 4, size=new + known)
     expected = distances(centres, counts, kind)[:new, new:].argmin(1)
     np.testing.assert_array_equal(
-        nearest(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected
+        nearest_signature(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected
     )
 
 
 def test_of_equally_near_ones_the_first_is_taken() -> None:
     centres, counts = lines(0.0)
     known, known_counts = lines(*[2.0] * 300, *[1.0] * 300)  # in several blocks
-    assert nearest(centres, counts, known, known_counts, "min").tolist() == [300]
+    assert nearest_signature(centres, counts, known, known_counts, "min").tolist() == [300]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -224,8 +244,8 @@ def test_groups_without_the_graph_are_the_components_of_the_graph(seed: int) -> 
     rng = np.random.default_rng(seed)
     centres, counts = rng.normal(size=(60, 3, 2)) * 3, rng.integers(1, 4, 60)
     options = ("none", "min", "threshold", 0.4, None, 0)
-    with_graph, related = relate(centres, counts, *options)
-    without, nothing = relate(centres, counts, *options, graph=False)
+    with_graph, related = cluster_signatures(centres, counts, *options)
+    without, nothing = cluster_signatures(centres, counts, *options, graph=False)
     assert related is not None
     assert nothing is None
     assert 1 < len(np.unique(with_graph)) < 60
@@ -236,7 +256,7 @@ def test_umap_leaves_torchs_threads_as_they_were() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        place(np.random.default_rng(0).normal(size=(40, 3)), "umap")
+        embed(np.random.default_rng(0).normal(size=(40, 3)), "umap")
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)

@@ -13,10 +13,10 @@ from scipy.sparse import csr_array
 
 from fedclade.clustering import graph as room
 from fedclade.clustering.graph import (
+    canonical_labels,
+    check_symmetric,
     close_components,
     components,
-    numbered,
-    square,
     threshold_graph,
 )
 from fedclade.errors import InvalidInputError
@@ -83,7 +83,9 @@ def test_numbered_by_first_appearance(labels: list[int]) -> None:
     for label in labels:
         if label not in seen:
             seen.append(label)
-    assert numbered(np.array(labels, np.int64)).tolist() == [seen.index(label) for label in labels]
+    assert canonical_labels(np.array(labels, np.int64)).tolist() == [
+        seen.index(label) for label in labels
+    ]
 
 
 @st.composite
@@ -122,7 +124,7 @@ def test_close_components_are_those_of_the_dense_graph(
 ) -> None:
     points, gamma, owner = cloud
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "AT_ONCE", at_once)
+        patch.setattr(room, "CHUNK_COORDINATES", at_once)
         assert close_components(points, gamma, owner).tolist() == dense(points, gamma, owner)
 
 
@@ -207,7 +209,7 @@ def test_close_components_refuses(given_: dict[str, Any], message: str) -> None:
 )
 def test_a_matrix_must_be_square_finite_symmetric(distance: Floats, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        square(distance, "distance")
+        check_symmetric(distance, "distance")
     with pytest.raises(InvalidInputError, match=message):
         threshold_graph(distance, 1.0)
 

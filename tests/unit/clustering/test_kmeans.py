@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from fedclade.clustering import kmeans as kmeans_module
-from fedclade.clustering.kmeans import kmeans, nearest_centre
+from fedclade.clustering.kmeans import kmeans_labels, nearest_centre
 from fedclade.errors import InvalidInputError
 
 # Whole numbers, so that sums are exact and equal points are not rare.
@@ -34,7 +34,12 @@ def spread(points: Tensor, labels: Tensor) -> float:
 
 def test_kmeans_by_hand() -> None:
     # {0, 1, 10 | 12}: 182/3; {0, 1 | 10, 12}: 0.5 + 2; {0 | 1, 10, 12}: 206/3
-    assert kmeans(torch.tensor([[0.0], [10.0], [1.0], [12.0]]), 2, seed=0).tolist() == [0, 1, 0, 1]
+    assert kmeans_labels(torch.tensor([[0.0], [10.0], [1.0], [12.0]]), 2, seed=0).tolist() == [
+        0,
+        1,
+        0,
+        1,
+    ]
 
 
 def test_kmeans_finds_the_best_of_all_partitions() -> None:
@@ -46,7 +51,7 @@ def test_kmeans_finds_the_best_of_all_partitions() -> None:
             for labels in itertools.product(range(3), repeat=7)
             if set(labels) == set(range(3))
         )
-        assert spread(points, kmeans(points, 3, seed)) == pytest.approx(best)
+        assert spread(points, kmeans_labels(points, 3, seed)) == pytest.approx(best)
 
 
 @settings(max_examples=60, deadline=None)
@@ -55,11 +60,11 @@ def test_kmeans_gives_a_partition_that_no_single_step_improves(
     rows: np.ndarray, clusters: int, seed: int
 ) -> None:
     points = torch.from_numpy(rows)
-    labels = kmeans(points, clusters, seed)
+    labels = kmeans_labels(points, clusters, seed)
     groups = min(clusters, len(torch.unique(points, dim=0)))
     seen = list(dict.fromkeys(labels.tolist()))
     assert seen == list(range(groups))  # all of them are there, numbered by first appearance
-    assert torch.equal(labels, kmeans(points, clusters, seed))
+    assert torch.equal(labels, kmeans_labels(points, clusters, seed))
     apart = torch.cdist(points.double(), means(points.double(), labels))
     assert bool((apart.gather(1, labels[:, None])[:, 0] <= apart.min(1).values + 1e-5).all())
 
@@ -69,7 +74,7 @@ def test_long_vectors_are_clustered_as_they_are(slab: int, monkeypatch: pytest.M
     """k-means of few vectors with many numbers goes through their products: distances must come
     out, also far from 0.
     """
-    monkeypatch.setattr(kmeans_module, "SLAB", slab)
+    monkeypatch.setattr(kmeans_module, "CHUNK_VALUES", slab)
     points = torch.from_numpy(np.random.default_rng(1).normal(size=(9, 40))).float() + 100
     points[8] = points[3]
     few = kmeans_module._in_few_dimensions(points)
@@ -77,17 +82,19 @@ def test_long_vectors_are_clustered_as_they_are(slab: int, monkeypatch: pytest.M
     torch.testing.assert_close(
         torch.cdist(few, few), torch.cdist(points.double(), points.double()), atol=1e-5, rtol=0
     )
-    labels = kmeans(points, 3, seed=0)
+    labels = kmeans_labels(points, 3, seed=0)
     assert labels[8] == labels[3]
-    assert torch.equal(labels, kmeans(torch.cat([points, torch.full((9, 60), 7.0)], 1), 3, seed=0))
+    assert torch.equal(
+        labels, kmeans_labels(torch.cat([points, torch.full((9, 60), 7.0)], 1), 3, seed=0)
+    )
 
 
 def test_equal_points_stay_together_and_minus_zero_is_zero() -> None:
     points = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [2.0, 1.0]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # scikit-learn's, about fewer points than groups
-        assert kmeans(points, 3, seed=0).tolist() == [0, 0, 1]
-        assert kmeans(torch.ones(4, 2), 3, seed=0).tolist() == [0, 0, 0, 0]
+        assert kmeans_labels(points, 3, seed=0).tolist() == [0, 0, 1]
+        assert kmeans_labels(torch.ones(4, 2), 3, seed=0).tolist() == [0, 0, 0, 0]
 
 
 def test_nearest_centre_by_hand() -> None:
@@ -107,7 +114,7 @@ def test_nearest_centre_is_the_least_distance_whatever_the_slab(
     ).float()
     squares = ((points[:, None] - there) ** 2).sum(-1)  # exact
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kmeans_module, "SLAB", slab)
+        patch.setattr(kmeans_module, "CHUNK_VALUES", slab)
         assert torch.equal(nearest_centre(points, there), squares.argmin(1))
 
 
@@ -122,9 +129,9 @@ def test_nearest_centre_tells_apart_what_is_far_away_and_close_together() -> Non
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: kmeans(torch.zeros(3), 2, 0), r"points\.shape = \(3,\)"),
-        (lambda: kmeans(torch.zeros(3, 1), 0, 0), "clusters = 0"),
-        (lambda: kmeans(torch.tensor([[torch.nan]]), 1, 0), "points = 'NaN or infinity'"),
+        (lambda: kmeans_labels(torch.zeros(3), 2, 0), r"points\.shape = \(3,\)"),
+        (lambda: kmeans_labels(torch.zeros(3, 1), 0, 0), "clusters = 0"),
+        (lambda: kmeans_labels(torch.tensor([[torch.nan]]), 1, 0), "points = 'NaN or infinity'"),
         (
             lambda: nearest_centre(torch.zeros(3, 2), torch.zeros(2, 3)),
             r"centres\.shape = \(2, 3\): must be \(K, 2\)",

@@ -19,10 +19,10 @@ from fedclade.clustering.mode_connectivity import (
     chain,
     chain_mean,
     curve_losses,
-    evenly,
-    learned_bends,
+    fit_bends,
     losses_along,
     midpoint,
+    midpoint_rule,
 )
 from fedclade.core.functional_model import Objective
 from fedclade.errors import InvalidInputError
@@ -96,13 +96,13 @@ def test_with_the_midpoint_as_bend_the_chain_is_straight(models: list[Models], u
 def test_the_mean_is_that_of_many_points(models: list[Models]) -> None:
     # The chain is straight on either side of ½, so the midpoint rule with an even number of parts
     # is exact.
-    points = torch.stack([chain(*models, u)["w"] for u in evenly(10)])
+    points = torch.stack([chain(*models, u)["w"] for u in midpoint_rule(10)])
     assert torch.allclose(chain_mean(*models)["w"], points.mean(0), atol=1e-3)
 
 
 def test_points_are_symmetric_and_inside() -> None:
     for count in (1, 2, 5, 8):
-        points = evenly(count)
+        points = midpoint_rule(count)
         assert [1 - u for u in reversed(points)] == pytest.approx(points)
         assert 0 < min(points) <= max(points) < 1
 
@@ -153,9 +153,9 @@ def test_learning_lowers_the_loss_of_every_pair() -> None:
     objective, models, x = mlps(4)
     pairs = Paths(objective.outputs, models, x, 0).pairs
     a, b = ({name: value[end] for name, value in models.items()} for end in pairs.T)
-    straight, bend = midpoint(a, b), learned_bends(objective.outputs, a, b, x, 50, 1e-2)
+    straight, bend = midpoint(a, b), fit_bends(objective.outputs, a, b, x, 50, 1e-2)
     linear, bent = (
-        losses_along(objective.outputs, a, middle, b, x, evenly(8)).mean(0)
+        losses_along(objective.outputs, a, middle, b, x, midpoint_rule(8)).mean(0)
         for middle in (straight, bend)
     )
     assert (bent < 0.95 * linear).all()
@@ -164,7 +164,7 @@ def test_learning_lowers_the_loss_of_every_pair() -> None:
 def test_no_steps_leave_the_path_straight() -> None:
     objective, models, x = mlps(2)
     a, b = ({name: value[[row]] for name, value in models.items()} for row in (0, 1))
-    assert close(learned_bends(objective.outputs, a, b, x, 0), midpoint(a, b), 0)
+    assert close(fit_bends(objective.outputs, a, b, x, 0), midpoint(a, b), 0)
 
 
 def test_pairs_do_not_disturb_each_other() -> None:
@@ -186,12 +186,12 @@ def test_neither_blocks_nor_what_is_remembered_change_anything(
     objective, models, x = mlps(6)
     plain = Paths(objective.outputs, models, x, 8)
     scores, some = plain.scores(), torch.tensor([0, 2, 3, 5])
-    monkeypatch.setattr(mode_connectivity, "AT_ONCE", at_once)
-    monkeypatch.setattr(mode_connectivity, "KEPT", kept)
-    blocks, learn = [], mode_connectivity.learned_bends
+    monkeypatch.setattr(mode_connectivity, "BLOCK_BYTES", at_once)
+    monkeypatch.setattr(mode_connectivity, "CACHE_BYTES", kept)
+    blocks, learn = [], mode_connectivity.fit_bends
     monkeypatch.setattr(
         mode_connectivity,
-        "learned_bends",
+        "fit_bends",
         lambda *args: blocks.append(len(args[1]["fc1.bias"])) or learn(*args),
     )
     other = Paths(objective.outputs, models, x, 8)
@@ -209,11 +209,11 @@ def test_models_that_have_run_away_give_no_bend_that_is_not_finite() -> None:
     }
     runaway = Paths(objective.outputs, models, x, 3)
     assert not runaway.scores().isfinite().all()
-    assert runaway.joined(100).tolist() == [0, 1, 0]
+    assert runaway.cluster(100).tolist() == [0, 1, 0]
     assert all(value.isfinite().all() for value in runaway.mean(torch.arange(3)).values())
     assert Paths(
         objective.outputs, {name: value * 1e30 for name, value in models.items()}, x, 0
-    ).joined(100).tolist() == [0, 1, 2]
+    ).cluster(100).tolist() == [0, 1, 2]
 
 
 # clusters and their means
@@ -236,25 +236,25 @@ def test_pairs_up_to_the_percentile_are_joined() -> None:
     # Squared distances of the six pairs of 0, 1, 3, 7: 1, 9, 49, 4, 36, 16; sorted 1, 4, 9, 16, 36,
     # 49.
     line = on_a_line(0.0, 1.0, 3.0, 7.0)
-    assert line.joined(0).tolist() == [0, 0, 1, 2]
-    assert line.joined(19).tolist() == [0, 0, 1, 2]  # below 4
-    assert line.joined(20).tolist() == [0, 0, 0, 1]  # 4 itself: place 1 of 0 … 5
-    assert line.joined(59).tolist() == [0, 0, 0, 1]
-    assert line.joined(60).tolist() == [0, 0, 0, 0]
-    assert line.joined(100).tolist() == [0, 0, 0, 0]
+    assert line.cluster(0).tolist() == [0, 0, 1, 2]
+    assert line.cluster(19).tolist() == [0, 0, 1, 2]  # below 4
+    assert line.cluster(20).tolist() == [0, 0, 0, 1]  # 4 itself: place 1 of 0 … 5
+    assert line.cluster(59).tolist() == [0, 0, 0, 1]
+    assert line.cluster(60).tolist() == [0, 0, 0, 0]
+    assert line.cluster(100).tolist() == [0, 0, 0, 0]
 
 
 def test_clusters_are_numbered_by_first_appearance() -> None:
-    assert on_a_line(5.0, 0.0, 5.5, 0.1, 5.2).joined(35).tolist() == [0, 1, 0, 1, 0]
+    assert on_a_line(5.0, 0.0, 5.5, 0.1, 5.2).cluster(35).tolist() == [0, 1, 0, 1, 0]
 
 
 def test_equal_scores_join_everybody() -> None:
-    assert on_a_line(2.0, 2.0, 2.0).joined(5).tolist() == [0, 0, 0]
+    assert on_a_line(2.0, 2.0, 2.0).cluster(5).tolist() == [0, 0, 0]
 
 
 def test_a_model_alone() -> None:
     line = on_a_line(2.0)
-    assert (line.scores().tolist(), line.joined(50).tolist()) == ([], [0])
+    assert (line.scores().tolist(), line.cluster(50).tolist()) == ([], [0])
     assert line.mean(torch.tensor([0]))["w"].item() == 2.0
 
 
@@ -274,7 +274,7 @@ def test_the_mean_takes_the_bends_of_all_pairs_inside() -> None:
     all_of_them.scores()
     inside = torch.tensor([[0, 1], [0, 3], [1, 3]])
     a, b = ({name: value[end] for name, value in models.items()} for end in inside.T)
-    bend = learned_bends(objective.outputs, a, b, x, 6)
+    bend = fit_bends(objective.outputs, a, b, x, 6)
     expected = {name: value.mean(0) for name, value in chain_mean(a, bend, b).items()}
     got = all_of_them.mean(torch.tensor([0, 1, 3]))
     assert close(got, expected)

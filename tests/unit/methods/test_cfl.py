@@ -22,13 +22,14 @@ from fedclade.clustering.cfl import (
     noise_level,
     project,
 )
-from fedclade.clustering.similarity import cosine
+from fedclade.clustering.cosine import cosine
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, flatten
 from fedclade.core.rng import fold_in
 from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, LabelSwap, load, partition
-from fedclade.io.checkpoint import flatten, restore
+from fedclade.io.checkpoint import flatten as flatten_state
+from fedclade.io.checkpoint import restore
 from fedclade.methods.cfl import AUTO_EPS1, AUTO_EPS2, CFL, CFLState
 from fedclade.models import MLP
 from fedclade.programs.parameter_permutation import concealed, revealed
@@ -158,7 +159,7 @@ def test_splits_do_not_depend_on_chunks_or_on_the_order_of_the_cohort(swapped: C
         state = case.rounds(
             case.init(), [cohort.flip(0) if turn else cohort for cohort in some_cohorts(swapped)]
         )
-        results.append(flatten(state))
+        results.append(flatten_state(state))
     assert len(results[0]["parent"]) > 5
     assert same(results[0], results[1])
     assert same(results[0], results[2])
@@ -168,8 +169,8 @@ def test_a_tree_survives_a_checkpoint(swapped: Clients) -> None:
     *begin, end = some_cohorts(swapped)
     whole, first, second = (Case(EAGER, swapped) for _ in range(3))
     expected = whole.rounds(whole.init(), [*begin, end])
-    half = restore(CFLState, flatten(first.rounds(first.init(), begin)))
-    assert same(flatten(second.rounds(half, [end], first=len(begin) + 1)), flatten(expected))
+    half = restore(CFLState, flatten_state(first.rounds(first.init(), begin)))
+    assert same(flatten_state(second.rounds(half, [end], first=len(begin) + 1)), flatten_state(expected))
 
 
 # ---- secret coordinates

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fedclade as fc
 from fedclade import FedAvg, LocalTraining, Method, Simulator, State
-from fedclade.aggregation.mean import distinct_rows
+from fedclade.aggregation.mean import unique_rows
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
@@ -132,14 +132,14 @@ def test_with_beta_1_only_clients_with_equal_predictions_share(ragged: Clients) 
 def joint(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The distinct rows of Ã in every round."""
     rows: list[Tensor] = []
-    original = distinct_rows
+    original = unique_rows
 
     def spy(matrix: Tensor) -> tuple[Tensor, Tensor]:
         distinct, own = original(matrix)
         rows.append(distinct)
         return distinct, own
 
-    monkeypatch.setattr(flis, "distinct_rows", spy)
+    monkeypatch.setattr(flis, "unique_rows", spy)
     return rows
 
 

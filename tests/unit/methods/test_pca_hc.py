@@ -24,7 +24,7 @@ from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
 from fedclade.methods.base import hyperparameters
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.models import MLP
-from fedclade.programs.pca_signature import pca_signature, principal_axes
+from fedclade.programs.pca_signature import pca_basis, pca_signature
 from fedclade.training.setup import inject_context
 
 
@@ -56,7 +56,7 @@ def test_axes_are_those_of_scikit_learn(
         * np.arange(1, dimensions + 1)
         + 7
     )
-    basis = principal_axes(torch.from_numpy(x), components)
+    basis = pca_basis(torch.from_numpy(x), components)
     mean, axes = basis["mean"].double().numpy(), basis["axes"].double().numpy()
     assert axes.shape == (components, dimensions)
     np.testing.assert_allclose(mean, x.mean(0), atol=1e-5)
@@ -73,7 +73,7 @@ def test_axes_are_those_of_scikit_learn(
 @given(st.integers(0, 10**6))
 def test_with_all_axes_distances_between_samples_stay(seed: int) -> None:
     x = torch.from_numpy(np.random.default_rng(seed).normal(size=(9, 4))).float()
-    basis = principal_axes(x, 6)
+    basis = pca_basis(x, 6)
     torch.testing.assert_close(
         torch.cdist((x - basis["mean"]) @ basis["axes"].T, torch.zeros(1, 6)),
         torch.cdist(x, basis["mean"][None]),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 import fedclade as fc
+from fedclade.clustering.cosine import cosine
 from fedclade.clustering.mode_connectivity import SCORED_AT
-from fedclade.clustering.similarity import cosine
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import flatten, stack
 from fedclade.data.federated_dataset import Clients, as_inputs

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedclade.analysis.diagnose.class_statistics import Look
 from fedclade.analysis.diagnose.classification import Evidence, gathered
 from fedclade.analysis.diagnose.heterogeneity_tests import Difference
-from fedclade.clustering.graph import numbered
+from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training import LocalTraining
@@ -42,7 +42,7 @@ def looks(fed: Federation, objectives: list[Objective], key: int) -> list[Groups
     for number, objective in enumerate(objectives):
         method = Clade().with_local_config(LocalTraining(objective))
         found.append(
-            numbered(
+            canonical_labels(
                 method.init(
                     fed, objective.params(), fold_in(key, "groups", number)
                 ).cluster_ids.numpy()

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedclade.clustering.graph import numbered
+from fedclade.clustering.graph import canonical_labels
 from fedclade.core.functional_model import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, RaggedIndex
@@ -164,7 +164,7 @@ def probed(
         scores.append(sign * values)
         clusters.append(result.summary["clusters"])
         if isinstance(method, Clade) and not some:
-            groups = numbered(result.clusters.numpy())
+            groups = canonical_labels(result.clusters.numpy())
     best = max(scores, key=lambda score: float(score.mean()))
     probes = [
         Probe(

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 from scipy.spatial.distance import pdist, squareform
-from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]
 
 from fedclade.clustering.linkage import cut_number
+from fedclade.core.pca import principal_axes
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -54,12 +55,10 @@ def flat(points: Points) -> tuple[Array, float]:
     placed = points.placed
     if np.ptp(placed, axis=0).max() == 0:
         return np.zeros((len(placed), 2)), 1.0
-    wanted = min(2, *placed.shape)
-    solver = "arpack" if min(placed.shape) > 2 else "full"
-    pca = PCA(n_components=wanted, svd_solver=solver, random_state=0)
-    xy = np.zeros((len(placed), 2))
-    xy[:, :wanted] = pca.fit_transform(placed)
-    return xy, float(pca.explained_variance_ratio_.sum())
+    rows = torch.from_numpy(placed)
+    pca = principal_axes(rows, 2)
+    shown = pca.singular_values.square().sum() / (rows.double() - pca.mean).square().sum()
+    return pca.project(rows).numpy(), min(1.0, float(shown))
 
 
 @dataclass(frozen=True)

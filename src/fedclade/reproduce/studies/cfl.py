@@ -18,9 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.aggregation.mean import mix
-from fedclade.clustering.cfl import WARM_UP, length
-from fedclade.clustering.similarity import bipartition, cosine, separation_gap
+from fedclade.aggregation.mean import mix_models
+from fedclade.clustering.cfl import WARM_UP, bipartition, separation_gap, update_norms
+from fedclade.clustering.cosine import cosine
 from fedclade.core.batching import Batches
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Batch, Objective
@@ -87,7 +87,10 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
     rows: list[dict[str, Any]] = []
     for number, updates, _ in rounds(experiment, clients, device, gradients=False):
         share = (clients.sizes / clients.sizes.sum()).to(updates)
-        mean, longest = float(length((share @ updates)[None])), float(length(updates).max())
+        mean, longest = (
+            float(update_norms((share @ updates)[None])),
+            float(update_norms(updates).max()),
+        )
         rows.append(
             {
                 "round": number,
@@ -127,7 +130,7 @@ def rounds(
             else torch.empty(0)
         )
         yield Round(number, flatten(trained) - flatten(model), slopes)
-        model = mix(clients.sizes[None], trained)
+        model = mix_models(clients.sizes[None], trained)
 
 
 @lru_cache(maxsize=4)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.clustering.mode_connectivity import SCORED_AT, learned_bends, losses_along, midpoint
+from fedclade.clustering.mode_connectivity import SCORED_AT, fit_bends, losses_along, midpoint
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack, tree_index
@@ -61,7 +61,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
         0, len(ids), 2
     ):  # one by one: what the backward pass holds is that of one pair
         a, b = (tree_index(trained, torch.tensor([end])) for end in (first, first + 1))
-        bent = learned_bends(objective.outputs, a, b, inputs, method.curve_steps, method.curve_lr)
+        bent = fit_bends(objective.outputs, a, b, inputs, method.curve_steps, method.curve_lr)
         pairs.append(_in_percent(objective, a, b, inputs, [midpoint(a, b), bent]))
     straight, bent_losses = torch.stack(pairs).mean(0).tolist()
     numbers = dict(
