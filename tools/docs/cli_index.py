@@ -1,0 +1,25 @@
+"""src/fedclade/cli/index.json: the names and descriptions that `fedclade list` shows.
+
+python tools/docs/cli_index.py
+
+Run it after a method, model, partition, data set, preset or paper table was added or renamed. A
+test compares the file with the registry.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedclade.cli.list import build_index
+
+OUT = Path(__file__).resolve().parents[2] / "src" / "fedclade" / "cli" / "index.json"
+
+
+def main() -> None:
+    text = json.dumps(build_index(), indent=1, ensure_ascii=False)
+    OUT.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
