@@ -9,16 +9,13 @@ test compares the file with the registry.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from fedclade.cli.list import build_index
-
-OUT = Path(__file__).resolve().parents[2] / "src" / "fedclade" / "cli" / "index.json"
+from fedclade.cli.list import INDEX, build_index
 
 
 def main() -> None:
     text = json.dumps(build_index(), indent=1, ensure_ascii=False)
-    OUT.write_text(text + "\n", encoding="utf-8")
+    INDEX.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -52,8 +52,10 @@ def compare(
     track: TrackOption = None,
     report: ReportOption = True,
 ) -> None:
-    """Run several methods on the same clients. Shows a table and the significant differences.
-    A setting of one method only: --set METHOD.KEY=VALUE.
+    """Run several methods on the same clients and compare them.
+
+    Shows a table and the significant differences. A setting of one method only: --set
+    METHOD.KEY=VALUE.
     """
     output = RunOutput(quiet, live, port, track, report)
     import_all(imports)

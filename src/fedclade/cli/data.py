@@ -34,7 +34,7 @@ def root(context: typer.Context) -> None:
 
 @data_app.command("list")
 def list_(data_root: DataRootOption = None) -> None:
-    """List the known data sets with size, licence, and where they are on this machine."""
+    """List the known data sets: size, licence, location."""
     from fedclade.data.catalog import CATALOGUE
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -76,7 +76,10 @@ def get(
         ),
     ] = None,
 ) -> None:
-    """Download a data set and check its SHA-256 sums. Continues an interrupted download."""
+    """Download a data set and check its SHA-256 sums.
+
+    Continues an interrupted download.
+    """
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -116,7 +119,10 @@ def check(
     ] = None,
     data_root: DataRootOption = None,
 ) -> None:
-    """Check the SHA-256 sums of the data sets on this machine, and read them."""
+    """Check the data sets on this machine.
+
+    Compares SHA-256 sums and reads the files.
+    """
     from fedclade.data.catalog import CATALOGUE
     from fedclade.data.datasets import places
 

@@ -26,8 +26,9 @@ def describe(
     ],
     imports: ImportOption = None,
 ) -> None:
-    """Show what a method, partition, model or data set does, and its parameters. For a method also
-    what a client discloses, and the paper.
+    """Describe a method, partition, model or data set.
+
+    Shows its parameters; for a method also what a client discloses, and the paper.
     """
     import_all(imports)
     from fedclade.data.catalog import CATALOGUE

@@ -46,8 +46,9 @@ def diagnose(
     data_root: DataRootOption = None,
     imports: ImportOption = None,
 ) -> None:
-    """Analyse how the clients of an experiment differ, find their groups and recommend a method.
-    Test data are not used.
+    """Analyse how clients differ and recommend a method.
+
+    Finds the groups of clients too. Test data are not used.
     """
     import_all(imports)
     from fedclade.analysis.diagnose.api import examined

@@ -20,8 +20,10 @@ def export(
     quiet: QuietOption = False,
     imports: ImportOption = None,
 ) -> None:
-    """Write the model of each group as safetensors and, where possible, as ONNX. A model card
-    names its clients, its data and its accuracy.
+    """Write the models of a run as safetensors and ONNX.
+
+    Each group gets one model and a model card. The card names the clients, the data and the accuracy. A model that ONNX cannot express is
+    written as safetensors only.
     """
     from fedclade.analysis.export import export as export_models
 

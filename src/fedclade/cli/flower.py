@@ -40,8 +40,9 @@ def root(context: typer.Context) -> None:
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:
-    """Write a Flower app that runs without changes: a server, a client, and one file for your data
-    and model.
+    """Write a Flower app that runs without changes.
+
+    It has a server, a client, and one file for your data and model.
     """
     _local()
     from fedclade.integrations.flower.scaffold_app import new_app
@@ -80,8 +81,9 @@ def up(
 
 @flower_app.command()
 def status(folder: DirOption = FOLDER) -> None:
-    """Show whether the SuperLink and the nodes are alive, restarted and connected. The exit code is
-    1 if the federation is down.
+    """Show whether the SuperLink and the nodes are alive and connected.
+
+    The exit code is 1 if the federation is down.
     """
     federation = _local().open(folder)
     if not federation.running:
@@ -132,7 +134,10 @@ def run(
         bool, typer.Option("--stream/--no-stream", help="Show the run's log until it ends.")
     ] = True,
 ) -> None:
-    """Run an app on the federation. The exit code is 0 if the run succeeds."""
+    """Run an app on the federation.
+
+    The exit code is 0 if the run succeeds.
+    """
     federation = _local().open(folder)
     try:
         code = federation.run(app_dir, _settings(sets or []), stream)

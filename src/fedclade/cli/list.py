@@ -7,7 +7,7 @@ tools/docs/cli_index.py writes. Only --import needs the registry itself.
 from __future__ import annotations
 
 import json
-from importlib import resources
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +16,7 @@ from fedclade.cli.console import print_name_table
 from fedclade.cli.options import ImportOption, import_all
 from fedclade.errors import InvalidInputError, nearest
 
+INDEX = Path(__file__).with_name("index.json")
 Index = dict[str, dict[str, str]]
 """Kind ("methods", "datasets", …) -> name -> one-line description."""
 
@@ -30,7 +31,7 @@ def list_(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     imports: ImportOption = None,
 ) -> None:
-    """List the available methods, data sets, partitions, models, presets or paper tables."""
+    """List methods, data sets, partitions, models, presets or tables."""
     import_all(imports)
     index = build_index() if imports else read_index()
     if kind not in index:
@@ -44,8 +45,7 @@ def list_(
 
 def read_index() -> Index:
     """The names of fedclade itself, without importing them."""
-    text = resources.files("fedclade.cli").joinpath("index.json").read_text(encoding="utf-8")
-    index: Index = json.loads(text)
+    index: Index = json.loads(INDEX.read_text(encoding="utf-8"))
     return index
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, NoReturn, TextIO
 
 import typer
+import typer.core
 
 from fedclade import __version__
 from fedclade.cli.compare import compare
@@ -23,12 +24,16 @@ from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import run
 from fedclade.errors import FedcladeError
 
+# Plain help: the boxes that typer draws with rich take as long as everything else --help does. The
+# mode alone does not suffice, since typer 0.20 escapes brackets for rich whatever the mode is.
+typer.core.HAS_RICH = False
 app = typer.Typer(
     name="fedclade",
     help=(
         "Clustered federated learning: find which clients belong together and train one model per"
         " group."
     ),
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
 )

@@ -35,7 +35,10 @@ def pretrain(
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
-    """Train an encoder for FLT on public data and write it to a file: --set method.encoder=FILE."""
+    """Train an encoder for FLT on public data and write it to a file.
+
+    Use it with --set method.encoder=FILE.
+    """
     from fedclade.training import encoder_pretraining
 
     def on_epoch(epoch: int, loss: float) -> None:

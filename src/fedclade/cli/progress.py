@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -59,8 +58,10 @@ class _Lines(_Silent):
         evaluated = "train_loss" in row
         if not evaluated and time.perf_counter() - self.since < _SILENCE:
             return
+        from statistics import median  # here, because it takes long to import
+
         # The median: the first round also contains what a method does once, before training.
-        pace = statistics.median(self.seconds)
+        pace = median(self.seconds)
         self.since, self.seconds = time.perf_counter(), []
         score = f"  {_score(row)}" if evaluated else ""
         self.console.print(

@@ -31,8 +31,9 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Write one HTML page about one or more runs. The page needs no network and no server; several
-    runs are compared.
+    """Write one HTML page about one or more runs.
+
+    The page needs no network and no server. It compares several runs.
     """
     from fedclade.analysis.report import write_figures, write_report
 

@@ -61,7 +61,7 @@ def reproduce(
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
-    """Run the experiments of a paper's table and compare the results with the paper."""
+    """Run a paper's table and compare the results with the paper."""
     if table is None:
         print_name_table(read_index()["tables"])
         return

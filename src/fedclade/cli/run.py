@@ -50,8 +50,9 @@ def run(
     track: TrackOption = None,
     report: ReportOption = True,
 ) -> None:
-    """Run one experiment and write its run directory. If a --set has several values, run every
-    combination and show a table.
+    """Run one experiment and write its run directory.
+
+    If a --set has several values, run every combination and show a table.
     """
     output = RunOutput(quiet, live, port, track, report)
     import_all(imports)
