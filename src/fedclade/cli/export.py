@@ -22,8 +22,8 @@ def export(
 ) -> None:
     """Write the models of a run as safetensors and ONNX.
 
-    Each group gets one model and a model card. The card names the clients, the data and the accuracy. A model that ONNX cannot express is
-    written as safetensors only.
+    Each group gets one model and a model card with its clients, its data and its accuracy. A model
+    that ONNX cannot express is written as safetensors only.
     """
     from fedclade.analysis.export import export as export_models
 

@@ -76,7 +76,7 @@ def fedclade(
         (["data", "lst"], 2),
         (["flower", "up", "--help"], 0),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_help_names_and_mistakes_are_answered_without_heavy_imports(
     arguments: list[str], code: int, tmp_path: Path
@@ -113,7 +113,7 @@ def test_the_exit_code_of_a_dead_federation_reaches_the_shell(tmp_path: Path) ->
         (["list", "methods", "--import", "mine.py"], 0),
         (["list", "methods", "--import", "nowhere.py"], 2),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_every_command_has_its_exit_code(arguments: list[str], code: int, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
