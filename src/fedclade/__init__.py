@@ -1,52 +1,65 @@
 """fedclade: clustered federated learning. Find which clients belong together, train one model per
 group, give each client its own.
 
-import fedclade as fc
-clients = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2),
-clients=50, seed=0) result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
-result.summary; result.clusters; result.model_of(7)
+    import fedclade as fc
+    clients = fc.data.partition(
+        fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=50, seed=0
+    )
+    result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
+    result.summary; result.clusters; result.model_of(7)
+
+Names are imported on first use, so that the command line starts without torch. A public name is in
+three places below: the imports for type checkers, `__all__` and `_MODULES`. A test compares them.
 """
 
-from fedclade import data, models
-from fedclade.analysis.diagnose import diagnose
-from fedclade.clustering.mode_connectivity import Curves, curve_losses
-from fedclade.core.batching import Batches
-from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
-from fedclade.core.functional_model import Batch, accuracy, cross_entropy
-from fedclade.core.local_training import LocalTraining
-from fedclade.core.program import Program, chain
-from fedclade.core.program_serialization import serializable_program
-from fedclade.core.state import State
-from fedclade.engines.simulator import Simulator
-from fedclade.errors import FedcladeError, InvalidInputError, VectorizationError, WriteError
-from fedclade.methods import (
-    CFL,
-    FLIS,
-    FLISDC,
-    FLISHC,
-    FLT,
-    IFCA,
-    PCAHC,
-    SCAFFOLD,
-    Clade,
-    FedAvg,
-    FedGMCC,
-    FedNova,
-    FedProx,
-    FedSEM,
-    LGFedAvg,
-    Local,
-    Method,
-    Oracle,
-    PerFedAvg,
-)
-from fedclade.programs.sgd import sgd
-from fedclade.registry import register
-from fedclade.training.encoder_pretraining import pretrain
-from fedclade.training.result import Result, load
-from fedclade.training.runner import run
+from __future__ import annotations
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedclade import core, data, methods, models
+    from fedclade.analysis.diagnose import diagnose
+    from fedclade.analysis.export import export
+    from fedclade.analysis.report import write_report as report
+    from fedclade.clustering.mode_connectivity import Curves, curve_losses
+    from fedclade.core.batching import Batches
+    from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+    from fedclade.core.functional_model import Batch, accuracy, cross_entropy
+    from fedclade.core.local_training import LocalTraining
+    from fedclade.core.program import Program, chain
+    from fedclade.core.program_serialization import serializable_program
+    from fedclade.core.state import State
+    from fedclade.engines.simulator import Simulator
+    from fedclade.errors import FedcladeError, InvalidInputError, VectorizationError, WriteError
+    from fedclade.methods import (
+        CFL,
+        FLIS,
+        FLISDC,
+        FLISHC,
+        FLT,
+        IFCA,
+        PCAHC,
+        SCAFFOLD,
+        Clade,
+        FedAvg,
+        FedGMCC,
+        FedNova,
+        FedProx,
+        FedSEM,
+        LGFedAvg,
+        Local,
+        Method,
+        Oracle,
+        PerFedAvg,
+    )
+    from fedclade.programs.sgd import sgd
+    from fedclade.registry import register
+    from fedclade.training.encoder_pretraining import pretrain
+    from fedclade.training.result import Result, load
+    from fedclade.training.runner import run
+
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "CFL",
@@ -86,15 +99,65 @@ __all__ = [
     "WriteError",
     "accuracy",
     "chain",
+    "core",
     "cross_entropy",
     "curve_losses",
     "data",
     "diagnose",
+    "export",
     "load",
+    "methods",
     "models",
     "pretrain",
     "register",
+    "report",
     "run",
     "serializable_program",
     "sgd",
 ]
+
+_SUBPACKAGES = ("core", "data", "methods", "models")
+# Module: its public names.
+_MODULES = {
+    "fedclade.analysis.diagnose": "diagnose",
+    "fedclade.analysis.export": "export",
+    "fedclade.analysis.report": "report",
+    "fedclade.clustering.mode_connectivity": "Curves curve_losses",
+    "fedclade.core.batching": "Batches",
+    "fedclade.core.federation": "ClientResults Federation ModelAssignment SegmentSum",
+    "fedclade.core.functional_model": "Batch accuracy cross_entropy",
+    "fedclade.core.local_training": "LocalTraining",
+    "fedclade.core.program": "Program chain",
+    "fedclade.core.program_serialization": "serializable_program",
+    "fedclade.core.state": "State",
+    "fedclade.engines.simulator": "Simulator",
+    "fedclade.errors": "FedcladeError InvalidInputError VectorizationError WriteError",
+    "fedclade.methods": (
+        "CFL FLIS FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
+        "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
+    ),
+    "fedclade.programs.sgd": "sgd",
+    "fedclade.registry": "register",
+    "fedclade.training.encoder_pretraining": "pretrain",
+    "fedclade.training.result": "Result load",
+    "fedclade.training.runner": "run",
+}
+_RENAMED = {"report": "write_report"}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every name
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name on first use (PEP 562)."""
+        if name in _SUBPACKAGES:
+            return import_module(f"fedclade.{name}")
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'fedclade' has no attribute '{name}'")
+        value = getattr(import_module(_MODULE_OF[name]), _RENAMED.get(name, name))
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

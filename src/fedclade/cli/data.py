@@ -1,33 +1,25 @@
-"""`fedclade data`: which published data sets are known, getting them, checking what is here."""
+"""`fedclade data`: list, download and check the published data sets."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
-from fedclade.cli.options import DataRootOption, out_console
-from fedclade.data import download
-from fedclade.data.catalog import CATALOGUE, File, Published
-from fedclade.data.datasets import CACHE, Dataset, load, places
+from fedclade.cli.console import out_console, print_out
+from fedclade.cli.options import DataRootOption
 from fedclade.errors import FedcladeError, InvalidInputError, nearest
 
-data_app = typer.Typer(
-    help="Published data sets: which are known, getting them, checking what is here."
-)
+if TYPE_CHECKING:
+    from fedclade.data.catalog import File, Published
+    from fedclade.data.datasets import Dataset
+
+data_app = typer.Typer(help="List, download and check the published data sets.")
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A data set of 'fedclade data list'.")
@@ -42,7 +34,9 @@ def root(context: typer.Context) -> None:
 
 @data_app.command("list")
 def list_(data_root: DataRootOption = None) -> None:
-    """The data sets that are known, their size and licence, and whether they are here."""
+    """List the known data sets: size, licence, location."""
+    from fedclade.data.catalog import CATALOGUE
+
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("name", "samples", "classes", "MB", "licence", "here"):
         right = heading in ("classes", "MB")
@@ -57,14 +51,14 @@ def list_(data_root: DataRootOption = None) -> None:
             " texts" if published.texts else ""
         )
         megabytes = "–" if published.megabytes is None else f"{published.megabytes:.0f}"
-        here = [str(path) for path in _found(published, data_root)]
+        paths = [str(path) for path in _local_paths(published, data_root)]
         row = (
             published.name,
             samples,
             str(published.classes),
             megabytes,
             published.licence,
-            "\n".join(here) or "no",
+            "\n".join(paths) or "no",
         )
         table.add_row(*map(escape, row))
     out_console.print(table)
@@ -75,14 +69,31 @@ def get(
     name: NameArgument,
     data_root: Annotated[
         str | None,
-        typer.Option("--data-root", metavar="DIR", help=f"Where to: $FEDCLADE_DATA, else {CACHE}."),
+        typer.Option(
+            "--data-root",
+            metavar="DIR",
+            help="Target folder (default: $FEDCLADE_DATA, else ~/.cache/fedclade).",
+        ),
     ] = None,
 ) -> None:
-    """Download a data set, going on where an earlier attempt broke off, and check its SHA-256
-    sums.
+    """Download a data set and check its SHA-256 sums.
+
+    Continues an interrupted download.
     """
-    published = _known(name)
-    place = Path(data_root or os.environ.get("FEDCLADE_DATA") or CACHE).expanduser()
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    from fedclade.data import download
+    from fedclade.data.datasets import CACHE
+
+    published = _published(name)
+    target = Path(data_root or os.environ.get("FEDCLADE_DATA") or CACHE).expanduser()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -96,41 +107,52 @@ def get(
         def progress(file: File, done: int) -> None:
             bars.update(tasks[file], completed=done)
 
-        folder = download.get(published, place, progress)
-    _say(f"{name} is in {folder}, SHA-256 as expected. Licence: {published.licence}.")
+        folder = download.get(published, target, progress)
+    print_out(f"{name} is in {folder}, SHA-256 as expected. Licence: {published.licence}.")
 
 
 @data_app.command()
 def check(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="A data set (default: all that are here)."),
+        typer.Argument(metavar="[NAME]", help="A data set (default: all on this machine)."),
     ] = None,
     data_root: DataRootOption = None,
 ) -> None:
-    """Compare SHA-256 sums and read the data sets that are here."""
-    wanted = list(CATALOGUE.values()) if name is None else [_known(name)]
-    found = [(published, path) for published in wanted for path in _found(published, data_root)]
-    if not found:
-        looked = places(data_root)
-        lacking = "".join(published.lacking(looked) for published in wanted)
+    """Check the data sets on this machine.
+
+    Compares SHA-256 sums and reads the files.
+    """
+    from fedclade.data.catalog import CATALOGUE
+    from fedclade.data.datasets import places
+
+    wanted = list(CATALOGUE.values()) if name is None else [_published(name)]
+    paths = [
+        (published, path) for published in wanted for path in _local_paths(published, data_root)
+    ]
+    if not paths:
+        folders = places(data_root)
+        lacking = "".join(published.lacking(folders) for published in wanted)
         raise InvalidInputError(
             f"data check: {f'{name} is not' if name else 'no known data set is'} in"
-            f" {', '.join(map(str, looked))}.{lacking} 'fedclade data get {name or 'NAME'}'"
-            " downloads it, or says what to put where."
+            f" {', '.join(map(str, folders))}.{lacking} 'fedclade data get {name or 'NAME'}'"
+            " downloads it, or says which files to put where."
         )
     wrong = []
-    for published, path in found:
+    for published, path in paths:
         problems, remark = _verdict(published, path)
         wrong += [str(path)] if problems else []
-        _say(f"{published.name}: {path}: " + ("; ".join(problems) if problems else f"OK, {remark}"))
+        verdict = "; ".join(problems) if problems else f"OK, {remark}"
+        print_out(f"{published.name}: {path}: {verdict}")
     if wrong:
         raise InvalidInputError(
-            f"data check: {len(wrong)} of {len(found)} wrong: {', '.join(wrong)}."
+            f"data check: {len(wrong)} of {len(paths)} wrong: {', '.join(wrong)}."
         )
 
 
-def _known(name: str) -> Published:
+def _published(name: str) -> Published:
+    from fedclade.data.catalog import CATALOGUE
+
     if name not in CATALOGUE:
         raise InvalidInputError(
             f"data set '{name}': there is no published data set of that"
@@ -139,15 +161,20 @@ def _known(name: str) -> Published:
     return CATALOGUE[name]
 
 
-def _found(published: Published, data_root: str | None) -> list[Path]:
+def _local_paths(published: Published, data_root: str | None) -> list[Path]:
     """NAME.npz files, and folders with all published files."""
-    looked = places(data_root)
-    files = [path for place in looked if (path := place / f"{published.name}.npz").is_file()]
-    return files + [place / published.folder for place in looked if published.here([place])]
+    from fedclade.data.datasets import places
+
+    folders = places(data_root)
+    files = [path for folder in folders if (path := folder / f"{published.name}.npz").is_file()]
+    return files + [folder / published.folder for folder in folders if published.here([folder])]
 
 
 def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
-    """What is wrong, and what there is to say where nothing is."""
+    """The problems of a data set, and a remark for the case that there are none."""
+    from fedclade.data import download
+    from fedclade.data.datasets import load
+
     files = [path] if path.is_file() else published.here([path.parent]) or []
     sums = {path / file.name: file for file in published.files}
     problems = [
@@ -163,22 +190,22 @@ def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
     differences = _differences(published, data)
     if not path.is_file():
         return problems + differences, f"{_shown(data)}; {known}"
-    # Whoever made an .npz may have meant it to be a part.
+    # An .npz file may hold a part of the data on purpose.
     return problems, f"{_shown(data)}; {known}" + (
         f"; unlike the published data: {', '.join(differences)}" if differences else ""
     )
 
 
 def _differences(published: Published, data: Dataset) -> list[str]:
-    """How the data differ from what was published, as far as that is fixed: LEAF's split is drawn,
+    """Differences from the published sizes, where these are fixed: LEAF's split is random, and
     texts are cut into windows.
     """
     if published.texts or len(published.samples) < 2:
         return []
     expected = (*published.samples, published.shape, published.classes)
-    got = (len(data.y_train), len(data.y_test), tuple(data.x_train.shape[1:]), data.classes)
+    actual = (len(data.y_train), len(data.y_test), tuple(data.x_train.shape[1:]), data.classes)
     named = zip(
-        ("training samples", "test samples", "shape", "classes"), expected, got, strict=True
+        ("training samples", "test samples", "shape", "classes"), expected, actual, strict=True
     )
     return [f"{what}: expected {want}, found {have}" for what, want, have in named if want != have]
 
@@ -188,7 +215,3 @@ def _shown(data: Dataset) -> str:
     return (
         f"{len(data.y_train):,} + {len(data.y_test):,} samples of {shape}, {data.classes} classes"
     )
-
-
-def _say(message: str) -> None:
-    out_console.print(message, markup=False, soft_wrap=True)

@@ -1,23 +1,30 @@
-"""`fedclade diagnose`: which heterogeneity do these clients have, and which method fits."""
+"""`fedclade diagnose`: the kind of heterogeneity of the clients, and the method that fits."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedclade.analysis.diagnose.api import PROBE_ROUNDS, Diagnosis, examined
-from fedclade.analysis.diagnose.heterogeneity_tests import DRAWS, Difference
-from fedclade.analysis.diagnose.pilot_runs import Training
-from fedclade.cli.options import DataRootOption, DeviceOption, OutOption, new_folder, out_console
-from fedclade.cli.run import ExperimentArgument, ImportOption, SetOption, import_all
+from fedclade.cli.console import new_folder, out_console, print_out
+from fedclade.cli.options import (
+    DataRootOption,
+    DeviceOption,
+    ExperimentArgument,
+    ImportOption,
+    OutOption,
+    SetOption,
+    import_all,
+)
 from fedclade.errors import InvalidInputError
-from fedclade.io.atomic import write_text
-from fedclade.training import config
+
+if TYPE_CHECKING:
+    from fedclade.analysis.diagnose.api import Diagnosis
+    from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 
 FILE = "diagnosis.json"
 _ROWS = {
@@ -31,22 +38,27 @@ def diagnose(
     experiment: ExperimentArgument,
     sets: SetOption = None,
     probe_rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds for which methods are tried; 0: none.")
-    ] = PROBE_ROUNDS,
+        int, typer.Option(min=0, help="Rounds of the pilot run of each method; 0: no pilot runs.")
+    ] = 10,
     device: DeviceOption = "auto",
     out: OutOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     data_root: DataRootOption = None,
     imports: ImportOption = None,
 ) -> None:
-    """Say how the clients of an experiment differ, which groups there are, and which method fits.
-    Test data are not looked at.
+    """Analyse how clients differ and recommend a method.
+
+    Finds the groups of clients too. Test data are not used.
     """
     import_all(imports)
+    from fedclade.analysis.diagnose.api import examined
+    from fedclade.analysis.diagnose.pilot_runs import Training
+    from fedclade.io.atomic import write_text
+    from fedclade.training import config
+
     tables = config.apply(config.read(experiment), sets or [])
-    chosen = config.experiment(
-        {"method": {"name": "fedavg"}} | tables
-    )  # which method is what the diagnosis is asked for
+    # The diagnosis recommends the method, so the file need not name one.
+    chosen = config.experiment({"method": {"name": "fedavg"}} | tables)
     folder = out or new_folder(f"{Path(experiment).stem}-diagnosis")
     if (folder / FILE).exists():
         raise InvalidInputError(
@@ -55,20 +67,22 @@ def diagnose(
     training = Training(
         chosen.model, chosen.local, chosen.engine, None, probe_rounds, chosen.run.seed, device
     )
-    found = examined(chosen.clients(data_root), training)
+    diagnosis = examined(chosen.clients(data_root), training)
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(found.to_json(), indent=2) + "\n"
+    text = json.dumps(diagnosis.to_json(), indent=2) + "\n"
     write_text(folder / FILE, text)
     if as_json:
         typer.echo(text, nl=False)
         return
-    _show(found)
-    out_console.print(f"Diagnosis: {folder / FILE}", markup=False, soft_wrap=True)
+    _show(diagnosis)
+    print_out(f"Diagnosis: {folder / FILE}")
 
 
-def _show(found: Diagnosis) -> None:
-    for sentence in found.sentences():
-        out_console.print(sentence, markup=False, soft_wrap=True)
+def _show(diagnosis: Diagnosis) -> None:
+    from fedclade.analysis.diagnose.heterogeneity_tests import DRAWS
+
+    for sentence in diagnosis.sentences():
+        print_out(sentence)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in (
         "what differs between clients",
@@ -78,8 +92,8 @@ def _show(found: Diagnosis) -> None:
     ):
         table.add_column(heading, justify="left" if heading.startswith("what") else "right")
     for name, label in _ROWS.items():
-        difference: Difference = getattr(found.evidence, name)
-        # Of labels no less can be told than one in as many tables as were drawn.
+        difference: Difference = getattr(diagnosis.evidence, name)
+        # A permutation test cannot resolve less than one in DRAWS.
         likely = (
             f"{100 / DRAWS:.1f} % at most"
             if name == "labels" and difference.p <= 1 / DRAWS
@@ -90,18 +104,18 @@ def _show(found: Diagnosis) -> None:
             label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", likely
         )
     out_console.print(table)
-    if not found.probes:
+    if not diagnosis.probes:
         return
-    score = found.about["score"]
+    score = diagnosis.about["score"]
     probes = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in (
         "method",
-        f"{score} after {found.about['probe_rounds']} rounds",
+        f"{score} after {diagnosis.about['probe_rounds']} rounds",
         "gain over FedAvg",
         "models",
     ):
         probes.add_column(heading, justify="left" if heading == "method" else "right")
-    for probe in found.probes:
+    for probe in diagnosis.probes:
         gain = f"{probe.gain:+.1f} ± {probe.gain_stderr:.1f}" if probe.method != "fedavg" else "–"
         probes.add_row(
             probe.method,

@@ -1,4 +1,4 @@
-"""`fedclade export`: the models of a run, to be used elsewhere."""
+"""`fedclade export`: write the models of a run for use elsewhere."""
 
 from __future__ import annotations
 
@@ -7,43 +7,38 @@ from typing import Annotated, Any
 
 import typer
 
-from fedclade.analysis.export import FORMATS
-from fedclade.analysis.export import export as export_models
-from fedclade.cli.options import OutOption, QuietOption, comma_separated, print_err
-from fedclade.cli.run import ImportOption, import_all
-from fedclade.cli.tables import print_out
+from fedclade.cli.console import print_err, print_out
+from fedclade.cli.options import ImportOption, OutOption, QuietOption, comma_separated, import_all
 
 
 def export(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="The folder of a run that has ended.")
-    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a finished run.")],
     out: OutOption = None,
     formats: Annotated[
-        str, typer.Option("--format", help="safetensors, onnx, or both with a comma between.")
-    ] = ",".join(FORMATS),
+        str, typer.Option("--format", help="safetensors, onnx, or both, comma-separated.")
+    ] = "safetensors,onnx",
     quiet: QuietOption = False,
     imports: ImportOption = None,
 ) -> None:
-    """Write each group's model, as safetensors and as ONNX where it can be, with a card: which
-    clients, which data, how good.
+    """Write the models of a run as safetensors and ONNX.
+
+    Each group gets one model and a model card with its clients, its data and its accuracy. A model
+    that ONNX cannot express is written as safetensors only.
     """
+    from fedclade.analysis.export import export as export_models
+
     import_all(imports)
 
     def on_group(card: dict[str, Any]) -> None:
-        if not quiet:
-            said = (
-                f", accuracy {accuracy['mean']:.2f} %"
-                if (accuracy := card["test"].get("accuracy"))
-                else ""
-            )
-            print_out(
-                f"{card['name']}: {len(card['clients']):,} clients{said} "
-                f" ({', '.join(card['files'].values())})"
-            )
+        if quiet:
+            return
+        accuracy = card["test"].get("accuracy")
+        score = f", accuracy {accuracy['mean']:.2f} %" if accuracy else ""
+        files = ", ".join(card["files"].values())
+        print_out(f"{card['name']}: {len(card['clients']):,} clients{score}  ({files})")
 
-    done = export_models(folder, out, comma_separated(formats), on_group=on_group)
-    for problem in dict.fromkeys(done.problems):
+    exported = export_models(folder, out, comma_separated(formats), on_group=on_group)
+    for problem in dict.fromkeys(exported.problems):
         print_err(problem)
     if not quiet:
-        print_out(f"Models and cards: {done.folder}")
+        print_out(f"Models and cards: {exported.folder}")

@@ -12,9 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from fedclade.cli.options import out_console, print_err
+from fedclade.cli.console import out_console, print_err, print_out
 from fedclade.errors import InvalidInputError
-from fedclade.training.config import value_of
 
 if TYPE_CHECKING:
     from fedclade.integrations.flower.local_deployment.federation import (
@@ -23,13 +22,11 @@ if TYPE_CHECKING:
         Value,
     )
 
-flower_app = typer.Typer(
-    help="Federations with Flower: one on this machine, and apps that run on any."
-)
+flower_app = typer.Typer(help="Run a Flower federation on this machine, and write Flower apps.")
 
 FOLDER = Path(".fedclade-federation")
 DirOption = Annotated[
-    Path, typer.Option("--dir", help="The folder of the federation: keys, database, logs.")
+    Path, typer.Option("--dir", help="Folder of the federation: keys, database, logs.")
 ]
 
 
@@ -43,58 +40,64 @@ def root(context: typer.Context) -> None:
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty folder.")],
 ) -> None:
-    """Write a Flower app that runs as it is: a server, a client, and one file with your data and
-    your model.
+    """Write a Flower app that runs without changes.
+
+    It has a server, a client, and one file for your data and model.
     """
     _local()
     from fedclade.integrations.flower.scaffold_app import new_app
 
     written = new_app(folder)
     for path in written:
-        _say(f"  {path}")
+        print_out(f"  {path}")
     task = next(path for path in written if path.name == "task.py")
-    _say(
-        f"Your data and your model go into {task}. To try it as it is:\n  fedclade flower up"
+    print_out(
+        f"Put your data and your model into {task}. To try the app first:\n  fedclade flower up"
         f" --nodes 3\n  fedclade flower run {folder}"
     )
 
 
 @flower_app.command()
 def up(
-    nodes: Annotated[int, typer.Option(min=1, help="Number of SuperNodes.")] = 3,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes (Flower's SuperNodes).")] = 3,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="TLS, and a key for each node that the SuperLink knows."),
+        typer.Option("--secure", help="Use TLS, and one key per node that the SuperLink checks."),
     ] = False,
     folder: DirOption = FOLDER,
-    port: Annotated[int, typer.Option(help="Of the SuperLink on 127.0.0.1; 0: a free one.")] = 0,
+    port: Annotated[
+        int, typer.Option(help="Port of the SuperLink on 127.0.0.1; 0: a free one.")
+    ] = 0,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and keep them running."""
-    federation = _local().up(folder, nodes, secure, port, progress=_say)
+    federation = _local().up(folder, nodes, secure, port, progress=print_out)
     _show(federation.status())
     where = "" if folder == FOLDER else f" --dir {folder}"
-    _say(f"Logs: {federation.plan.folder}/logs\nGo on with: fedclade flower run APP_DIR{where}")
-    _say(f"            fedclade flower status{where}\n            fedclade flower down{where}")
+    print_out(
+        f"Logs: {federation.plan.folder}/logs\nNext steps: fedclade flower run APP_DIR{where}"
+    )
+    print_out(f"            fedclade flower status{where}\n            fedclade flower down{where}")
 
 
 @flower_app.command()
 def status(folder: DirOption = FOLDER) -> None:
-    """The SuperLink and the nodes: alive, restarted, seen by the SuperLink? The exit code is 1
-    where the federation is down.
+    """Show whether the SuperLink and the nodes are alive and connected.
+
+    The exit code is 1 if the federation is down.
     """
     federation = _local().open(folder)
     if not federation.running:
-        _say(
+        print_out(
             f"The federation in {federation.plan.folder} is down. 'fedclade flower up' starts it"
             " again, with the same nodes."
         )
         raise typer.Exit(1)
     _show(federation.status())
-    _say(f"Logs: {federation.plan.folder}/logs")
+    print_out(f"Logs: {federation.plan.folder}/logs")
     if not federation.supervised:
         print_err(
-            "the supervisor is gone, so nothing is restarted that dies: 'fedclade flower down',"
-            " then 'fedclade flower up'."
+            "the supervisor has died, so processes are no longer restarted: run 'fedclade flower"
+            " down', then 'fedclade flower up'."
         )
 
 
@@ -102,48 +105,52 @@ def status(folder: DirOption = FOLDER) -> None:
 def down(
     folder: DirOption = FOLDER,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Remove the folder too: keys, database, logs.")
+        bool, typer.Option("--purge", help="Also remove the folder: keys, database, logs.")
     ] = False,
 ) -> None:
-    """End the federation and every app that it runs."""
+    """Stop the federation and every app that it runs."""
     local = _local()
     if not (folder / "plan.json").exists():
-        _say(f"There is no federation in {folder}; nothing to do.")
+        print_out(f"There is no federation in {folder}; nothing to do.")
         return
     count = local.open(folder).down(purge)
     ended = f"{count} processes ended" if count else "Nothing was running"
-    _say(f"{ended}{f'; {folder} removed' if purge else ''}.")
+    print_out(f"{ended}{f'; {folder} removed' if purge else ''}.")
 
 
 @flower_app.command()
 def run(
     app_dir: Annotated[
-        Path, typer.Argument(metavar="APP_DIR", help="The folder of a Flower app (pyproject.toml).")
+        Path, typer.Argument(metavar="APP_DIR", help="Folder of a Flower app (pyproject.toml).")
     ],
     folder: DirOption = FOLDER,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the app."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change one setting of the app; may be repeated."
+        ),
     ] = None,
     stream: Annotated[
         bool, typer.Option("--stream/--no-stream", help="Show the run's log until it ends.")
     ] = True,
 ) -> None:
-    """Run an app on the federation. The exit code is 0 where the run ended well."""
+    """Run an app on the federation.
+
+    The exit code is 0 if the run succeeds.
+    """
     federation = _local().open(folder)
     try:
         code = federation.run(app_dir, _settings(sets or []), stream)
     except KeyboardInterrupt:
         print_err(
-            "the log is no longer shown; the run itself goes on until it ends, or until 'fedclade"
-            " flower down'."
+            "the log is no longer shown; the run itself continues. 'fedclade flower down' stops it."
         )
         raise typer.Exit(130) from None
     raise typer.Exit(code)
 
 
 def _local() -> type[Federation]:
-    """Imported only here: without flwr every other command works."""
+    """The class Federation. Imported only here, so that other commands work without flwr."""
     if importlib.util.find_spec("flwr") is None:
         raise InvalidInputError(
             "fedclade flower: flwr is not installed. Install it with: pip install"
@@ -155,7 +162,9 @@ def _local() -> type[Federation]:
 
 
 def _settings(sets: Sequence[str]) -> dict[str, Value]:
-    """`key=value` texts. A value is read as TOML; what is not TOML is a string."""
+    """Parse `key=value` texts. A value is read as TOML; a value that is not TOML is a string."""
+    from fedclade.training.config import value_of
+
     settings: dict[str, Value] = {}
     for given in sets:
         key, equals, text = given.partition("=")
@@ -201,7 +210,3 @@ def _show(services: Sequence[ServiceStatus]) -> None:
         )
         table.add_row(*(escape(str(cell)) for cell in row))
     out_console.print(table)
-
-
-def _say(message: str) -> None:
-    out_console.print(message, markup=False, soft_wrap=True)

@@ -1,58 +1,93 @@
-"""What all commands share: where they print, and the options they have in common."""
+"""The options and arguments that several commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-_terminal = Console(highlight=False)
-# A log file has no width: wide enough for every table.
-out_console = _terminal if _terminal.is_terminal else Console(highlight=False, width=120)
-error_console = Console(stderr=True, highlight=False)
-
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+ExperimentArgument = Annotated[
+    str,
+    typer.Argument(metavar="EXPERIMENT", help="A TOML file, or a preset (fedclade list presets)."),
+]
+DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu or cuda.")]
 OutOption = Annotated[
     Path | None, typer.Option(help="Folder for the results (default: a new one under runs/).")
 ]
 ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Go on where the run in --out stopped.")
+    bool, typer.Option("--resume", help="Continue the interrupted run in --out.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 DataRootOption = Annotated[
-    str | None, typer.Option("--data-root", help="Folder in which data sets are looked for first.")
+    str | None,
+    typer.Option("--data-root", metavar="DIR", help="Folder to search first for data sets."),
+]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE",
+        help="Python file that registers your own methods, models or data; may be repeated.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Change one setting; may be repeated. Several values: 0.1,0.3.",
+    ),
+]
+EngineOption = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="simulator|flower",
+        help="Engine that runs the clients; flower: Flower's simulation.",
+    ),
+]
+NodesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        min=1,
+        help="With --engine flower: number of nodes that share the clients (default 4).",
+    ),
+]
+ProfileOption = Annotated[
+    bool, typer.Option("--profile", help="Show the time spent in each phase of the run.")
+]
+LiveOption = Annotated[
+    bool,
+    typer.Option("--live", help="Serve a live report on this machine while the run is going on."),
+]
+PortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--port", min=1, max=65535, help="With --live: port on 127.0.0.1 (default: a free one)."
+    ),
+]
+TrackOption = Annotated[
+    str | None,
+    typer.Option("--track", metavar="tensorboard", help="Write TensorBoard event files too."),
+]
+ReportOption = Annotated[
+    bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")
 ]
 
 
-def print_err(message: str) -> None:
-    """One line for a person, on stderr."""
-    error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
-
-
-def print_name_table(known: Mapping[str, str]) -> None:
-    """Names, with a line on each."""
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, about in known.items():
-        table.add_row(f"[bold]{escape(name)}[/bold]", escape(about))
-    out_console.print(table)
-
-
-def new_folder(name: str) -> Path:
-    """runs/NAME, or the first runs/NAME-2, -3, … that is free: a default name never stands in a
-    newcomer's way.
-    """
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
-
-
 def comma_separated(text: str | None) -> tuple[str, ...]:
-    """Names with commas between."""
+    """Split a comma-separated list of names."""
     return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def import_all(files: Sequence[str] | None) -> None:
+    """Run the files of --import, which register methods, models, partitions and data sets."""
+    if not files:
+        return
+    from fedclade.registry import import_file
+
+    for file in files:
+        import_file(file)

@@ -1,21 +1,20 @@
-"""How a run shows itself: one bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SILENCE = 30.0  # seconds without a line
 _LONG_START = 5.0
 
 
 class Display(Protocol):
-    """A context for the time of a run; `row` is given each round's row of the history."""
+    """A context manager around a run; `row` takes each round's row of the history."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -45,9 +44,7 @@ class _Silent:
 
 
 class _Lines(_Silent):
-    """A line for each round that was evaluated, and at least one every half minute: what a log file
-    or CI wants.
-    """
+    """A line for each evaluated round, and at least one every 30 seconds: for log files and CI."""
 
     def __init__(self, label: str, rounds: int, console: Console) -> None:
         self.label, self.rounds, self.console = label, rounds, console
@@ -56,14 +53,15 @@ class _Lines(_Silent):
 
     def row(self, row: dict[str, Any]) -> None:
         if row["round"] == 1 and row["seconds"] > _LONG_START:
-            self.console.print(f"{self.label}: prepared and did round 1 in {row['seconds']:.1f} s")
+            self.console.print(f"{self.label}: set-up and round 1 took {row['seconds']:.1f} s")
         self.seconds.append(row["seconds"])
         evaluated = "train_loss" in row
         if not evaluated and time.perf_counter() - self.since < _SILENCE:
             return
-        pace = statistics.median(
-            self.seconds
-        )  # the first round also has what a method does once, before training
+        from statistics import median  # here, because it takes long to import
+
+        # The median: the first round also contains what a method does once, before training.
+        pace = median(self.seconds)
         self.since, self.seconds = time.perf_counter(), []
         score = f"  {_score(row)}" if evaluated else ""
         self.console.print(
@@ -74,6 +72,14 @@ class _Lines(_Silent):
 
 class _Bar(_Silent):
     def __init__(self, label: str, rounds: int, console: Console) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),

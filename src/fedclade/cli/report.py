@@ -1,4 +1,4 @@
-"""`fedclade report`: folders of runs as one page, and as figures for papers."""
+"""`fedclade report`: run folders as one HTML page, and as figures for papers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedclade.cli.options import out_console
+from fedclade.cli.console import print_out
 from fedclade.errors import InvalidInputError
 
 
@@ -19,16 +19,23 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help="The page (default: report.html in the first folder)."
+            "--out",
+            metavar="FILE",
+            help="File for the page (default: report.html in the first folder).",
         ),
     ] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="DIR", help="Write the figures as PNG, SVG and PDF too."),
+        typer.Option(
+            "--figures", metavar="DIR", help="Also write the figures as PNG, SVG and PDF."
+        ),
     ] = None,
 ) -> None:
-    """Make one HTML page of runs that needs no network and no server; several runs are compared."""
-    from fedclade.analysis import report as making
+    """Write one HTML page about one or more runs.
+
+    The page needs no network and no server. It compares several runs.
+    """
+    from fedclade.analysis.report import write_figures, write_report
 
     page = out or folders[0] / "report.html"
     if page.is_dir():
@@ -37,8 +44,8 @@ def report(
         )
     if figures is not None and figures.exists() and not figures.is_dir():
         raise InvalidInputError(f"--figures {figures}: it is a file; give a folder.")
-    making.write_report(folders, page)
-    out_console.print(f"Report: {page}", markup=False, soft_wrap=True)
+    write_report(folders, page)
+    print_out(f"Report: {page}")
     if figures is not None:
-        made = making.write_figures(folders, figures)
-        out_console.print(f"Figures: {len(made)} files in {figures}", markup=False, soft_wrap=True)
+        paths = write_figures(folders, figures)
+        print_out(f"Figures: {len(paths)} files in {figures}")

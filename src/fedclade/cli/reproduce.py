@@ -1,16 +1,18 @@
-"""`fedclade reproduce`: a paper's table, run again."""
+"""`fedclade reproduce`: run the experiments of a paper's table."""
 
 from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table as Shown
+from rich.table import Table
 
+from fedclade.cli.console import new_folder, out_console, print_err, print_name_table, print_out
+from fedclade.cli.list import read_index
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
@@ -18,66 +20,70 @@ from fedclade.cli.options import (
     QuietOption,
     ResumeOption,
     comma_separated,
-    new_folder,
-    out_console,
-    print_err,
-    print_name_table,
 )
 from fedclade.cli.progress import display
-from fedclade.engines.simulator import pick_device
+from fedclade.cli.run_output import resumable_errors
 from fedclade.errors import InvalidInputError
-from fedclade.io.atomic import write_text
-from fedclade.reproduce.compare_to_paper import Outcome, in_words, outcome
-from fedclade.reproduce.execute import Job, Options, execute, plan, so_far
-from fedclade.reproduce.markdown import number, page, signed, spread
-from fedclade.reproduce.spec import find, tables
-from fedclade.training.runner import OnRound
+
+if TYPE_CHECKING:
+    from fedclade.reproduce.compare_to_paper import Outcome
+    from fedclade.reproduce.execute import Job
+    from fedclade.training.runner import OnRound
 
 
 def reproduce(
     table: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TABLE]", help="fedclade list tables; without one they are listed."
+            metavar="[TABLE]", help="A table of 'fedclade list tables' (default: list them)."
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small and short, one seed: to see that it runs.")
+        bool,
+        typer.Option("--quick", help="A small, short version with one seed: checks that it runs."),
     ] = False,
     methods: Annotated[
-        str | None, typer.Option(help="Only these, or rows of these names, with commas between.")
+        str | None, typer.Option(help="Only these methods or rows, comma-separated.")
     ] = None,
     columns: Annotated[
-        list[str] | None, typer.Option("--column", help="Only this one; may be repeated.")
+        list[str] | None, typer.Option("--column", help="Only this column; may be repeated.")
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of each cell (default: the table's own).")
+        int | None,
+        typer.Option(min=1, help="Number of seeds per cell (default: that of the table)."),
     ] = None,
     device: DeviceOption = "auto",
     out: OutOption = None,
     resume: ResumeOption = False,
     done_only: Annotated[
-        bool, typer.Option("--so-far", help="Run nothing: the table of what --out holds.")
+        bool, typer.Option("--so-far", help="Run nothing; show the finished runs in --out.")
     ] = False,
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
-    """Run a paper's table again: the paper's numbers beside those measured."""
+    """Run a paper's table and compare the results with the paper."""
     if table is None:
-        print_name_table({name: each.title for name, each in tables().items()})
+        print_name_table(read_index()["tables"])
         return
+    from fedclade.engines.simulator import pick_device
+    from fedclade.io.atomic import write_text
+    from fedclade.reproduce.compare_to_paper import outcome
+    from fedclade.reproduce.execute import Options, execute, plan, so_far
+    from fedclade.reproduce.markdown import page
+    from fedclade.reproduce.spec import find
+
     options = Options(
         seeds, quick, comma_separated(methods), tuple(columns or ()), device, data_root
     )
     chosen = find(table)
     if (resume or done_only) and out is None:
         raise InvalidInputError(
-            f"{'--so-far' if done_only else '--resume'}: say which with --out DIR."
+            f"{'--so-far' if done_only else '--resume'}: name the folder with --out DIR."
         )
     folder = out or new_folder(f"reproduce-{table}{'-quick' * quick}")
     if folder.exists() and any(folder.iterdir()) and not (resume or done_only):
         raise InvalidInputError(
-            f"--out {folder}: it is not empty; give another folder, or go on with --resume."
+            f"--out {folder}: it is not empty; give another folder, or continue with --resume."
         )
     planned = plan(chosen, options)
     if not planned.jobs:
@@ -90,31 +96,30 @@ def reproduce(
         planned = so_far(planned, folder)
         if not planned.jobs:
             raise InvalidInputError(f"--so-far: {folder} holds no finished run of {table}.")
-    try:
-        with ExitStack() as shown:
+    with resumable_errors(folder), ExitStack() as progress:
 
-            def on_job(job: Job, number: int, total: int) -> OnRound | None:
-                shown.close()
-                label = f"[{number}/{total}] {job.column.name}: {job.row.name}, seed {job.seed}"
-                if job.study:
-                    if not quiet:
-                        out_console.print(label, markup=False)
-                    return None
-                rounds = job.experiment(None).run.rounds
-                return shown.enter_context(display(label, rounds, out_console, quiet)).row
+        def on_job(job: Job, number: int, total: int) -> OnRound | None:
+            progress.close()
+            label = f"[{number}/{total}] {job.column.name}: {job.row.name}, seed {job.seed}"
+            if job.study:
+                if not quiet:
+                    out_console.print(label, markup=False)
+                return None
+            rounds = job.experiment(None).run.rounds
+            return progress.enter_context(display(label, rounds, out_console, quiet)).row
 
-            done = execute(planned, folder, on_job)
-    except KeyboardInterrupt:
-        print_err(f"interrupted; go on with the same command and --out {folder} --resume")
-        raise SystemExit(130) from None
-    result = outcome(planned, done, pick_device(device).type)
+        results = execute(planned, folder, on_job)
+    result = outcome(planned, results, pick_device(device).type)
     write_text(folder / "table.json", json.dumps(result.as_json(), indent=1) + "\n")
     write_text(folder / "table.md", page(result))
     _show(result)
-    out_console.print(f"Runs, table.json and table.md: {folder}", markup=False, soft_wrap=True)
+    print_out(f"Runs, table.json and table.md: {folder}")
 
 
 def _show(result: Outcome) -> None:
+    from fedclade.reproduce.compare_to_paper import in_words
+    from fedclade.reproduce.markdown import number, signed, spread
+
     for column, data in result.data.items():
         cells = [cell for cell in result.cells if cell.column == column]
         if data is None:
@@ -130,7 +135,7 @@ def _show(result: Outcome) -> None:
             else ""
         )
         title = f"{column}, {cells[0].metric}{stands_in}{', a quick look' * result.quick}"
-        shown = Shown(
+        cell_table = Table(
             title=escape(title),
             title_justify="left",
             box=SIMPLE_HEAD,
@@ -138,12 +143,12 @@ def _show(result: Outcome) -> None:
             padding=(0, 1, 0, 0),
         )
         for heading in ("", "paper", "measured", "difference", ""):
-            shown.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+            cell_table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
         for cell in cells:
-            shown.add_row(
+            cell_table.add_row(
                 cell.row, number(cell.paper), spread(cell), signed(cell.difference), in_words(cell)
             )
-        out_console.print(shown)
+        out_console.print(cell_table)
     reasons = {
         cell.why: None
         for cell in result.cells

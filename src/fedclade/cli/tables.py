@@ -1,16 +1,18 @@
-"""What a run or a comparison looks like on a terminal once it has ended."""
+"""The results of a run or a comparison as tables on the terminal."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedclade.cli.options import out_console
-from fedclade.training.result import Result
+from fedclade.cli.console import out_console
 
-_WIDTH, _NAME = 92, 8  # of the table in all, and of a method's name in it
+if TYPE_CHECKING:
+    from fedclade.training.result import Result
+
+_WIDTH, _NAME = 92, 8  # of the whole table, and of a method's name in it
 
 
 def show_result(result: Result) -> None:
@@ -32,7 +34,7 @@ def show_result(result: Result) -> None:
     if summary["clients_without_test"]:
         rows.append(("clients without test data, not evaluated", summary["clients_without_test"]))
     if summary["failures"]:
-        rows.append(("replies missing or refused", summary["failures"]))
+        rows.append(("replies missing or rejected", summary["failures"]))
     rows += [
         ("sent up / down", f"{_size(summary['bytes_up'])} / {_size(summary['bytes_down'])}"),
         ("seconds", f"{summary['seconds']:.1f}"),
@@ -75,15 +77,11 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
             _number(row["bytes_down"] / 1e6, 1),
             _number(row["seconds"], 1),
         )
-    # Rather a line that the terminal folds than numbers cut off.
+    # A line that the terminal wraps is better than numbers that are cut off.
     longest = max(len(row["method"]) for row in rows)
     out_console.print(
         table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False
     )
-
-
-def print_out(message: str) -> None:
-    out_console.print(message, markup=False, soft_wrap=True)
 
 
 def _accuracy(row: dict[str, Any]) -> str:

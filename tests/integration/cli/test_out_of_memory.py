@@ -46,5 +46,5 @@ def test_where_fewer_at_a_time_do_not_help_it_is_one_line_too(
     assert (code, out) == (2, "")
     assert complaint.splitlines() == [
         "fedclade: memory: there is none left (CUDA out of memory). Try a smaller engine.chunk,"
-        " model or cohort; a run goes on with --resume."
+        " model or cohort; continue a run with --resume."
     ]

@@ -475,7 +475,7 @@ def test_what_a_finished_run_says_when_it_is_resumed(call: Call) -> None:
 def test_resume_on_an_empty_or_missing_folder_starts_anew(call: Call, processes: Processes) -> None:
     Path("empty").mkdir()
     for folder in ("empty", "missing"):
-        said = f"fedclade: there is no run in {folder} yet; it is started anew.\n"
+        said = f"fedclade: there is no run in {folder} yet; starting a new one.\n"
         assert call(*THREE, "--out", folder, "--resume", "-q") == (0, "", said)
         assert models(Path(folder)) == models(processes["first"][0])
 
@@ -499,7 +499,7 @@ def test_replies_that_were_refused_are_shown(call: Call) -> None:
     _, out, _ = call(
         "run", "quickstart", "--set", "run.rounds=1", "--set", "local.lr=1e38", "--out", "run"
     )
-    assert re.search(r"replies missing or refused +20\b", out)
+    assert re.search(r"replies missing or rejected +20\b", out)
 
 
 def test_a_run_that_was_refused_leaves_no_folder_behind(call: Call) -> None:

@@ -546,7 +546,7 @@ def test_the_commands_from_up_to_down(commands: Callable[..., Result]) -> None:
     up = commands("up", "--nodes", "1")
     assert up.exit_code == 0, up
     assert "1 of 1 nodes online" in up.stdout
-    assert "Go on with: fedclade flower run APP_DIR\n" in up.stdout
+    assert "Next steps: fedclade flower run APP_DIR\n" in up.stdout
     rows = [line.split() for line in commands("status").stdout.splitlines()]
     assert [(row[0], row[2]) for row in rows if row and row[0] in ("superlink", "node-0")] == [
         ("superlink", "yes"),

@@ -233,7 +233,7 @@ def test_a_sweep_runs_all_compares_them_and_goes_on(here: Path) -> None:
     [
         (["--profile"], "--profile: for one run"),
         (["--engine", "flower"], "--engine flower: for one run"),
-        (["--resume"], "--resume: say which sweep with --out DIR"),
+        (["--resume"], "--resume: name the folder of the sweep with --out DIR"),
         (["--set", "method.beta=1,2"], "method.beta: unknown key"),
     ],
 )

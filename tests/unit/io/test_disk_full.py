@@ -197,7 +197,7 @@ def test_the_process_ends_with_one_line_and_with_room_again_goes_on_to_the_same_
         rf"fedclade: {re.escape(str(folder / name))}: it cannot be written, the disk is full"
         rf" \({room}\): make room\. "
         rf"The last checkpoint, round {newest}, is whole: resumed, the run goes on from there\. "
-        rf"Go on with the same command and --out {re.escape(str(folder))} --resume\.\n"
+        rf"Continue with the same command and --out {re.escape(str(folder))} --resume\.\n"
     )
     assert re.fullmatch(told, process.stderr), process.stderr
     assert half_written(disk) == []
@@ -469,7 +469,7 @@ def test_a_comparison_is_resumed_as_a_whole(
         "--no-report",
     ]
     left = "The last checkpoint, round 2, is whole: resumed, the run goes on from there. "
-    go_on = f"Go on with the same command and --out {tmp_path} --resume."
+    go_on = f"Continue with the same command and --out {tmp_path} --resume."
     for where, then in (("fedavg-seed0/summary.json", left + go_on), ("comparison.json", go_on)):
         with monkeypatch.context() as full:
             refuse(full, Path(where).name)

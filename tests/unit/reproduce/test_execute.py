@@ -63,7 +63,8 @@ SMALL: dict[str, Any] = {
 def small(monkeypatch: pytest.MonkeyPatch) -> Table:
     table = TypeAdapter(Table).validate_python(SMALL)
     monkeypatch.setattr(definitions, "tables", lambda: {"small": table})
-    monkeypatch.setattr("fedclade.cli.reproduce.tables", lambda: {"small": table})
+    index = {"tables": {"small": table.title}}
+    monkeypatch.setattr("fedclade.cli.reproduce.read_index", lambda: index)
     return table
 
 

@@ -560,7 +560,7 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
     assert out == ""
     first, second = (
         "\nending after this round; Ctrl-C again ends at once\n",
-        "fedclade: interrupted; go on with the same command and",
+        "fedclade: interrupted; continue with the same command and",
     )
     assert err == f"{first}{second} --out {tmp_path / 'slow_fedavg'} --resume\n"
 

@@ -1,0 +1,102 @@
+"""`fedclade compare`, and the loop over several runs that a sweep uses too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedclade.cli.console import print_out
+from fedclade.cli.options import (
+    DataRootOption,
+    DeviceOption,
+    ExperimentArgument,
+    ImportOption,
+    LiveOption,
+    OutOption,
+    PortOption,
+    QuietOption,
+    ReportOption,
+    ResumeOption,
+    SetOption,
+    TrackOption,
+    comma_separated,
+    import_all,
+)
+from fedclade.cli.run_output import RunOutput, output_folder, resumable_errors
+from fedclade.cli.tables import show_comparison
+
+if TYPE_CHECKING:
+    from fedclade.analysis.comparison import Planned
+    from fedclade.training.result import Result
+
+
+def compare(
+    experiment: ExperimentArgument,
+    methods: Annotated[str, typer.Option(help="Comma-separated methods, such as fedavg,local.")],
+    seeds: Annotated[
+        int,
+        typer.Option(min=1, help="Number of seeds, starting at the seed of the experiment."),
+    ] = 1,
+    sets: SetOption = None,
+    device: DeviceOption = "auto",
+    out: OutOption = None,
+    resume: ResumeOption = False,
+    quiet: QuietOption = False,
+    data_root: DataRootOption = None,
+    imports: ImportOption = None,
+    live: LiveOption = False,
+    port: PortOption = None,
+    track: TrackOption = None,
+    report: ReportOption = True,
+) -> None:
+    """Run several methods on the same clients and compare them.
+
+    Shows a table and the significant differences. A setting of one method only: --set
+    METHOD.KEY=VALUE.
+    """
+    output = RunOutput(quiet, live, port, track, report)
+    import_all(imports)
+    from fedclade.analysis import comparison
+    from fedclade.training import config
+
+    variants = comparison.plan(config.read(experiment), comma_separated(methods), sets or [])
+    folder = output_folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
+    run_all(comparison.runs(variants, seeds), folder, resume, output, device, data_root)
+
+
+def run_all(
+    planned: Sequence[Planned],
+    folder: Path,
+    resume: bool,
+    output: RunOutput,
+    device: str,
+    data_root: str | None,
+) -> None:
+    """Execute the runs, each in its own folder below this one, and show the table."""
+    from fedclade.analysis import comparison
+    from fedclade.io.run_dir import RunDirectory
+
+    def execute(run: Planned) -> Result:
+        path = folder / run.label
+        with output.on_round(run.label, run.experiment.run.rounds, path) as on_round:
+            return run.prepared(device, data_root).run(path, resume, on_round)
+
+    is_sweep = any(run.experiment.chosen for run in planned)
+    if is_sweep and not output.quiet:
+        settings = len({run.experiment.title for run in planned})
+        seeds = f", {len(planned) // settings} seeds each" if len(planned) > settings else ""
+        print_out(f"{len(planned)} runs: {settings} settings{seeds}")
+    with resumable_errors(folder), output.live_page(folder):
+        rows = comparison.execute(planned, folder, resume, execute)
+    show_comparison(rows)
+    for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
+        print_out(line)
+    if is_sweep:
+        print_out(
+            "These accuracies are on test data: the best of many settings looks better than it is."
+        )
+    output.write_report(folder)
+    print_out(f"Run directories and comparison.json: {folder}")

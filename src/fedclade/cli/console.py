@@ -1,0 +1,44 @@
+"""Where the commands print, and the folders that they create by default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_terminal = Console(highlight=False)
+# A log file has no width: wide enough for every table.
+out_console = _terminal if _terminal.is_terminal else Console(highlight=False, width=120)
+error_console = Console(stderr=True, highlight=False)
+
+
+def print_out(message: str) -> None:
+    """Print a message on stdout, without markup and without line breaks of ours."""
+    out_console.print(message, markup=False, soft_wrap=True)
+
+
+def print_err(message: str) -> None:
+    """Print one line for the user on stderr."""
+    error_console.print(f"fedclade: {message}", markup=False, soft_wrap=True)
+
+
+def print_name_table(descriptions: Mapping[str, str]) -> None:
+    """Print names, each with its one-line description."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, description in descriptions.items():
+        table.add_row(f"[bold]{escape(name)}[/bold]", escape(description))
+    out_console.print(table)
+
+
+def new_folder(name: str) -> Path:
+    """runs/NAME, or the first free one of runs/NAME-2, -3, …: never fails because the default
+    folder exists.
+    """
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder

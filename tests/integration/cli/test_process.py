@@ -1,0 +1,133 @@
+"""The command line as a process: exit codes, and which libraries it imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedclade import __version__
+from fedclade.integrations.flower.local_deployment.supervisor import Plan, Service, State
+
+HEAVY = ("torch", "numpy", "scipy", "sklearn", "umap", "matplotlib", "flwr", "pydantic")
+# Prints, after the command, which of the heavy libraries it imported.
+TRACED = f"""
+import sys
+from fedclade.cli.main import main
+try:
+    main()
+    code = 0
+except SystemExit as stop:
+    code = stop.code or 0
+print("imported:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
+sys.exit(code)
+"""
+OWN = '''
+from dataclasses import dataclass
+from typing import ClassVar
+import fedclade as fc
+
+@fc.register("method", "mine")
+@dataclass(frozen=True)
+class Mine(fc.FedAvg):
+    """A method of the user."""
+    title: ClassVar[str] = "A method of the user"
+'''
+
+
+def fedclade(
+    folder: Path, *arguments: str, launcher: tuple[str, ...] = ("-m", "fedclade")
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *launcher, *arguments],
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder), "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        ([], 0),
+        (["list", "methods"], 0),
+        (["list", "datasets", "--json"], 0),
+        (["list", "methds"], 2),
+        (["reproduce"], 0),
+        (["lst"], 2),
+        (["run", "quickstart", "--sett", "a=1"], 2),
+        (["run"], 2),
+        (["run", "quickstart", "--port", "8000"], 2),
+        *(
+            ([command, "--help"], 0)
+            for command in (
+                *("run", "compare", "list", "describe", "diagnose", "report", "export"),
+                *("reproduce", "pretrain", "data", "flower"),
+            )
+        ),
+        (["data", "get", "--help"], 0),
+        (["data", "lst"], 2),
+        (["flower", "up", "--help"], 0),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_help_names_and_mistakes_are_answered_without_heavy_imports(
+    arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    done = fedclade(tmp_path, *arguments, launcher=("-c", TRACED))
+    *_, imported = done.stderr.splitlines()
+    assert (done.returncode, imported) == (code, "imported:")
+    assert bool(done.stdout) == (code == 0)
+
+
+def test_version(tmp_path: Path) -> None:
+    assert fedclade(tmp_path, "--version").stdout == f"fedclade {__version__}\n"
+
+
+def test_the_exit_code_of_a_dead_federation_reaches_the_shell(tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    folder.mkdir()
+    Plan(folder, False, 1, ("",)).save()
+    State(services=[Service("superlink"), Service("node-0")]).save(folder)
+    done = fedclade(tmp_path, "flower", "status", "--dir", str(folder))
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "is down" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["describe", "fedavg"], 0),
+        (["describe", "fedvag"], 2),
+        (["run", "nowhere.toml"], 2),
+        (["data", "check", "mnist"], 2),
+        (["flower", "status"], 2),
+        (["flower", "down"], 0),
+        (["list", "methods", "--import", "mine.py"], 0),
+        (["list", "methods", "--import", "nowhere.py"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_every_command_has_its_exit_code(arguments: list[str], code: int, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    done = fedclade(tmp_path, *arguments)
+    assert done.returncode == code, done.stderr
+    assert len(done.stderr.splitlines()) == (code != 0)
+    assert ("A method of the user" in done.stdout) == ("mine.py" in arguments)
+
+
+def test_the_help_of_arguments_is_shown(tmp_path: Path) -> None:
+    help_text = fedclade(tmp_path, "run", "--help").stdout
+    line = next(line for line in help_text.splitlines() if line.startswith("  EXPERIMENT"))
+    assert line.split(maxsplit=1)[1] == (
+        "A TOML file, or a preset (fedclade list presets).  [required]"
+    )
+    assert "[default: auto]" in help_text
+    assert "\\" not in help_text
