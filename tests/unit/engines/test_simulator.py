@@ -136,15 +136,15 @@ def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> N
 @exact
 def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    expected = Simulator(ragged, chunk=1).measure(
-        apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train")
-    )
+    expected = Simulator(ragged, chunk=1).evaluate(
+        apart(objective), EVERYONE, [EvalRequest(objective, {"accuracy": accuracy}, split="train")]
+    )[0]
     for chunk in CHUNKS[1:]:
-        got = Simulator(ragged, chunk=chunk).measure(
+        got = Simulator(ragged, chunk=chunk).evaluate(
             apart(objective),
             EVERYONE,
-            EvalRequest(objective, {"accuracy": accuracy}, split="train"),
-        )
+            [EvalRequest(objective, {"accuracy": accuracy}, split="train")],
+        )[0]
         assert equal(got, expected)
 
 
@@ -551,7 +551,7 @@ def test_memory_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> N
     fed.client_state.write(torch.tensor([4]), poisoned)
     got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
     assert [(failure.client, failure.reason) for failure in got.failures] == [
-        (4, "its memory is not finite, or absurdly large")
+        (4, "its client state is not finite, or absurdly large")
     ]
     assert equal(rows_of(fed.client_state.read(torch.tensor([4])), torch.tensor([0])), poisoned)
 
@@ -685,16 +685,16 @@ def test_ids_that_are_not_those_of_distinct_clients_are_refused(
     with pytest.raises(InvalidInputError, match=message):
         fed.map(sgd(local_of(objective)), who, per_client=one_for_all(objective, len(ids)), key=0)
     with pytest.raises(InvalidInputError, match=message):
-        fed.measure(
-            one_for_all(objective, len(ids)), who, EvalRequest(objective, {}, split="train")
-        )
+        fed.evaluate(
+            one_for_all(objective, len(ids)), who, [EvalRequest(objective, {}, split="train")]
+        )[0]
     assert fed.traffic.down == 0
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ([0, -1], r"row -1 of 1 models.*must be admitted first"),
+        ([0, -1], r"row -1 of 1 models.*must be added first"),
         ([0, 1], "row 1 of 1 models"),
         ([0], "1 rows for 2 clients"),
     ],
@@ -988,7 +988,7 @@ def test_who_does_not_answer_sends_nothing(ragged: Clients) -> None:
 def test_an_evaluation_sends_nothing(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged)
-    fed.measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {}, split="train"))
+    fed.evaluate(one_for_all(objective), EVERYONE, [EvalRequest(objective, {}, split="train")])[0]
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
@@ -1009,9 +1009,9 @@ def test_small_models_run_on_one_thread_and_the_callers_number_is_put_back(ragge
         return accuracy(outputs, y)
 
     fed = Simulator(ragged)
-    fed.measure(
-        one_for_all(objective), EVERYONE, EvalRequest(objective, {"m": metric}, split="train")
-    )
+    fed.evaluate(
+        one_for_all(objective), EVERYONE, [EvalRequest(objective, {"m": metric}, split="train")]
+    )[0]
     assert set(inside) == {1}
     assert torch.get_num_threads() == 3
     fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0)
@@ -1073,11 +1073,11 @@ def assert_by_hand(
 def test_evaluation_is_what_a_plain_evaluation_of_each_client_finds(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     models, ids, index = apart(objective, 3).models, [2, 0, 3, 1], [2, 0, 1, 2]
-    got = Simulator(clients, chunk=chunk).measure(
+    got = Simulator(clients, chunk=chunk).evaluate(
         ModelAssignment(models, torch.tensor(index)),
         torch.tensor(ids),
-        EvalRequest(objective, {"accuracy": accuracy}),
-    )
+        [EvalRequest(objective, {"accuracy": accuracy})],
+    )[0]
     assert_by_hand(got, objective, models, index, clients, ids)
     assert got.keys() == {"loss", "accuracy"}
 
@@ -1099,11 +1099,11 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
         return accuracy(outputs, y)
 
     fed = Simulator(clients, chunk=1)
-    got = fed.measure(
+    got = fed.evaluate(
         ModelAssignment(models, torch.tensor(index)),
         EVERYONE,
-        EvalRequest(objective, {"accuracy": metric}),
-    )
+        [EvalRequest(objective, {"accuracy": metric})],
+    )[0]
     assert len(calls) == 5
     assert_by_hand(got, objective, models, index, clients, list(range(6)))
     assert got["loss"][0] == got["loss"][2]
@@ -1113,9 +1113,9 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
 def test_a_client_without_a_test_part_has_no_number() -> None:
     objective, clients = objective_of(MLP(8)), with_tests(((3, 20), (30, 0), (10, 7), (1, 0)))
     ids = [3, 2, 1, 0]
-    got = Simulator(clients).measure(
-        apart(objective, 4), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy})
-    )
+    got = Simulator(clients).evaluate(
+        apart(objective, 4), torch.tensor(ids), [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
     assert (
         got["loss"].isnan().tolist()
         == got["accuracy"].isnan().tolist()
@@ -1133,20 +1133,20 @@ def test_a_client_without_a_test_part_has_no_number() -> None:
 
 def test_where_nobody_has_a_test_part_all_are_without_number(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(
-        one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy})
-    )
+    got = Simulator(ragged).evaluate(
+        one_for_all(objective), EVERYONE, [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
     assert bool(got["loss"].isnan().all())
     assert bool(got["accuracy"].isnan().all())
 
 
 def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(
+    got = Simulator(ragged).evaluate(
         one_for_all(objective),
         EVERYONE,
-        EvalRequest(objective, {"accuracy": accuracy}, split="train"),
-    )
+        [EvalRequest(objective, {"accuracy": accuracy}, split="train")],
+    )[0]
     for client in range(6):
         rows = ragged.train[client]
         outputs = objective.outputs(objective.params(), ragged.x[rows])
@@ -1160,11 +1160,11 @@ def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
 
 def test_own_metrics_are_averaged_over_examples() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
-    got = Simulator(clients).measure(
+    got = Simulator(clients).evaluate(
         one_for_all(objective, 4),
         torch.arange(4),
-        EvalRequest(objective, {"label": lambda outputs, y: y.float()}),
-    )
+        [EvalRequest(objective, {"label": lambda outputs, y: y.float()})],
+    )[0]
     for client in range(4):
         y = clients.y_test[clients.test[client]]
         assert float(got["label"][client]) == pytest.approx(float(y.double().mean()))
@@ -1177,25 +1177,25 @@ def tuned_by_hand(clients: Clients, objective: Objective, program: Program, key:
     tuned = Simulator(clients, chunk=1).map(
         program, torch.arange(4), per_client=apart(objective, 4), key=key
     )
-    return Simulator(clients, chunk=1).measure(
+    return Simulator(clients, chunk=1).evaluate(
         ModelAssignment(tuned.outputs, torch.arange(4)),
         torch.arange(4),
-        EvalRequest(objective, {"accuracy": accuracy}),
-    )
+        [EvalRequest(objective, {"accuracy": accuracy})],
+    )[0]
 
 
 def test_a_fine_tune_trains_each_clients_copy_on_its_own_training_part_first() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
-    plain = Simulator(clients).measure(
-        apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy})
-    )
-    got = Simulator(clients, chunk=1).measure(
+    plain = Simulator(clients).evaluate(
+        apart(objective, 4), torch.arange(4), [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
+    got = Simulator(clients, chunk=1).evaluate(
         apart(objective, 4),
         torch.arange(4),
-        EvalRequest(objective, {"accuracy": accuracy}, finetune=program),
+        [EvalRequest(objective, {"accuracy": accuracy}, finetune=program)],
         key=3,
-    )
+    )[0]
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
     assert bool((got["loss"] != plain["loss"]).all())
 
@@ -1205,23 +1205,23 @@ def test_a_fine_tune_does_not_depend_on_the_chunk(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
     fed = Simulator(clients, chunk=chunk)
-    got = fed.measure(
+    got = fed.evaluate(
         apart(objective, 4),
         torch.arange(4),
-        EvalRequest(objective, {"accuracy": accuracy}, finetune=program),
+        [EvalRequest(objective, {"accuracy": accuracy}, finetune=program)],
         key=3,
-    )
+    )[0]
     assert equal(got, tuned_by_hand(clients, objective, program, key=3))
 
 
 def test_clients_that_share_a_model_and_a_test_part_are_tuned_each_on_its_own() -> None:
     objective = objective_of(MLP(8))
     clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
-    got = Simulator(clients).measure(
+    got = Simulator(clients).evaluate(
         one_for_all(objective, 2),
         torch.arange(2),
-        EvalRequest(objective, {}, finetune=sgd(local_of(objective))),
-    )
+        [EvalRequest(objective, {}, finetune=sgd(local_of(objective)))],
+    )[0]
     assert got["loss"][0] != got["loss"][1]
 
 
@@ -1233,15 +1233,15 @@ def test_an_evaluation_changes_neither_memory_nor_models() -> None:
     fed.client_state.commit(1)
     each = apart(objective, 4)
     memory, models = copy.deepcopy(fed.client_state.tensors()), copy.deepcopy(each.models)
-    fed.measure(
-        each, torch.arange(4), EvalRequest(objective, {}, finetune=sgd(local_of(objective)))
-    )
+    fed.evaluate(
+        each, torch.arange(4), [EvalRequest(objective, {}, finetune=sgd(local_of(objective)))]
+    )[0]
     own = ModelAssignment(each.models, each.model_ids, local_params=tuple(each.models))
-    fed.measure(
+    fed.evaluate(
         own,
         torch.arange(4),
-        EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective))),
-    )
+        [EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective)))],
+    )[0]
     assert equal(fed.client_state.tensors(), memory)
     assert equal(each.models, models)
     fed.client_state.commit(2)
@@ -1277,11 +1277,13 @@ def test_rows_of_the_clients_own_are_read_from_memory() -> None:
     ids = [3, 1, 0, 2]
 
     whole = ModelAssignment(other, torch.zeros(4).long(), local_params=tuple(other))
-    got = fed.measure(whole, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
+    got = fed.evaluate(whole, torch.tensor(ids), [EvalRequest(objective, {"accuracy": accuracy})])[
+        0
+    ]
     assert_by_hand(got, objective, memory, ids, clients, ids)
 
     head = ModelAssignment(other, torch.zeros(4).long(), local_params=("fc2.weight", "fc2.bias"))
-    got = fed.measure(head, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
+    got = fed.evaluate(head, torch.tensor(ids), [EvalRequest(objective, {"accuracy": accuracy})])[0]
     mixed = {
         name: value if name in head.local_params else other[name].expand_as(value)
         for name, value in memory.items()
@@ -1299,11 +1301,11 @@ def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_eva
     memory = apart(objective, 2).models
     fed.client_state.write(torch.arange(2), memory)
     rows = one_for_all(objective, 2)
-    got = fed.measure(
+    got = fed.evaluate(
         ModelAssignment(rows.models, rows.model_ids, local_params=tuple(rows.models)),
         torch.arange(2),
-        EvalRequest(objective, {"accuracy": accuracy}),
-    )
+        [EvalRequest(objective, {"accuracy": accuracy})],
+    )[0]
     assert_by_hand(got, objective, memory, [0, 1], clients, [0, 1])
     assert got["loss"][0] != got["loss"][1]
 
