@@ -84,7 +84,7 @@ def main(grid, context):
         raise RuntimeError("told to fail")
     asked = [Message(RecordDict(), message_type="query", dst_node_id=node) for node in grid.get_node_ids()]
     told = [dict(reply.content["who"]) for reply in grid.send_and_receive(asked)]
-    print("nodes", sorted((each["partition-id"], each["num-partitions"], each["site"], each["ward"]) for each in told))
+    print("nodes", sorted((each["partition-id"], each["num-partitions"], each["node-name"], each["ward"]) for each in told))
 """
 
 
@@ -327,10 +327,10 @@ def test_a_federation_of_another_shape_is_not_overwritten(tmp_path: Path) -> Non
 def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
     assert (
         federation._config(1, 4, "", Path("/fed/node-1"))
-        == 'partition-id=1 num-partitions=4 site="node-1" home="/fed/node-1"'
+        == 'partition-id=1 num-partitions=4 node-name="node-1" home="/fed/node-1"'
     )
-    told = federation._config(1, 4, 'site="St Mary" ward=7', Path("/fed/node-1"))
-    assert told == 'partition-id=1 num-partitions=4 site="St Mary" home="/fed/node-1" ward=7'
+    told = federation._config(1, 4, 'node-name="St Mary" ward=7', Path("/fed/node-1"))
+    assert told == 'partition-id=1 num-partitions=4 node-name="St Mary" home="/fed/node-1" ward=7'
 
 
 @pytest.mark.parametrize("command", [["status"], ["run", "app"]])
@@ -454,7 +454,7 @@ def test_a_stranger_is_refused_for_its_own_reason(
     # than the one looked for.
     keys = {"unregistered": tmp_path / "unregistered", "registered": plan.key("node-0"), None: None}
     roots = {"own": plan.authority, "other": tmp_path / "other" / "ca.crt"}
-    command = plan.node_command(free_port(), 'site="stranger"', roots[authority], keys[key])
+    command = plan.node_command(free_port(), 'node-name="stranger"', roots[authority], keys[key])
     with (tmp_path / "log").open(
         "wb"
     ) as log:  # not a pipe: a helper of the node holds it until the node's end was asked for

@@ -31,7 +31,7 @@ from fedclade.integrations.flower.local_deployment.supervisor import (
     HOST,
     SUPERLINK,
     Plan,
-    Refused,
+    FlowerCommandError,
     Service,
     State,
     ask,
@@ -309,9 +309,9 @@ class Federation:
     def _ask(self, *words: str) -> dict[str, Any]:
         try:
             return ask(self.plan.home, *words)
-        except Refused as refused:
+        except FlowerCommandError as error:
             raise FedcladeError(
-                f"the SuperLink of {self.plan.folder} gave no answer: {refused}"
+                f"the SuperLink of {self.plan.folder} gave no answer: {error}"
             ) from None
 
     def _pid(self, service: Service) -> int:
@@ -375,7 +375,7 @@ def _prepare(plan: Plan) -> None:
 
 
 def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
-    """Flower takes only the settings that the app has, and does not say which one it refused."""
+    """Flower takes only the settings that the app has, and does not say which one it error."""
     try:
         app = tomllib.loads(project.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
     except tomllib.TOMLDecodeError as error:
@@ -415,11 +415,11 @@ def _port(wanted: int | None) -> int:
 
 
 def _config(index: int, nodes: int, own: str, home: Path) -> str:
-    """What a node is told of itself, in the form that `--node-config` wants; `own` goes before."""
-    told = {
+    """The `--node-config` of a node; the pairs in `own` take precedence."""
+    pairs_of = {
         "partition-id": str(index),
         "num-partitions": str(nodes),
-        "site": f'"node-{index}"',
+        "node-name": f'"node-{index}"',
         "home": f'"{home}"',
     }
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
@@ -429,5 +429,5 @@ def _config(index: int, nodes: int, own: str, home: Path) -> str:
         own,
         "must be key=value pairs with spaces between, text in quotes",
     )
-    told |= dict(pairs)
-    return " ".join(f"{key}={value}" for key, value in told.items())
+    pairs_of |= dict(pairs)
+    return " ".join(f"{key}={value}" for key, value in pairs_of.items())

@@ -48,8 +48,8 @@ NODE_WAIT, SUPERLINK_WAIT, NEXT_WAIT = 5.0, 1.0, 15.0
 LIVED = 30.0  # who lived longer did not fail at the start
 
 
-class Refused(RuntimeError):
-    """Flower said no, or nothing."""
+class FlowerCommandError(RuntimeError):
+    """A Flower command failed or did not answer."""
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class Supervisor:
             self._wait_until_healthy()
             for node in self.nodes if self.plan.secure else ():
                 self._register(node)
-        except Refused as refused:
-            self._tell("failed", str(refused))
+        except FlowerCommandError as error:
+            self._tell("failed", str(error))
             return 1
         for node in self.nodes:
             self.start(node)
@@ -233,7 +233,7 @@ class Supervisor:
             if now >= running.due:
                 # An app in the middle of a long computation outlives the SuperLink or SuperNode
                 # that started it.
-                end(processes(self.plan.folder).get(service.name, []), patience=0.0)
+                end(processes(self.plan.folder).get(service.name, []), grace_seconds=0.0)
                 service.restarts += 1
                 self.start(service)
             return
@@ -267,13 +267,15 @@ class Supervisor:
         while time.monotonic() < until:
             if (code := process.poll()) is not None:
                 self.superlink.pid = None
-                raise Refused(f"the SuperLink ended at once. {self._reason(self.superlink, code)}")
+                raise FlowerCommandError(
+                    f"the SuperLink ended at once. {self._reason(self.superlink, code)}"
+                )
             try:
                 with urlopen(address, timeout=5, context=context):
                     return
             except OSError:
                 time.sleep(0.2)
-        raise Refused(f"the SuperLink did not answer within {HEALTHY_WITHIN:.0f} s")
+        raise FlowerCommandError(f"the SuperLink did not answer within {HEALTHY_WITHIN:.0f} s")
 
     def _register(self, node: Service) -> None:
         if node.registered:  # in the SuperLink's database, from an earlier start
@@ -327,10 +329,10 @@ def processes(folder: Path) -> dict[str, list[psutil.Process]]:
     return found
 
 
-def end(found: Iterable[psutil.Process], patience: float = 10.0) -> None:
-    """TERM, and after so many seconds KILL."""
+def end(found: Iterable[psutil.Process], grace_seconds: float = 10.0) -> None:
+    """Send TERM, and after `grace_seconds` KILL."""
     left = list(found)
-    for signalled, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 10.0)):
+    for signalled, wait in ((psutil.Process.terminate, grace_seconds), (psutil.Process.kill, 10.0)):
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 signalled(process)
@@ -379,11 +381,11 @@ def ask(home: Path, *words: str) -> dict[str, Any]:
         )
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        raise Refused(f"{asked}: no answer within 60 s") from None
+        raise FlowerCommandError(f"{asked}: no answer within 60 s") from None
     except ValueError:
-        raise Refused(f"{asked}: {(done.stderr or done.stdout).strip()}") from None
+        raise FlowerCommandError(f"{asked}: {(done.stderr or done.stdout).strip()}") from None
     if not answer.get("success"):
-        raise Refused(f"{asked}: {answer.get('error-message', answer)}")
+        raise FlowerCommandError(f"{asked}: {answer.get('error-message', answer)}")
     return answer
 
 
