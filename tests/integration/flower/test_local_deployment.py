@@ -303,7 +303,8 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(
-        InvalidInputError, match=r"it is there already and no federation's\. Choose another --dir"
+        InvalidInputError,
+        match=r"it exists and is not the folder of a federation\. Choose another --dir",
     ):
         Federation.up(tmp_path, 1, False)
     result = CliRunner().invoke(flower_app, ["down", "--purge", "--dir", str(tmp_path)])
@@ -337,7 +338,7 @@ def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
 def test_without_a_federation_the_commands_say_so(tmp_path: Path, command: list[str]) -> None:
     result = CliRunner().invoke(flower_app, [*command, "--dir", str(tmp_path / "none")])
     assert isinstance(result.exception, InvalidInputError)
-    assert "there is no federation here. Start one with 'fedclade flower up'" in str(
+    assert "there is no federation in it. Start one with 'fedclade flower up'" in str(
         result.exception
     )
 
@@ -429,7 +430,7 @@ def test_every_service_is_alive_and_every_node_online(secure: Federation, told: 
 def test_a_second_federation_in_the_same_folder_is_refused(secure: Federation) -> None:
     with pytest.raises(
         InvalidInputError,
-        match=r"a federation is up here already\. End it with 'fedclade flower down'",
+        match=r"a federation is already up in it\. End it with 'fedclade flower down'",
     ):
         Federation.up(secure.plan.folder, 2, True, secure.plan.port)
     assert secure.supervised
