@@ -82,9 +82,13 @@ def main(grid, context):
     print("text", context.run_config["text"], "number", context.run_config["deep.number"])
     if context.run_config["fail"]:
         raise RuntimeError("told to fail")
-    asked = [Message(RecordDict(), message_type="query", dst_node_id=node) for node in grid.get_node_ids()]
-    told = [dict(reply.content["who"]) for reply in grid.send_and_receive(asked)]
-    print("nodes", sorted((each["partition-id"], each["num-partitions"], each["node-name"], each["ward"]) for each in told))
+    queries = [
+        Message(RecordDict(), message_type="query", dst_node_id=node)
+        for node in grid.get_node_ids()
+    ]
+    configs = [dict(reply.content["who"]) for reply in grid.send_and_receive(queries)]
+    keys = ("partition-id", "num-partitions", "node-name", "ward")
+    print("nodes", sorted(tuple(config[key] for key in keys) for config in configs))
 """
 
 

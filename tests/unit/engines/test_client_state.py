@@ -105,14 +105,14 @@ TestAnySequence = MemoryMachine.TestCase
 TestAnySequence.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
-def test_who_never_wrote_has_the_initial_memory() -> None:
+def test_who_never_wrote_has_the_initial_client_state() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     state.write(torch.tensor([4]), rows([50]))
     state.commit(1)
     assert counts(state) == [7, 7, 7, 7, 50, 7, 7, 7, 7]
 
 
-def test_a_round_done_again_does_not_advance_memory_twice() -> None:
+def test_a_round_done_again_does_not_advance_client_state_twice() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     for _ in range(3):  # the server is killed after the write, three times
         read = state.read(torch.tensor([2]))
@@ -133,7 +133,7 @@ def test_writes_of_one_round_are_seen_by_its_later_calls_and_not_by_a_checkpoint
     assert len(state.tensors()["ids"]) == 0
 
 
-def test_what_was_read_can_be_changed_without_changing_memory() -> None:
+def test_what_was_read_can_be_changed_without_changing_client_state() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     state.write(torch.tensor([0]), rows([10]))
     state.commit(1)
@@ -143,7 +143,7 @@ def test_what_was_read_can_be_changed_without_changing_memory() -> None:
     assert counts(state) == [10, 20, *[7] * 7]
 
 
-def test_what_was_written_can_be_changed_without_changing_memory() -> None:
+def test_what_was_written_can_be_changed_without_changing_client_state() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     given = rows([10])
     state.write(torch.tensor([0]), given)
@@ -206,14 +206,14 @@ def test_room_never_exceeds_all_clients() -> None:
     [{"w": torch.zeros(1, 2)}, {"w": torch.zeros(1, 2), "other": torch.zeros(1)}, {}],
     ids=["less", "other", "none"],
 )
-def test_memory_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
+def test_client_state_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
     state = ClientStateStore(initial(), CLIENTS)
     with pytest.raises(ValueError, match=r"declared \['count', 'w'\] in initial_client_state"):
         state.write(torch.tensor([0]), wrong)
     assert counts(state) == [7] * CLIENTS
 
 
-def test_memory_of_another_shape_is_refused() -> None:
+def test_client_state_of_another_shape_is_refused() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     with pytest.raises(ValueError, match="w"):
         state.write(
@@ -221,7 +221,7 @@ def test_memory_of_another_shape_is_refused() -> None:
         )
 
 
-def test_a_method_without_memory_has_none() -> None:
+def test_a_method_without_client_state_has_none() -> None:
     state = ClientStateStore({}, CLIENTS)
     assert state.read(EVERYONE) == {}
     state.commit(4)

@@ -58,17 +58,17 @@ def that_fits(
 @pytest.mark.parametrize(
     "error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU", "driver", "cudnn"]
 )
-def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseException) -> None:
+def test_halves_until_it_fits_and_runs_no_finished_client_twice(error: BaseException) -> None:
     asked: list[list[int]] = []
     freed: list[int] = []
     retry = OomRetry(CPU, lambda: freed.append(1))
     with pytest.warns(UserWarning, match="Out of memory") as caught:
-        got = list(
+        actual = list(
             retry.run_chunks(that_fits(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6)
         )
     # 6 do not fit, 3 do.
     assert asked == [[4, 2, 0, 6, 1, 5], [4, 2, 0], [6, 1, 5], [3]]
-    assert [(chunk.tolist(), result) for chunk, result in got] == [
+    assert [(chunk.tolist(), result) for chunk, result in actual] == [
         ([4, 2, 0], [40, 20, 0]),
         ([6, 1, 5], [60, 10, 50]),
         ([3], [30]),
@@ -80,9 +80,7 @@ def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseExce
     assert freed == [1]
 
 
-def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_the_one_that_does_not() -> (
-    None
-):
+def test_the_size_that_fits_is_kept_for_later_calls_and_a_later_chunk_may_fail() -> None:
     asked: list[list[int]] = []
     retry = OomRetry(CPU, lambda: None)
 
@@ -95,8 +93,8 @@ def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_t
 
     assert [result for _, result in retry.run_chunks(run, torch.arange(4), 4)] == [4]  # these fit
     with pytest.warns(UserWarning, match="Out of memory") as caught:
-        got = list(retry.run_chunks(run, torch.arange(7), 4))
-    assert [chunk.tolist() for chunk, _ in got] == [[0, 1, 2, 3], [4], [5], [6]]
+        actual = list(retry.run_chunks(run, torch.arange(7), 4))
+    assert [chunk.tolist() for chunk, _ in actual] == [[0, 1, 2, 3], [4], [5], [6]]
     # 0 … 3 were done; 4 and 5 did not fit by fours, nor by twos.
     assert asked == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6], [4, 5], [4], [5], [6]]
     assert [str(warning.message).split(" clients")[0] for warning in caught] == [
@@ -106,7 +104,7 @@ def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_t
     assert retry.max_chunk == 1
 
 
-def test_one_client_that_does_not_fit_is_refused_in_words() -> None:
+def test_one_client_that_does_not_fit_is_an_error() -> None:
     with (
         pytest.warns(UserWarning, match="with 2 clients per chunk"),
         pytest.raises(
@@ -188,7 +186,7 @@ def test_a_run_without_room_ends_like_any_other(
         monkeypatch.setattr(ClientStateStore, "reserve", cramped_reserve)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = trained(method(), threads=workers, chunk=9)
+        retried = trained(method(), threads=workers, chunk=9)
     lines = [str(warning.message) for warning in caught]
     assert [line.split(" per chunk")[0] for line in lines] == [
         "Out of memory on cpu with 8 clients",
@@ -201,9 +199,12 @@ def test_a_run_without_room_ends_like_any_other(
             for row in result.history
         ]
 
-    assert without_seconds(found) == without_seconds(undisturbed)
+    assert without_seconds(retried) == without_seconds(undisturbed)
     for client in range(10):
-        one, other = found.model_of(client).state_dict(), undisturbed.model_of(client).state_dict()
+        one, other = (
+            retried.model_of(client).state_dict(),
+            undisturbed.model_of(client).state_dict(),
+        )
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -247,10 +248,10 @@ def test_memory_that_runs_out_once_counts_nobody_twice(
     monkeypatch.setattr(owner, name, fails_once)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = models()
+        retried = models()
     assert len(caught) == (left < 0)
     assert left < 0 or times > 4  # two chunks in each of two rounds, at least
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(retried, expected, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -283,14 +284,18 @@ xs = [torch.randn(20, 64, generator=torch.Generator().manual_seed(client)) for c
 clients = fc.data.from_arrays([(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long()) for x in xs])
 
 def run(chunk):
-    return fc.run(fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu", threads=1, chunk=chunk)
+    return fc.run(
+        fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu",
+        threads=1, chunk=chunk,
+    )
 
 free = run(2)
 pages = int(open("/proc/self/statm").read().split()[0])
 # Room for the weights (1 MB) of some dozen clients, a few times over; not for 64.
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 100 * 2**20,) * 2)
-found = run(64)
-print(all(torch.equal(a, b) for a, b in zip(free.model_of(3).parameters(), found.model_of(3).parameters(), strict=True)))
+limited = run(64)
+pairs = zip(free.model_of(3).parameters(), limited.model_of(3).parameters(), strict=True)
+print(all(torch.equal(a, b) for a, b in pairs))
 """
 
 

@@ -46,16 +46,16 @@ def test_a_message_survives_flower() -> None:
         "none": torch.zeros(0, 5),
         "turned": torch.arange(6.0).view(2, 3).T,
     }
-    got = message_from_records(
+    actual = message_from_records(
         records_from_message(
             Message({"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}, tensors)
         )
     )
-    assert got.header == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
-    assert got.tensors.keys() == tensors.keys()
+    assert actual.header == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
+    assert actual.tensors.keys() == tensors.keys()
     for name, value in tensors.items():
-        assert torch.equal(got.tensors[name], value)
-        assert got.tensors[name].dtype == value.dtype
+        assert torch.equal(actual.tensors[name], value)
+        assert actual.tensors[name].dtype == value.dtype
 
 
 class Grid:
@@ -73,20 +73,22 @@ class Grid:
 
     def pull_messages(self, numbers: list[str]) -> list[Any]:
         self.looks += 1
-        got = []
+        actual = []
         for number in numbers:
             message = self.sent[number]
             when = self.after[message.metadata.dst_node_id]
             metadata = SimpleNamespace(reply_to_message_id=number)
             if isinstance(when, Error):
-                got.append(SimpleNamespace(metadata=metadata, has_error=lambda: True, error=when))
+                actual.append(
+                    SimpleNamespace(metadata=metadata, has_error=lambda: True, error=when)
+                )
             elif when is not None and when <= self.looks:
-                got.append(
+                actual.append(
                     SimpleNamespace(
                         metadata=metadata, has_error=lambda: False, content=message.content
                     )
                 )
-        return got
+        return actual
 
 
 @pytest.fixture(autouse=True)
@@ -113,8 +115,8 @@ def send_and_receive(
 
 def test_the_transport_returns_each_nodes_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    got = send_and_receive({1: 3, 2: 1, 3: 2}, deadline=60)
-    assert {node: answer.header for node, answer in got.items()} == {
+    actual = send_and_receive({1: 3, 2: 1, 3: 2}, deadline=60)
+    assert {node: answer.header for node, answer in actual.items()} == {
         node: message.header for node, message in MESSAGES.items()
     }
 
@@ -123,17 +125,17 @@ def test_after_the_deadline_it_continues_without_silent_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    got = send_and_receive({1: 1, 2: None, 3: 1})
-    assert got["2"] == NodeError("no answer within 0.3 s")
-    assert isinstance(got["1"], Message)
+    actual = send_and_receive({1: 1, 2: None, 3: 1})
+    assert actual["2"] == NodeError("no answer within 0.3 s")
+    assert isinstance(actual["1"], Message)
 
 
 def test_with_too_few_answers_it_keeps_waiting_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_FIRST_WAIT", 0.01)
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
     notes: list[str] = []
-    got = send_and_receive({1: 1, 2: 40, 3: None}, deadline=0.1, min_nodes=2, note=notes.append)
-    assert isinstance(got["2"], Message)
+    actual = send_and_receive({1: 1, 2: 40, 3: None}, deadline=0.1, min_nodes=2, note=notes.append)
+    assert isinstance(actual["2"], Message)
     assert notes == ["1 of 3 nodes have answered within 0.1 s, 2 must: still waiting"]
 
 
@@ -149,8 +151,8 @@ def test_it_waits_for_a_new_node_that_hangs_until_the_deadline_only(
 
 
 def test_an_error_of_a_node_is_a_node_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    got = send_and_receive({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
-    assert got["2"] == NodeError("its node reports an error: node unavailable (code 5)")
+    actual = send_and_receive({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
+    assert actual["2"] == NodeError("its node reports an error: node unavailable (code 5)")
 
 
 def test_too_few_that_can_answer_end_the_run() -> None:
@@ -180,8 +182,8 @@ def test_the_disk_store_loads_what_was_saved(tmp_path: Path) -> None:
     state_store.save(initial, [])
     state_store.save(initial, kept[:1])
     state_store.save(initial, kept)
-    found, loaded = DiskStateStore(tmp_path, "run").load()
-    assert torch.equal(found["c"], initial["c"])
+    loaded_initial, loaded = DiskStateStore(tmp_path, "run").load()
+    assert torch.equal(loaded_initial["c"], initial["c"])
     assert [each.transaction_id for each in loaded] == ["a-1", "a-2"]
     assert torch.equal(loaded[0].client_state["rows/c"], torch.ones(1, 2))
     state_store.save(initial, kept[1:])
@@ -210,7 +212,7 @@ def test_client_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_settings_of_an_app() -> None:
-    got = AppSettings.of(
+    actual = AppSettings.of(
         {
             "method.name": "ifca",
             "method.settings": "clusters = 3; shared_layers = 'trunk'",
@@ -219,8 +221,13 @@ def test_settings_of_an_app() -> None:
             "own": 1,
         }
     )
-    assert got.method == fc.IFCA(clusters=3, shared_layers="trunk")
-    assert (got.run.rounds, got.run.checkpoint_every, got.run.clients_per_round, got.local.lr) == (
+    assert actual.method == fc.IFCA(clusters=3, shared_layers="trunk")
+    assert (
+        actual.run.rounds,
+        actual.run.checkpoint_every,
+        actual.run.clients_per_round,
+        actual.local.lr,
+    ) == (
         7,
         1,
         1.0,

@@ -303,7 +303,7 @@ class Federation:
         }
 
     def _final_status(self, run_id: str) -> str:
-        """The status of a run that has ended. Its log may end a moment before its status changes."""
+        """The status of a run that has ended. The status may change a moment after the log ends."""
         for _ in range(10):
             status = str(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
             if status.startswith("finished"):

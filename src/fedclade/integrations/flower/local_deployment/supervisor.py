@@ -226,7 +226,7 @@ class Supervisor:
         self.state.save(self.plan.folder)
 
     def watch(self, service: Service, now: float) -> None:
-        """Check a service once: restart it if it is due, note if it ended or if a node connected."""
+        """Check a service: restart it if it is due, note whether it ended or a node connected."""
         running = self.running[service.name]
         if running.due is not None:
             if now >= running.due:
