@@ -364,11 +364,11 @@ def _run(method: fc.Method, setting: Setting, clients: Clients, rounds: int, see
         )
         log.append((len(state), adjusted_rand(clients.groups, state.cluster_ids), *where))
     seconds = (time.perf_counter() - begin) / rounds
-    accuracy = fed.measure(
+    accuracy = fed.evaluate(
         bound.assign_models(state, everyone),
         everyone,
-        EvalRequest(local.objective, {"accuracy": fc.accuracy}),
-    )["accuracy"]
+        [EvalRequest(local.objective, {"accuracy": fc.accuracy})],
+    )[0]["accuracy"]
     clusters, ari, percentile, settled = (list(column) for column in zip(*log, strict=True))
     return {
         "accuracy": 100 * float(accuracy.mean()),

@@ -129,7 +129,7 @@ def main() -> None:
                 given = {
                     "method.name": "fedavg",
                     "run.rounds": ROUNDS,
-                    "federation.sites": NODES,
+                    "federation.nodes": NODES,
                     "federation.out": str(out),
                 }
                 if federation.run(ours, given):

@@ -18,6 +18,10 @@ class InvalidInputError(FedcladeError, ValueError):
     """A value, file or array that cannot be used as it was given."""
 
 
+class DifferentExperimentError(InvalidInputError):
+    """A run directory that holds a run of another experiment."""
+
+
 class VectorizationError(FedcladeError, RuntimeError):
     """A model or program that cannot run on many clients at once."""
 

@@ -46,8 +46,8 @@ from fedclade.models import MLP
 from fedclade.training.setup import inject_context
 
 ENGINES: dict[str, Callable[..., Any]] = {
-    "simulator": lambda clients, here, **options: Simulator(clients, **options),
-    "sites": Remote,  # two places, reached by letters
+    "simulator": lambda clients, context, **options: Simulator(clients, **options),
+    "nodes": Remote,  # two nodes, reached by messages
 }
 CHUNKS = (1, 2, 5, None)
 CASES: dict[str, Callable[[], Method]] = {
@@ -92,12 +92,12 @@ class Federation:
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )
         module = self.method.encoder_module if isinstance(self.method, NeedsEncoder) else None
-        here = NodeContext(
+        context = NodeContext(
             self.objective,
             None if module is None else Encoder(module),
             self.method.secret if isinstance(self.method, NeedsSecret) else None,
         )
-        self.fed = ENGINES[engine](clients, here, faults=faults, **options)
+        self.fed = ENGINES[engine](clients, context, faults=faults, **options)
         self.params = self.objective.params()
         self.fed.init_client_state(self.method.initial_client_state(self.params))
 
@@ -142,8 +142,8 @@ class Federation:
     def goes_on_from(self, other: Federation, number: int) -> None:
         """Clients remember what they did in the other one, as after a checkpoint."""
         if isinstance(self.fed, Remote):
-            for name, node in self.fed.box.here.items():
-                node.state_store = other.fed.box.here[name].state_store
+            for name, node in self.fed.in_process.connected.items():
+                node.state_store = other.fed.in_process.connected[name].state_store
         self.fed.client_state.restore(other.fed.client_state.tensors(), number)
 
 
@@ -183,7 +183,7 @@ def test_gives_every_client_a_finite_model(name: str, engine: str, ragged: Clien
 
 
 def test_chunk_size_changes_no_bit(name: str, engine: str, ragged: Clients) -> None:
-    if engine == "sites":
+    if engine == "nodes":
         pytest.skip("chunks are the simulator's")
     results = []
     for chunk in CHUNKS:
@@ -347,8 +347,8 @@ def test_a_federation_of_one(name: str, engine: str, ragged: Clients) -> None:
 def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragged: Clients) -> None:
     if "," in name:
         pytest.skip("what options cost more is declared in words")
-    if engine == "sites":
-        pytest.skip("a letter has each model once, however many clients of a site get it")
+    if engine == "nodes":
+        pytest.skip("a message has each model once, even if several clients of a node get it")
     case = Federation(name, engine, ragged)
     state = case.rounds(case.init(), torch.arange(len(ragged)))
     state, cohort = case.method.prepare_cohort(

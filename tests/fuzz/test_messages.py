@@ -1,5 +1,5 @@
-"""Letters of strangers: a site answers whatever it is sent, and a server takes whatever it is
-answered, or says why not.
+"""Malformed messages: a node answers every message, and a server accepts every answer or says why
+not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedclade import LocalTraining
 from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
-from fedclade.engines.remote.messages import Message
+from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.errors import FedcladeError
 from fedclade.programs.sgd import sgd
 
@@ -57,7 +57,7 @@ def remote() -> Remote:
 
 
 def train(fed: Remote) -> ClientResults:
-    objective = next(iter(fed.box.here.values())).here.objective
+    objective = next(iter(fed.in_process.connected.values())).context.objective
     ids = torch.arange(4)
     models = {name: value[None] for name, value in objective.params().items()}
     return fed.map(
@@ -69,11 +69,11 @@ def train(fed: Remote) -> ClientResults:
 
 
 def mangled(message: Message, seed: int) -> Message:
-    """The letter with something in its head or among its tensors changed, gone or added."""
+    """The message with something in its header or its tensors changed, removed or added."""
     draw, message = random.Random(seed), copied(message)
-    head, tensors = message.header, dict(message.tensors)
+    header, tensors = message.header, dict(message.tensors)
     for _ in range(draw.choice((1, 1, 2, 4))):
-        inside = head
+        inside = header
         while (
             inside
             and draw.random() < 0.5
@@ -104,47 +104,47 @@ def mangled(message: Message, seed: int) -> Message:
             ]
             tensors[name] = draw.choice(strange)
         else:
-            tensors[draw.choice(("out/more", "each/more", "shared/x", "x"))] = torch.zeros(
-                draw.choice(((), (2,), (0, 3)))
+            tensors[draw.choice(("outputs/more", "per_client/more", "broadcast/x", "x"))] = (
+                torch.zeros(draw.choice(((), (2,), (0, 3))))
             )
-    return Message(head, tensors)
+    return Message(header, tensors)
 
 
 @given(seed=st.integers(0, 2**32))
 @often
-def test_a_site_answers_every_letter_and_raises_nothing(remote: Remote, seed: int) -> None:
-    remote.box.carried.clear()
+def test_a_node_answers_every_message_and_raises_nothing(remote: Remote, seed: int) -> None:
+    remote.in_process.sent.clear()
     train(remote)
-    node, message = next(iter(remote.box.carried[0].items()))
-    answer = remote.box.here[node].answer(mangled(message, seed))
+    node, message = next(iter(remote.in_process.sent[0].items()))
+    answer = remote.in_process.connected[node].answer(mangled(message, seed))
     assert isinstance(answer, Message)
-    assert "refused" in answer.header or "clients" in answer.header or "names" in answer.header
+    assert "rejected" in answer.header or "clients" in answer.header or "names" in answer.header
 
 
 @given(seed=st.integers(0, 2**32))
 @often
 def test_a_server_takes_no_harm_from_any_answer(remote: Remote, seed: int) -> None:
-    honest = remote.box.send_and_receive
+    honest = remote.in_process.send_and_receive
 
-    def send_and_receive(messages: Any) -> dict[str, Message | str]:
+    def send_and_receive(messages: Any) -> dict[str, Message | NodeError]:
         answers = dict(honest(messages))
-        bad = answers["site-0"]
+        bad = answers["node-0"]
         assert isinstance(bad, Message)
-        return answers | {"site-0": mangled(bad, seed)}
+        return answers | {"node-0": mangled(bad, seed)}
 
-    remote.box.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    remote.in_process.send_and_receive = send_and_receive  # type: ignore[method-assign]
     try:
-        got = train(remote)
+        results = train(remote)
     except FedcladeError as error:
-        pytest.fail(f"one bad site ended the round: {error}")
+        pytest.fail(f"one bad node ended the round: {error}")
     finally:
-        remote.box.send_and_receive = honest  # type: ignore[method-assign]
-    honest_ones = {
+        remote.in_process.send_and_receive = honest  # type: ignore[method-assign]
+    on_honest_node = {
         number
-        for number, client_record in enumerate(remote.client_records)
-        if client_record.node == "site-1"
+        for number, record in enumerate(remote.membership.client_records)
+        if record.node == "node-1"
     }
-    answered = set(got.ids.tolist())
-    assert honest_ones <= answered
-    assert answered | {failure.client for failure in got.failures} == {0, 1, 2, 3}
-    assert all(bool(value.isfinite().all()) for value in got.outputs.values())
+    answered = set(results.ids.tolist())
+    assert on_honest_node <= answered
+    assert answered | {failure.client for failure in results.failures} == {0, 1, 2, 3}
+    assert all(bool(value.isfinite().all()) for value in results.outputs.values())

@@ -1,5 +1,5 @@
-"""A federation whose sums of models are robust: what a method sees of the engine where
-`server.aggregator` is not the mean.
+"""A federation with robust sums of models: what a method sees if `server.aggregator` is not the
+mean.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from fedclade.core.federation import (
 )
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
-from fedclade.engines.base import Engine
 from fedclade.errors import require
 from fedclade.methods.base import Method
 
 
-def federation_view(method: Method, engine: Engine, aggregator: Aggregator) -> Federation:
+def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
     """The federation that a method works with."""
     allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
     require(
@@ -34,21 +33,21 @@ def federation_view(method: Method, engine: Engine, aggregator: Aggregator) -> F
         aggregator,
         allowed,
     )
-    return engine if aggregator == "mean" else RobustFederation(engine, aggregator)
+    return federation if aggregator == "mean" else RobustFederation(federation, aggregator)
 
 
 @dataclass(frozen=True)
 class RobustFederation:
-    """The clients' models come one by one, which the mean does not need: no secure aggregation, and
-    all of a cohort's in memory.
+    """Computes robust sums of the models. Unlike the mean it needs the model of each client: there
+    is no secure aggregation, and all models of a cohort are in memory.
     """
 
-    engine: Engine
+    federation: Federation
     aggregator: Aggregator
 
     @property
     def sizes(self) -> Tensor:
-        return self.engine.sizes
+        return self.federation.sizes
 
     def map(
         self,
@@ -61,16 +60,21 @@ class RobustFederation:
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
         if reduce is None or not reduce.robust_ok:
-            return self.engine.map(
+            return self.federation.map(
                 program, ids, broadcast=broadcast, per_client=per_client, key=key, reduce=reduce
             )
-        got = self.engine.map(program, ids, broadcast=broadcast, per_client=per_client, key=key)
-        if not len(got.ids):
-            return replace(got, total_weight=torch.zeros(reduce.num_segments, dtype=torch.float64))
-        give = contribution_matrix(
-            reduce, torch.nonzero(torch.isin(ids, got.ids)).flatten(), got.outputs
-        )  # replies come in the order asked
-        names = reduce.summed_keys(got.outputs)
-        sums = robust_sums(self.aggregator, give, {name: got.outputs[name] for name in names})
-        rest = {name: value for name, value in got.outputs.items() if name not in names}
-        return replace(got, outputs=rest, sums=sums, total_weight=give.sum(0))
+        results = self.federation.map(
+            program, ids, broadcast=broadcast, per_client=per_client, key=key
+        )
+        if not len(results.ids):
+            return replace(
+                results, total_weight=torch.zeros(reduce.num_segments, dtype=torch.float64)
+            )
+        places = torch.nonzero(torch.isin(ids, results.ids)).flatten()  # in the order of `ids`
+        contributions = contribution_matrix(reduce, places, results.outputs)
+        names = reduce.summed_keys(results.outputs)
+        sums = robust_sums(
+            self.aggregator, contributions, {name: results.outputs[name] for name in names}
+        )
+        rest = {name: value for name, value in results.outputs.items() if name not in names}
+        return replace(results, outputs=rest, sums=sums, total_weight=contributions.sum(0))

@@ -1,1 +1,1 @@
-"""Engines: how the clients are run. They know programs, never methods."""
+"""Engines run programs on clients. They know programs, never methods."""

@@ -1,4 +1,4 @@
-"""What a run sees of a federation: the one verb of methods, and what only the run may do."""
+"""The interface of an engine: `map`, which methods call, and what only the training loop calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedclade.engines.profiler import Profiler
 
 @dataclass
 class Traffic:
-    """Bytes that went between server and clients, counted from what was really sent."""
+    """Bytes sent between server and clients."""
 
     up: int = 0
     down: int = 0
@@ -27,8 +27,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What is measured: on which of a client's parts, by which metrics beside the loss; `tune`
-    trains its copy on its own training part first.
+    """An evaluation of each client's model on the client's own data.
+
+    Args:
+        model: the model and its loss.
+        metrics: what to measure besides the loss, by name.
+        split: on which part of the client's data.
+        finetune: trains a copy of the model on the client's training part first.
     """
 
     model: Objective
@@ -38,28 +43,28 @@ class EvalRequest:
 
 
 class ClientStateTransaction(Protocol):
-    """What clients remember between rounds, as the run sees it."""
+    """The state that clients keep between rounds, as the training loop sees it."""
 
     version: int  # the round after which it was committed
 
     def commit(self, version: int) -> None:
-        """The round is over: what was written in it lasts."""
+        """Make permanent what was written in this round."""
 
     def rollback(self) -> None:
-        """Forget what was written since the last commit."""
+        """Discard what was written since the last commit."""
 
     def tensors(self) -> Tree:
-        """What a checkpoint needs to know of it."""
+        """The part of it that a checkpoint stores."""
 
     def restore(self, tensors: Tree, version: int) -> None:
-        """The memory that `tensors` gave."""
+        """Load the client state that `tensors` returned."""
 
 
 class Engine(Federation, Protocol):
     """The clients, reached through an engine."""
 
     name: str
-    holds_clients: bool  # whether the clients' memory and data are in this process
+    holds_clients: bool  # whether the clients' state and data are in this process
     device: torch.device  # where the server's tensors are
     traffic: Traffic
     clock: Profiler
@@ -68,34 +73,46 @@ class Engine(Federation, Protocol):
     def client_state(self) -> ClientStateTransaction: ...
 
     def client_metadata(self) -> ClientMetadata:
-        """The clients there are now. Their number only grows."""
+        """The clients known now. Their number only grows."""
 
     def refresh_membership(self) -> None:
-        """Before a round: look who has come."""
+        """Look for new clients; called before each round."""
 
     def init_client_state(self, initial: Tree) -> None:
-        """Give every client this memory to start from (a method's `memory0`)."""
+        """Give every client this initial state (a method's `initial_client_state`)."""
 
     def evaluate(
-        self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        requests: Sequence[EvalRequest],
+        key: int = 0,
     ) -> list[Tree]:
-        """For each look the mean loss and metrics of each client's model on its own data,
-        (len(ids),), NaN where there is none.
+        """For each request the mean loss and metrics of each client's model on the client's own
+        data: tensors of shape (len(ids),), NaN for clients without such data.
 
-        Only the runner asks this: methods never see test data.
+        Only the training loop calls this: methods never see test data.
         """
 
     def models_of(
-        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        finetune: AnyProgram | None = None,
+        key: int = 0,
     ) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included;
-        `tune` as in `Look`.
+        """The models of these clients, one row for each, with the parameters that are in their
+        client state; `finetune` as in `EvalRequest`.
         """
 
     def push_final_models(
-        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        finetune: AnyProgram | None = None,
+        key: int = 0,
     ) -> None:
-        """At the end of a run: every client gets the model that it is served, to keep."""
+        """Give every client its model to keep; called at the end of a run."""
 
     def pop_failures(self) -> list[Failure]:
-        """Who did not answer or was refused since this was last asked."""
+        """The clients that did not answer or were rejected since the last call."""

@@ -1,4 +1,4 @@
-"""The loop over batches: one program on the clients of one chunk, all in the same step."""
+"""The loop over batches: runs one program on the clients of one chunk, all in the same step."""
 
 from __future__ import annotations
 
@@ -29,158 +29,174 @@ from fedclade.errors import InvalidInputError, VectorizationError
 
 
 class CompiledSteps:
-    """What was made of programs to run them faster, for as long as a federation lasts."""
+    """The compiled forms of programs' steps: CUDA graphs and traces."""
 
     def __init__(self) -> None:
-        self.captures, self.traces = CudaGraphCache(), TraceCache()
+        self.cuda_graphs, self.traces = CudaGraphCache(), TraceCache()
 
 
 @dataclass(frozen=True)
 class ClientBatch:
-    """The clients of one chunk: what each reads, who it is (both on the CPU), and what it starts
-    from.
+    """The clients of one chunk.
+
+    Args:
+        dataset: the samples.
+        part_ids: the part of the dataset that each client reads, on the CPU.
+        client_ids: the number of each client, on the CPU.
+        params: the model that each client starts from, one row for each.
+        client_state: the state of each client, one row for each.
     """
 
-    pool: DeviceDataset
-    part: Tensor
-    client: Tensor
+    dataset: DeviceDataset
+    part_ids: Tensor
+    client_ids: Tensor
     params: Tree
-    memory: Tree
+    client_state: Tree
 
     def __getitem__(self, order: Tensor) -> ClientBatch:
-        there = order.to(self.pool.device)
+        device_order = order.to(self.dataset.device)
         return ClientBatch(
-            self.pool,
-            self.part[order],
-            self.client[order],
-            tree_index(self.params, there),
-            tree_index(self.memory, there),
+            self.dataset,
+            self.part_ids[order],
+            self.client_ids[order],
+            tree_index(self.params, device_order),
+            tree_index(self.client_state, device_order),
         )
 
 
 def run_program(
-    program: AnyProgram, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+    program: AnyProgram, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """The program's replies for these lanes, and the memory they want kept (None: unchanged). What
-    lanes start from may be overwritten.
+    """The program's replies for these clients, and their new client state (None: unchanged). The
+    tensors of `clients` may be overwritten.
     """
     try:
         if isinstance(program, ChainedProgram):
-            return _chained(program, lanes, broadcast, key, runs)
-        device = lanes.pool.device
-        settings = {
+            return _chained(program, clients, broadcast, key, compiled)
+        device = clients.dataset.device
+        hyperparams = {
             name: torch.full((), value, dtype=torch.float32, device=device)
             for name, value in program.hyperparams.items()
         }
-        program = replace(program, batches=_fitting(program.batches, lanes.pool))
-        taken = sorted(settings.keys() & broadcast.keys())
-        if taken:
+        program = replace(program, batches=_limit_batch_size(program.batches, clients.dataset))
+        clashes = sorted(hyperparams.keys() & broadcast.keys())
+        if clashes:
             raise InvalidInputError(
-                f"model: its parameter '{taken[0]}' has the name of a setting of the program"
+                f"model: its parameter '{clashes[0]}' has the name of a setting of the program"
                 f" '{program.name}'; rename it."
             )
         key = rng.fold_in(key, *program.rng_streams)
-        broadcast = {**settings, **broadcast}
+        broadcast = {**hyperparams, **broadcast}
         if not program.vectorised:
-            return _one_by_one(program, lanes, broadcast, key)
-        return _by_falling_size(program, lanes, broadcast, key, runs)
+            return _one_by_one(program, clients, broadcast, key)
+        return _sorted_by_size(program, clients, broadcast, key, compiled)
     except RuntimeError as error:
-        plain = _in_plain_words(error, program)
-        if plain is None:
+        explained = _explain(error, program)
+        if explained is None:
             raise
-        raise plain from error
+        raise explained from error
 
 
 def _chained(
-    program: ChainedProgram, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+    program: ChainedProgram,
+    clients: ClientBatch,
+    broadcast: Tree,
+    key: int,
+    compiled: CompiledSteps,
 ) -> tuple[Tree, Tree | None]:
-    first = replace(
-        lanes, params=tree_map(torch.clone, lanes.params)
-    )  # the link asks for it once more
-    reply, memory = run_program(program.first, first, broadcast, key, runs)
-    params, told = vmap(program.connect, in_dims=(None, 0, 0))(broadcast, lanes.params, reply)
-    lanes = replace(lanes, params=params, memory=lanes.memory if memory is None else memory)
-    reply, later = run_program(program.second, lanes, {}, key, runs)
-    return {**told, **reply}, memory if later is None else later
+    # `connect` needs the starting models once more.
+    first = replace(clients, params=tree_map(torch.clone, clients.params))
+    reply, state = run_program(program.first, first, broadcast, key, compiled)
+    params, first_reply = vmap(program.connect, in_dims=(None, 0, 0))(
+        broadcast, clients.params, reply
+    )
+    clients = replace(
+        clients, params=params, client_state=clients.client_state if state is None else state
+    )
+    reply, second_state = run_program(program.second, clients, {}, key, compiled)
+    return {**first_reply, **reply}, state if second_state is None else second_state
 
 
-def _fitting(batches: Batches, pool: DeviceDataset) -> Batches:
-    """No larger than the largest client: a batch of everything costs no more padding than it
-    must.
-    """
-    return replace(batches, size=min(batches.size, pool.longest))
+def _limit_batch_size(batches: Batches, dataset: DeviceDataset) -> Batches:
+    """Batches no larger than the largest client, so that full batches have little padding."""
+    return replace(batches, size=min(batches.size, dataset.longest))
 
 
-def _by_falling_size(
-    program: Program, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+def _sorted_by_size(
+    program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """Put the lanes into the order that `_vectorised` needs, and its results back into theirs."""
-    sizes = lanes.pool.sizes[lanes.part]
-    if all(first >= second for first, second in pairwise(sizes.tolist())):  # as `map` asks it
-        return _vectorised(program, lanes, broadcast, key, runs)
+    """Sort the clients as `_vectorised` needs it, and put its results back into their order."""
+    sizes = clients.dataset.sizes[clients.part_ids]
+    if all(first >= second for first, second in pairwise(sizes.tolist())):  # as in `map`
+        return _vectorised(program, clients, broadcast, key, compiled)
     order = sizes.argsort(descending=True, stable=True)
-    reply, memory = _vectorised(program, lanes[order], broadcast, key, runs)
-    back = order.argsort().to(lanes.pool.device)
-    return tree_index(reply, back), tree_index(memory, back) if memory is not None else None
+    reply, state = _vectorised(program, clients[order], broadcast, key, compiled)
+    inverse = order.argsort().to(clients.dataset.device)
+    return tree_index(reply, inverse), tree_index(state, inverse) if state is not None else None
 
 
 def _vectorised(
-    program: Program, lanes: ClientBatch, broadcast: Tree, key: int, runs: CompiledSteps
+    program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """All lanes in one step at a time. Lanes are sorted by falling size: those with steps left are
-    a prefix, which only shrinks.
+    """All clients make each step together. They are sorted by descending size, so the active ones
+    are a prefix, which only shrinks.
     """
-    const, carry = _started(program, lanes, broadcast)
-    reading = BatchReader(lanes.pool, program.batches, lanes.part, lanes.client, key)
-    after = runs.captures.run(program.step, reading, broadcast, const, carry)
+    const, carry = _start(program, clients, broadcast)
+    reader = BatchReader(
+        clients.dataset, program.batches, clients.part_ids, clients.client_ids, key
+    )
+    after = compiled.cuda_graphs.run(program.step, reader, broadcast, const, carry)
     if after is None:
-        after = _stepped(
+        after = _run_steps(
             program.step,
-            reading,
+            reader,
             broadcast,
             const,
-            _owned(carry, broadcast, const, lanes.memory),
-            runs.traces,
+            _owned(carry, broadcast, const, clients.client_state),
+            compiled.traces,
         )
-    return _finished(program, lanes, broadcast, const, after)
+    return _finish(program, clients, broadcast, const, after)
 
 
-def _started(program: Program, lanes: ClientBatch, broadcast: Tree) -> tuple[Tree, Tree]:
+def _start(program: Program, clients: ClientBatch, broadcast: Tree) -> tuple[Tree, Tree]:
     if is_natively_batched(program.start):
-        return program.start(broadcast, lanes.params, lanes.memory)
+        return program.start(broadcast, clients.params, clients.client_state)
 
-    # The client's number goes along unused: vmap needs a batched input even where a program starts
-    # from nothing of its own.
-    def start(params: Tree, memory: Tree, client: Tensor) -> tuple[Tree, Tree]:
-        return program.start(broadcast, params, memory)
+    # The client's number is unused: vmap needs a batched input even if a program starts without
+    # parameters and client state.
+    def start(params: Tree, state: Tree, client: Tensor) -> tuple[Tree, Tree]:
+        return program.start(broadcast, params, state)
 
-    const, carry = vmap(start)(lanes.params, lanes.memory, lanes.client.to(lanes.pool.device))
+    const, carry = vmap(start)(
+        clients.params, clients.client_state, clients.client_ids.to(clients.dataset.device)
+    )
     return const, carry
 
 
-def _finished(
-    program: Program, lanes: ClientBatch, broadcast: Tree, const: Tree, carry: Tree
+def _finish(
+    program: Program, clients: ClientBatch, broadcast: Tree, const: Tree, carry: Tree
 ) -> tuple[Tree, Tree | None]:
     if is_natively_batched(program.finish):
         return program.finish(broadcast, const, carry)
-    keeps_memory = True
+    writes_state = True
 
     def finish(const: Tree, carry: Tree, client: Tensor) -> tuple[Tree, Tree]:
-        nonlocal keeps_memory
-        reply, memory = program.finish(broadcast, const, carry)
-        keeps_memory = memory is not None
-        return reply, memory or {}
+        nonlocal writes_state
+        reply, state = program.finish(broadcast, const, carry)
+        writes_state = state is not None
+        return reply, state or {}
 
-    reply, memory = vmap(finish)(const, carry, lanes.client.to(lanes.pool.device))
-    return reply, memory if keeps_memory else None
+    reply, state = vmap(finish)(const, carry, clients.client_ids.to(clients.dataset.device))
+    return reply, state if writes_state else None
 
 
 def _owned(carry: Tree, *others: Tree) -> Tree:
-    """The carry in memory that nothing else uses: a step may write into it."""
+    """The carry in tensors that nothing else uses, so that a step may write into them."""
     if any(value.device.type == "cuda" for value in carry.values()):
-        room = packed_like(carry)  # as a graph has it: kernels are chosen by how their operands lie
-        copy_into(room, carry)
-        return room
+        # The layout that a graph has: the choice of kernels depends on it.
+        buffers = packed_like(carry)
+        copy_into(buffers, carry)
+        return buffers
     used = {value.untyped_storage().data_ptr() for tree in others for value in tree.values()}
     return {
         name: value.clone() if value.untyped_storage().data_ptr() in used else value.contiguous()
@@ -188,50 +204,56 @@ def _owned(carry: Tree, *others: Tree) -> Tree:
     }
 
 
-def _stepped(
-    step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree, traces: TraceCache
+def _run_steps(
+    step: Step, reader: BatchReader, broadcast: Tree, const: Tree, carry: Tree, traces: TraceCache
 ) -> Tree:
-    """The carries after all steps, one after another."""
-    pool, counts = reading.pool, reading.counts
-    with pool.clock.phase("plan"):
-        reads = list(zip(*(value.unbind() for value in reading.steps()), strict=True))
-    done: list[Tree] = []
-    alive = number = 0
-    with pool.clock.phase("steps"):
-        for left, same in groupby(active_counts(counts)):
-            if number:
-                done.append(tree_index(carry, slice(left, alive)))
-                carry, const = tree_index(carry, slice(left)), tree_index(const, slice(left))
-            alive, steps = left, len(list(same))
+    """The carries after all steps."""
+    dataset, counts = reader.dataset, reader.counts
+    with dataset.clock.phase("plan"):
+        reads = list(zip(*(value.unbind() for value in reader.steps()), strict=True))
+    finished: list[Tree] = []
+    active = first = 0
+    with dataset.clock.phase("steps"):
+        for remaining, group in groupby(active_counts(counts)):
+            if first:
+                finished.append(tree_index(carry, slice(remaining, active)))
+                carry, const = (tree_index(tree, slice(remaining)) for tree in (carry, const))
+            active, steps = remaining, len(list(group))
             run: StackStep | None = None
-            for now in reads[number : number + steps]:
-                batch = pool.batch(
-                    *(now if alive == len(counts) else (value[:alive] for value in now))
+            for read in reads[first : first + steps]:
+                batch = dataset.batch(
+                    *(read if active == len(counts) else (value[:active] for value in read))
                 )
                 run = run or traces.step(step, steps, broadcast, const, carry, batch)
                 carry = run(broadcast, const, carry, batch)
-            number += steps
-    pool.clock.count(sum(counts), sum(counts))
-    return concatenate([carry, *reversed(done)])
+            first += steps
+    dataset.clock.count(sum(counts), sum(counts))
+    return concatenate([carry, *reversed(finished)])
 
 
 def _one_by_one(
-    program: Program, lanes: ClientBatch, broadcast: Tree, key: int
+    program: Program, clients: ClientBatch, broadcast: Tree, key: int
 ) -> tuple[Tree, Tree | None]:
-    """Programs that use numpy or scikit-learn: a plain loop, on batches without padding."""
+    """Programs that use numpy or scikit-learn: a plain loop over clients, without padding."""
     replies: list[Tree] = []
-    memories: list[Tree | None] = []
-    for lane in range(len(lanes.client)):
-        one = slice(lane, lane + 1)
+    states: list[Tree | None] = []
+    for row in range(len(clients.client_ids)):
+        alone = slice(row, row + 1)
         const, carry = program.start(
             broadcast,
-            tree_index(lanes.params, torch.tensor(lane)),
-            tree_index(lanes.memory, torch.tensor(lane)),
+            tree_index(clients.params, torch.tensor(row)),
+            tree_index(clients.client_state, torch.tensor(row)),
         )
-        reading = BatchReader(lanes.pool, program.batches, lanes.part[one], lanes.client[one], key)
-        reads = reading.steps()
-        for now in range(reading.counts[0]):
-            batch = lanes.pool.batch(*(value[now] for value in reads))
+        reader = BatchReader(
+            clients.dataset,
+            program.batches,
+            clients.part_ids[alone],
+            clients.client_ids[alone],
+            key,
+        )
+        reads = reader.steps()
+        for step in range(reader.counts[0]):
+            batch = clients.dataset.batch(*(value[step] for value in reads))
             real = batch.weight[0] > 0
             carry = program.step(
                 broadcast,
@@ -239,20 +261,20 @@ def _one_by_one(
                 carry,
                 Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]),
             )
-        reply, memory = program.finish(broadcast, const, carry)
+        reply, state = program.finish(broadcast, const, carry)
         replies.append(reply)
-        memories.append(memory)
-    if all(memory is None for memory in memories):
+        states.append(state)
+    if all(state is None for state in states):
         return stack(replies), None
-    # Who wrote nothing keeps what it had.
+    # A client that wrote nothing keeps its state.
     kept = [
-        tree_index(lanes.memory, torch.tensor(lane)) if memory is None else memory
-        for lane, memory in enumerate(memories)
+        tree_index(clients.client_state, torch.tensor(row)) if state is None else state
+        for row, state in enumerate(states)
     ]
     return stack(replies), stack(kept)
 
 
-def _in_plain_words(error: RuntimeError, program: AnyProgram) -> VectorizationError | None:
+def _explain(error: RuntimeError, program: AnyProgram) -> VectorizationError | None:
     text = str(error)
     if isinstance(error, VectorizationError):
         return None

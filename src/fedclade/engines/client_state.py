@@ -1,4 +1,4 @@
-"""What clients remember between rounds, committed only when the round is."""
+"""The state that clients keep between rounds, committed only when the round is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fedclade.core.pytree import Tree, tree_index
 
 
 class _Slots:
-    """Rows for some of the clients: a stack that grows with the clients that have written, not with
-    all clients.
+    """Rows of some clients: a stack that grows with the clients that have written, not with the
+    number of all clients.
     """
 
     def __init__(self, like: Tree, clients: int) -> None:
@@ -19,18 +19,18 @@ class _Slots:
         self.rows: Tree = {name: value.new_empty((0, *value.shape)) for name, value in like.items()}
         self.used = 0
 
-    def make_room(self, ids: Tensor) -> None:
-        """For the rows of these clients, so that writing them needs no more memory."""
+    def reserve(self, ids: Tensor) -> None:
+        """Allocate the rows of these clients, so that `write` allocates nothing."""
         used = self.used + int((self.slot[ids] < 0).sum())
         for name, value in self.rows.items():
             if len(value) < used:
-                room = min(len(self.slot), max(2 * len(value), used))
+                capacity = min(len(self.slot), max(2 * len(value), used))
                 self.rows[name] = torch.cat(
-                    [value, value.new_empty((room - len(value), *value.shape[1:]))]
+                    [value, value.new_empty((capacity - len(value), *value.shape[1:]))]
                 )
 
     def write(self, ids: Tensor, rows: Tree) -> None:
-        self.make_room(ids)
+        self.reserve(ids)
         new = ids[self.slot[ids] < 0]
         self.slot[new] = torch.arange(self.used, self.used + len(new), device=ids.device)
         self.used += len(new)
@@ -38,7 +38,7 @@ class _Slots:
             value[self.slot[ids]] = rows[name]
 
     def written(self) -> Tensor:
-        """Who has a row."""
+        """The ids of the clients that have a row."""
         return torch.nonzero(self.slot >= 0).flatten()
 
     def read(self, ids: Tensor) -> Tree:
@@ -50,16 +50,16 @@ class _Slots:
 
 
 class ClientStateStore:
-    """Client memory of a simulated federation: read, write, then commit or roll back with the
+    """The client state of a simulated federation: read, write, then commit or roll back with the
     round.
 
-    Every client starts from `initial`. What is written is seen by later calls of the same round,
-    and lasts once it is committed: a round that is done again finds the memory of the round before.
+    Every client starts from `initial`. Later calls of the same round see what was written. A commit
+    makes it permanent, so a round that is repeated starts from the state of the round before.
     """
 
     def __init__(self, initial: Tree, clients: int) -> None:
         self.initial = initial
-        self.version = 0  # the round after which this memory was committed
+        self.version = 0  # the round after which this state was committed
         self._clients = clients
         self._committed = _Slots(initial, clients) if initial else None
         self._pending = _Slots(initial, clients) if initial else None
@@ -78,23 +78,23 @@ class ClientStateStore:
                     rows[name][places] = value
         return rows
 
-    def make_room(self, ids: Tensor) -> None:
-        """For what these clients are about to write."""
+    def reserve(self, ids: Tensor) -> None:
+        """Allocate what these clients are about to write."""
         if self._pending is not None:
-            self._pending.make_room(ids)
+            self._pending.reserve(ids)
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if self._pending is None or rows.keys() != self.initial.keys():
             raise ValueError(
-                f"a program wrote the memory {sorted(rows)}, the method declared"
-                f" {sorted(self.initial)} in memory0"
+                f"a program wrote the client state {sorted(rows)}, the method declared"
+                f" {sorted(self.initial)} in initial_client_state"
             )
         for name, value in rows.items():
             if value.shape[1:] != self.initial[name].shape:
-                given, declared = tuple(value.shape[1:]), tuple(self.initial[name].shape)
+                written, declared = tuple(value.shape[1:]), tuple(self.initial[name].shape)
                 raise ValueError(
-                    f"a program wrote the memory '{name}' of shape {given}, the method declared"
-                    f" {declared} in memory0"
+                    f"a program wrote the client state '{name}' of shape {written}, the method"
+                    f" declared {declared} in initial_client_state"
                 )
         self._pending.write(ids, rows)
 
@@ -111,7 +111,7 @@ class ClientStateStore:
             self._pending.clear()
 
     def tensors(self) -> Tree:
-        """The committed memory, for a checkpoint: a row for each client that has written, and their
+        """The committed state, for a checkpoint: a row for each client that has written, and their
         ids.
         """
         if self._committed is None:
@@ -123,7 +123,7 @@ class ClientStateStore:
         }
 
     def restore(self, tensors: Tree, version: int) -> None:
-        """The memory that `tensors` gave."""
+        """Load the client state that `tensors` returned."""
         if tensors:
             fresh = ClientStateStore(self.initial, self._clients)
             assert fresh._committed is not None

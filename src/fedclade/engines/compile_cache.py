@@ -1,6 +1,4 @@
-"""Things that are worth making only for what is asked for again and again: graphs and traces of
-steps.
-"""
+"""An LRU cache that builds an entry only after N requests: for CUDA graphs and traces of steps."""
 
 from __future__ import annotations
 
@@ -9,33 +7,33 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import Generic, TypeVar
 
-Made = TypeVar("Made")
+Entry = TypeVar("Entry")
 
 
-class LazyLRUCache(Generic[Made]):
-    """Makes what was asked for more than `after` times; of more than `most` kinds, those not asked
-    for longest are let go.
+class LazyLRUCache(Generic[Entry]):
+    """Builds an entry after more than `after` requests for its key. It holds the `max_keys` keys
+    that were requested last.
     """
 
-    def __init__(self, after: int, most: int) -> None:
-        self._after, self._most = after, most
-        self._query_nodes: OrderedDict[Hashable, int] = OrderedDict()
-        self._made: dict[Hashable, Made | None] = {}
+    def __init__(self, after: int, max_keys: int) -> None:
+        self._after, self._max_keys = after, max_keys
+        self._requests: OrderedDict[Hashable, int] = OrderedDict()
+        self._entries: dict[Hashable, Entry | None] = {}
         self._lock = Lock()
 
-    def get(self, what: Hashable, make: Callable[[], Made | None], times: int = 1) -> Made | None:
-        """What was made for this kind; None where it was asked for too seldom so far, or cannot be
-        made.
+    def get(self, key: Hashable, build: Callable[[], Entry | None], times: int = 1) -> Entry | None:
+        """The entry of this key; None if it had too few requests so far, or cannot be built.
+        `times` is how many requests this call counts for.
         """
         with self._lock:
-            self._query_nodes[what] = self._query_nodes.pop(what, 0) + times
-            while len(self._query_nodes) > self._most:
-                self._made.pop(self._query_nodes.popitem(last=False)[0], None)
-            if self._query_nodes[what] > self._after and what not in self._made:
-                self._made[what] = make()
-            return self._made.get(what)
+            self._requests[key] = self._requests.pop(key, 0) + times
+            while len(self._requests) > self._max_keys:
+                self._entries.pop(self._requests.popitem(last=False)[0], None)
+            if self._requests[key] > self._after and key not in self._entries:
+                self._entries[key] = build()
+            return self._entries.get(key)
 
-    def give_up(self, what: Hashable) -> None:
-        """It turned out to be of no use: `get` answers None from now on."""
+    def give_up(self, key: Hashable) -> None:
+        """Return None for this key from now on."""
         with self._lock:
-            self._made[what] = None
+            self._entries[key] = None

@@ -1,10 +1,10 @@
-"""Steps on CUDA without Python in between: a program's step is captured once in a CUDA graph for
+"""Steps on CUDA without Python between them: a program's step is captured once in a CUDA graph for
 each of a few stack widths.
 
-A step of many small models is over in microseconds on a GPU, far sooner than Python has launched
-its kernels one by one. A graph holds them all, with the gather of the batch; a counter on the
-device says which step it is, so that replaying it is all there is to do. What clients read in which
-step is drawn by a graph too.
+A step of many small models takes microseconds on a GPU, much less than Python needs to launch its
+kernels one by one. A graph holds all kernels and the gather of the batch. A counter on the device
+holds the number of the step, so that replaying the graph is enough. Another graph computes the plan
+of which client reads which samples.
 """
 
 from __future__ import annotations
@@ -25,93 +25,83 @@ from fedclade.core.pytree import Tree, nbytes, shapes, tree_index
 from fedclade.engines.compile_cache import LazyLRUCache
 from fedclade.engines.device_dataset import BatchReader, Steps, active_counts
 
-LEAST_STEPS = 4  # fewer are not worth a capture
-# of two captured widths: what is computed for nobody is half of the rest on average
-NARROWER = 0.85
-# steps in one graph: launching it costs more than a small step does; five epochs make five steps
-# alike
-BLOCKS = (
-    16,
-    8,
-    5,
-    4,
-    3,
-    2,
-    1,
-)
-KEPT = 8  # captured programs of a federation: each holds a stack of its own
-# a captured stack may be this part of the device's memory: it takes three times that, and a larger
-# one needs no graph
+MIN_STEPS = 4  # fewer steps are not worth a capture
+# The ratio of two successive captured widths. On average half of the difference is padding.
+WIDTH_RATIO = 0.85
+# Steps in one graph. Launching a graph costs more than a small step; 5 suits runs of five epochs.
+BLOCKS = (16, 8, 5, 4, 3, 2, 1)
+MAX_CAPTURES = 8  # captured programs of a federation: each holds its own stack
+# A captured stack may take 1/SHARE of the device's memory: a capture needs three times its size,
+# and a larger stack needs no graph.
 SHARE = 64
 _WARM_UP = 2
 
 
 class CapturedStep:
-    """The step of one program for stacks of up to K clients of one pool, in buffers that stay where
-    they are.
+    """The step of one program for stacks of up to K clients of one dataset, in buffers at fixed
+    addresses.
     """
 
     def __init__(
         self,
         step: Step,
-        reading: BatchReader,
+        reader: BatchReader,
         longest: int,
         broadcast: Tree,
         const: Tree,
         carry: Tree,
     ) -> None:
-        self.step, self.pool, self.batches, self.longest = (
+        self.step, self.dataset, self.batches, self.longest = (
             batch_step(step),
-            reading.pool,
-            reading.batches,
+            reader.dataset,
+            reader.batches,
             longest,
         )
         self.broadcast, self.const, self.carry = (
             packed_like(tree) for tree in (broadcast, const, carry)
         )
-        self.whole = packed(self.carry)
-        device = self.pool.device
-        self.now = torch.zeros((), dtype=torch.int64, device=device)
-        self.ahead = torch.arange(BLOCKS[0], device=device)
-        self.asked = torch.zeros(
-            2, len(reading.client), dtype=torch.int64, device=device
-        )  # parts and keys
-        self.plan = Steps(*(torch.empty_like(value) for value in self._drawn()))
-        self.memory: Any = None  # what all graphs share: they never run at the same time
-        self.draw: torch.cuda.CUDAGraph | None = None
+        self.packed_carry = packed(self.carry)
+        device = self.dataset.device
+        self.step_number = torch.zeros((), dtype=torch.int64, device=device)
+        self.offsets = torch.arange(BLOCKS[0], device=device)
+        # The parts and keys of the clients.
+        self.inputs = torch.zeros(2, len(reader.client_ids), dtype=torch.int64, device=device)
+        self.plan = Steps(*(torch.empty_like(value) for value in self._plan()))
+        self.graph_pool: Any = None  # shared by all graphs: they never run at the same time
+        self.plan_graph: torch.cuda.CUDAGraph | None = None
         self.blocks: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
-    def run(self, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree) -> Tree:
-        """Every client's carry after its own number of steps."""
-        clock, counts = self.pool.clock, reading.counts
+    def run(self, reader: BatchReader, broadcast: Tree, const: Tree, carry: Tree) -> Tree:
+        """The carry of every client after all its steps."""
+        clock, counts = self.dataset.clock, reader.counts
         copy_into(self.broadcast, broadcast)
         copy_into(self.const, const)
         with clock.phase("plan"):
-            self.asked.copy_(torch.stack([reading.part, reading.keys]))
-            if self.draw is None:
-                self.draw = self._capture(self._fill)
-            self.draw.replay()
+            self.inputs.copy_(torch.stack([reader.part_ids, reader.keys]))
+            if self.plan_graph is None:
+                self.plan_graph = self._capture(self._fill)
+            self.plan_graph.replay()
         blocks = _blocks(counts)
         with clock.phase("steps"):
             for width, steps in sorted(
                 {(block.width, block.steps) for block in blocks} - self.blocks.keys(), reverse=True
             ):
                 copy_into(self.carry, carry)
-                self.now.zero_()
+                self.step_number.zero_()
                 self.blocks[width, steps] = self._capture(partial(self._advance, width, steps))
             copy_into(self.carry, carry)
-            self.now.zero_()
+            self.step_number.zero_()
             final = packed_like(carry, zeros=False)
-            rows = [(room, self.carry[name]) for name, room in final.items()]
-            if self.whole is not None:  # whole rows, with what is between the values
-                rows = [(cast(Tensor, packed(final)), self.whole)]
-            alive = len(counts)
+            rows = [(into, self.carry[name]) for name, into in final.items()]
+            if self.packed_carry is not None:  # whole rows, with the gaps between values
+                rows = [(cast(Tensor, packed(final)), self.packed_carry)]
+            active = len(counts)
             for block in blocks:
-                if block.living < alive:
-                    _copy_rows(rows, block.living, alive)
-                    alive = block.living
+                if block.active < active:
+                    _copy_rows(rows, block.active, active)
+                    active = block.active
                 self.blocks[block.width, block.steps].replay()
-            _copy_rows(rows, 0, alive)
+            _copy_rows(rows, 0, active)
         clock.count(sum(counts), sum(block.width * block.steps for block in blocks))
         return final
 
@@ -121,25 +111,25 @@ class CapturedStep:
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
                 work()
-                self.now.zero_()
+                self.step_number.zero_()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _no_garbage_collected(), torch.cuda.graph(graph, pool=self.memory):
+        with _no_garbage_collected(), torch.cuda.graph(graph, pool=self.graph_pool):
             work()
-        self.memory = graph.pool()
+        self.graph_pool = graph.pool()
         return graph
 
-    def _drawn(self) -> Steps:
-        return self.pool.steps(self.batches, self.asked[0], self.asked[1], self.longest)
+    def _plan(self) -> Steps:
+        return self.dataset.steps(self.batches, self.inputs[0], self.inputs[1], self.longest)
 
     def _fill(self) -> None:
-        for room, value in zip(self.plan, self._drawn(), strict=True):
-            room.copy_(value)
+        for into, value in zip(self.plan, self._plan(), strict=True):
+            into.copy_(value)
 
     def _advance(self, width: int, steps: int) -> None:
-        """So many steps of the first `width` clients, in place."""
-        number = self.now + self.ahead[:steps]
-        reads = [value.index_select(0, number) for value in self.plan]
+        """Run `steps` steps of the first `width` clients, in place."""
+        numbers = self.step_number + self.offsets[:steps]
+        reads = [value.index_select(0, numbers) for value in self.plan]
         before, const = tree_index(self.carry, slice(width)), tree_index(self.const, slice(width))
         after = before
         for step in range(steps):
@@ -147,7 +137,7 @@ class CapturedStep:
                 self.broadcast,
                 const,
                 dict(after),
-                self.pool.batch(*(value[step, :width] for value in reads)),
+                self.dataset.batch(*(value[step, :width] for value in reads)),
             )
         copy_into(
             {
@@ -157,13 +147,13 @@ class CapturedStep:
             },
             after,
         )
-        self.now += steps
+        self.step_number += steps
 
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """An older federation's graphs must not be collected during a capture: to destroy a graph is
-    among what breaks one off.
+    """Destroying a graph aborts a capture, so the graphs of an older federation must not be
+    collected during one.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -175,95 +165,94 @@ def _no_garbage_collected() -> Iterator[None]:
 
 
 class CudaGraphCache:
-    """The captured programs of a federation. What is asked for once is not captured.
+    """The captured programs of a federation. A program that runs once is not captured.
 
-    The kernels are the same with and without a graph, so it makes no difference to a result which
-    call is the first.
+    The kernels are the same with and without a graph, so results do not depend on when a program
+    is captured.
     """
 
     def __init__(self) -> None:
-        self._kept: LazyLRUCache[CapturedStep] = LazyLRUCache(after=1, most=KEPT)
+        self._captures: LazyLRUCache[CapturedStep] = LazyLRUCache(after=1, max_keys=MAX_CAPTURES)
 
     def run(
-        self, step: Step, reading: BatchReader, broadcast: Tree, const: Tree, carry: Tree
+        self, step: Step, reader: BatchReader, broadcast: Tree, const: Tree, carry: Tree
     ) -> Tree | None:
-        """The carries after all steps by way of CUDA graphs, or None where that is not possible or
-        not worth while.
+        """The carries after all steps, computed by CUDA graphs, or None if that is not possible or
+        not worth it.
         """
-        pool, batches = reading.pool, reading.batches
+        dataset, batches = reader.dataset, reader.batches
         if (
-            pool.device.type != "cuda"
+            dataset.device.type != "cuda"
             or not carry
-            or batches.most(reading.longest) < LEAST_STEPS
+            or batches.most(reader.longest) < MIN_STEPS
             or not _fits(carry)
         ):
             return None
-        longest = _room(reading.longest, pool.longest)
-        what = (
+        longest = _plan_length(reader.longest, dataset.longest)
+        key = (
             step,
             batches,
-            id(pool),
+            id(dataset),
             longest,
-            len(reading.client),
+            len(reader.client_ids),
             shapes(broadcast, const, carry),
         )
-        captured = self._kept.get(
-            what, lambda: CapturedStep(step, reading, longest, broadcast, const, carry)
+        captured = self._captures.get(
+            key, lambda: CapturedStep(step, reader, longest, broadcast, const, carry)
         )
         if captured is None:
             return None
         try:
-            return captured.run(reading, broadcast, const, carry)
+            return captured.run(reader, broadcast, const, carry)
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
-            self._kept.give_up(
-                what
-            )  # it asks the device for something in its step: it runs without a graph from now on
+            # The step reads a value from the device. It runs without a graph from now on.
+            self._captures.give_up(key)
             return None
 
 
 def _fits(carry: Tree) -> bool:
-    """Whether a stack is small enough to be captured: by the size of the device, not by what is
-    free on it just now.
+    """Whether a stack is small enough to be captured. This depends on the size of the device, not
+    on its free memory, so that runs repeat.
     """
     device = next(iter(carry.values())).device
     return nbytes(carry) <= torch.cuda.get_device_properties(device).total_memory // SHARE
 
 
-def _room(longest: int, most: int) -> int:
-    """How many samples of a client a plan has room for: one of a few numbers, so that a few graphs
-    will do.
+def _plan_length(longest: int, maximum: int) -> int:
+    """How many samples of a client a plan can hold: one of a few numbers, so that a few graphs are
+    enough.
     """
-    room = most
-    while room // 2 >= longest:
-        room //= 2
-    return room
+    length = maximum
+    while length // 2 >= longest:
+        length //= 2
+    return length
 
 
 class _Block(NamedTuple):
-    """Steps that one graph runs: in all of them so many clients have steps left, in a stack that
-    may be wider.
+    """Steps that one graph runs: `active` clients have steps left in all of them, in a stack of
+    `width` clients.
     """
 
-    living: int
+    active: int
     width: int
     steps: int
 
 
 def _blocks(counts: list[int]) -> list[_Block]:
-    """All steps of clients whose numbers of steps fall; widths and lengths are of a few kinds, so
-    that a few graphs will do.
+    """All steps of clients, whose numbers of steps are sorted in descending order. There are few
+    different widths and lengths, so that a few graphs are enough.
     """
     widths = [len(counts)]
     blocks = []
-    for left, same in groupby(active_counts(counts)):
-        while widths[-1] > left:
-            widths.append(min(widths[-1] - 1, int(widths[-1] * NARROWER)))
-        width = next(width for width in reversed(widths) if width >= left)
-        steps = len(list(same))
+    for active, group in groupby(active_counts(counts)):
+        while widths[-1] > active:
+            widths.append(min(widths[-1] - 1, int(widths[-1] * WIDTH_RATIO)))
+        width = next(width for width in reversed(widths) if width >= active)
+        steps = len(list(group))
         for length in BLOCKS:
-            blocks += [_Block(left, width, length)] * (steps // length)
+            blocks += [_Block(active, width, length)] * (steps // length)
             steps %= length
     return blocks
 
@@ -274,11 +263,11 @@ def _copy_rows(rows: list[tuple[Tensor, Tensor]], first: int, last: int) -> None
 
 
 def copy_into(into: Tree, tree: Tree) -> None:
-    """Write the tree's values over those of another."""
+    """Copy the values of `tree` into the tensors of `into`."""
     if not into:
         return
-    room, whole = packed(into), packed(tree)
-    if room is not None and whole is not None and room.shape == whole.shape:
-        room.copy_(whole)
+    target, source = packed(into), packed(tree)
+    if target is not None and source is not None and target.shape == source.shape:
+        target.copy_(source)
     else:
         torch._foreach_copy_(list(into.values()), [tree[name] for name in into])

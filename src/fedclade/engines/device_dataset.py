@@ -1,4 +1,4 @@
-"""The samples of a federation on the device, and which of them a call reads in which step."""
+"""The samples of all clients on the device, and which of them a call reads in which step."""
 
 from __future__ import annotations
 
@@ -17,36 +17,35 @@ from fedclade.engines.profiler import Profiler
 
 
 class Steps(NamedTuple):
-    """The plan of a call: for each step and client the rows of the pool, what each of them counts
-    for, and the step's key.
+    """The plan of a call: for each step and client the rows of the dataset, their weights, and the
+    step's key.
     """
 
-    rows: Tensor  # (S, K, group, size); the group is left out where it is one batch
-    weight: Tensor  # the same shape: 1, or 0 where padded
-    key: Tensor  # (S, K)
-    share: Tensor  # of the shape of rows: the weight as a part of its batch's
+    rows: Tensor  # (steps, clients, group, size); without the group axis if a group is one batch
+    weight: Tensor  # same shape: 1, or 0 for padding
+    key: Tensor  # (steps, clients)
+    share: Tensor  # same shape as rows: the weight divided by its batch's total
 
 
 class DeviceDataset:
-    """Samples on the device as they came, and which of them each part holds."""
+    """Samples on the device in their original order, and which of them each part holds."""
 
     def __init__(
         self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
     ) -> None:
         self.device, self.clock = device, clock
         self.x, self.y = x.to(device), y.to(device)
-        self.sizes = (
-            parts.sizes
-        )  # here and on the device: what is known here need not be asked for there
+        # On the CPU and on the device: reading a size must not wait for the device.
+        self.sizes = parts.sizes
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
         self._index, self._offsets, self._sizes = (
             value.to(device) for value in (parts.index, parts.offsets, parts.sizes)
         )
 
-    def steps(self, batches: Batches, part: Tensor, keys: Tensor, longest: int) -> Steps:
-        """What clients with these parts (of at most `longest` samples) and keys read."""
-        plan = make_plan(batches, self._sizes[part], keys, longest)
-        rows = self._index[self._offsets[part][:, None, None, None] + plan.position]
+    def steps(self, batches: Batches, part_ids: Tensor, keys: Tensor, longest: int) -> Steps:
+        """The plan of clients with these parts (of at most `longest` samples) and keys."""
+        plan = make_plan(batches, self._sizes[part_ids], keys, longest)
+        rows = self._index[self._offsets[part_ids][:, None, None, None] + plan.position]
         weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(
             torch.float32
         )
@@ -60,7 +59,7 @@ class DeviceDataset:
         )
 
     def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
-        """One step's batch for each client."""
+        """The batch of one step for each client."""
         flat = rows.flatten()
         inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
         return ClientStackedBatch(
@@ -74,43 +73,43 @@ class DeviceDataset:
 
 @dataclass(frozen=True)
 class BatchReader:
-    """What the clients of a chunk read: parts of a pool, by falling size, in batches that are drawn
-    with a key.
+    """The samples that the clients of a chunk read: parts of a dataset, sorted by descending size,
+    in batches that are drawn with a key.
     """
 
-    pool: DeviceDataset
+    dataset: DeviceDataset
     batches: Batches
-    part: Tensor  # these two on the CPU
-    client: Tensor
+    part_ids: Tensor  # on the CPU, like client_ids
+    client_ids: Tensor
     key: int
 
     @property
     def counts(self) -> list[int]:
-        """How many steps each makes."""
-        return [self.batches.most(size) for size in self.pool.sizes[self.part].tolist()]
+        """The number of steps of each client."""
+        return [self.batches.most(size) for size in self.dataset.sizes[self.part_ids].tolist()]
 
     @property
     def longest(self) -> int:
-        return int(self.pool.sizes[self.part[0]])
+        return int(self.dataset.sizes[self.part_ids[0]])
 
     @property
     def keys(self) -> Tensor:
-        """One for each client. Made here and in numpy, where so small a thing costs least."""
-        return torch.from_numpy(client_keys(self.key, self.client.numpy()))
+        """One key for each client. Computed in numpy, the fastest way for a few numbers."""
+        return torch.from_numpy(client_keys(self.key, self.client_ids.numpy()))
 
     def steps(self) -> Steps:
-        device = self.pool.device
-        return self.pool.steps(
-            self.batches, self.part.to(device), self.keys.to(device), self.longest
+        device = self.dataset.device
+        return self.dataset.steps(
+            self.batches, self.part_ids.to(device), self.keys.to(device), self.longest
         )
 
 
 def active_counts(counts: list[int]) -> Iterator[int]:
-    """For each step how many clients have steps left: a prefix of them, since their numbers of
-    steps (`counts`) fall.
+    """For each step the number of clients with steps left. They are a prefix of all clients, since
+    `counts`, the steps of each client, is sorted in descending order.
     """
-    left = len(counts)
-    for number in range(counts[0] if counts else 0):
-        while counts[left - 1] <= number:
-            left -= 1
-        yield left
+    active = len(counts)
+    for step in range(counts[0] if counts else 0):
+        while counts[active - 1] <= step:
+            active -= 1
+        yield active

@@ -1,9 +1,9 @@
-"""Steps on the CPU with less Python: a program's step is traced once for each width of a stack into
-a plain list of torch's operations.
+"""Faster steps on the CPU: a program's step is traced once for each stack width into a plain list
+of torch operations.
 
-A step of a few small models is over in a millisecond, and vmap, autograd and the Python around them
-take half as long again. The list has what they came to: the same operations on the same numbers, so
-that it makes no difference to a result when a step is traced.
+A step of a few small models takes a millisecond, and vmap, autograd and the Python around them take
+half as long again. The trace has the same operations on the same numbers, so results do not depend
+on whether a step is traced.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from fedclade.core.program import StackStep, Step, batch_step
 from fedclade.core.pytree import Tree, shapes, tree_map
 from fedclade.engines.compile_cache import LazyLRUCache
 
-# a step is traced once it has been made so often: to trace it takes as long as about fifty
+# A step is traced after this many runs: tracing takes as long as about fifty runs.
 TRACE_AFTER = 30
-# steps that a process makes before it loads what tracing needs, which takes two seconds: a node's
-# may be over by then
+# Importing the tracer takes two seconds; a node's process may end sooner. So many steps run first.
 WARMUP_STEPS = 10_000
-KEPT = 64
+MAX_TRACES = 64
 
-# These give what they got, where the shape stays the same.
-_SAME: set[Any] = {
+# These return their input if the shape stays the same.
+_IDENTITY: set[Any] = {
     torch.ops.aten.view.default,
     torch.ops.aten.expand.default,
     torch.ops.aten._unsafe_view.default,
@@ -39,8 +38,8 @@ class TraceCache:
     """The traced steps of a federation."""
 
     def __init__(self) -> None:
-        self._kept: LazyLRUCache[StackStep] = LazyLRUCache(after=TRACE_AFTER, most=KEPT)
-        self._made = 0
+        self._traces: LazyLRUCache[StackStep] = LazyLRUCache(after=TRACE_AFTER, max_keys=MAX_TRACES)
+        self._steps_run = 0
 
     def step(
         self,
@@ -51,15 +50,15 @@ class TraceCache:
         carry: Tree,
         batch: ClientStackedBatch,
     ) -> StackStep:
-        """What to run for so many steps on stacks like these."""
-        if batch.weight.device.type != "cpu":  # there, steps are captured
+        """The function that runs this step, for the next `steps` steps on stacks like these."""
+        if batch.weight.device.type != "cpu":  # on CUDA, steps are captured in graphs
             return batch_step(step)
-        self._made += steps
-        if self._made < WARMUP_STEPS and "torch._inductor" not in sys.modules:
+        self._steps_run += steps
+        if self._steps_run < WARMUP_STEPS and "torch._inductor" not in sys.modules:
             return batch_step(step)
-        what = (step, shapes(broadcast, const, carry, batch._asdict()))
-        return self._kept.get(
-            what, lambda: _trace(step, broadcast, const, carry, batch), steps
+        key = (step, shapes(broadcast, const, carry, batch._asdict()))
+        return self._traces.get(
+            key, lambda: _trace(step, broadcast, const, carry, batch), steps
         ) or batch_step(step)
 
 
@@ -70,38 +69,37 @@ def _flat(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) 
 def _trace(
     step: Step, broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch
 ) -> StackStep | None:
-    """The step as a list of operations, or None where it cannot be had."""
+    """The step as a list of operations, or None if it cannot be traced."""
     run = batch_step(step)
     names = list(run(broadcast, const, tree_map(torch.clone, carry), batch))
 
     def flat(*values: Tensor) -> list[Tensor]:
-        left = iter(values)
-        params, fixed, moving = (
-            {name: next(left) for name in tree} for tree in (broadcast, const, carry)
+        remaining = iter(values)
+        shared, fixed, changing = (
+            {name: next(remaining) for name in tree} for tree in (broadcast, const, carry)
         )
-        after = run(params, fixed, moving, ClientStackedBatch(*left))
+        after = run(shared, fixed, changing, ClientStackedBatch(*remaining))
         return [after[name] for name in names]
 
     try:
-        traced = make_fx(flat)(
-            *_flat(broadcast, const, tree_map(torch.clone, carry), batch)
-        )  # tracing runs it, and it writes into the carry
-    except Exception:  # whatever a model does that cannot be traced, it can be run
+        # Tracing runs the step, which writes into the carry.
+        traced = make_fx(flat)(*_flat(broadcast, const, tree_map(torch.clone, carry), batch))
+    except Exception:  # a model that cannot be traced can still run
         return None
     _shorten(traced)
 
-    def again(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> Tree:
+    def run_trace(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> Tree:
         return dict(zip(names, traced(*_flat(broadcast, const, carry, batch)), strict=True))
 
-    return again
+    return run_trace
 
 
 def _shorten(traced: fx.GraphModule) -> None:
-    """Leave out what changes nothing."""
+    """Remove operations that change nothing."""
     for node in traced.graph.nodes:
         before = node.args[0] if node.args else None
         same = (
-            node.target in _SAME
+            node.target in _IDENTITY
             and isinstance(before, fx.Node)
             and _shape(node) == _shape(before) is not None
         )
@@ -110,9 +108,9 @@ def _shorten(traced: fx.GraphModule) -> None:
     traced.graph.eliminate_dead_code()
     traced.recompile()
     for node in traced.graph.nodes:
-        node.meta.clear()  # what tracing noted down is larger than the trace
+        node.meta.clear()  # the metadata is larger than the trace
 
 
 def _shape(node: fx.Node) -> torch.Size | None:
-    about = node.meta.get("tensor_meta") or node.meta.get("val")
-    return getattr(about, "shape", None)
+    value = node.meta.get("tensor_meta") or node.meta.get("val")
+    return getattr(value, "shape", None)

@@ -1,4 +1,4 @@
-"""Chunks that fit into memory: one that does not is halved and its clients run again."""
+"""Retry with smaller chunks when memory runs out."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from fedclade.errors import InvalidInputError
 
 R = TypeVar("R")
-# How torch says it where it has no error for it.
-_NO_MEMORY = (
+# Messages of torch's errors that have no class of their own.
+_OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
     "bad_alloc",
@@ -24,23 +24,25 @@ _NO_MEMORY = (
 
 
 class OomRetry:
-    """How many clients a device has room for at a time, as far as that is known: none is known
-    until so many did not fit.
+    """Halves the chunk size when memory runs out, and remembers the size that fits.
 
-    Only the clients whose results were not there yet run again: sums are the same for every size of
-    a chunk (`Simulator`), so the call ends as if it had been made with the smaller chunk. free:
-    gives back what is kept for speed alone.
+    Only clients without a result run again. Sums are the same for every chunk size (`Simulator`),
+    so the call ends as if it had started with the smaller chunk.
+
+    Args:
+        device: whose memory is used.
+        free_caches: frees what is kept for speed alone.
     """
 
-    def __init__(self, device: torch.device, free: Callable[[], None]) -> None:
-        self.device, self._free = device, free
-        self.max_chunk: int | None = None
+    def __init__(self, device: torch.device, free_caches: Callable[[], None]) -> None:
+        self.device, self._free_caches = device, free_caches
+        self.max_chunk: int | None = None  # None: memory has not run out yet
 
     def run_chunks(
         self, run: Callable[[Sequence[Tensor]], Iterable[R]], order: Tensor, width: int
     ) -> Iterator[tuple[Tensor, R]]:
-        """Chunks of `order` of at most `width` places, each with its result; run(chunks) yields
-        these one after another.
+        """Chunks of `order` with at most `width` places, each with its result; run(chunks) yields
+        the results in the order of the chunks.
         """
         while len(order):
             chunks = torch.split(order, min(width, self.max_chunk or width))
@@ -48,7 +50,7 @@ class OomRetry:
             try:
                 results = iter(run(chunks))
                 for chunk in chunks:
-                    yield chunk, next(results)  # kept nowhere here: the next chunk needs the memory
+                    yield chunk, next(results)  # no local variable: the next chunk needs the memory
                     done += len(chunk)
                 return
             except (RuntimeError, MemoryError) as error:
@@ -57,26 +59,26 @@ class OomRetry:
                 tried = len(chunks[0])
                 if tried == 1:
                     raise InvalidInputError(
-                        f"memory: not even one client at a time fits into that of {self.device};"
-                        " take a smaller model or local.batch_size, on the CPU engine.threads=1,"
-                        " or a machine with more."
+                        f"Out of memory on {self.device} with a single client. Use a smaller model"
+                        " or local.batch_size, on the CPU engine.threads=1, or a machine with more"
+                        " memory."
                     ) from error
-            # Only here has the error gone, and with it what its frames held.
+            # After the except block the error is gone, and with it what its frames held.
             order, self.max_chunk = order[done:], tried // 2
             warnings.warn(
-                f"memory: {tried} clients at a time do not fit into that of {self.device}; those of"
-                f" this step who were not done run again, {self.max_chunk} at a time"
-                f" (engine.chunk={self.max_chunk} has it so from the start).",
+                f"Out of memory on {self.device} with {tried} clients per chunk; retrying the"
+                f" unfinished clients with {self.max_chunk}. Set engine.chunk={self.max_chunk} to"
+                " avoid this.",
                 stacklevel=2,
             )
-            self._free()
+            self._free_caches()
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is how torch or numpy say that there is no memory left."""
+    """Whether torch or numpy raised this error because memory ran out."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
-        words in str(error) for words in _NO_MEMORY
+        text in str(error) for text in _OUT_OF_MEMORY
     )

@@ -1,21 +1,38 @@
-"""What clients cost: how many steps they make and, on request, where the time goes."""
+"""The cost of the clients' work: how many steps they make and, on request, the time of each
+phase.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 import torch
 
+# The phases, and what a reader should know about each.
+_ROUND = {
+    "clients": "the clients' work",
+    "replies": "checking replies",
+    "sums": "adding replies up",
+}
+_CLIENT_WORK = {
+    "models": "stacking models and client state",
+    "plan": "which samples are in which batch",
+    "steps": "training steps",
+}
+_OUTSIDE_ROUNDS = {"evaluation": "evaluation of all clients", "saving": "checkpoints and files"}
+
 
 class Profiler:
-    """Counts steps of single clients: those that were asked for, and those computed, some for
-    nobody where a stack was too wide.
+    """Counts the steps of single clients: those that were requested, and those that were computed.
+    The second number is larger if a stack was wider than its number of active clients.
 
-    With `on` it also adds up the seconds of each phase. To time a phase is to wait for a GPU before
-    and after it, so a profiled run is slower. Workers add up their own seconds.
+    With `on` it also adds up the seconds of each phase. Timing a phase waits for the GPU before and
+    after it, so a profiled run is slower. Each worker thread adds its own seconds.
     """
 
     def __init__(self, device: torch.device, on: bool = False) -> None:
@@ -33,7 +50,7 @@ class Profiler:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what happens here as `name`."""
+        """Time the block as `name`."""
         if not self.on or self._within is not None:
             yield
             return
@@ -47,7 +64,7 @@ class Profiler:
 
     @contextmanager
     def whole(self, name: str) -> Iterator[None]:
-        """Time what happens here as `name`, and no phases within."""
+        """Time the block as `name`, and none of the phases inside it."""
         with self.phase(name):
             outer, self._within = self._within, name
             try:
@@ -59,3 +76,74 @@ class Profiler:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
+
+
+class Line(NamedTuple):
+    """A phase: its name, a description, its seconds, and whether they are part of the line
+    above.
+    """
+
+    phase: str
+    what: str
+    seconds: float
+    within: bool = False
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The seconds of each phase of a run, and how many computed steps nobody had requested."""
+
+    lines: list[Line]
+    rounds: int
+    workers: int
+    asked: int
+    computed: int
+
+    @classmethod
+    def from_profiler(cls, profiler: Profiler, rounds: int, workers: int) -> Profile:
+        """The profile of a run. The server's own part of a round is the remainder."""
+        seconds = profiler.seconds
+
+        def lines(phases: dict[str, str], within: bool = False) -> list[Line]:
+            return [
+                Line(phase, what, seconds.get(phase, 0.0), within) for phase, what in phases.items()
+            ]
+
+        clients, *others = lines(_ROUND)
+        server = seconds.get("round", 0.0) - sum(line.seconds for line in (clients, *others))
+        return cls(
+            [
+                clients,
+                *lines(_CLIENT_WORK, within=True),
+                *others,
+                Line("server", "the method's own mathematics", server),
+                *lines(_OUTSIDE_ROUNDS),
+            ],
+            rounds,
+            workers,
+            profiler.asked,
+            profiler.computed,
+        )
+
+    @property
+    def padded(self) -> float:
+        """Steps computed for nobody, as a share of the requested steps."""
+        return self.computed / self.asked - 1 if self.asked else 0.0
+
+    def __str__(self) -> str:
+        total = sum(line.seconds for line in self.lines if not line.within) or 1.0
+        width = max(len(line.phase) for line in self.lines) + 4
+        text = [f"{'phase':{width}}{'seconds':>9}{'ms a round':>12}{'share':>8}"]
+        for line in self.lines:
+            name = ("  " if line.within else "") + line.phase
+            per_round, share = line.seconds / max(1, self.rounds), line.seconds / total
+            numbers = f"{line.seconds:9.3f}{1000 * per_round:12.2f}{100 * share:7.1f}%"
+            text.append(f"{name:{width}}{numbers}  {line.what}")
+        if self.workers > 1:
+            text.append(
+                f"Seconds within the clients' work are those of {self.workers} workers together."
+            )
+        text.append(
+            f"{self.asked:,} client steps; {100 * self.padded:.1f}% more were computed for nobody."
+        )
+        return "\n".join(text)

@@ -1,34 +1,30 @@
-"""What an engine takes from a client: one policy for all methods and engines, and the sums made of
-what was taken.
-"""
+"""Which replies of clients an engine accepts: one policy for all methods and engines."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import ClientResults, Failure, SegmentSum, contribution_matrix
-from fedclade.core.packed_tree import packed, unpacked
-from fedclade.core.pytree import Tree, concatenate, tree_index
-from fedclade.errors import InvalidInputError
+from fedclade.core.packed_tree import packed
+from fedclade.core.pytree import Tree
 
 EXAMPLES = "examples"
-"""A reply under this name claims how many examples it was computed from."""
-NO_ANSWER = "no answer"
+"""A reply of this name holds the number of examples that it was computed from."""
 LARGEST = 1e12
-"""No weight, gradient or loss of training that goes well is larger than this, and squares of what
-is smaller are still finite.
+"""No weight, gradient or loss of a healthy training run is larger than this. The squares of smaller
+numbers are finite.
 """
 Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Shape and dtype of each tensor of one client's reply."""
 
 
 def rejection_reason(reply: Tree, expected: Spec, size: int) -> str | None:
-    """Why one client's reply is refused, or None. `size` is what the client holds."""
+    """Why one client's reply is rejected, or None. `size` is its number of training examples."""
     if reply.keys() != expected.keys():
         return f"names: expected {sorted(expected)}, got {sorted(reply)}"
     for name, (shape, dtype) in expected.items():
@@ -54,17 +50,17 @@ def spec_of(reply: Tree) -> Spec:
 
 
 def rows_out_of_range(replies: Tree) -> list[int]:
-    """Which rows of stacked replies have numbers that are not finite, or absurdly large."""
-    whole = packed(replies)
+    """The rows of stacked replies with numbers that are not finite, or absurdly large."""
+    matrix = packed(replies)
     floats = (
-        [whole]
-        if whole is not None
-        else [_as_rows(value) for value in replies.values() if value.is_floating_point()]
+        [matrix]
+        if matrix is not None
+        else [as_rows(value) for value in replies.values() if value.is_floating_point()]
     )
     if not floats:
         return []
-    # A norm tells in one fast pass whether anything may be wrong: no number is larger than it. Then
-    # the suspects are looked at.
+    # A norm needs one fast pass, and no number of a row is larger than the row's norm. Only rows
+    # with a large norm are checked number by number.
     norms = (
         torch.stack([torch.linalg.vector_norm(value, dim=1) for value in floats]).amax(0).tolist()
     )
@@ -76,107 +72,26 @@ def rows_out_of_range(replies: Tree) -> list[int]:
     ]
 
 
-def _as_rows(value: Tensor) -> Tensor:
+def out_of_range_segment(segment: int, num_segments: int) -> str | None:
+    """Why the segment that a client chose is rejected, or None."""
+    if 0 <= segment < num_segments:
+        return None
+    return f"chose row {segment} of {num_segments}"
+
+
+def as_rows(value: Tensor) -> Tensor:
+    """A stacked value as a matrix with one row for each client."""
     return value.reshape(len(value), math.prod(value.shape[1:]))
 
 
-class Accumulator:
-    """Adds replies up in float64 as chunks come in.
-
-    On the CPU one client after another in the order of arrival, which the engine keeps the same for
-    every chunk size: so chunking cannot change a bit. On CUDA by a matrix product of each chunk.
+def majority_spec(replies: list[Tree], sent: Spec) -> Spec:
+    """The spec that most replies have; of several equally common ones the one most similar to the
+    model that was sent. Replies with another spec are rejected.
     """
-
-    def __init__(self, reduce: SegmentSum) -> None:
-        self.reduce = reduce
-        self.sums: Tree = {}
-        self.weight = torch.zeros(reduce.num_segments, dtype=torch.float64)
-
-    def keys(self, reply: Tree) -> tuple[str, ...]:
-        return self.reduce.summed_keys(reply)
-
-    def copy(self) -> Accumulator:
-        """The same sums, of which further ones can be made on CUDA without changing these. On the
-        CPU they share their memory.
-        """
-        other = Accumulator(self.reduce)
-        other.sums, other.weight = dict(self.sums), self.weight
-        return other
-
-    def add(self, places: Tensor, reply: Tree) -> None:
-        """Add the replies of the clients that were asked at these places."""
-        if not len(places):
-            return
-        give = contribution_matrix(self.reduce, places, reply)
-        # One after another, as the sums are: a chunk's own subtotal would round by chunk size.
-        self.weight = torch.cat([self.weight[None], give]).cumsum(0)[-1]
-        names = self.keys(reply)
-        if any(reply[name].device.type != "cpu" for name in names):
-            self._add_products(give.to(reply[names[0]].device), names, reply)
-            return
-        client, row = torch.nonzero(give, as_tuple=True)
-        shares = list(zip(client.tolist(), row.tolist(), give[client, row].tolist(), strict=True))
-        # All memory first: where there is too little of it, nothing has been added yet.
-        for name in names:
-            if name not in self.sums:
-                self.sums[name] = reply[name].new_zeros(
-                    (self.reduce.num_segments, *reply[name].shape[1:]), dtype=torch.float64
-                )
-        lengths = {name: _as_rows(reply[name]).shape[1] for name in names}
-        room = torch.empty(max(lengths.values(), default=0), dtype=torch.float64)
-        for name in names:
-            exact = room[: lengths[name]].view(reply[name].shape[1:])
-            for params, where, share in shares:
-                self.sums[name][where].add_(exact.copy_(reply[name][params]), alpha=share)
-
-    def _add_products(self, give: Tensor, names: tuple[str, ...], reply: Tree) -> None:
-        chosen = {name: reply[name] for name in names}
-        whole = packed(chosen)
-        if whole is not None and not self.sums:
-            self.sums = unpacked(give.T @ whole.double(), chosen)
-            return
-        for name in names:
-            value = reply[name]
-            total = (give.T @ _as_rows(value).double()).view(-1, *value.shape[1:])
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
-
-
-def check_sum(reduce: SegmentSum, clients: int) -> None:
-    """Refuse sums that do not fit the clients asked."""
-    row = reduce.segment_ids
-    expected = (clients, reduce.num_segments) if row is None else (clients,)
-    if tuple(reduce.weights.shape) != expected:
-        raise InvalidInputError(
-            f"reduce: weight has shape {tuple(reduce.weights.shape)}, expected {expected} for"
-            f" {clients} clients."
-        )
-    if isinstance(row, Tensor):
-        if len(row) != clients:
-            raise InvalidInputError(f"reduce: {len(row)} rows for {clients} clients.")
-        if clients and not 0 <= int(row.min()) <= int(row.max()) < reduce.num_segments:
-            raise InvalidInputError(
-                f"reduce: rows {int(row.min())} to {int(row.max())}, but there are"
-                f" {reduce.num_segments}, numbered from 0."
-            )
-
-
-def in_order_asked(
-    ids: Tensor,
-    places: list[Tensor],
-    kept: list[Tree],
-    total: Accumulator | None,
-    failures: list[Failure],
-) -> ClientResults:
-    """Replies that came in pieces, those of the clients asked at `places`, put together in the
-    order of `ids`.
-    """
-    place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
-    order = place.argsort()
-    out: Tree = {}
-    if kept and kept[0]:
-        joined = concatenate(kept)
-        out = tree_index(joined, order.to(next(iter(joined.values())).device))
-    failures = sorted(failures, key=lambda failure: failure.client)
-    if total is None:
-        return ClientResults(ids[place[order]], out, failures=failures)
-    return ClientResults(ids[place[order]], out, total.sums, total.weight, failures)
+    if not replies:
+        return {}
+    counts = Counter(tuple(sorted(spec_of(reply).items())) for reply in replies)
+    similarity = {
+        spec: sum(1 if sent.get(name) == form else -1 for name, form in spec) for spec in counts
+    }
+    return dict(max(counts.items(), key=lambda item: (item[1], similarity[item[0]]))[0])

@@ -1,13 +1,13 @@
-"""The simulator: many clients at a time, in one process, on one CPU or GPU."""
+"""The simulator: runs many clients at a time, in one process, on one CPU or GPU."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
+from fedclade.engines.accumulator import Accumulator, check_sum, in_order_asked
 from fedclade.engines.base import EvalRequest, Traffic
 from fedclade.engines.client_loop import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
@@ -26,10 +27,7 @@ from fedclade.engines.oom import OomRetry
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.reply_validation import (
     EXAMPLES,
-    NO_ANSWER,
-    Accumulator,
-    check_sum,
-    in_order_asked,
+    out_of_range_segment,
     rejection_reason,
     rows_out_of_range,
     spec_of,
@@ -40,26 +38,46 @@ from fedclade.programs.evaluation import evaluate_metrics
 
 Precision: TypeAlias = Literal["tf32", "float32"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
-"""(key, client, reply) -> the reply that arrives, or None where none does: to study absence and
-poison.
+"""(key, client, reply) -> the reply that arrives, or None if none does: to study absent and
+malicious clients.
 """
+T = TypeVar("T")
+R = TypeVar("R")
 
-# What the weights of a chunk may take. On the CPU small stacks that stay in the cache beat large
-# ones (measured with the MLP of 784-200-62: 4 to 10 clients); on CUDA a part of the device's
-# memory, whatever is free on it just now, so that runs repeat.
+# How many bytes the weights of a chunk may take. On the CPU small stacks that stay in the cache are
+# faster than large ones (measured with the MLP of 784-200-62: 4 to 10 clients). On CUDA it is a
+# share of the device's total memory, not of its free memory, so that runs repeat.
 _CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
 
 
+@dataclass
+class _Collected:
+    """What a call of `map` has collected from its chunks so far."""
+
+    total: Accumulator | None
+    outputs: list[Tree] = field(default_factory=list)
+    places: list[Tensor] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
 class Simulator:
-    """A federation whose clients all live here.
+    """A federation whose clients are all in this process.
 
-    chunk: so many clients run in one step; `chunk=1` is the sequential reference. workers: threads
-    that run chunks on the CPU, by default one for each core that the process may use. Neither
-    changes a result of a linear model or an MLP. profile: time the phases of every call (`clock`).
+    Neither `chunk` nor `threads` changes a result of a linear model or an MLP.
 
-    Clients are numbered from 0. `names` are the numbers from which their randomness is made: others
-    where they are part of a larger federation.
+    Clients are numbered from 0. Their randomness is derived from `names`, which are other numbers
+    if these clients are part of a larger federation.
+
+    Args:
+        clients: the clients' data.
+        device: "cpu", "cuda" or "auto".
+        chunk: how many clients run in one step; 1 is the sequential reference.
+        precision: of matrix products on CUDA.
+        threads: how many threads run chunks on the CPU; by default one for each core that the
+            process may use.
+        faults: changes or drops replies, for experiments.
+        profile: time the phases of every call (`clock`).
     """
 
     name = "simulator"
@@ -103,8 +121,8 @@ class Simulator:
         self._test = DeviceDataset(
             clients.x_test, clients.y_test, clients.test, self.device, self.clock
         )
-        self._runs = CompiledSteps()
-        self._room = OomRetry(self.device, self._forget_runs)
+        self._compiled = CompiledSteps()
+        self._oom_retry = OomRetry(self.device, self._clear_compiled)
         keep_freed_memory()
         self.workers = ThreadPool((threads or cores()) if self.device.type == "cpu" else 1)
         self._sizes = clients.sizes
@@ -114,54 +132,32 @@ class Simulator:
         return self._sizes
 
     def client_metadata(self) -> ClientMetadata:
-        return self._population
+        return self._metadata
 
     @cached_property
-    def _population(self) -> ClientMetadata:
+    def _metadata(self) -> ClientMetadata:
         return ClientMetadata.of(self._clients)
 
     def refresh_membership(self) -> None:
-        """All clients are here, always."""
+        """Does nothing: all clients are always present."""
 
     def push_final_models(
-        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        finetune: AnyProgram | None = None,
+        key: int = 0,
     ) -> None:
-        """The clients live here: what they are served is theirs."""
+        """Does nothing: the clients are in this process."""
 
     def init_client_state(self, initial: Tree) -> None:
-        """Give every client this memory to start from (a method's `memory0`)."""
+        """Give every client this initial state (a method's `initial_client_state`)."""
         self.client_state = ClientStateStore(
             {name: value.to(self.device) for name, value in initial.items()}, len(self._sizes)
         )
 
-    def models_of(
-        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
-    ) -> Tree:
-        """The models themselves, a row for each of these clients, what is in their memory included;
-        `tune` as in `Look`.
-        """
-        here = self._on_device(rows, len(ids))
-        assert here is not None
-        if tune is None or not len(ids):
-            return here.gather(self.client_state.read(ids.to(self.device)))
-
-        def run(chunks: Sequence[Tensor]) -> Iterator[Tree]:
-            for place in chunks:
-                client = ids[place]
-                memory = self.client_state.read(client.to(self.device))
-                lanes = ClientBatch(
-                    self._train, client, self.names[client], here[place].gather(memory), memory
-                )
-                yield run_program(tune, lanes, {}, key, self._runs)[0]
-
-        with self._settings():
-            found = list(
-                self._room.run_chunks(run, torch.arange(len(ids)), self._width(len(ids), here, {}))
-            )
-        return concatenate([params for _, params in found])
-
     def pop_failures(self) -> list[Failure]:
-        """Who did not answer or was refused since this was last asked."""
+        """The clients that did not answer or were rejected since the last call."""
         failures, self._failures = self._failures, []
         return failures
 
@@ -176,236 +172,293 @@ class Simulator:
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
         ids = self._checked(ids)
-        per_client = self._on_device(per_client, len(ids))
+        assignment = self._on_device(per_client, len(ids)) if per_client is not None else None
         if reduce:
             check_sum(reduce, len(ids))
-        total = Accumulator(reduce) if reduce else None
-        broadcast = {name: value.to(self.device) for name, value in (broadcast or {}).items()}
-        self.traffic.down += len(ids) * (nbytes(broadcast) + _row_bytes(per_client))
+        shared = {name: value.to(self.device) for name, value in (broadcast or {}).items()}
+        self.traffic.down += len(ids) * (nbytes(shared) + _row_bytes(assignment))
+        collected = _Collected(Accumulator(reduce) if reduce else None)
 
-        kept: list[Tree] = []
-        places: list[Tensor] = []
-        failures: list[Failure] = []
+        def load(places: Tensor) -> ClientBatch:
+            rows = assignment[places] if assignment is not None else None
+            return self._client_batch(self._train, ids[places], ids[places], rows)
 
-        def lanes(chunks: Sequence[Tensor]) -> Iterator[ClientBatch]:
-            for place in chunks:
-                with self.clock.phase("models"):
-                    client = ids[place]
-                    memory = self.client_state.read(client.to(self.device))
-                    params = per_client[place].gather(memory) if per_client else {}
-                yield ClientBatch(self._train, client, self.names[client], params, memory)
-
-        def work(lanes: ClientBatch) -> tuple[Tree, Tree | None]:
-            return run_program(program, lanes, broadcast, key, self._runs)
-
-        def run(chunks: Sequence[Tensor]) -> Iterator[None]:
-            nonlocal total
-            results = (
-                map(work, lanes(chunks))
-                if _uses_numpy(program)
-                else self.workers.in_order(work, lanes(chunks))
-            )
-            for place in chunks:
-                with self.clock.phase("clients"):
-                    reply, written = next(results)
-                # Memory may run out up to where a chunk is added up, and it is run again: nothing
-                # is kept of it before.
-                one = nbytes(reply) // max(1, len(place))
-                # To look at replies is to wait for the device. Sums of all that was asked are
-                # queued before; refusals are rare.
-                trusting = total.copy() if total and self._queues(reduce) else None
-                if trusting:
-                    with self.clock.phase("sums"):
-                        trusting.add(place, reply)
-                with self.clock.phase("replies"):
-                    good, reply, reasons = self._accept(
-                        key, ids[place], reply, written or {}, reduce
-                    )
-                if written is not None:
-                    self.client_state.make_room(ids[place].to(self.device))
-                    written = tree_index(written, good.to(self.device)) if reasons else written
-                # Last of what may fail: on the CPU sums are made in place.
-                if total and (not trusting or reasons):
-                    with self.clock.phase("sums"):
-                        trusting = total.copy()
-                        trusting.add(place[good], reply)
-                if total and trusting:
-                    total = trusting
-                    added = total.keys(reply)
-                    reply = {name: value for name, value in reply.items() if name not in added}
-                if written is not None and len(good):
-                    self.client_state.write(ids[place][good].to(self.device), written)
-                failures.extend(reasons)
-                # What was refused had been sent all the same.
-                self.traffic.up += one * (
-                    len(place) - sum(failure.reason == NO_ANSWER for failure in reasons)
-                )
-                kept.append(reply)
-                places.append(place[good])
-                del reply, written  # the next chunk needs the memory
-                yield
-
-        with self._settings():
-            for _ in self._room.run_chunks(
-                run, _by_size(self._train, ids), self._width(len(ids), per_client, broadcast)
-            ):
-                pass
-        self._failures += failures
-        return in_order_asked(ids, places, kept, total, failures)
+        self._run_chunks(
+            _by_size(self._train, ids),
+            self._width(len(ids), assignment, shared),
+            load,
+            lambda clients: run_program(program, clients, shared, key, self._compiled),
+            lambda places, result: self._collect(collected, key, ids, places, *result),
+            parallel=not _uses_numpy(program),
+        )
+        self._failures += collected.failures
+        return in_order_asked(
+            ids, collected.places, collected.outputs, collected.total, collected.failures
+        )
 
     def evaluate(
-        self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        requests: Sequence[EvalRequest],
+        key: int = 0,
     ) -> list[Tree]:
-        return [self.measure(rows, ids, look, key) for look in looks]
+        return [self._evaluate_one(assignment, ids, request, key) for request in requests]
 
-    def measure(self, rows: ModelAssignment, ids: Tensor, look: EvalRequest, key: int = 0) -> Tree:
-        """One look. Clients with one model and one test part are evaluated once."""
-        part, tune, metrics = look.split, look.finetune, look.metrics
+    def _evaluate_one(
+        self, assignment: ModelAssignment, ids: Tensor, request: EvalRequest, key: int
+    ) -> Tree:
+        """One request. Clients with the same model and the same test part are evaluated once."""
         ids = self._checked(ids)
-        pool = self._train if part == "train" else self._test
-        parts = ids if part == "train" else self._clients.test_part_id[ids]
-        who = torch.nonzero(parts >= 0).flatten()
-        rows, asked = rows[who], ids[who]
-        alone = bool(rows.local_params) or tune is not None
-        pairs = torch.stack([asked if alone else rows.model_ids.cpu(), parts[who]], 1)
+        finetune = request.finetune
+        dataset = self._train if request.split == "train" else self._test
+        parts = ids if request.split == "train" else self._clients.test_part_id[ids]
+        with_data = torch.nonzero(parts >= 0).flatten()
+        asked = ids[with_data]
+        assignment = self._on_device(assignment[with_data], len(with_data))
+        personal = bool(assignment.local_params) or finetune is not None
+        pairs = torch.stack([asked if personal else assignment.model_ids, parts[with_data]], 1)
         distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
-        first = torch.full((len(distinct),), len(who), dtype=torch.int64)
-        first = first.scatter_reduce_(0, pair_of, torch.arange(len(who)), "amin")
-
-        device_rows = self._on_device(rows, len(who))
-        assert device_rows is not None
-        program = evaluate_metrics(look.model, tuple(metrics.items()))
+        first = torch.full((len(distinct),), len(with_data), dtype=torch.int64)
+        first = first.scatter_reduce_(0, pair_of, torch.arange(len(with_data)), "amin")
+        program = evaluate_metrics(request.model, tuple(request.metrics.items()))
         sums: dict[str, Tensor] = {}
 
-        def lanes(chunks: Sequence[Tensor]) -> Iterator[tuple[ClientBatch, Tensor]]:
-            for place in chunks:
-                client = asked[first[place]]
-                memory = self.client_state.read(client.to(self.device))
-                yield (
-                    ClientBatch(
-                        pool,
-                        distinct[place, 1],
-                        self.names[client],
-                        device_rows[first[place]].gather(memory),
-                        memory,
-                    ),
-                    client,
-                )
+        def load(places: Tensor) -> tuple[ClientBatch, Tensor]:
+            clients = asked[first[places]]
+            rows = assignment[first[places]]
+            return self._client_batch(dataset, distinct[places, 1], clients, rows), clients
 
-        def work(chunk: tuple[ClientBatch, Tensor]) -> Tree:
-            lanes, client = chunk
-            params = lanes.params
-            if tune is not None:
-                params, _ = run_program(
-                    tune, replace(lanes, pool=self._train, part=client), {}, key, self._runs
-                )
-            return run_program(
-                program, replace(lanes, params=params, memory={}), {}, key, self._runs
-            )[0]
+        def compute(loaded: tuple[ClientBatch, Tensor]) -> Tree:
+            clients, train_parts = loaded
+            params = clients.params
+            if finetune is not None:
+                training = replace(clients, dataset=self._train, part_ids=train_parts)
+                params, _ = run_program(finetune, training, {}, key, self._compiled)
+            tested = replace(clients, params=params, client_state={})
+            return run_program(program, tested, {}, key, self._compiled)[0]
 
-        def run(chunks: Sequence[Tensor]) -> Iterator[Tree]:
-            return self.workers.in_order(work, lanes(chunks))
+        def collect(places: Tensor, reply: Tree) -> None:
+            for name, value in reply.items():
+                total = sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))
+                total[places] = value.cpu()
 
-        with self._settings():
-            width = self._width(len(distinct), device_rows, {})
-            for place, reply in self._room.run_chunks(run, _by_size(pool, distinct[:, 1]), width):
-                for name, value in reply.items():
-                    sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))[
-                        place
-                    ] = value.cpu()
+        self._run_chunks(
+            _by_size(dataset, distinct[:, 1]),
+            self._width(len(distinct), assignment, {}),
+            load,
+            compute,
+            collect,
+        )
         result: Tree = {}
-        for name in ("loss", *metrics):
+        for name in ("loss", *request.metrics):
             result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)
-            if len(who):
-                result[name][who] = (sums[name] / sums["examples"])[pair_of]
+            if len(with_data):
+                result[name][with_data] = (sums[name] / sums["examples"])[pair_of]
         return result
 
-    def _queues(self, reduce: SegmentSum | None) -> bool:
+    def models_of(
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        finetune: AnyProgram | None = None,
+        key: int = 0,
+    ) -> Tree:
+        """The models of these clients, one row for each, with the parameters that are in their
+        client state; `finetune` as in `EvalRequest`.
+        """
+        assignment = self._on_device(assignment, len(ids))
+        if finetune is None or not len(ids):
+            return assignment.gather(self.client_state.read(ids.to(self.device)))
+        models: list[Tree] = []
+        with self.clock.whole("final models"):
+            self._run_chunks(
+                torch.arange(len(ids)),
+                self._width(len(ids), assignment, {}),
+                lambda places: self._client_batch(
+                    self._train, ids[places], ids[places], assignment[places]
+                ),
+                lambda clients: run_program(finetune, clients, {}, key, self._compiled)[0],
+                lambda places, params: models.append(params),
+                parallel=False,
+            )
+        return concatenate(models)
+
+    def _client_batch(
+        self,
+        dataset: DeviceDataset,
+        part_ids: Tensor,
+        clients: Tensor,
+        assignment: ModelAssignment | None,
+    ) -> ClientBatch:
+        with self.clock.phase("models"):
+            state = self.client_state.read(clients.to(self.device))
+            params = assignment.gather(state) if assignment is not None else {}
+        return ClientBatch(dataset, part_ids, self.names[clients], params, state)
+
+    def _run_chunks(
+        self,
+        order: Tensor,
+        width: int,
+        load: Callable[[Tensor], T],
+        compute: Callable[[T], R],
+        collect: Callable[[Tensor, R], None],
+        parallel: bool = True,
+    ) -> None:
+        """Split `order` into chunks of at most `width` places; load, compute and collect each.
+
+        If memory runs out in any of the three, the chunks that were not collected run again with
+        fewer clients. So `collect` must keep nothing of a chunk before its last step that can fail.
+        `load` and `collect` run in this thread, chunk by chunk.
+        """
+
+        def run(chunks: Sequence[Tensor]) -> Iterator[None]:
+            loaded = map(load, chunks)
+            results = self.workers.in_order(compute, loaded) if parallel else map(compute, loaded)
+            for places in chunks:
+                with self.clock.phase("clients"):
+                    result = next(results)
+                collect(places, result)
+                del result  # the next chunk needs the memory
+                yield
+
+        with self._torch_settings():
+            for _ in self._oom_retry.run_chunks(run, order, width):
+                pass
+
+    def _collect(
+        self,
+        collected: _Collected,
+        key: int,
+        ids: Tensor,
+        places: Tensor,
+        reply: Tree,
+        written: Tree | None,
+    ) -> None:
+        """Check the replies of a chunk and add them up; keep the client state that it wrote.
+
+        Memory may run out until the chunk is added up. Nothing of it is kept before that, so no
+        client counts twice.
+        """
+        total = collected.total
+        reduce = total.reduce if total is not None else None
+        bytes_each = nbytes(reply) // max(1, len(places))
+        # Checking replies waits for the device. So the sums of all replies are queued first; they
+        # are computed again if a reply is rejected, which is rare.
+        new_total = total.copy() if total is not None and self._queues_sums(total.reduce) else None
+        if new_total is not None:
+            with self.clock.phase("sums"):
+                new_total.add(places, reply)
+        with self.clock.phase("replies"):
+            accepted, reply, failures = self._accept(key, ids[places], reply, written or {}, reduce)
+        if written is not None:
+            self.client_state.reserve(ids[places].to(self.device))
+            written = tree_index(written, accepted.to(self.device)) if failures else written
+        # The last step that can fail: on the CPU `add` changes the sums in place.
+        if total is not None and (new_total is None or failures):
+            with self.clock.phase("sums"):
+                new_total = total.copy()
+                new_total.add(places[accepted], reply)
+        if new_total is not None:
+            collected.total = new_total
+            summed = new_total.keys(reply)
+            reply = {name: value for name, value in reply.items() if name not in summed}
+        if written is not None and len(accepted):
+            self.client_state.write(ids[places][accepted].to(self.device), written)
+        collected.failures.extend(failures)
+        # Rejected replies were sent as well.
+        sent = len(places) - sum(not failure.rejected for failure in failures)
+        self.traffic.up += bytes_each * sent
+        collected.outputs.append(reply)
+        collected.places.append(places[accepted])
+
+    def _queues_sums(self, reduce: SegmentSum) -> bool:
+        """Whether sums can be queued on the device before the replies are checked."""
         return (
             self.device.type == "cuda"
             and self.faults is None
-            and reduce is not None
             and not isinstance(reduce.segment_ids, str)
         )
 
     def _accept(
         self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: SegmentSum | None
     ) -> tuple[Tensor, Tree, list[Failure]]:
-        """Places of the replies that are taken, those replies, and why the others are not."""
+        """The places of the accepted replies, those replies, and why the others are not."""
         reasons = dict.fromkeys(
-            rows_out_of_range(written), "its memory is not finite, or absurdly large"
+            rows_out_of_range(written), "its client state is not finite, or absurdly large"
         )
+        absent: set[int] = set()
         if self.faults is not None:
-            reply, refused = self._tampered(key, ids, reply)
-            reasons |= refused
+            reply, fault_reasons, absent = self._apply_faults(self.faults, key, ids, reply)
+            reasons |= fault_reasons
         else:
-            claims = (
+            too_many_examples = (
                 (reply[EXAMPLES].cpu() > self._sizes[ids]).nonzero().flatten().tolist()
                 if EXAMPLES in reply
                 else []
             )
-            for place in [*rows_out_of_range(reply), *claims]:
+            for place in [*rows_out_of_range(reply), *too_many_examples]:
                 row = tree_index(reply, torch.tensor(place))
                 reasons[place] = (
                     rejection_reason(row, spec_of(row), int(self._sizes[ids[place]]))
                     or "not finite"
                 )
         if reduce is not None and isinstance(reduce.segment_ids, str):
-            claimed = reply[reduce.segment_ids].flatten().tolist()
-            reasons |= {
-                place: f"chose row {row} of {reduce.num_segments}"
-                for place, row in enumerate(claimed)
-                if not 0 <= row < reduce.num_segments
-            }
+            segments = reply[reduce.segment_ids].flatten().tolist()
+            for place, segment in enumerate(segments):
+                reason = out_of_range_segment(segment, reduce.num_segments)
+                if reason is not None:
+                    reasons[place] = reason
+                    absent.discard(place)
         if not reasons:
             return torch.arange(len(ids)), reply, []
         failures = [
-            Failure(int(ids[place]), reason, reason != NO_ANSWER)
+            Failure(int(ids[place]), reason, rejected=place not in absent)
             for place, reason in reasons.items()
         ]
-        taken = torch.tensor(
+        accepted = torch.tensor(
             [place for place in range(len(ids)) if place not in reasons], dtype=torch.int64
         )
-        return taken, tree_index(reply, taken.to(self.device)), failures
+        return accepted, tree_index(reply, accepted.to(self.device)), failures
 
-    def _tampered(self, key: int, ids: Tensor, reply: Tree) -> tuple[Tree, dict[int, str]]:
-        assert self.faults is not None
+    def _apply_faults(
+        self, faults: Faults, key: int, ids: Tensor, reply: Tree
+    ) -> tuple[Tree, dict[int, str], set[int]]:
+        """The replies that arrive, why those at some places do not count, and the places of absent
+        clients. A reply that does not count stays the original one.
+        """
         spec = spec_of(tree_index(reply, torch.tensor(0)))
         reasons: dict[int, str] = {}
+        absent: set[int] = set()
         rows: list[Tree] = []
         for place, client in enumerate(ids.tolist()):
-            honest = tree_index(reply, torch.tensor(place))
-            arrived = self.faults(key, client, dict(honest))
-            reason = (
-                NO_ANSWER
-                if arrived is None
-                else rejection_reason(arrived, spec, int(self._sizes[client]))
-            )
-            if reason is not None:
+            original = tree_index(reply, torch.tensor(place))
+            arrived = faults(key, client, dict(original))
+            if arrived is None:
+                absent.add(place)
+                reasons[place] = "no answer"
+            elif reason := rejection_reason(arrived, spec, int(self._sizes[client])):
                 reasons[place] = reason
-            rows.append(honest if arrived is None or reason is not None else arrived)
-        return stack(rows), reasons
+            rows.append(original if arrived is None or place in reasons else arrived)
+        return stack(rows), reasons, absent
 
-    def _forget_runs(self) -> None:
-        self._runs = CompiledSteps()
+    def _clear_compiled(self) -> None:
+        self._compiled = CompiledSteps()
 
-    def _width(self, clients: int, each: ModelAssignment | None, broadcast: Tree) -> int:
+    def _width(self, clients: int, assignment: ModelAssignment | None, broadcast: Tree) -> int:
         """How many clients run at a time."""
         if self.chunk:
             return self.chunk
-        # What a lane trains: its row, or what it picks from what is sent to all.
-        lane = max(
-            _row_bytes(each), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024
+        # What a client trains: its row, or what it picks from the broadcast.
+        client_bytes = max(
+            _row_bytes(assignment), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024
         )
         if self.device.type == "cuda":
-            return max(
-                1,
-                int(torch.cuda.get_device_properties(self.device).total_memory * _CUDA_CHUNK_SHARE)
-                // lane,
-            )
-        most = max(1, _CPU_CHUNK_BYTES // lane)
-        # As many chunks for every worker, as far as clients go round.
-        rounds = -(-clients // (most * self.workers.count))
+            total_memory = torch.cuda.get_device_properties(self.device).total_memory
+            return max(1, int(total_memory * _CUDA_CHUNK_SHARE) // client_bytes)
+        largest = max(1, _CPU_CHUNK_BYTES // client_bytes)
+        # The same number of chunks for every worker, as far as possible.
+        rounds = -(-clients // (largest * self.workers.count))
         return max(1, -(-clients // (rounds * self.workers.count))) if clients else 1
 
     def _checked(self, ids: Tensor) -> Tensor:
@@ -420,31 +473,29 @@ class Simulator:
             raise InvalidInputError("a client was asked twice in one call: ids must be distinct.")
         return ids
 
-    def _on_device(self, each: ModelAssignment | None, count: int) -> ModelAssignment | None:
-        if each is None:
-            return None
-        if len(each.model_ids) != count:
-            raise InvalidInputError(f"each: {len(each.model_ids)} rows for {count} clients.")
-        shared_rows = [
-            value for name, value in each.models.items() if name not in each.local_params
+    def _on_device(self, assignment: ModelAssignment, clients: int) -> ModelAssignment:
+        model_ids = assignment.model_ids.cpu()
+        if len(model_ids) != clients:
+            raise InvalidInputError(f"per_client: {len(model_ids)} rows for {clients} clients.")
+        stacks = [
+            value
+            for name, value in assignment.models.items()
+            if name not in assignment.local_params
         ]
-        rows = len(shared_rows[0]) if shared_rows else 0
-        if count and rows and (int(each.model_ids.min()) < 0 or int(each.model_ids.max()) >= rows):
-            wrong = (
-                int(each.model_ids.min())
-                if int(each.model_ids.min()) < 0
-                else int(each.model_ids.max())
-            )
-            raise InvalidInputError(
-                f"each: row {wrong} of {rows} models; a client whose group is not known (-1) must"
-                " be admitted first."
-            )
-        models = {name: value.to(self.device) for name, value in each.models.items()}
-        return ModelAssignment(models, each.model_ids.cpu(), each.local_params)
+        models = len(stacks[0]) if stacks else 0
+        if clients and models:
+            lowest, highest = int(model_ids.min()), int(model_ids.max())
+            if lowest < 0 or highest >= models:
+                raise InvalidInputError(
+                    f"per_client: row {lowest if lowest < 0 else highest} of {models} models; a"
+                    " client whose group is not known (-1) must be added first."
+                )
+        on_device = {name: value.to(self.device) for name, value in assignment.models.items()}
+        return ModelAssignment(on_device, model_ids, assignment.local_params)
 
     @contextmanager
-    def _settings(self) -> Iterator[None]:
-        """Threads and arithmetic for the time of a call; the caller's own are put back."""
+    def _torch_settings(self) -> Iterator[None]:
+        """Set torch's threads and precision for a call; restore the caller's settings after it."""
         threads, precision, cudnn = (
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
@@ -455,7 +506,7 @@ class Simulator:
         if self.device.type == "cuda":
             fast = self.precision == "tf32"
             torch.set_float32_matmul_precision("high" if fast else "highest")
-            # No choice of kernel by timing: it would make two runs differ.
+            # Kernels must not be chosen by timing: two runs could differ.
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = fast, True, False
         try:
             yield
@@ -466,8 +517,8 @@ class Simulator:
 
 
 def pick_device(device: str) -> torch.device:
-    """`auto` takes CUDA where there is one."""
-    device = str(device)  # a torch.device will do
+    """The torch device; `auto` is CUDA if there is one."""
+    device = str(device)  # it may be a torch.device
     require(
         device in ("auto", "cpu", "cuda") or device.startswith("cuda:"),
         "device",
@@ -483,29 +534,30 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _by_size(pool: DeviceDataset, parts: Tensor) -> Tensor:
-    """Places by falling size, so that in a chunk those with steps left are a prefix, then by id.
+def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:
+    """Places sorted by descending size, then by id, so that the active clients of a chunk are a
+    prefix.
 
     The order is the same for every chunk size, which keeps sums the same to the bit.
     """
-    return torch.from_numpy(np.lexsort((parts.numpy(), -pool.sizes[parts].numpy())))
+    return torch.from_numpy(np.lexsort((parts.numpy(), -dataset.sizes[parts].numpy())))
 
 
 def _uses_numpy(program: AnyProgram) -> bool:
-    """Whether any part of it runs client by client: numpy's and scikit-learn's threads are no
-    business of several workers at once.
+    """Whether a part of the program runs client by client: programs that use numpy or scikit-learn
+    must not run concurrently in worker threads.
     """
     if isinstance(program, ChainedProgram):
         return _uses_numpy(program.first) or _uses_numpy(program.second)
     return not program.vectorised
 
 
-def _row_bytes(each: ModelAssignment | None) -> int:
-    """Bytes of the row that one client is sent."""
-    if each is None:
+def _row_bytes(assignment: ModelAssignment | None) -> int:
+    """Bytes of the row that is sent to one client."""
+    if assignment is None:
         return 0
     return sum(
         math.prod(value.shape[1:]) * value.element_size()
-        for name, value in each.models.items()
-        if name not in each.local_params
+        for name, value in assignment.models.items()
+        if name not in assignment.local_params
     )

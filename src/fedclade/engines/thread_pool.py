@@ -1,4 +1,4 @@
-"""Worker threads of the CPU: one a core, each with a chunk of clients of its own."""
+"""Worker threads on the CPU: one for each core, each with its own chunk of clients."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ R = TypeVar("R")
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Have glibc keep what is freed. It returns blocks of some size to the system, and a round that
-    gets its stacks anew, page by page, takes a fifth longer. The largest block it has seen freed
-    tells it what is worth keeping, up to 32 MiB.
+    """Make glibc keep freed memory. By default it returns large blocks to the system, and a round
+    that has to get them back page by page takes a fifth longer. glibc raises its threshold to the
+    largest block that was freed, up to 32 MiB.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 class ThreadPool:
-    """Does work on several items at a time. Torch runs on one thread in each: matrix products of a
-    client's size are not worth more, and on several threads they would round by the size of a
-    chunk.
+    """Runs a function on several items at a time. Torch uses one thread in each worker: a client's
+    matrix products are too small for more, and with more threads their rounding would depend on
+    the chunk size.
     """
 
     def __init__(self, count: int) -> None:
@@ -40,8 +40,8 @@ class ThreadPool:
         self._pool: ThreadPoolExecutor | None = None
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """work(item) for each item, in their order. Items are asked for here, one after another,
-        and only a few ahead.
+        """work(item) for each item, in their order. Items are taken in the calling thread, one
+        after another, and only a few ahead.
         """
         if self.count == 1:
             yield from map(work, items)
@@ -61,8 +61,8 @@ class ThreadPool:
         except BaseException as error:
             for future in ahead:
                 future.cancel()
-            # Where memory ran out, what still runs must have given back its own before fewer are
-            # tried. An interrupt does not wait.
+            # If memory ran out, the running workers must free theirs before a retry. An interrupt
+            # does not wait.
             if isinstance(error, Exception):
                 wait(ahead)
             raise

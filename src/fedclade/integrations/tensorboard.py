@@ -1,5 +1,5 @@
-"""The rounds of a run for TensorBoard: event files beside the run's own, written while it goes
-on.
+"""The rounds of a run for TensorBoard: event files in the run directory, written during the
+run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRACKERS = ("tensorboard",)
 
 
 def check_tracker(name: str) -> None:
-    """Refuse what cannot be written, before anything is trained."""
+    """Raise before the training if the tracker cannot be used."""
     if name not in TRACKERS:
         raise InvalidInputError(f"--track {name}: must be {' or '.join(TRACKERS)}.")
     if importlib.util.find_spec("tensorboard") is None:
@@ -32,8 +32,8 @@ def check_tracker(name: str) -> None:
 
 
 class Tracker:
-    """A context for the time of a run; `row` is given each round's row, after the run has written
-    it down.
+    """A context for one run; call `row` with the row of each round after the run has written
+    it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,7 +50,7 @@ class Tracker:
         trace: TracebackType | None,
     ) -> None:
         if self.writer is not None:
-            # Where the run has failed already, that is what matters.
+            # If the run has failed, its own error matters.
             with (
                 suppress(OSError)
                 if error is not None
@@ -63,16 +63,14 @@ class Tracker:
             if self.writer is not None:
                 _write(self.writer, row)
             else:
-                self.writer = self._begun()
+                self.writer = self._start()
 
-    def _begun(self) -> SummaryWriter:
-        from torch.utils.tensorboard import (
-            SummaryWriter,
-        )  # a second to import, for those who want it
+    def _start(self) -> SummaryWriter:
+        # The import takes a second.
+        from torch.utils.tensorboard import SummaryWriter
 
-        # A resumed run may go back to its last checkpoint, and may not have been tracked before:
-        # all rounds are written again, and `purge_step` tells TensorBoard to forget those that it
-        # had.
+        # A resumed run may go back to its last checkpoint, and may not have been tracked before. So
+        # all rounds are written again, and `purge_step` makes TensorBoard discard the earlier ones.
         writer = SummaryWriter(str(self.folder / FOLDER), purge_step=0)
         for earlier in RunDirectory(self.folder).history():
             _write(writer, earlier)
@@ -80,7 +78,7 @@ class Tracker:
 
 
 def _write(writer: SummaryWriter, row: dict[str, Any]) -> None:
-    """Every number of the row but its own."""
+    """Write every number of the row except the number of its round."""
     for name, value in row.items():
         if name != "round" and isinstance(value, int | float):
             writer.add_scalar(name, value, row["round"])

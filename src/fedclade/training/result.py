@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fedclade.core.pytree import Tree
 from fedclade.engines.oom import is_out_of_memory
+from fedclade.engines.profiler import Profile
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.registry import REGISTRY
-from fedclade.training.profile import Profile
 
 
 @dataclass(frozen=True)

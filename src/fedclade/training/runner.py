@@ -26,8 +26,9 @@ from fedclade.core.state import UNKNOWN, State
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine, EvalRequest
 from fedclade.engines.oom import is_out_of_memory
+from fedclade.engines.profiler import Profile
 from fedclade.engines.simulator import Precision, Simulator
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import DifferentExperimentError, InvalidInputError, require
 from fedclade.io import checkpoint
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
@@ -39,7 +40,6 @@ from fedclade.training import client_features, metrics
 from fedclade.training.client_sampling import blocked_clients, cohort_of, exclude_blocked
 from fedclade.training.fingerprint import difference, fingerprint
 from fedclade.training.graceful_interrupt import Interrupt
-from fedclade.training.profile import profile_of
 from fedclade.training.result import Result, load, untrained
 from fedclade.training.round_stats import Counters
 from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
@@ -288,7 +288,7 @@ class TrainingRun:
         found = store.latest_checkpoint()
         if found is not None and found.configuration != self._fingerprint():
             what = difference(store.tables(), self.tables())
-            raise InvalidInputError(
+            raise DifferentExperimentError(
                 f"out = '{store.folder}': it holds a run of another experiment ({what})."
             )
         return found
@@ -405,7 +405,7 @@ class TrainingRun:
         folder = store.folder if store is not None else None
         timed = self._fed if self.profile and isinstance(self._fed, Simulator) else None
         profile = (
-            profile_of(timed.clock, len(history), timed.workers.count)
+            Profile.from_profiler(timed.clock, len(history), timed.workers.count)
             if timed is not None
             else None
         )

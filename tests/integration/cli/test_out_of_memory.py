@@ -15,23 +15,23 @@ FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. 
 SHORT = ["run", "quickstart", "--set", "run.rounds=2", "-q", "--no-report", "--out", "x"]
 
 
-@pytest.mark.filterwarnings("always:memory")
+@pytest.mark.filterwarnings("always:Out of memory")
 def test_one_line_says_that_fewer_run_at_a_time(
     command: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fold = simulator.run_program
+    run_program = simulator.run_program
 
-    def cramped(program: Any, lanes: ClientBatch, *others: Any) -> Any:
-        if len(lanes.client) > 3:
+    def cramped(program: Any, clients: ClientBatch, *others: Any) -> Any:
+        if len(clients.client_ids) > 3:
             raise FULL
-        return fold(program, lanes, *others)
+        return run_program(program, clients, *others)
 
     monkeypatch.setattr(simulator, "run_program", cramped)
     code, out, complaint = command(*SHORT, "--set", "engine.chunk=4")
     assert (code, out) == (0, "")
     assert complaint.splitlines() == [
-        "fedclade: memory: 4 clients at a time do not fit into that of cpu; those of this step who"
-        " were not done run again, 2 at a time (engine.chunk=2 has it so from the start)."
+        "fedclade: Out of memory on cpu with 4 clients per chunk; retrying the unfinished clients"
+        " with 2. Set engine.chunk=2 to avoid this."
     ]
 
 

@@ -89,4 +89,4 @@ def test_runs_in_simulation_as_it_is(simulating: dict[str, str], tmp_path: Path)
         2,
         0,
     )
-    assert len(list((tmp_path / "homes" / "sites").glob("*/models/*.safetensors"))) == 6
+    assert len(list((tmp_path / "homes" / "nodes").glob("*/models/*.safetensors"))) == 6

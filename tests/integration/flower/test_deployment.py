@@ -52,7 +52,7 @@ def settings(out: Path, method: str, rounds: int, **more: Any) -> dict[str, Any]
         "run.rounds": rounds,
         "federation.nodes": NODES,
         "federation.out": str(out),
-        "federation.bound": True,
+        "federation.bind_clients_to_nodes": True,
     }
     return given | {name.replace("__", "."): value for name, value in more.items()}
 
@@ -111,7 +111,7 @@ def test_each_client_ends_with_its_own_groups_model(
         node, ward = name.split("/")
         number = 2 * int(node_of[node].removeprefix("node-")) + int(ward.removeprefix("ward-"))
         kinds.setdefault(cluster, set()).add(int(truth[number]))
-        (file,) = federation.plan.folder.glob(f"{node_of[node]}/sites/*/models/{ward}.safetensors")
+        (file,) = federation.plan.folder.glob(f"{node_of[node]}/nodes/*/models/{ward}.safetensors")
         assert oct(file.stat().st_mode & 0o777) == "0o600"
         expected = stored.row(int(stored.assignment[names.index(name)]))
         for key, value in load_file(file).items():
@@ -193,12 +193,14 @@ def test_a_client_that_is_ill_costs_only_itself(
     code = """    if number == 1:
         raise RuntimeError("the disk of this clinic is broken")
     if number == 2:
-        x, y, x_test, y_test = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=nodes, seed=0).arrays(2)
+        digits = fc.data.load("digits")
+        everyone = fc.data.partition(digits, fc.data.Iid(), clients=nodes, seed=0)
+        x, y, x_test, y_test = everyone.arrays(2)
         return {"ward-0": (x, y, x_test, y_test), "ill": (x * 0 + 1e30, y, x_test, y_test)}
 """
     ill = changed(app, tmp_path / "ill", code)
     assert (
-        federation.run(ill, settings(tmp_path / "out", "fedavg", 2, federation__sites=NODES - 1))
+        federation.run(ill, settings(tmp_path / "out", "fedavg", 2, federation__nodes=NODES - 1))
         == 0
     )
     run = tmp_path / "out" / "run-1"
@@ -222,7 +224,7 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(
     os.kill(late, signal.SIGSTOP)
     try:
         given = settings(
-            tmp_path, "clade", 8, federation__sites=NODES - 1, federation__deadline=25.0
+            tmp_path, "clade", 8, federation__nodes=NODES - 1, federation__deadline=25.0
         )
         going = Background(federation, app, given)
         run = tmp_path / "run-1"
@@ -246,7 +248,7 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(
     stored = StoredModels(run)
     for number in newcomers:
         (file,) = federation.plan.folder.glob(
-            f"node-3/sites/*/models/{names[number].split('/')[1]}.safetensors"
+            f"node-3/nodes/*/models/{names[number].split('/')[1]}.safetensors"
         )
         for key, value in load_file(file).items():
             assert torch.equal(value, stored.row(int(stored.assignment[number]))[key])

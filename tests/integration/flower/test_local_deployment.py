@@ -82,9 +82,13 @@ def main(grid, context):
     print("text", context.run_config["text"], "number", context.run_config["deep.number"])
     if context.run_config["fail"]:
         raise RuntimeError("told to fail")
-    asked = [Message(RecordDict(), message_type="query", dst_node_id=node) for node in grid.get_node_ids()]
-    told = [dict(reply.content["who"]) for reply in grid.send_and_receive(asked)]
-    print("nodes", sorted((each["partition-id"], each["num-partitions"], each["site"], each["ward"]) for each in told))
+    queries = [
+        Message(RecordDict(), message_type="query", dst_node_id=node)
+        for node in grid.get_node_ids()
+    ]
+    configs = [dict(reply.content["who"]) for reply in grid.send_and_receive(queries)]
+    keys = ("partition-id", "num-partitions", "node-name", "ward")
+    print("nodes", sorted(tuple(config[key] for key in keys) for config in configs))
 """
 
 
@@ -303,7 +307,8 @@ def test_a_taken_port_is_refused(tmp_path: Path) -> None:
 def test_a_folder_of_someone_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(
-        InvalidInputError, match=r"it is there already and no federation's\. Choose another --dir"
+        InvalidInputError,
+        match=r"it exists and is not the folder of a federation\. Choose another --dir",
     ):
         Federation.up(tmp_path, 1, False)
     result = CliRunner().invoke(flower_app, ["down", "--purge", "--dir", str(tmp_path)])
@@ -327,17 +332,17 @@ def test_a_federation_of_another_shape_is_not_overwritten(tmp_path: Path) -> Non
 def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
     assert (
         federation._config(1, 4, "", Path("/fed/node-1"))
-        == 'partition-id=1 num-partitions=4 site="node-1" home="/fed/node-1"'
+        == 'partition-id=1 num-partitions=4 node-name="node-1" home="/fed/node-1"'
     )
-    told = federation._config(1, 4, 'site="St Mary" ward=7', Path("/fed/node-1"))
-    assert told == 'partition-id=1 num-partitions=4 site="St Mary" home="/fed/node-1" ward=7'
+    told = federation._config(1, 4, 'node-name="St Mary" ward=7', Path("/fed/node-1"))
+    assert told == 'partition-id=1 num-partitions=4 node-name="St Mary" home="/fed/node-1" ward=7'
 
 
 @pytest.mark.parametrize("command", [["status"], ["run", "app"]])
 def test_without_a_federation_the_commands_say_so(tmp_path: Path, command: list[str]) -> None:
     result = CliRunner().invoke(flower_app, [*command, "--dir", str(tmp_path / "none")])
     assert isinstance(result.exception, InvalidInputError)
-    assert "there is no federation here. Start one with 'fedclade flower up'" in str(
+    assert "there is no federation in it. Start one with 'fedclade flower up'" in str(
         result.exception
     )
 
@@ -429,7 +434,7 @@ def test_every_service_is_alive_and_every_node_online(secure: Federation, told: 
 def test_a_second_federation_in_the_same_folder_is_refused(secure: Federation) -> None:
     with pytest.raises(
         InvalidInputError,
-        match=r"a federation is up here already\. End it with 'fedclade flower down'",
+        match=r"a federation is already up in it\. End it with 'fedclade flower down'",
     ):
         Federation.up(secure.plan.folder, 2, True, secure.plan.port)
     assert secure.supervised
@@ -454,7 +459,7 @@ def test_a_stranger_is_refused_for_its_own_reason(
     # than the one looked for.
     keys = {"unregistered": tmp_path / "unregistered", "registered": plan.key("node-0"), None: None}
     roots = {"own": plan.authority, "other": tmp_path / "other" / "ca.crt"}
-    command = plan.node_command(free_port(), 'site="stranger"', roots[authority], keys[key])
+    command = plan.node_command(free_port(), 'node-name="stranger"', roots[authority], keys[key])
     with (tmp_path / "log").open(
         "wb"
     ) as log:  # not a pipe: a helper of the node holds it until the node's end was asked for

@@ -44,8 +44,8 @@ def test_gives_what_the_simulator_gives(method: str, tmp_path: Path) -> None:
     assert other.summary["engine"] == "flower"
     assert torch.equal(one.clusters, other.clusters)
     assert other.summary["accuracy"] == pytest.approx(one.summary["accuracy"], abs=0.5)
-    if method == "local":  # its models are nobody else's: they are on the sites' disks
-        files = sorted((tmp_path / "other" / "sites").glob("*/models/*.safetensors"))
+    if method == "local":  # personal models are only on the nodes' disks
+        files = sorted((tmp_path / "other" / "nodes").glob("*/models/*.safetensors"))
         assert len(files) == len(one.clusters)
         return
     here, there = (StoredModels(tmp_path / folder) for folder in ("one", "other"))

@@ -164,9 +164,9 @@ def test_score_reads_more_than_one_block() -> None:
     each = ModelAssignment(
         {name: value[None] for name, value in objective.params().items()}, torch.tensor([0])
     )
-    got = Simulator(from_arrays([(x, y)])).measure(
-        each, torch.tensor([0]), EvalRequest(objective, {"accuracy": accuracy}, split="train")
-    )
+    got = Simulator(from_arrays([(x, y)])).evaluate(
+        each, torch.tensor([0]), [EvalRequest(objective, {"accuracy": accuracy}, split="train")]
+    )[0]
     outputs = objective.outputs(objective.params(), x)
     assert float(got["loss"]) == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-6)
     assert float(got["accuracy"]) == float((outputs.argmax(1) == y).sum()) / 150

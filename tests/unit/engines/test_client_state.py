@@ -1,4 +1,4 @@
-"""Client memory: seen at once within a round, kept only when the round is committed, and back from
+"""Client state: seen at once within a round, kept only when the round is committed, and back from
 a checkpoint as it was.
 """
 
@@ -25,14 +25,14 @@ def initial() -> Tree:
 
 
 def rows(numbers: list[int]) -> Tree:
-    """A row of memory for each number, both tensors made from it."""
+    """A row of state for each number, both tensors made from it."""
     n = torch.tensor(numbers)
     return {"w": torch.stack([n.float(), -n.float()], 1), "count": n}
 
 
-def counts(memory: ClientStateStore, ids: Tensor = EVERYONE) -> list[int]:
+def counts(state: ClientStateStore, ids: Tensor = EVERYONE) -> list[int]:
     """What the clients remember, as the number that `rows` was given; 7 is the initial row."""
-    read = memory.read(ids)
+    read = state.read(ids)
     for w, count in zip(read["w"].tolist(), read["count"].tolist(), strict=True):
         assert w == ([1.0, 2.0] if count == 7 else [count, -count])
     return [int(count) for count in read["count"]]
@@ -48,7 +48,7 @@ class MemoryMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.memory = ClientStateStore(initial(), CLIENTS)
+        self.state = ClientStateStore(initial(), CLIENTS)
         self.committed: dict[int, int] = {}
         self.pending: dict[int, int] = {}
         self.version = 0
@@ -58,42 +58,42 @@ class MemoryMachine(RuleBasedStateMachine):
     def write(self, ids: list[int]) -> None:
         numbers = list(range(self.written + 1, self.written + 1 + len(ids)))
         self.written += len(ids)
-        self.memory.write(torch.tensor(ids), rows(numbers))
+        self.state.write(torch.tensor(ids), rows(numbers))
         self.pending |= dict(zip(ids, numbers, strict=True))
 
     @rule()
     def commit(self) -> None:
         self.version += 1
-        self.memory.commit(self.version)
+        self.state.commit(self.version)
         self.committed |= self.pending
         self.pending = {}
 
     @rule()
     def rollback(self) -> None:
-        self.memory.rollback()
+        self.state.rollback()
         self.pending = {}
 
     @rule()
     def through_a_checkpoint(self) -> None:
-        saved = copy.deepcopy(self.memory.tensors())
-        self.memory = ClientStateStore(initial(), CLIENTS)
-        self.memory.restore(saved, self.version)
+        saved = copy.deepcopy(self.state.tensors())
+        self.state = ClientStateStore(initial(), CLIENTS)
+        self.state.restore(saved, self.version)
         self.pending = {}
 
     @rule(ids=who)
     def read_some(self, ids: list[int]) -> None:
         now = self.committed | self.pending
-        assert counts(self.memory, torch.tensor(ids)) == [now.get(client, 7) for client in ids]
+        assert counts(self.state, torch.tensor(ids)) == [now.get(client, 7) for client in ids]
 
     @invariant()
     def what_is_read_is_what_was_written(self) -> None:
         now = self.committed | self.pending
-        assert counts(self.memory) == [now.get(client, 7) for client in range(CLIENTS)]
-        assert self.memory.version == self.version
+        assert counts(self.state) == [now.get(client, 7) for client in range(CLIENTS)]
+        assert self.state.version == self.version
 
     @invariant()
     def a_checkpoint_holds_the_committed_rows_and_no_others(self) -> None:
-        saved = self.memory.tensors()
+        saved = self.state.tensors()
         assert (
             dict(zip(saved["ids"].tolist(), saved["rows/count"].tolist(), strict=True))
             == self.committed
@@ -105,59 +105,59 @@ TestAnySequence = MemoryMachine.TestCase
 TestAnySequence.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
-def test_who_never_wrote_has_the_initial_memory() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
-    memory.write(torch.tensor([4]), rows([50]))
-    memory.commit(1)
-    assert counts(memory) == [7, 7, 7, 7, 50, 7, 7, 7, 7]
+def test_who_never_wrote_has_the_initial_client_state() -> None:
+    state = ClientStateStore(initial(), CLIENTS)
+    state.write(torch.tensor([4]), rows([50]))
+    state.commit(1)
+    assert counts(state) == [7, 7, 7, 7, 50, 7, 7, 7, 7]
 
 
-def test_a_round_done_again_does_not_advance_memory_twice() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
+def test_a_round_done_again_does_not_advance_client_state_twice() -> None:
+    state = ClientStateStore(initial(), CLIENTS)
     for _ in range(3):  # the server is killed after the write, three times
-        read = memory.read(torch.tensor([2]))
-        memory.write(torch.tensor([2]), {"w": read["w"], "count": read["count"] + 1})
-        memory.rollback()
-    read = memory.read(torch.tensor([2]))
-    memory.write(torch.tensor([2]), {"w": read["w"], "count": read["count"] + 1})
-    memory.commit(1)
-    assert int(memory.read(torch.tensor([2]))["count"][0]) == 8
-    memory.rollback()  # nothing to roll back after a commit
-    assert int(memory.read(torch.tensor([2]))["count"][0]) == 8
+        read = state.read(torch.tensor([2]))
+        state.write(torch.tensor([2]), {"w": read["w"], "count": read["count"] + 1})
+        state.rollback()
+    read = state.read(torch.tensor([2]))
+    state.write(torch.tensor([2]), {"w": read["w"], "count": read["count"] + 1})
+    state.commit(1)
+    assert int(state.read(torch.tensor([2]))["count"][0]) == 8
+    state.rollback()  # nothing to roll back after a commit
+    assert int(state.read(torch.tensor([2]))["count"][0]) == 8
 
 
 def test_writes_of_one_round_are_seen_by_its_later_calls_and_not_by_a_checkpoint() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
-    memory.write(torch.tensor([1, 3]), rows([10, 30]))
-    assert counts(memory, torch.tensor([3, 0, 1])) == [30, 7, 10]
-    assert len(memory.tensors()["ids"]) == 0
+    state = ClientStateStore(initial(), CLIENTS)
+    state.write(torch.tensor([1, 3]), rows([10, 30]))
+    assert counts(state, torch.tensor([3, 0, 1])) == [30, 7, 10]
+    assert len(state.tensors()["ids"]) == 0
 
 
-def test_what_was_read_can_be_changed_without_changing_memory() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
-    memory.write(torch.tensor([0]), rows([10]))
-    memory.commit(1)
-    memory.write(torch.tensor([1]), rows([20]))
-    memory.read(EVERYONE)["count"].zero_()
-    memory.read(EVERYONE)["w"].zero_()
-    assert counts(memory) == [10, 20, *[7] * 7]
+def test_what_was_read_can_be_changed_without_changing_client_state() -> None:
+    state = ClientStateStore(initial(), CLIENTS)
+    state.write(torch.tensor([0]), rows([10]))
+    state.commit(1)
+    state.write(torch.tensor([1]), rows([20]))
+    state.read(EVERYONE)["count"].zero_()
+    state.read(EVERYONE)["w"].zero_()
+    assert counts(state) == [10, 20, *[7] * 7]
 
 
-def test_what_was_written_can_be_changed_without_changing_memory() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
+def test_what_was_written_can_be_changed_without_changing_client_state() -> None:
+    state = ClientStateStore(initial(), CLIENTS)
     given = rows([10])
-    memory.write(torch.tensor([0]), given)
+    state.write(torch.tensor([0]), given)
     given["count"].zero_()
-    assert counts(memory, torch.tensor([0])) == [10]
+    assert counts(state, torch.tensor([0])) == [10]
 
 
 def test_a_checkpoint_is_not_changed_by_later_rounds() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
-    memory.write(EVERYONE, rows(list(range(10, 19))))
-    memory.commit(1)
-    saved = memory.tensors()
-    memory.write(torch.tensor([0]), rows([99]))
-    memory.commit(2)
+    state = ClientStateStore(initial(), CLIENTS)
+    state.write(EVERYONE, rows(list(range(10, 19))))
+    state.commit(1)
+    saved = state.tensors()
+    state.write(torch.tensor([0]), rows([99]))
+    state.commit(2)
     assert saved["rows/count"].tolist() == list(range(10, 19))
 
 
@@ -165,40 +165,40 @@ def test_restore_forgets_what_was_there_before() -> None:
     early = ClientStateStore(initial(), CLIENTS)
     early.write(torch.tensor([8, 2]), rows([80, 20]))
     early.commit(3)
-    memory = ClientStateStore(initial(), CLIENTS)
-    memory.write(torch.tensor([5]), rows([50]))
-    memory.commit(9)
-    memory.write(torch.tensor([6]), rows([60]))
-    memory.restore(early.tensors(), 3)
-    assert counts(memory) == [7, 7, 20, 7, 7, 7, 7, 7, 80]
-    assert memory.version == 3
+    state = ClientStateStore(initial(), CLIENTS)
+    state.write(torch.tensor([5]), rows([50]))
+    state.commit(9)
+    state.write(torch.tensor([6]), rows([60]))
+    state.restore(early.tensors(), 3)
+    assert counts(state) == [7, 7, 20, 7, 7, 7, 7, 7, 80]
+    assert state.version == 3
 
 
-def stored(memory: ClientStateStore) -> int:
-    """Rows of memory that are held."""
+def stored(state: ClientStateStore) -> int:
+    """Rows of state that are held."""
     return sum(
-        len(slots.rows["w"]) for slots in (memory._committed, memory._pending) if slots is not None
+        len(slots.rows["w"]) for slots in (state._committed, state._pending) if slots is not None
     )
 
 
 def test_room_grows_with_the_clients_that_wrote_not_with_all() -> None:
-    memory = ClientStateStore(initial(), 100_000)
-    assert stored(memory) == 0
+    state = ClientStateStore(initial(), 100_000)
+    assert stored(state) == 0
     for number in range(20):
-        memory.write(torch.tensor([5 * number]), rows([number]))
-        memory.commit(number)
-    assert stored(memory) <= 2 * 20 + 2
+        state.write(torch.tensor([5 * number]), rows([number]))
+        state.commit(number)
+    assert stored(state) <= 2 * 20 + 2
     for number in range(20):  # the same clients again
-        memory.write(torch.tensor([5 * number]), rows([number]))
-        memory.commit(number)
-    assert stored(memory) <= 2 * 20 + 2
+        state.write(torch.tensor([5 * number]), rows([number]))
+        state.commit(number)
+    assert stored(state) <= 2 * 20 + 2
 
 
 def test_room_never_exceeds_all_clients() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
+    state = ClientStateStore(initial(), CLIENTS)
     for client in range(CLIENTS):
-        memory.write(torch.tensor([client]), rows([client]))
-    assert stored(memory) == CLIENTS
+        state.write(torch.tensor([client]), rows([client]))
+    assert stored(state) == CLIENTS
 
 
 @pytest.mark.parametrize(
@@ -206,38 +206,38 @@ def test_room_never_exceeds_all_clients() -> None:
     [{"w": torch.zeros(1, 2)}, {"w": torch.zeros(1, 2), "other": torch.zeros(1)}, {}],
     ids=["less", "other", "none"],
 )
-def test_memory_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
-    with pytest.raises(ValueError, match=r"declared \['count', 'w'\] in memory0"):
-        memory.write(torch.tensor([0]), wrong)
-    assert counts(memory) == [7] * CLIENTS
+def test_client_state_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
+    state = ClientStateStore(initial(), CLIENTS)
+    with pytest.raises(ValueError, match=r"declared \['count', 'w'\] in initial_client_state"):
+        state.write(torch.tensor([0]), wrong)
+    assert counts(state) == [7] * CLIENTS
 
 
-def test_memory_of_another_shape_is_refused() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
+def test_client_state_of_another_shape_is_refused() -> None:
+    state = ClientStateStore(initial(), CLIENTS)
     with pytest.raises(ValueError, match="w"):
-        memory.write(
+        state.write(
             torch.tensor([0]), {"w": torch.zeros(1, 1), "count": torch.zeros(1, dtype=torch.int64)}
         )
 
 
-def test_a_method_without_memory_has_none() -> None:
-    memory = ClientStateStore({}, CLIENTS)
-    assert memory.read(EVERYONE) == {}
-    memory.commit(4)
-    assert memory.tensors() == {}
-    memory.rollback()
-    memory.restore({}, 5)
-    assert memory.version == 5
+def test_a_method_without_client_state_has_none() -> None:
+    state = ClientStateStore({}, CLIENTS)
+    assert state.read(EVERYONE) == {}
+    state.commit(4)
+    assert state.tensors() == {}
+    state.rollback()
+    state.restore({}, 5)
+    assert state.version == 5
     with pytest.raises(ValueError, match=r"declared \[\]"):
-        memory.write(torch.tensor([0]), rows([1]))
+        state.write(torch.tensor([0]), rows([1]))
 
 
 def test_dtypes_survive() -> None:
-    memory = ClientStateStore(initial(), CLIENTS)
-    memory.write(torch.tensor([0]), rows([1]))
-    read = memory.read(EVERYONE)
+    state = ClientStateStore(initial(), CLIENTS)
+    state.write(torch.tensor([0]), rows([1]))
+    read = state.read(EVERYONE)
     assert (read["w"].dtype, read["count"].dtype) == (torch.float32, torch.int64)
-    memory.commit(1)
-    saved = memory.tensors()
+    state.commit(1)
+    saved = state.tensors()
     assert (saved["rows/w"].dtype, saved["rows/count"].dtype) == (torch.float32, torch.int64)

@@ -1,33 +1,33 @@
-"""Things made for what is asked for again and again."""
+"""The LRU cache that builds entries after N requests."""
 
 from fedclade.engines.compile_cache import LazyLRUCache
 
 
-def test_it_is_made_once_when_it_was_asked_for_often_enough() -> None:
-    kept: LazyLRUCache[object] = LazyLRUCache(after=2, most=8)
-    assert [kept.get("a", object) for _ in range(2)] == [None, None]
-    third = kept.get("a", object)
+def test_an_entry_is_built_once_after_enough_requests() -> None:
+    cache: LazyLRUCache[object] = LazyLRUCache(after=2, max_keys=8)
+    assert [cache.get("a", object) for _ in range(2)] == [None, None]
+    third = cache.get("a", object)
     assert third is not None
-    assert kept.get("a", object) is third
+    assert cache.get("a", object) is third
 
 
-def test_several_times_at_once_count_as_often() -> None:
-    kept: LazyLRUCache[str] = LazyLRUCache(after=2, most=8)
-    assert kept.get("a", lambda: "made", times=3) == "made"
+def test_a_request_may_count_several_times() -> None:
+    cache: LazyLRUCache[str] = LazyLRUCache(after=2, max_keys=8)
+    assert cache.get("a", lambda: "built", times=3) == "built"
 
 
-def test_what_was_not_asked_for_longest_is_let_go_and_counted_anew() -> None:
-    kept: LazyLRUCache[str] = LazyLRUCache(after=1, most=2)
-    for what in ("a", "a", "b", "a", "c"):
-        kept.get(what, lambda: "made")
-    assert kept.get("a", lambda: "made again") == "made"
-    assert kept.get("b", lambda: "made") is None
+def test_the_key_requested_longest_ago_is_dropped_and_counted_from_zero() -> None:
+    cache: LazyLRUCache[str] = LazyLRUCache(after=1, max_keys=2)
+    for key in ("a", "a", "b", "a", "c"):
+        cache.get(key, lambda: "built")
+    assert cache.get("a", lambda: "built again") == "built"
+    assert cache.get("b", lambda: "built") is None
 
 
-def test_what_is_given_up_or_cannot_be_made_is_not_tried_again() -> None:
-    kept: LazyLRUCache[str] = LazyLRUCache(after=0, most=2)
-    assert kept.get("a", lambda: "made") == "made"
-    kept.give_up("a")
-    assert kept.get("a", lambda: "made") is None
-    assert kept.get("b", lambda: None) is None
-    assert kept.get("b", lambda: "made") is None
+def test_an_entry_that_was_given_up_or_cannot_be_built_is_not_tried_again() -> None:
+    cache: LazyLRUCache[str] = LazyLRUCache(after=0, max_keys=2)
+    assert cache.get("a", lambda: "built") == "built"
+    cache.give_up("a")
+    assert cache.get("a", lambda: "built") is None
+    assert cache.get("b", lambda: None) is None
+    assert cache.get("b", lambda: "built") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedclade.engines.cuda_graphs import BLOCKS, _blocks, _room
+from fedclade.engines.cuda_graphs import BLOCKS, _blocks, _plan_length
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
@@ -13,11 +13,11 @@ def test_blocks_hold_every_step_of_every_client(given_counts: list[int]) -> None
     counts = sorted(given_counts, reverse=True)
     blocks = _blocks(counts)
     steps = [block for block in blocks for _ in range(block.steps)]
-    assert [block.living for block in steps] == [
+    assert [block.active for block in steps] == [
         sum(count > number for count in counts) for number in range(counts[0])
     ]
     assert all(
-        block.living <= block.width <= len(counts) and block.steps in BLOCKS for block in blocks
+        block.active <= block.width <= len(counts) and block.steps in BLOCKS for block in blocks
     )
 
 
@@ -36,11 +36,11 @@ def test_blocks_by_hand() -> None:
 def test_little_is_computed_for_nobody(given_counts: list[int]) -> None:
     counts = sorted(given_counts, reverse=True)
     for block in _blocks(counts):
-        assert block.width - block.living <= max(1, 0.15 * block.width + 1)
+        assert block.width - block.active <= max(1, 0.15 * block.width + 1)
 
 
-def test_plans_have_room_of_a_few_sizes() -> None:
-    assert [_room(longest, 100) for longest in (100, 51, 50, 49, 25, 24, 1)] == [
+def test_plans_have_a_few_lengths() -> None:
+    assert [_plan_length(longest, 100) for longest in (100, 51, 50, 49, 25, 24, 1)] == [
         100,
         100,
         50,
@@ -49,4 +49,4 @@ def test_plans_have_room_of_a_few_sizes() -> None:
         25,
         1,
     ]
-    assert all(longest <= _room(longest, 97) <= 97 for longest in range(1, 98))
+    assert all(longest <= _plan_length(longest, 97) <= 97 for longest in range(1, 98))

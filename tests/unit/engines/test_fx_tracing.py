@@ -68,9 +68,9 @@ def test_a_hand_written_step_too(digits: Clients, monkeypatch: pytest.MonkeyPatc
 def test_a_step_is_traced_when_it_has_been_made_often(
     digits: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[object] = []
+    traced: list[object] = []
     real = fx_tracing._trace
-    monkeypatch.setattr(fx_tracing, "_trace", lambda *args: made.append(args[0]) or real(*args))
+    monkeypatch.setattr(fx_tracing, "_trace", lambda *args: traced.append(args[0]) or real(*args))
     steps = 0
     for sights, expected in ((10**6, 0), (20, 1)):
         monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
@@ -87,8 +87,8 @@ def test_a_step_is_traced_when_it_has_been_made_often(
         )
         assert result.profile is not None
         steps += result.profile.asked
-        assert len(made) >= expected
-        assert (len(made) > 0) == (expected > 0)
+        assert len(traced) >= expected
+        assert (len(traced) > 0) == (expected > 0)
     assert steps > 40
 
 

@@ -1,5 +1,5 @@
-"""Out of memory: the chunk is halved, who was not done runs again, a line says so, and nothing else
-is different.
+"""Out of memory: the chunk is halved, unfinished clients run again, a line says so, and the results
+are the same.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedclade import SCAFFOLD, FedAvg, Method, PerFedAvg
 from fedclade.core.federation import SegmentSum
 from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
-from fedclade.engines import reply_validation, simulator
+from fedclade.engines import accumulator, simulator
+from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.client_loop import ClientBatch
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.oom import OomRetry
-from fedclade.engines.reply_validation import Accumulator
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
 from fedclade.training.runner import TrainingRun
@@ -42,7 +42,7 @@ NO_MEMORY = [
 ]
 
 
-def with_room_for(
+def that_fits(
     most: int, error: BaseException, asked: list[list[int]]
 ) -> Callable[[Sequence[Tensor]], Iterator[list[int]]]:
     def run(chunks: Sequence[Tensor]) -> Iterator[list[int]]:
@@ -58,33 +58,31 @@ def with_room_for(
 @pytest.mark.parametrize(
     "error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU", "driver", "cudnn"]
 )
-def test_halves_until_it_fits_and_asks_nobody_twice_who_was_done(error: BaseException) -> None:
+def test_halves_until_it_fits_and_runs_no_finished_client_twice(error: BaseException) -> None:
     asked: list[list[int]] = []
     freed: list[int] = []
-    room = OomRetry(CPU, lambda: freed.append(1))
-    with pytest.warns(UserWarning, match="memory") as told:
-        got = list(
-            room.run_chunks(with_room_for(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6)
+    retry = OomRetry(CPU, lambda: freed.append(1))
+    with pytest.warns(UserWarning, match="Out of memory") as caught:
+        actual = list(
+            retry.run_chunks(that_fits(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6)
         )
     # 6 do not fit, 3 do.
     assert asked == [[4, 2, 0, 6, 1, 5], [4, 2, 0], [6, 1, 5], [3]]
-    assert [(chunk.tolist(), result) for chunk, result in got] == [
+    assert [(chunk.tolist(), result) for chunk, result in actual] == [
         ([4, 2, 0], [40, 20, 0]),
         ([6, 1, 5], [60, 10, 50]),
         ([3], [30]),
     ]
-    assert [str(warning.message) for warning in told] == [
-        "memory: 6 clients at a time do not fit into that of cpu; those of this step who were not"
-        " done run again, 3 at a time (engine.chunk=3 has it so from the start)."
+    assert [str(warning.message) for warning in caught] == [
+        "Out of memory on cpu with 6 clients per chunk; retrying the unfinished clients with 3. Set"
+        " engine.chunk=3 to avoid this."
     ]
     assert freed == [1]
 
 
-def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_the_one_that_does_not() -> (
-    None
-):
+def test_the_size_that_fits_is_kept_for_later_calls_and_a_later_chunk_may_fail() -> None:
     asked: list[list[int]] = []
-    room = OomRetry(CPU, lambda: None)
+    retry = OomRetry(CPU, lambda: None)
 
     def run(chunks: Sequence[Tensor]) -> Iterator[int]:
         for chunk in chunks:
@@ -93,30 +91,30 @@ def test_what_is_known_to_fit_is_kept_for_later_calls_and_a_later_chunk_may_be_t
                 raise MemoryError
             yield len(chunk)
 
-    assert [result for _, result in room.run_chunks(run, torch.arange(4), 4)] == [4]  # these fit
-    with pytest.warns(UserWarning, match="memory") as told:
-        got = list(room.run_chunks(run, torch.arange(7), 4))
-    assert [chunk.tolist() for chunk, _ in got] == [[0, 1, 2, 3], [4], [5], [6]]
+    assert [result for _, result in retry.run_chunks(run, torch.arange(4), 4)] == [4]  # these fit
+    with pytest.warns(UserWarning, match="Out of memory") as caught:
+        actual = list(retry.run_chunks(run, torch.arange(7), 4))
+    assert [chunk.tolist() for chunk, _ in actual] == [[0, 1, 2, 3], [4], [5], [6]]
     # 0 … 3 were done; 4 and 5 did not fit by fours, nor by twos.
     assert asked == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6], [4, 5], [4], [5], [6]]
-    assert [str(warning.message).split(" clients")[0] for warning in told] == [
-        "memory: 4",
-        "memory: 2",
+    assert [str(warning.message).split(" clients")[0] for warning in caught] == [
+        "Out of memory on cpu with 4",
+        "Out of memory on cpu with 2",
     ]
-    assert room.max_chunk == 1
+    assert retry.max_chunk == 1
 
 
-def test_one_client_that_does_not_fit_is_refused_in_words() -> None:
+def test_one_client_that_does_not_fit_is_an_error() -> None:
     with (
-        pytest.warns(UserWarning, match="2 clients at a time"),
+        pytest.warns(UserWarning, match="with 2 clients per chunk"),
         pytest.raises(
             InvalidInputError,
-            match=r"not even one client at a time fits into that of cpu.*local\.batch_size",
+            match=r"Out of memory on cpu with a single client.*local\.batch_size",
         ),
     ):
         list(
             OomRetry(CPU, lambda: None).run_chunks(
-                with_room_for(0, MemoryError(), []), torch.arange(2), 2
+                that_fits(0, MemoryError(), []), torch.arange(2), 2
             )
         )
 
@@ -125,7 +123,7 @@ def test_other_errors_are_passed_on() -> None:
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         list(
             OomRetry(CPU, lambda: None).run_chunks(
-                with_room_for(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4
+                that_fits(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4
             )
         )
 
@@ -155,44 +153,44 @@ def trained(method: Method, **options: Any) -> fc.Result:
 
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, PerFedAvg], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("where", ["steps", "sums", "memory"])
+@pytest.mark.parametrize("where", ["steps", "sums", "state"])
 def test_a_run_without_room_ends_like_any_other(
     where: str, method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if where == "memory" and method is not SCAFFOLD:
-        pytest.skip("its clients remember nothing")
+    if where == "state" and method is not SCAFFOLD:
+        pytest.skip("its clients have no state")
     undisturbed = trained(method(), threads=workers)
-    fold, add, make_room = simulator.run_program, Accumulator.add, ClientStateStore.make_room
+    run_program, add, reserve = simulator.run_program, Accumulator.add, ClientStateStore.reserve
 
     def for_two(many: Sequence[Any] | Tensor) -> None:
         if len(many) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    def cramped_fold(program: Any, lanes: ClientBatch, *others: Any) -> tuple[Tree, Tree | None]:
-        for_two(lanes.client)
-        return fold(program, lanes, *others)
+    def cramped_run(program: Any, clients: ClientBatch, *others: Any) -> tuple[Tree, Tree | None]:
+        for_two(clients.client_ids)
+        return run_program(program, clients, *others)
 
     def cramped_add(self: Accumulator, places: Tensor, reply: Tree) -> None:
         for_two(places)
         add(self, places, reply)
 
-    def cramped_room(self: ClientStateStore, ids: Tensor) -> None:
+    def cramped_reserve(self: ClientStateStore, ids: Tensor) -> None:
         for_two(ids)
-        make_room(self, ids)
+        reserve(self, ids)
 
     if where == "steps":
-        monkeypatch.setattr(simulator, "run_program", cramped_fold)
+        monkeypatch.setattr(simulator, "run_program", cramped_run)
     elif where == "sums":
         monkeypatch.setattr(Accumulator, "add", cramped_add)
     else:
-        monkeypatch.setattr(ClientStateStore, "make_room", cramped_room)
-    with warnings.catch_warnings(record=True) as told:
+        monkeypatch.setattr(ClientStateStore, "reserve", cramped_reserve)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = trained(method(), threads=workers, chunk=9)
-    lines = [str(warning.message) for warning in told]
-    assert [line.split(" do not fit")[0] for line in lines] == [
-        "memory: 8 clients at a time",
-        "memory: 4 clients at a time",
+        retried = trained(method(), threads=workers, chunk=9)
+    lines = [str(warning.message) for warning in caught]
+    assert [line.split(" per chunk")[0] for line in lines] == [
+        "Out of memory on cpu with 8 clients",
+        "Out of memory on cpu with 4 clients",
     ]
 
     def without_seconds(result: fc.Result) -> list[dict[str, Any]]:
@@ -201,14 +199,17 @@ def test_a_run_without_room_ends_like_any_other(
             for row in result.history
         ]
 
-    assert without_seconds(found) == without_seconds(undisturbed)
+    assert without_seconds(retried) == without_seconds(undisturbed)
     for client in range(10):
-        one, other = found.model_of(client).state_dict(), undisturbed.model_of(client).state_dict()
+        one, other = (
+            retried.model_of(client).state_dict(),
+            undisturbed.model_of(client).state_dict(),
+        )
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("times", range(1, 9))
-@pytest.mark.parametrize("where", ["rows", "sums", "memory"])
+@pytest.mark.parametrize("where", ["rows", "sums", "state"])
 def test_memory_that_runs_out_once_counts_nobody_twice(
     where: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +233,7 @@ def test_memory_that_runs_out_once_counts_nobody_twice(
     owner, name = {
         "rows": (simulator, "tree_index"),
         "sums": (Accumulator, "add"),
-        "memory": (ClientStateStore, "make_room"),
+        "state": (ClientStateStore, "reserve"),
     }[where]
     then = getattr(owner, name)
 
@@ -245,12 +246,12 @@ def test_memory_that_runs_out_once_counts_nobody_twice(
         return then(*given)
 
     monkeypatch.setattr(owner, name, fails_once)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = models()
-    assert len(told) == (left < 0)
+        retried = models()
+    assert len(caught) == (left < 0)
     assert left < 0 or times > 4  # two chunks in each of two rounds, at least
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(retried, expected, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -265,7 +266,7 @@ def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(
         raise MemoryError
 
     with monkeypatch.context() as no_memory:
-        no_memory.setattr(reply_validation.torch, "empty", full)
+        no_memory.setattr(accumulator.torch, "empty", full)
         with pytest.raises(MemoryError):
             total.copy().add(places + 2, reply)
     assert {name: value.tolist() for name, value in total.sums.items()} == {
@@ -283,14 +284,18 @@ xs = [torch.randn(20, 64, generator=torch.Generator().manual_seed(client)) for c
 clients = fc.data.from_arrays([(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long()) for x in xs])
 
 def run(chunk):
-    return fc.run(fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu", threads=1, chunk=chunk)
+    return fc.run(
+        fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu",
+        threads=1, chunk=chunk,
+    )
 
 free = run(2)
 pages = int(open("/proc/self/statm").read().split()[0])
 # Room for the weights (1 MB) of some dozen clients, a few times over; not for 64.
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 100 * 2**20,) * 2)
-found = run(64)
-print(all(torch.equal(a, b) for a, b in zip(free.model_of(3).parameters(), found.model_of(3).parameters(), strict=True)))
+limited = run(64)
+pairs = zip(free.model_of(3).parameters(), limited.model_of(3).parameters(), strict=True)
+print(all(torch.equal(a, b) for a, b in pairs))
 """
 
 
@@ -303,4 +308,4 @@ def test_memory_that_really_runs_out() -> None:
     )
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["True"]
-    assert "memory: 64 clients at a time do not fit into that of cpu" in ended.stderr
+    assert "Out of memory on cpu with 64 clients per chunk" in ended.stderr

@@ -71,9 +71,9 @@ def remembering(local: LocalTraining) -> Program:
     """
     train = sgd(local)
 
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        _, carry = train.start(broadcast, memory, {})
-        return memory, carry
+    def start(broadcast: Tree, params: Tree, client_state: Tree) -> tuple[Tree, Tree]:
+        _, carry = train.start(broadcast, client_state, {})
+        return client_state, carry
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
         weights, _ = train.finish(broadcast, const, carry)
@@ -99,7 +99,7 @@ exact = pytest.mark.parametrize("spec", EXACT, ids=["logistic", "mlp", "mlp-drop
 
 
 @exact
-def test_chunks_change_no_bit_of_replies_and_memory(ragged: Clients, spec: ModelSpec) -> None:
+def test_chunks_change_no_bit_of_replies_and_client_state(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
 
     def two_rounds(chunk: int | None) -> Tree:
@@ -107,10 +107,10 @@ def test_chunks_change_no_bit_of_replies_and_memory(ragged: Clients, spec: Model
         fed.init_client_state(objective.params())
         replies: Tree = {}
         for number, cohort in enumerate(([0, 1, 2, 3, 4, 5], [3, 2, 0, 4]), start=1):
-            got = fed.map(remembering(local_of(objective)), torch.tensor(cohort), key=number)
-            assert got.ids.tolist() == cohort
+            actual = fed.map(remembering(local_of(objective)), torch.tensor(cohort), key=number)
+            assert actual.ids.tolist() == cohort
             fed.client_state.commit(number)
-            replies |= add_prefix(f"replies {number}", got.outputs)
+            replies |= add_prefix(f"replies {number}", actual.outputs)
         return replies | add_prefix("memory", fed.client_state.tensors())
 
     expected = two_rounds(1)
@@ -126,11 +126,11 @@ def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> N
     )
 
     def sums(chunk: int | None) -> Tree:
-        got = Simulator(ragged, chunk=chunk).map(
+        actual = Simulator(ragged, chunk=chunk).map(
             sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5, reduce=reduce
         )
-        assert got.outputs == {}
-        return {"weight": got.total_weight, **got.sums}
+        assert actual.outputs == {}
+        return {"weight": actual.total_weight, **actual.sums}
 
     expected = sums(1)
     assert all(equal(sums(chunk), expected) for chunk in CHUNKS[1:])
@@ -139,16 +139,16 @@ def test_chunks_change_no_bit_of_the_sums(ragged: Clients, spec: ModelSpec) -> N
 @exact
 def test_chunks_change_no_bit_of_an_evaluation(ragged: Clients, spec: ModelSpec) -> None:
     objective = objective_of(spec)
-    expected = Simulator(ragged, chunk=1).measure(
-        apart(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy}, split="train")
-    )
+    expected = Simulator(ragged, chunk=1).evaluate(
+        apart(objective), EVERYONE, [EvalRequest(objective, {"accuracy": accuracy}, split="train")]
+    )[0]
     for chunk in CHUNKS[1:]:
-        got = Simulator(ragged, chunk=chunk).measure(
+        actual = Simulator(ragged, chunk=chunk).evaluate(
             apart(objective),
             EVERYONE,
-            EvalRequest(objective, {"accuracy": accuracy}, split="train"),
-        )
-        assert equal(got, expected)
+            [EvalRequest(objective, {"accuracy": accuracy}, split="train")],
+        )[0]
+        assert equal(actual, expected)
 
 
 def test_chunks_change_no_bit_of_a_large_mlp() -> None:
@@ -182,9 +182,9 @@ def test_the_order_of_ids_changes_no_clients_bytes(
     each, weight = apart(objective), torch.tensor(SIZES)
     fed = Simulator(ragged, chunk=chunk)
     expected = fed.map(sgd(local_of(objective)), EVERYONE, per_client=each, key=5)
-    got = fed.map(sgd(local_of(objective)), order, per_client=each[order], key=5)
-    assert got.ids.tolist() == order.tolist()
-    assert equal(got.outputs, rows_of(expected.outputs, order))
+    actual = fed.map(sgd(local_of(objective)), order, per_client=each[order], key=5)
+    assert actual.ids.tolist() == order.tolist()
+    assert equal(actual.outputs, rows_of(expected.outputs, order))
     sums, again = (
         fed.map(
             sgd(local_of(objective)),
@@ -208,8 +208,8 @@ def test_a_client_computes_the_same_whoever_else_is_asked(
     objective, ids = objective_of(spec), torch.tensor(some)
     fed = Simulator(ragged)
     expected = fed.map(sgd(local_of(objective)), EVERYONE, per_client=apart(objective), key=5)
-    got = fed.map(sgd(local_of(objective)), ids, per_client=apart(objective)[ids], key=5)
-    assert equal(got.outputs, rows_of(expected.outputs, ids))
+    actual = fed.map(sgd(local_of(objective)), ids, per_client=apart(objective)[ids], key=5)
+    assert equal(actual.outputs, rows_of(expected.outputs, ids))
 
 
 def test_the_same_call_gives_the_same_bytes_and_another_key_or_name_others(ragged: Clients) -> None:
@@ -274,14 +274,16 @@ def test_replies_are_those_of_a_plain_loop_client_by_client(
         module = spec.build((6,), 3)
     objective = Objective(module)
     program = sgd(local_of(objective))
-    got = Simulator(ragged, chunk=chunk).map(
+    actual = Simulator(ragged, chunk=chunk).map(
         program, EVERYONE, per_client=one_for_all(objective), key=5
     )
     for client in range(6):
         for name, value in plainly_trained(
             module, ragged, client, program, key=5
         ).named_parameters():
-            torch.testing.assert_close(got.outputs[name][client], value.detach(), rtol=0, atol=1e-5)
+            torch.testing.assert_close(
+                actual.outputs[name][client], value.detach(), rtol=0, atol=1e-5
+            )
 
 
 def images(sizes: tuple[int, ...] = (9, 3, 14, 1, 6)) -> Clients:
@@ -317,7 +319,7 @@ def weights_seen() -> Program:
     sample.
     """
 
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def start(broadcast: Tree, params: Tree, client_state: Tree) -> tuple[Tree, Tree]:
         return {}, {"count": torch.zeros(3)}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
@@ -345,13 +347,15 @@ def numbered(sizes: tuple[int, ...] = SIZES, dtype: torch.dtype = torch.float32)
 
 @pytest.mark.parametrize("chunk", [1, 3, None])
 def test_every_sample_counts_once_an_epoch_and_padding_never(chunk: int | None) -> None:
-    got = Simulator(numbered(), chunk=chunk).map(weights_seen(), EVERYONE, key=0).outputs["count"]
-    assert got.tolist() == [[2.0 * n, 2.0 * -(-n // 4), n * (n - 1.0)] for n in SIZES]
+    actual = (
+        Simulator(numbered(), chunk=chunk).map(weights_seen(), EVERYONE, key=0).outputs["count"]
+    )
+    assert actual.tolist() == [[2.0 * n, 2.0 * -(-n // 4), n * (n - 1.0)] for n in SIZES]
 
 
 def test_batches_in_groups_have_an_axis_for_the_group() -> None:
     """Sizes 1, 4 and 9 in batches of 4, groups of 2: one, one and two steps an epoch; the last
-    group begins the epoch anew.
+    group starts the epoch again.
     """
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
@@ -365,8 +369,8 @@ def test_batches_in_groups_have_an_axis_for_the_group() -> None:
         }
 
     program = replace(weights_seen(), step=step, batches=Batches(4, group=2))
-    got = Simulator(numbered((1, 4, 9))).map(program, torch.arange(3), key=0).outputs["count"]
-    assert got.tolist() == [[1.0, 1.0, 1.0], [4.0, 4.0, 1.0], [5.0, 8.0, 2.0]]
+    actual = Simulator(numbered((1, 4, 9))).map(program, torch.arange(3), key=0).outputs["count"]
+    assert actual.tolist() == [[1.0, 1.0, 1.0], [4.0, 4.0, 1.0], [5.0, 8.0, 2.0]]
 
 
 def test_bytes_are_read_as_shares_of_255() -> None:
@@ -389,14 +393,20 @@ def test_nobody_asked_gives_nobody() -> None:
     objective = objective_of(MLP(8))
     nobody = torch.empty(0, dtype=torch.int64)
     fed = Simulator(numbered())
-    got = fed.map(
+    actual = fed.map(
         sgd(local_of(objective)),
         nobody,
         per_client=one_for_all(objective, 0),
         key=0,
         reduce=SegmentSum(weights=torch.ones(0), segment_ids=nobody, num_segments=2),
     )
-    assert (len(got.ids), got.outputs, got.sums, got.total_weight.tolist(), list(got.failures)) == (
+    assert (
+        len(actual.ids),
+        actual.outputs,
+        actual.sums,
+        actual.total_weight.tolist(),
+        list(actual.failures),
+    ) == (
         0,
         {},
         {},
@@ -408,13 +418,13 @@ def test_nobody_asked_gives_nobody() -> None:
 
 def test_score_can_be_mapped(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).map(
+    actual = Simulator(ragged).map(
         evaluate_metrics(objective, (("accuracy", accuracy),)),
         EVERYONE,
         per_client=one_for_all(objective),
         key=0,
     )
-    assert got.outputs["examples"].tolist() == list(SIZES)
+    assert actual.outputs["examples"].tolist() == list(SIZES)
 
 
 # Absence and poison
@@ -470,17 +480,17 @@ def test_a_refused_reply_is_in_failures_with_the_reason_and_nowhere_else(
     others = EVERYONE[client != EVERYONE]
     program, each, sizes = sgd(local_of(objective)), apart(objective), torch.tensor(SIZES)
 
-    got, expected = (
+    actual, expected = (
         fed.map(program, EVERYONE, per_client=each, key=5),
         honest.map(program, others, per_client=each[others], key=5),
     )
-    assert got.ids.tolist() == others.tolist()
-    assert equal(got.outputs, expected.outputs)
-    (failure,) = got.failures
+    assert actual.ids.tolist() == others.tolist()
+    assert equal(actual.outputs, expected.outputs)
+    (failure,) = actual.failures
     assert failure.client == client
     assert reason in failure.reason
 
-    got = fed.map(
+    actual = fed.map(
         program,
         EVERYONE,
         per_client=each,
@@ -494,15 +504,15 @@ def test_a_refused_reply_is_in_failures_with_the_reason_and_nowhere_else(
         key=5,
         reduce=SegmentSum(weights=sizes[others], segment_ids=others % 2, num_segments=2),
     )
-    assert equal(got.sums, expected.sums)
-    assert torch.equal(got.total_weight, expected.total_weight)
-    assert got.total_weight.sum() == sum(SIZES) - SIZES[client]
+    assert equal(actual.sums, expected.sums)
+    assert torch.equal(actual.total_weight, expected.total_weight)
+    assert actual.total_weight.sum() == sum(SIZES) - SIZES[client]
     assert [failure.client for failure in fed.pop_failures()] == [client, client]
     assert fed.pop_failures() == []
 
 
 @pytest.mark.parametrize("fault", ["absent", "nan"])
-def test_a_refused_reply_does_not_advance_memory(ragged: Clients, fault: str) -> None:
+def test_a_refused_reply_does_not_advance_client_state(ragged: Clients, fault: str) -> None:
     objective = objective_of(MLP(8))
     poison = {
         "absent": lambda reply: None,
@@ -524,22 +534,22 @@ def test_a_client_that_diverges_by_itself_is_refused(ragged: Clients) -> None:
     each = apart(objective)
     each.models["fc2.bias"][3] = math.nan
     fed = Simulator(ragged)
-    got = fed.map(
+    actual = fed.map(
         sgd(local_of(objective)),
         EVERYONE,
         per_client=each,
         key=5,
         reduce=SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1),
     )
-    assert [(failure.client, failure.reason) for failure in got.failures] == [
+    assert [(failure.client, failure.reason) for failure in actual.failures] == [
         (3, "'fc1.weight' is not finite")
     ]
-    assert got.ids.tolist() == [0, 1, 2, 4, 5]
-    assert got.total_weight.tolist() == [5.0]
-    assert all(bool(value.isfinite().all()) for value in got.sums.values())
+    assert actual.ids.tolist() == [0, 1, 2, 4, 5]
+    assert actual.total_weight.tolist() == [5.0]
+    assert all(bool(value.isfinite().all()) for value in actual.sums.values())
 
 
-def test_memory_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> None:
+def test_client_state_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> None:
     """Also where the program replies nothing that would show it."""
     objective = objective_of(MLP(8))
     train = remembering(local_of(objective))
@@ -552,9 +562,9 @@ def test_memory_that_is_not_finite_is_refused_and_not_kept(ragged: Clients) -> N
     poisoned = rows_of(stack([objective.params()]), torch.tensor([0]))
     poisoned["fc1.bias"][0, 0] = math.inf
     fed.client_state.write(torch.tensor([4]), poisoned)
-    got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
-    assert [(failure.client, failure.reason) for failure in got.failures] == [
-        (4, "its memory is not finite, or absurdly large")
+    actual = fed.map(replace(train, finish=finish), EVERYONE, key=5)
+    assert [(failure.client, failure.reason) for failure in actual.failures] == [
+        (4, "its client state is not finite, or absurdly large")
     ]
     assert equal(rows_of(fed.client_state.read(torch.tensor([4])), torch.tensor([0])), poisoned)
 
@@ -564,14 +574,14 @@ def test_several_failures_come_by_client(ragged: Clients) -> None:
     fed = Simulator(
         ragged, faults=lambda key, client, reply: None if client in (5, 0, 3) else reply
     )
-    got = fed.map(
+    actual = fed.map(
         sgd(local_of(objective)),
         torch.tensor([5, 4, 3, 2, 1, 0]),
         per_client=one_for_all(objective),
         key=5,
     )
-    assert [failure.client for failure in got.failures] == [0, 3, 5]
-    assert got.ids.tolist() == [4, 2, 1]
+    assert [failure.client for failure in actual.failures] == [0, 3, 5]
+    assert actual.ids.tolist() == [4, 2, 1]
 
 
 def test_a_fault_may_change_a_reply_and_still_be_taken(ragged: Clients) -> None:
@@ -583,9 +593,9 @@ def test_a_fault_may_change_a_reply_and_still_be_taken(ragged: Clients) -> None:
             4, lambda reply: {name: torch.zeros_like(value) for name, value in reply.items()}
         ),
     )
-    got = fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5)
-    assert float(got.outputs["fc1.weight"][4].abs().sum()) == 0
-    assert float(got.outputs["fc1.weight"][3].abs().sum()) > 0
+    actual = fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5)
+    assert float(actual.outputs["fc1.weight"][4].abs().sum()) == 0
+    assert float(actual.outputs["fc1.weight"][3].abs().sum()) > 0
 
 
 def test_faults_see_the_key_the_client_and_its_honest_reply(ragged: Clients) -> None:
@@ -597,11 +607,11 @@ def test_faults_see_the_key_the_client_and_its_honest_reply(ragged: Clients) -> 
         seen[client] = {name: value.clone() for name, value in reply.items()}
         return reply
 
-    got = Simulator(ragged, faults=look).map(
+    actual = Simulator(ragged, faults=look).map(
         sgd(local_of(objective)), torch.tensor([4, 1]), per_client=one_for_all(objective, 2), key=5
     )
     assert seen.keys() == {1, 4}
-    assert equal(rows_of(got.outputs, torch.tensor(0)), seen[4])
+    assert equal(rows_of(actual.outputs, torch.tensor(0)), seen[4])
 
 
 def test_an_impossible_number_of_examples_is_refused() -> None:
@@ -610,33 +620,33 @@ def test_an_impossible_number_of_examples_is_refused() -> None:
 
     program = replace(weights_seen(), finish=finish, batches=Batches(4))
     fed = Simulator(numbered(), faults=only(3, lambda reply: {"examples": reply["examples"] * 10}))
-    got = fed.map(program, EVERYONE, key=0)
-    assert [(failure.client, failure.reason) for failure in got.failures] == [
+    actual = fed.map(program, EVERYONE, key=0)
+    assert [(failure.client, failure.reason) for failure in actual.failures] == [
         (3, "claims 20 examples, holds 2")
     ]
-    assert got.outputs["examples"].tolist() == [5.0, 1.0, 40.0, 23.0, 11.0]
+    assert actual.outputs["examples"].tolist() == [5.0, 1.0, 40.0, 23.0, 11.0]
 
 
 def test_a_chunk_in_which_nobody_answered_does_no_harm(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged, chunk=1, faults=only(2, lambda reply: None))
     reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
-    got = fed.map(
+    actual = fed.map(
         sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5, reduce=reduce
     )
-    assert got.outputs == {}
-    assert got.total_weight.tolist() == [5.0]
+    assert actual.outputs == {}
+    assert actual.total_weight.tolist() == [5.0]
 
 
 def test_where_nobody_answered_out_has_not_what_reduce_takes(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     reduce = SegmentSum(weights=torch.ones(6), segment_ids=torch.zeros(6).long(), num_segments=1)
-    got = Simulator(ragged, faults=lambda *_: None).map(
+    actual = Simulator(ragged, faults=lambda *_: None).map(
         sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=5, reduce=reduce
     )
-    assert len(got.failures) == 6
-    assert got.total_weight.tolist() == [0.0]
-    assert got.outputs == {}
+    assert len(actual.failures) == 6
+    assert actual.total_weight.tolist() == [0.0]
+    assert actual.outputs == {}
 
 
 def test_a_client_with_nothing_to_say_can_be_absent_too(ragged: Clients) -> None:
@@ -648,8 +658,8 @@ def test_a_client_with_nothing_to_say_can_be_absent_too(ragged: Clients) -> None
 
     fed = Simulator(ragged, faults=only(4, lambda reply: None))
     fed.init_client_state(objective.params())
-    got = fed.map(replace(train, finish=finish), EVERYONE, key=5)
-    assert got.ids.tolist() == [0, 1, 2, 3, 5]
+    actual = fed.map(replace(train, finish=finish), EVERYONE, key=5)
+    assert actual.ids.tolist() == [0, 1, 2, 3, 5]
 
 
 def chooses() -> Program:
@@ -663,14 +673,14 @@ def chooses() -> Program:
 
 def test_a_reply_that_claims_a_row_that_does_not_exist_is_refused() -> None:
     fed = Simulator(numbered(), faults=only(3, lambda reply: reply | {"row": torch.tensor(7)}))
-    got = fed.map(
+    actual = fed.map(
         chooses(),
         EVERYONE,
         key=0,
         reduce=SegmentSum(segment_ids="row", weights=torch.ones(6), num_segments=2),
     )
-    assert [failure.client for failure in got.failures] == [3]
-    assert got.total_weight.tolist() == [5.0, 0.0]
+    assert [failure.client for failure in actual.failures] == [3]
+    assert actual.total_weight.tolist() == [5.0, 0.0]
 
 
 # What is refused before it runs
@@ -688,16 +698,16 @@ def test_ids_that_are_not_those_of_distinct_clients_are_refused(
     with pytest.raises(InvalidInputError, match=message):
         fed.map(sgd(local_of(objective)), who, per_client=one_for_all(objective, len(ids)), key=0)
     with pytest.raises(InvalidInputError, match=message):
-        fed.measure(
-            one_for_all(objective, len(ids)), who, EvalRequest(objective, {}, split="train")
-        )
+        fed.evaluate(
+            one_for_all(objective, len(ids)), who, [EvalRequest(objective, {}, split="train")]
+        )[0]
     assert fed.traffic.down == 0
 
 
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ([0, -1], r"row -1 of 1 models.*must be admitted first"),
+        ([0, -1], r"row -1 of 1 models.*must be added first"),
         ([0, 1], "row 1 of 1 models"),
         ([0], "1 rows for 2 clients"),
     ],
@@ -824,12 +834,12 @@ def test_other_errors_of_a_program_come_as_they_are() -> None:
 
 
 def medians() -> Program:
-    """With numpy: the median of all samples, and the sizes of the batches. Counts in memory how
+    """With numpy: the median of all samples, and the sizes of the batches. Counts in its state how
     often it ran.
     """
 
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return {}, {"x": torch.zeros(0), "sizes": torch.zeros(0), "runs": memory["runs"]}
+    def start(broadcast: Tree, params: Tree, client_state: Tree) -> tuple[Tree, Tree]:
+        return {}, {"x": torch.zeros(0), "sizes": torch.zeros(0), "runs": client_state["runs"]}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         assert batch.weight.tolist() == [1.0] * len(batch.x)
@@ -854,15 +864,15 @@ def medians() -> Program:
 
 
 @pytest.mark.parametrize("chunk", [1, 4, None])
-def test_a_program_of_numpy_gets_batches_without_padding_and_keeps_memory(
+def test_a_program_of_numpy_gets_batches_without_padding_and_keeps_client_state(
     chunk: int | None,
 ) -> None:
     fed = Simulator(numbered(), chunk=chunk)
     fed.init_client_state({"runs": torch.tensor([0])})
     fed.map(medians(), torch.tensor([2, 3]), key=0)
-    got = fed.map(medians(), EVERYONE, key=1)
-    assert got.outputs["median"].flatten().tolist() == [(n - 1) / 2 for n in SIZES]
-    assert got.outputs["extremes"].tolist() == [[1, 4], [1, 1], [4, 4], [2, 2], [3, 4], [3, 4]]
+    actual = fed.map(medians(), EVERYONE, key=1)
+    assert actual.outputs["median"].flatten().tolist() == [(n - 1) / 2 for n in SIZES]
+    assert actual.outputs["extremes"].tolist() == [[1, 4], [1, 1], [4, 4], [2, 2], [3, 4], [3, 4]]
     assert fed.client_state.read(EVERYONE)["runs"].flatten().tolist() == [1, 1, 2, 2, 1, 1]
 
 
@@ -877,12 +887,12 @@ def test_a_fold_gives_the_same_client_by_client(ragged: Clients) -> None:
         torch.testing.assert_close(alone.outputs[name], value, rtol=0, atol=1e-5)
 
 
-def test_a_program_of_numpy_may_leave_some_clients_memory_unchanged() -> None:
+def test_a_program_of_numpy_may_leave_some_clients_client_state_unchanged() -> None:
     program = medians()
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        reply, memory = program.finish(broadcast, const, carry)
-        return reply, memory if len(carry["x"]) > 4 else None
+        reply, client_state = program.finish(broadcast, const, carry)
+        return reply, client_state if len(carry["x"]) > 4 else None
 
     fed = Simulator(numbered((3, 9, 2)))
     fed.init_client_state({"runs": torch.tensor([0])})
@@ -893,7 +903,7 @@ def test_a_program_of_numpy_may_leave_some_clients_memory_unchanged() -> None:
 # Memory, traffic, threads
 
 
-def test_a_client_goes_on_from_its_memory_and_a_round_rolled_back_never_was(
+def test_a_client_goes_on_from_its_client_state_and_a_round_rolled_back_never_was(
     ragged: Clients,
 ) -> None:
     objective = objective_of(MLP(8))
@@ -909,7 +919,7 @@ def test_a_client_goes_on_from_its_memory_and_a_round_rolled_back_never_was(
     assert equal(strip_prefix("before", second.outputs), strip_prefix("after", first.outputs))
 
 
-def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> None:
+def test_parameters_of_its_own_come_from_the_clients_client_state(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     own = ("fc2.weight", "fc2.bias")
     fed = Simulator(ragged)
@@ -920,7 +930,7 @@ def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> 
     }
     fed.client_state.write(EVERYONE, heads)
     body = {name: value for name, value in stack([objective.params()]).items() if name not in own}
-    got = fed.map(
+    actual = fed.map(
         sgd(local_of(objective)),
         EVERYONE,
         per_client=ModelAssignment(body, torch.zeros(6).long(), own),
@@ -931,7 +941,7 @@ def test_parameters_of_its_own_come_from_the_clients_memory(ragged: Clients) -> 
     expected = Simulator(ragged).map(
         sgd(local_of(objective)), EVERYONE, per_client=ModelAssignment(whole, EVERYONE), key=5
     )
-    assert equal(got.outputs, expected.outputs)
+    assert equal(actual.outputs, expected.outputs)
     assert fed.traffic.down == 6 * (8 * 6 + 8) * 4
     # Where the rows have these parameters too, they are neither used nor sent.
     again = fed.map(
@@ -991,7 +1001,7 @@ def test_who_does_not_answer_sends_nothing(ragged: Clients) -> None:
 def test_an_evaluation_sends_nothing(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
     fed = Simulator(ragged)
-    fed.measure(one_for_all(objective), EVERYONE, EvalRequest(objective, {}, split="train"))
+    fed.evaluate(one_for_all(objective), EVERYONE, [EvalRequest(objective, {}, split="train")])[0]
     assert (fed.traffic.up, fed.traffic.down) == (0, 0)
 
 
@@ -1012,9 +1022,9 @@ def test_small_models_run_on_one_thread_and_the_callers_number_is_put_back(ragge
         return accuracy(outputs, y)
 
     fed = Simulator(ragged)
-    fed.measure(
-        one_for_all(objective), EVERYONE, EvalRequest(objective, {"m": metric}, split="train")
-    )
+    fed.evaluate(
+        one_for_all(objective), EVERYONE, [EvalRequest(objective, {"m": metric}, split="train")]
+    )[0]
     assert set(inside) == {1}
     assert torch.get_num_threads() == 3
     fed.map(sgd(local_of(objective)), EVERYONE, per_client=one_for_all(objective), key=0)
@@ -1059,7 +1069,7 @@ def by_hand(
 
 
 def assert_by_hand(
-    got: Tree,
+    actual: Tree,
     objective: Objective,
     models: Tree,
     index: list[int],
@@ -1068,21 +1078,21 @@ def assert_by_hand(
 ) -> None:
     for place, (row, client) in enumerate(zip(index, ids, strict=True)):
         loss, share = by_hand(objective, rows_of(models, torch.tensor(row)), clients, client)
-        assert float(got["loss"][place]) == pytest.approx(loss, rel=1e-5)
-        assert float(got["accuracy"][place]) == pytest.approx(share, rel=1e-12)
+        assert float(actual["loss"][place]) == pytest.approx(loss, rel=1e-5)
+        assert float(actual["accuracy"][place]) == pytest.approx(share, rel=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, None])
 def test_evaluation_is_what_a_plain_evaluation_of_each_client_finds(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     models, ids, index = apart(objective, 3).models, [2, 0, 3, 1], [2, 0, 1, 2]
-    got = Simulator(clients, chunk=chunk).measure(
+    actual = Simulator(clients, chunk=chunk).evaluate(
         ModelAssignment(models, torch.tensor(index)),
         torch.tensor(ids),
-        EvalRequest(objective, {"accuracy": accuracy}),
-    )
-    assert_by_hand(got, objective, models, index, clients, ids)
-    assert got.keys() == {"loss", "accuracy"}
+        [EvalRequest(objective, {"accuracy": accuracy})],
+    )[0]
+    assert_by_hand(actual, objective, models, index, clients, ids)
+    assert actual.keys() == {"loss", "accuracy"}
 
 
 def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_the_number() -> None:
@@ -1102,30 +1112,30 @@ def test_a_model_and_a_test_part_are_evaluated_once_and_all_their_clients_get_th
         return accuracy(outputs, y)
 
     fed = Simulator(clients, chunk=1)
-    got = fed.measure(
+    actual = fed.evaluate(
         ModelAssignment(models, torch.tensor(index)),
         EVERYONE,
-        EvalRequest(objective, {"accuracy": metric}),
-    )
+        [EvalRequest(objective, {"accuracy": metric})],
+    )[0]
     assert len(calls) == 5
-    assert_by_hand(got, objective, models, index, clients, list(range(6)))
-    assert got["loss"][0] == got["loss"][2]
-    assert got["loss"][0] != got["loss"][5]
+    assert_by_hand(actual, objective, models, index, clients, list(range(6)))
+    assert actual["loss"][0] == actual["loss"][2]
+    assert actual["loss"][0] != actual["loss"][5]
 
 
 def test_a_client_without_a_test_part_has_no_number() -> None:
     objective, clients = objective_of(MLP(8)), with_tests(((3, 20), (30, 0), (10, 7), (1, 0)))
     ids = [3, 2, 1, 0]
-    got = Simulator(clients).measure(
-        apart(objective, 4), torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy})
-    )
+    actual = Simulator(clients).evaluate(
+        apart(objective, 4), torch.tensor(ids), [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
     assert (
-        got["loss"].isnan().tolist()
-        == got["accuracy"].isnan().tolist()
+        actual["loss"].isnan().tolist()
+        == actual["accuracy"].isnan().tolist()
         == [True, False, True, False]
     )
     assert_by_hand(
-        {name: value[[1, 3]] for name, value in got.items()},
+        {name: value[[1, 3]] for name, value in actual.items()},
         objective,
         apart(objective, 4).models,
         [1, 3],
@@ -1136,41 +1146,41 @@ def test_a_client_without_a_test_part_has_no_number() -> None:
 
 def test_where_nobody_has_a_test_part_all_are_without_number(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(
-        one_for_all(objective), EVERYONE, EvalRequest(objective, {"accuracy": accuracy})
-    )
-    assert bool(got["loss"].isnan().all())
-    assert bool(got["accuracy"].isnan().all())
+    actual = Simulator(ragged).evaluate(
+        one_for_all(objective), EVERYONE, [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
+    assert bool(actual["loss"].isnan().all())
+    assert bool(actual["accuracy"].isnan().all())
 
 
 def test_the_train_part_can_be_evaluated(ragged: Clients) -> None:
     objective = objective_of(MLP(8))
-    got = Simulator(ragged).measure(
+    actual = Simulator(ragged).evaluate(
         one_for_all(objective),
         EVERYONE,
-        EvalRequest(objective, {"accuracy": accuracy}, split="train"),
-    )
+        [EvalRequest(objective, {"accuracy": accuracy}, split="train")],
+    )[0]
     for client in range(6):
         rows = ragged.train[client]
         outputs = objective.outputs(objective.params(), ragged.x[rows])
-        assert float(got["loss"][client]) == pytest.approx(
+        assert float(actual["loss"][client]) == pytest.approx(
             float(F.cross_entropy(outputs, ragged.y[rows])), rel=1e-5
         )
-        assert float(got["accuracy"][client]) == pytest.approx(
+        assert float(actual["accuracy"][client]) == pytest.approx(
             float((outputs.argmax(1) == ragged.y[rows]).double().mean())
         )
 
 
 def test_own_metrics_are_averaged_over_examples() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
-    got = Simulator(clients).measure(
+    actual = Simulator(clients).evaluate(
         one_for_all(objective, 4),
         torch.arange(4),
-        EvalRequest(objective, {"label": lambda outputs, y: y.float()}),
-    )
+        [EvalRequest(objective, {"label": lambda outputs, y: y.float()})],
+    )[0]
     for client in range(4):
         y = clients.y_test[clients.test[client]]
-        assert float(got["label"][client]) == pytest.approx(float(y.double().mean()))
+        assert float(actual["label"][client]) == pytest.approx(float(y.double().mean()))
 
 
 def tuned_by_hand(clients: Clients, objective: Objective, program: Program, key: int) -> Tree:
@@ -1180,27 +1190,27 @@ def tuned_by_hand(clients: Clients, objective: Objective, program: Program, key:
     tuned = Simulator(clients, chunk=1).map(
         program, torch.arange(4), per_client=apart(objective, 4), key=key
     )
-    return Simulator(clients, chunk=1).measure(
+    return Simulator(clients, chunk=1).evaluate(
         ModelAssignment(tuned.outputs, torch.arange(4)),
         torch.arange(4),
-        EvalRequest(objective, {"accuracy": accuracy}),
-    )
+        [EvalRequest(objective, {"accuracy": accuracy})],
+    )[0]
 
 
 def test_a_fine_tune_trains_each_clients_copy_on_its_own_training_part_first() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
-    plain = Simulator(clients).measure(
-        apart(objective, 4), torch.arange(4), EvalRequest(objective, {"accuracy": accuracy})
-    )
-    got = Simulator(clients, chunk=1).measure(
+    plain = Simulator(clients).evaluate(
+        apart(objective, 4), torch.arange(4), [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
+    actual = Simulator(clients, chunk=1).evaluate(
         apart(objective, 4),
         torch.arange(4),
-        EvalRequest(objective, {"accuracy": accuracy}, finetune=program),
+        [EvalRequest(objective, {"accuracy": accuracy}, finetune=program)],
         key=3,
-    )
-    assert equal(got, tuned_by_hand(clients, objective, program, key=3))
-    assert bool((got["loss"] != plain["loss"]).all())
+    )[0]
+    assert equal(actual, tuned_by_hand(clients, objective, program, key=3))
+    assert bool((actual["loss"] != plain["loss"]).all())
 
 
 @pytest.mark.parametrize("chunk", [2, None])
@@ -1208,51 +1218,53 @@ def test_a_fine_tune_does_not_depend_on_the_chunk(chunk: int | None) -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     program = sgd(local_of(objective))
     fed = Simulator(clients, chunk=chunk)
-    got = fed.measure(
+    actual = fed.evaluate(
         apart(objective, 4),
         torch.arange(4),
-        EvalRequest(objective, {"accuracy": accuracy}, finetune=program),
+        [EvalRequest(objective, {"accuracy": accuracy}, finetune=program)],
         key=3,
-    )
-    assert equal(got, tuned_by_hand(clients, objective, program, key=3))
+    )[0]
+    assert equal(actual, tuned_by_hand(clients, objective, program, key=3))
 
 
 def test_clients_that_share_a_model_and_a_test_part_are_tuned_each_on_its_own() -> None:
     objective = objective_of(MLP(8))
     clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
-    got = Simulator(clients).measure(
+    actual = Simulator(clients).evaluate(
         one_for_all(objective, 2),
         torch.arange(2),
-        EvalRequest(objective, {}, finetune=sgd(local_of(objective))),
-    )
-    assert got["loss"][0] != got["loss"][1]
+        [EvalRequest(objective, {}, finetune=sgd(local_of(objective)))],
+    )[0]
+    assert actual["loss"][0] != actual["loss"][1]
 
 
-def test_an_evaluation_changes_neither_memory_nor_models() -> None:
+def test_an_evaluation_changes_neither_client_state_nor_models() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     fed = Simulator(clients, chunk=1)
     fed.init_client_state(objective.params())
     fed.map(remembering(local_of(objective)), torch.tensor([1, 2]), key=0)
     fed.client_state.commit(1)
     each = apart(objective, 4)
-    memory, models = copy.deepcopy(fed.client_state.tensors()), copy.deepcopy(each.models)
-    fed.measure(
-        each, torch.arange(4), EvalRequest(objective, {}, finetune=sgd(local_of(objective)))
-    )
+    client_state, models = copy.deepcopy(fed.client_state.tensors()), copy.deepcopy(each.models)
+    fed.evaluate(
+        each, torch.arange(4), [EvalRequest(objective, {}, finetune=sgd(local_of(objective)))]
+    )[0]
     own = ModelAssignment(each.models, each.model_ids, local_params=tuple(each.models))
-    fed.measure(
+    fed.evaluate(
         own,
         torch.arange(4),
-        EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective))),
-    )
-    assert equal(fed.client_state.tensors(), memory)
+        [EvalRequest(objective, {}, finetune=remembering_like_sgd(local_of(objective)))],
+    )[0]
+    assert equal(fed.client_state.tensors(), client_state)
     assert equal(each.models, models)
     fed.client_state.commit(2)
-    assert equal(fed.client_state.tensors(), memory)  # and nothing was waiting to be committed
+    assert equal(
+        fed.client_state.tensors(), client_state
+    )  # and nothing was waiting to be committed
 
 
 def remembering_like_sgd(local: LocalTraining) -> Program:
-    """A fine-tune that would write memory if it were let."""
+    """A fine-tuning program that tries to write client state."""
     train = sgd(local)
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
@@ -1262,17 +1274,17 @@ def remembering_like_sgd(local: LocalTraining) -> Program:
     return replace(train, finish=finish)
 
 
-def test_rows_of_the_clients_own_are_read_from_memory() -> None:
+def test_rows_of_the_clients_own_are_read_from_client_state() -> None:
     objective, clients = objective_of(MLP(8)), with_tests()
     fed = Simulator(clients)
     fed.init_client_state(objective.params())
-    memory = apart(objective, 4).models
+    client_state = apart(objective, 4).models
     fed.client_state.write(
-        torch.tensor([0, 2, 3]), rows_of(memory, torch.tensor([0, 2, 3]))
+        torch.tensor([0, 2, 3]), rows_of(client_state, torch.tensor([0, 2, 3]))
     )  # client 1 never wrote
-    memory = {
+    client_state = {
         name: value.index_copy(0, torch.tensor([1]), objective.params()[name][None])
-        for name, value in memory.items()
+        for name, value in client_state.items()
     }
     other = stack(
         [{name: torch.full_like(value, 0.1) for name, value in objective.params().items()}]
@@ -1280,16 +1292,20 @@ def test_rows_of_the_clients_own_are_read_from_memory() -> None:
     ids = [3, 1, 0, 2]
 
     whole = ModelAssignment(other, torch.zeros(4).long(), local_params=tuple(other))
-    got = fed.measure(whole, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
-    assert_by_hand(got, objective, memory, ids, clients, ids)
+    actual = fed.evaluate(
+        whole, torch.tensor(ids), [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
+    assert_by_hand(actual, objective, client_state, ids, clients, ids)
 
     head = ModelAssignment(other, torch.zeros(4).long(), local_params=("fc2.weight", "fc2.bias"))
-    got = fed.measure(head, torch.tensor(ids), EvalRequest(objective, {"accuracy": accuracy}))
+    actual = fed.evaluate(
+        head, torch.tensor(ids), [EvalRequest(objective, {"accuracy": accuracy})]
+    )[0]
     mixed = {
         name: value if name in head.local_params else other[name].expand_as(value)
-        for name, value in memory.items()
+        for name, value in client_state.items()
     }
-    assert_by_hand(got, objective, mixed, ids, clients, ids)
+    assert_by_hand(actual, objective, mixed, ids, clients, ids)
 
 
 def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_evaluated_each() -> (
@@ -1299,16 +1315,16 @@ def test_clients_that_share_a_test_part_but_have_parameters_of_their_own_are_eva
     clients = replace(with_tests(((9, 20), (9, 5))), test_part_id=torch.tensor([0, 0]))
     fed = Simulator(clients)
     fed.init_client_state(objective.params())
-    memory = apart(objective, 2).models
-    fed.client_state.write(torch.arange(2), memory)
+    client_state = apart(objective, 2).models
+    fed.client_state.write(torch.arange(2), client_state)
     rows = one_for_all(objective, 2)
-    got = fed.measure(
+    actual = fed.evaluate(
         ModelAssignment(rows.models, rows.model_ids, local_params=tuple(rows.models)),
         torch.arange(2),
-        EvalRequest(objective, {"accuracy": accuracy}),
-    )
-    assert_by_hand(got, objective, memory, [0, 1], clients, [0, 1])
-    assert got["loss"][0] != got["loss"][1]
+        [EvalRequest(objective, {"accuracy": accuracy})],
+    )[0]
+    assert_by_hand(actual, objective, client_state, [0, 1], clients, [0, 1])
+    assert actual["loss"][0] != actual["loss"][1]
 
 
 def test_map_never_touches_test_data() -> None:
@@ -1322,10 +1338,13 @@ def test_map_never_touches_test_data() -> None:
     def all_that_comes_back(given_clients: Clients) -> tuple[ClientResults, Tree]:
         fed = Simulator(given_clients)
         fed.init_client_state(objective.params())
-        got = fed.map(remembering(local_of(objective)), torch.arange(4), key=0)
-        return got, fed.client_state.read(torch.arange(4))
+        actual = fed.map(remembering(local_of(objective)), torch.arange(4), key=0)
+        return actual, fed.client_state.read(torch.arange(4))
 
-    (one, memory), (other, blind_memory) = all_that_comes_back(clients), all_that_comes_back(blind)
+    (one, client_state), (other, blind_state) = (
+        all_that_comes_back(clients),
+        all_that_comes_back(blind),
+    )
     assert equal(one.outputs, other.outputs)
-    assert equal(memory, blind_memory)
+    assert equal(client_state, blind_state)
     assert list(one.failures) == list(other.failures) == []

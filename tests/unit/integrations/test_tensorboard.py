@@ -35,12 +35,12 @@ def scalars(folder: Path) -> dict[str, dict[int, float]]:
 
     events: Any = EventAccumulator(str(folder / "tensorboard"))
     events.Reload()
-    found = {}
+    tags = {}
     for tag in events.Tags()["scalars"]:
         steps = [(event.step, event.value) for event in events.Scalars(tag)]
-        found[tag] = dict(steps)
-        assert len(found[tag]) == len(steps), tag
-    return found
+        tags[tag] = dict(steps)
+        assert len(tags[tag]) == len(steps), tag
+    return tags
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -48,16 +48,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_all(folder: Path, rounds: int) -> None:
-    found, written = scalars(folder), rows(folder)
+    tags, written = scalars(folder), rows(folder)
     assert [row["round"] for row in written] == list(range(1, rounds + 1))
     for tag in ("clusters", "bytes_up", "bytes_down", "seconds"):
-        assert found[tag] == {row["round"]: pytest.approx(row[tag]) for row in written}
+        assert tags[tag] == {row["round"]: pytest.approx(row[tag]) for row in written}
     for tag in ("accuracy", "accuracy_worst10", "loss", "train_loss"):
-        assert found[tag] == {
-            row["round"]: pytest.approx(row[tag]) for row in written if tag in row
-        }
-        assert found[tag]
-    assert "round" not in found
+        assert tags[tag] == {row["round"]: pytest.approx(row[tag]) for row in written if tag in row}
+        assert tags[tag]
+    assert "round" not in tags
 
 
 @installed

@@ -1,12 +1,11 @@
-"""A federation whose clients live elsewhere: at sites that are reached by letters."""
+"""A federation whose clients are on other machines: on nodes that answer messages."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,71 +16,58 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
 from fedclade.data.client_metadata import ClientMetadata
+from fedclade.engines.accumulator import Accumulator, check_sum, in_order_asked
 from fedclade.engines.base import EvalRequest, Traffic
 from fedclade.engines.profiler import Profiler
-from fedclade.engines.remote.messages import Message, Transport, packed_rows
-from fedclade.engines.remote.node import describe_mismatch
+from fedclade.engines.remote.membership import MALFORMED, ClientRecord, Membership, Note
+from fedclade.engines.remote.messages import Message, NodeError, Transport, pack_assignment
 from fedclade.engines.reply_validation import (
-    Accumulator,
     Spec,
-    check_sum,
-    in_order_asked,
+    majority_spec,
+    out_of_range_segment,
     rejection_reason,
     spec_of,
 )
 from fedclade.errors import InvalidInputError
 
-NOT_CONNECTED = "its site is not connected"
-# What may come of reading an answer that a site wrote as it liked.
-_NONSENSE = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
-Note = Callable[[str], None]
+NOT_CONNECTED = NodeError("its node is not connected")
 
 
-@dataclass(frozen=True)
-class ClientRecord:
-    """Where a client lives: its site ("": not seen yet), its number there, and what it holds."""
+class RemoteClientState:
+    """Client state stays on the nodes. The server keeps the list of transactions that count on each
+    node, so that a node knows which state to discard.
 
-    node: str
-    place: int
-    name: str
-    size: int
-    test_size: int
-
-
-class RemoteMemory:
-    """The clients' memory is with them. The server keeps which of its turns count at which site, so
-    that a site knows what to forget.
-
-    A turn is a round, or a look between rounds that leaves nothing. It counts at a site if the
-    site's answers of it were used.
+    A transaction is a round, or a call between rounds that is not committed. It counts on a node if
+    the node's answers were used.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self._committed: dict[str, list[str]] = {}
-        self._answered: dict[str, bool] = {}  # of this turn: whether all was answered
+        self._answered: dict[str, bool] = {}  # in this transaction: whether all was answered
         self._session, self._number = secrets.token_hex(4), 0
 
     @property
-    def turn(self) -> str:
+    def transaction_id(self) -> str:
         return f"{self._session}-{self._number}"
 
-    def committed_at(self, node: str) -> list[str]:
-        return self._committed.get(node, [])
+    def committed_at(self, state_key: str) -> list[str]:
+        return self._committed.get(state_key, [])
 
-    def answered(self, node: str, well: bool) -> None:
-        """Whether the site answered a letter of this turn. If one went without an answer, nothing
-        that it wrote counts.
+    def set_answered(self, state_key: str, answered: bool) -> None:
+        """Whether the node answered a message of this transaction. If one message has no answer,
+        nothing that the node wrote in this transaction counts.
         """
-        self._answered[node] = self._answered.get(node, True) and well
+        self._answered[state_key] = self._answered.get(state_key, True) and answered
 
-    def forgotten(self, node: str) -> None:
-        self._committed.pop(node, None)
+    def set_lost(self, state_key: str) -> None:
+        """The node has lost its client state."""
+        self._committed.pop(state_key, None)
 
     def commit(self, version: int) -> None:
-        for node, well in sorted(self._answered.items()):
-            if well:
-                self._committed.setdefault(node, []).append(self.turn)
+        for state_key, answered in sorted(self._answered.items()):
+            if answered:
+                self._committed.setdefault(state_key, []).append(self.transaction_id)
         self.version = version
         self.rollback()
 
@@ -104,14 +90,18 @@ class RemoteMemory:
 
 
 class RemoteFederation:
-    """post: carries letters; about: version and configuration, which every site must share; run: a
-    name for this run, under which sites keep its memory; bound: clients go by the name of their
-    site too, so that none can take another's place; seats: who is known already, in the order of
-    their numbers; population: what the server knows of the clients beforehand, where it has dealt
-    the data out itself; probe: inputs that the server has; note: told who comes, and who cannot
-    take part and why.
+    """Runs programs on the clients of the nodes that a transport reaches.
 
-    Client numbers are given in the order in which sites come, and stay.
+    Args:
+        transport: sends messages to the nodes.
+        compatibility_info: version and configuration, which every node must share.
+        run: a name for this run, under which nodes keep its client state.
+        bind_clients_to_nodes: see `Membership`.
+        client_records: the clients that are known already, in the order of their numbers.
+        metadata: what the server knows about the clients if it has partitioned the data itself.
+        probe: inputs that the server has.
+        device: where the server's tensors are.
+        note: is called with a line for each node that registers or cannot take part.
     """
 
     name = "flower"
@@ -120,135 +110,52 @@ class RemoteFederation:
 
     def __init__(
         self,
-        post: Transport,
-        about: Mapping[str, str],
+        transport: Transport,
+        compatibility_info: Mapping[str, str],
         *,
         run: str = "run",
-        bound: bool = False,
+        bind_clients_to_nodes: bool = False,
         client_records: Sequence[ClientRecord] = (),
-        population: ClientMetadata | None = None,
+        metadata: ClientMetadata | None = None,
         probe: Tensor | None = None,
         device: str = "cpu",
         note: Note = lambda text: None,
     ) -> None:
-        self.post, self.about, self.run, self.bound, self.note = post, dict(about), run, bound, note
-        self.device = torch.device(device)
-        self.traffic, self.clock, self.client_state = (
-            Traffic(),
-            Profiler(self.device, False),
-            RemoteMemory(),
+        self.transport, self.run, self.note = transport, run, note
+        self.membership = Membership(
+            transport,
+            compatibility_info,
+            bind_clients_to_nodes=bind_clients_to_nodes,
+            client_records=client_records,
+            note=note,
         )
-        self.client_records: list[ClientRecord] = list(client_records)
-        self._known, self._probe = population, probe
-        self._met: dict[str, dict[str, Any]] = {}  # what each site has said of itself
-        self._refused: set[str] = set()
-        self._kind: Tree = {}
-        self._initial: Tree = {}
-        self._initialised: set[str] = set()
+        self.device = torch.device(device)
+        self.traffic = Traffic()
+        self.clock = Profiler(self.device, False)
+        self.client_state = RemoteClientState()
+        self._metadata, self._probe = metadata, probe
+        self._initial_state: Tree = {}
+        self._initialised: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
-        self._present: set[str] = set()
 
     @property
     def sizes(self) -> Tensor:
-        if self._known is not None:
-            return self._known.sizes
-        return torch.tensor(
-            [client_record.size for client_record in self.client_records], dtype=torch.int64
-        )
+        return self._metadata.sizes if self._metadata is not None else self.membership.sizes
 
     def client_metadata(self) -> ClientMetadata:
-        if self._known is not None:
-            return self._known
-        if not self._met:
-            self.refresh_membership()
-        if not self._kind:
-            raise InvalidInputError(
-                "federation: no site has answered yet; start the nodes, then run again."
-            )
-        sizes = torch.tensor(
-            [client_record.test_size for client_record in self.client_records], dtype=torch.int64
-        )
-        classes = [met["classes"] for met in self._met.values()]
-        return ClientMetadata(
-            self.sizes,
-            sizes,
-            int(sizes.sum()),
-            self._kind["x"],
-            self._kind["y"],
-            None if None in classes else max(classes),
-            probe=self._probe,
-            dataset="federation",
-            partition="sites",
-        )
+        if self._metadata is not None:
+            return self._metadata
+        return self.membership.metadata(self._probe)
 
     def refresh_membership(self) -> None:
-        """Who is there now; sites that are new are asked who they are, and their clients get
-        numbers.
-        """
-        self._present = set(self.post.nodes()) - self._refused
-        new = sorted(self._present - self._met.keys())
-        if not new:
-            return
-        answers = self.post.send_and_receive({node: Message({"kind": "hello"}) for node in new})
-        for node in new:
-            answer = answers[node]
-            reason = answer if isinstance(answer, str) else answer.header.get("refused")
-            if isinstance(answer, Message) and reason is None:
-                try:
-                    reason = (
-                        describe_mismatch(self.about, answer.header["about"])
-                        if answer.header["about"] != self.about
-                        else self._register_node(node, answer)
-                    )
-                except _NONSENSE as error:
-                    reason = (
-                        f"what it says of itself makes no sense ({type(error).__name__}: {error})"
-                    )
-                if reason is not None:
-                    self._refused.add(node)
-            if reason is not None:
-                self._present.discard(node)
-                self.note(f"{node}: not used: {reason}")
-
-    def _register_node(self, node: str, answer: Message) -> str | None:
-        """Give the clients of a site their numbers, or say why it cannot take part."""
-        head, kind = answer.header, dict(answer.tensors)
-        if self._kind and spec_of(kind) != spec_of(self._kind):
-            theirs, ours = tuple(kind["x"].shape[1:]), tuple(self._kind["x"].shape[1:])
-            return (
-                f"its samples are of another kind: {theirs} of {kind['x'].dtype}, the others'"
-                f" {ours} of {self._kind['x'].dtype}"
-            )
-        if not head["names"]:
-            return "it has no clients"
-        names = [f"{node}/{name}" if self.bound else str(name) for name in head["names"]]
-        counts = [
-            (int(size), int(test_size))
-            for size, test_size in zip(head["sizes"], head["test_sizes"], strict=True)
-        ]
-        if len(counts) != len(names) or min(map(min, counts)) < 0:
-            raise ValueError("it has other numbers of names and of sizes, or a size below 0")
-        numbered = {
-            client_record.name: number for number, client_record in enumerate(self.client_records)
-        }
-        for name in names:
-            other = self.client_records[numbered[name]].node if name in numbered else node
-            if other != node and other in self._present:
-                return f"its client '{name}' is already there, at {other}"
-        self._kind = self._kind or kind
-        self._met[node] = {**head, "names": names}
-        for place, (name, (size, test_size)) in enumerate(zip(names, counts, strict=True)):
-            client_record = ClientRecord(node, place, name, size, test_size)
-            if name in numbered:
-                self.client_records[numbered[name]] = client_record
-            else:
-                self.client_records.append(client_record)
-        self.note(f"{node}: {len(names)} clients")
-        return None
+        """Update which nodes are present, and register new ones."""
+        self.membership.refresh()
 
     def init_client_state(self, initial: Tree) -> None:
-        """It goes along with the first letter to a site that is not known to have it."""
-        self._initial = {name: value.cpu() for name, value in add_prefix("memory", initial).items()}
+        """The initial state is part of the first message to each node."""
+        self._initial_state = {
+            name: value.cpu() for name, value in add_prefix("client_state", initial).items()
+        }
 
     def map(
         self,
@@ -263,208 +170,86 @@ class RemoteFederation:
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
         if reduce:
             check_sum(reduce, len(ids))
-        sent = {name: value.cpu() for name, value in add_prefix("shared", broadcast or {}).items()}
-        description = to_spec(program)
+        shared = {
+            name: value.cpu() for name, value in add_prefix("broadcast", broadcast or {}).items()
+        }
+        header = {"kind": "map", "program": to_spec(program), "key": key}
 
         def message(places: Tensor) -> Message:
-            rows, models = packed_rows(per_client[places]) if per_client is not None else (None, {})
-            head = {"kind": "map", "program": description, "key": key, "each": rows}
-            return Message(head, sent | models)
+            if per_client is None:
+                return Message({**header, "per_client": None}, shared)
+            assignment, models = pack_assignment(per_client[places])
+            return Message({**header, "per_client": assignment}, shared | models)
 
         answers, failures = self._query_nodes(ids, message)
-        found: dict[int, Tree] = {}
+        replies: dict[int, Tree] = {}
         for places, answer in answers:
-            failures += self._unpack_reply(ids, places, answer, found)
-        expected = _majority_spec(
-            list(found.values()),
-            spec_of(
-                {
-                    name: value[0]
-                    for name, value in (per_client.models if per_client else {}).items()
-                }
-            ),
+            node_replies, node_failures = self._unpack_reply(ids, places, answer)
+            replies |= node_replies
+            failures += node_failures
+        sent_models = per_client.models if per_client is not None else {}
+        expected = majority_spec(
+            list(replies.values()), spec_of({name: value[0] for name, value in sent_models.items()})
         )
         sizes = self.sizes
-        for place, reply in sorted(found.items()):
-            reason = rejection_reason(reply, expected, int(sizes[ids[place]]))
-            if reason is None and reduce is not None and isinstance(reduce.segment_ids, str):
-                row = (
-                    int(reply[reduce.segment_ids])
-                    if reduce.segment_ids in reply and reply[reduce.segment_ids].numel() == 1
-                    else -1
-                )
-                reason = (
-                    None
-                    if 0 <= row < reduce.num_segments
-                    else f"chose row {row} of {reduce.num_segments}"
-                )
+        for place in sorted(replies):
+            client = int(ids[place])
+            reason = _rejection_reason(replies[place], expected, int(sizes[client]), reduce)
             if reason is not None:
-                failures.append(Failure(int(ids[place]), reason, rejected=True))
-                del found[place]
+                failures.append(Failure(client, reason, rejected=True))
+                del replies[place]
         self._failures += failures
-        places = torch.tensor(sorted(found), dtype=torch.int64)
-        replies = (
-            {
-                name: value.to(self.device)
-                for name, value in stack([found[place] for place in places.tolist()]).items()
-            }
-            if found
-            else {}
-        )
+        places = torch.tensor(sorted(replies), dtype=torch.int64)
+        outputs: Tree = {}
         total = Accumulator(reduce) if reduce else None
-        if total is not None and found:
-            total.add(places, replies)
-            added = total.keys(replies)
-            replies = {name: value for name, value in replies.items() if name not in added}
-        return in_order_asked(ids, [places], [replies], total, failures)
-
-    def _unpack_reply(
-        self, ids: Tensor, places: Tensor, answer: Message, found: dict[int, Tree]
-    ) -> list[Failure]:
-        """Put the replies of one site's clients into `found`, by the place at which they were
-        asked; what is wrong with the others.
-        """
-        asked = {self.client_records[int(ids[place])].place: int(place) for place in places}
-        out = strip_prefix("out", answer.tensors)
-        try:
-            told = list(answer.header["clients"])
-            failed = {
-                client: (str(reason), bool(refused))
-                for client, reason, refused in answer.header["failures"]
-                if client in asked
-            }
-            fits = (
-                len(set(told)) == len(told)
-                and set(told) <= asked.keys()
-                and all(len(value) == len(told) for value in out.values())
-            )
-        except _NONSENSE:
-            fits = False
-        if not fits:
-            return [
-                Failure(
-                    int(ids[place]), "its site's answer does not fit what was asked", rejected=True
-                )
-                for place in places
-            ]
-        for row, client in enumerate(told):
-            found[asked[client]] = tree_index(out, torch.tensor(row))
-        failures = [
-            Failure(int(ids[asked[client]]), *why)
-            for client, why in failed.items()
-            if client not in told
-        ]
-        silent = asked.keys() - set(told) - failed.keys()
-        return failures + [
-            Failure(int(ids[asked[client]]), "its site did not answer for it")
-            for client in sorted(silent)
-        ]
-
-    def _query_nodes(
-        self, ids: Tensor, message: Callable[[Tensor], Message]
-    ) -> tuple[list[tuple[Tensor, Message]], list[Failure]]:
-        """Ask the sites of these clients: the places of each site's clients with its answer, and
-        who was not asked or did not answer.
-        """
-        by_node: dict[str, list[int]] = {}
-        for place, client in enumerate(ids.tolist()):
-            by_node.setdefault(self.client_records[client].node, []).append(place)
-        places = {node: torch.tensor(at, dtype=torch.int64) for node, at in sorted(by_node.items())}
-        messages = {}
-        for node, at in places.items():
-            if node in self._present and node in self._met:
-                one = message(at)
-                here = [self.client_records[client].place for client in ids[at].tolist()]
-                messages[node] = replace(
-                    one, header={**one.header, "clients": here, "numbers": self._numbers_at(node)}
-                )
-        answers = self._ask(messages)
-        good, failures = [], []
-        for node, at in places.items():
-            answer = answers.get(node, NOT_CONNECTED)
-            if isinstance(answer, str):
-                failures += [Failure(client, answer) for client in ids[at].tolist()]
-            else:
-                good.append((at, answer))
-        return good, failures
-
-    def _numbers_at(self, node: str) -> list[int]:
-        """The number in the federation of each of a site's clients."""
-        here = sorted(
-            (client_record.place, number)
-            for number, client_record in enumerate(self.client_records)
-            if client_record.node == node
-        )
-        return [number for _, number in here]
-
-    def _ask(self, messages: Mapping[str, Message]) -> dict[str, Message | str]:
-        """Send letters with what every letter says; what a site refuses is a reason."""
-        whole = {node: self._with_memory(node, message) for node, message in messages.items()}
-        self.traffic.down += sum(message.nbytes for message in whole.values())
-        answers: dict[str, Message | str] = {}
-        for node, answer in (self.post.send_and_receive(whole) if whole else {}).items():
-            if isinstance(answer, Message):
-                self.traffic.up += answer.nbytes
-                self._initialised.add(node)
-                if answer.header.get("forgotten"):
-                    self._initialised.discard(node)
-                    self.client_state.forgotten(self._state_key(node))
-                if "refused" in answer.header:
-                    answer = str(answer.header["refused"])
-            answers[node] = answer
-            self.client_state.answered(self._state_key(node), not isinstance(answer, str))
-        return answers
-
-    def _with_memory(self, node: str, message: Message) -> Message:
-        """What every letter says: for which configuration it is, and which memory its clients
-        have.
-        """
-        committed = self.client_state.committed_at(self._state_key(node)) if self._initial else []
-        first = self._initial if not committed and node not in self._initialised else {}
-        words = {
-            "about": self.about,
-            "run": self.run,
-            "turn": self.client_state.turn,
-            "committed": committed,
-            "remembers": bool(self._initial),
-        }
-        return Message({**message.header, **words}, {**message.tensors, **first})
-
-    def _state_key(self, node: str) -> str:
-        """A name for a site's memory, which outlasts the site's own: a node that was started anew
-        may have another.
-        """
-        return str(self._met[node]["names"][0])
+        if replies:
+            stacked = stack([replies[place] for place in places.tolist()])
+            outputs = {name: value.to(self.device) for name, value in stacked.items()}
+        if total is not None and replies:
+            total.add(places, outputs)
+            summed = total.keys(outputs)
+            outputs = {name: value for name, value in outputs.items() if name not in summed}
+        return in_order_asked(ids, [places], [outputs], total, failures)
 
     def evaluate(
-        self, rows: ModelAssignment, ids: Tensor, looks: Sequence[EvalRequest], key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        requests: Sequence[EvalRequest],
+        key: int = 0,
     ) -> list[Tree]:
-        """All looks in one letter to a site."""
-        told = [
-            {"part": look.split, "metrics": list(look.metrics), "tune": _described(look.finetune)}
-            for look in looks
-        ]
-
-        def message(places: Tensor) -> Message:
-            return self._about_models({"kind": "evaluate", "looks": told, "key": key}, rows[places])
-
-        answers, failures = self._query_nodes(ids, message)
+        """All requests go to a node in one message."""
+        header = {
+            "kind": "evaluate",
+            "requests": [
+                {
+                    "split": request.split,
+                    "metrics": list(request.metrics),
+                    "finetune": _spec_or_none(request.finetune),
+                }
+                for request in requests
+            ],
+            "key": key,
+        }
+        answers, failures = self._query_nodes(
+            ids, lambda places: _with_models(header, assignment[places])
+        )
         empty = torch.full((len(ids),), torch.nan, dtype=torch.float64)
         results: list[Tree] = [
-            {name: empty.clone() for name in ("loss", *look.metrics)} for look in looks
+            {name: empty.clone() for name in ("loss", *request.metrics)} for request in requests
         ]
         for places, answer in answers:
             values = [
-                strip_prefix(f"value{number}", answer.tensors) for number in range(len(looks))
+                strip_prefix(f"value{number}", answer.tensors) for number in range(len(requests))
             ]
-            whole = all(
+            complete = all(
                 value.keys() == result.keys() for value, result in zip(values, results, strict=True)
             )
-            if not whole or any(
+            if not complete or any(
                 tuple(value.shape) != (len(places),) for value in answer.tensors.values()
             ):
                 failures += [
-                    Failure(client, "its site's evaluation does not fit what was asked")
+                    Failure(client, "its node's evaluation does not match the request")
                     for client in ids[places].tolist()
                 ]
                 continue
@@ -475,47 +260,174 @@ class RemoteFederation:
         return results
 
     def push_final_models(
-        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        finetune: AnyProgram | None = None,
+        key: int = 0,
     ) -> None:
-        def message(places: Tensor) -> Message:
-            return self._about_models(
-                {"kind": "deliver", "tune": _described(tune), "key": key}, rows[places]
-            )
-
-        for failure in self._query_nodes(ids, message)[1]:
-            self.note(f"client {failure.client} was not given its model: {failure.reason}")
-
-    def _about_models(self, words: dict[str, Any], rows: ModelAssignment) -> Message:
-        each, models = packed_rows(rows)
-        return Message({**words, "each": each}, models)
+        header = {"kind": "save_models", "finetune": _spec_or_none(finetune), "key": key}
+        _, failures = self._query_nodes(
+            ids, lambda places: _with_models(header, assignment[places])
+        )
+        for failure in failures:
+            self.note(f"client {failure.client} did not get its model: {failure.reason}")
 
     def models_of(
-        self, rows: ModelAssignment, ids: Tensor, tune: AnyProgram | None = None, key: int = 0
+        self,
+        assignment: ModelAssignment,
+        ids: Tensor,
+        finetune: AnyProgram | None = None,
+        key: int = 0,
     ) -> Tree:
-        if rows.local_params or tune is not None:
+        if assignment.local_params or finetune is not None:
             raise InvalidInputError(
-                "model: these clients' models are their own and stay with them; each site has them"
-                " on its disk."
+                "model: these clients have personal models, which stay with them; each node has"
+                " them on its disk."
             )
-        return rows.gather({})
+        return assignment.gather({})
 
     def pop_failures(self) -> list[Failure]:
         failures, self._failures = self._failures, []
         return failures
 
+    def _unpack_reply(
+        self, ids: Tensor, places: Tensor, answer: Message
+    ) -> tuple[dict[int, Tree], list[Failure]]:
+        """The replies of one node's clients, by their place in `ids`, and the failures of its other
+        clients.
+        """
+        records = self.membership.client_records
+        place_of = {records[int(ids[place])].place: int(place) for place in places}
+        outputs = strip_prefix("outputs", answer.tensors)
+        try:
+            answered = list(answer.header["clients"])
+            failed = {
+                client: (str(reason), bool(rejected))
+                for client, reason, rejected in answer.header["failures"]
+                if client in place_of
+            }
+            valid = (
+                len(set(answered)) == len(answered)
+                and set(answered) <= place_of.keys()
+                and all(len(value) == len(answered) for value in outputs.values())
+            )
+        except MALFORMED:
+            valid = False
+        if not valid:
+            return {}, [
+                Failure(
+                    int(ids[place]), "its node's answer does not match the request", rejected=True
+                )
+                for place in places
+            ]
+        replies = {
+            place_of[client]: tree_index(outputs, torch.tensor(row))
+            for row, client in enumerate(answered)
+        }
+        failures = [
+            Failure(int(ids[place_of[client]]), reason, rejected)
+            for client, (reason, rejected) in failed.items()
+            if client not in answered
+        ]
+        missing = place_of.keys() - set(answered) - failed.keys()
+        failures += [
+            Failure(int(ids[place_of[client]]), "its node did not answer for it")
+            for client in sorted(missing)
+        ]
+        return replies, failures
 
-def _described(program: AnyProgram | None) -> dict[str, Any] | None:
+    def _query_nodes(
+        self, ids: Tensor, message: Callable[[Tensor], Message]
+    ) -> tuple[list[tuple[Tensor, Message]], list[Failure]]:
+        """Send message(places) to the node of the clients at these places of `ids`.
+
+        Returns:
+            The places of each node's clients with the node's answer, and the clients whose node is
+            not connected or did not answer.
+        """
+        records = self.membership.client_records
+        places_at: dict[str, list[int]] = {}
+        for place, client in enumerate(ids.tolist()):
+            places_at.setdefault(records[client].node, []).append(place)
+        by_node = {
+            node: torch.tensor(places, dtype=torch.int64)
+            for node, places in sorted(places_at.items())
+        }
+        messages = {}
+        for node, places in by_node.items():
+            if self.membership.is_connected(node):
+                content = message(places)
+                header = {
+                    **content.header,
+                    "clients": [records[client].place for client in ids[places].tolist()],
+                    "numbers": self.membership.client_numbers(node),
+                }
+                messages[node] = replace(content, header=header)
+        answers = self._send(messages)
+        answered, failures = [], []
+        for node, places in by_node.items():
+            answer = answers.get(node, NOT_CONNECTED)
+            if isinstance(answer, NodeError):
+                failures += [Failure(client, answer.reason) for client in ids[places].tolist()]
+            else:
+                answered.append((places, answer))
+        return answered, failures
+
+    def _send(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
+        """Send messages with the common header; a message that a node rejects is an error."""
+        complete = {node: self._with_state(node, message) for node, message in messages.items()}
+        self.traffic.down += sum(message.nbytes for message in complete.values())
+        answers: dict[str, Message | NodeError] = {}
+        received = self.transport.send_and_receive(complete) if complete else {}
+        for node, answer in received.items():
+            state_key = self.membership.state_key(node)
+            if isinstance(answer, Message):
+                self.traffic.up += answer.nbytes
+                self._initialised.add(node)
+                if answer.header.get("state_lost"):
+                    self._initialised.discard(node)
+                    self.client_state.set_lost(state_key)
+                if "rejected" in answer.header:
+                    answer = NodeError(str(answer.header["rejected"]))
+            answers[node] = answer
+            self.client_state.set_answered(state_key, isinstance(answer, Message))
+        return answers
+
+    def _with_state(self, node: str, message: Message) -> Message:
+        """Add what every message has: the configuration, and the client state that counts."""
+        committed = (
+            self.client_state.committed_at(self.membership.state_key(node))
+            if self._initial_state
+            else []
+        )
+        needs_initial = not committed and node not in self._initialised
+        common = {
+            "compatibility_info": self.membership.compatibility_info,
+            "run": self.run,
+            "transaction_id": self.client_state.transaction_id,
+            "committed": committed,
+            "has_client_state": bool(self._initial_state),
+        }
+        initial = self._initial_state if needs_initial else {}
+        return Message({**message.header, **common}, {**message.tensors, **initial})
+
+
+def _rejection_reason(
+    reply: Tree, expected: Spec, size: int, reduce: SegmentSum | None
+) -> str | None:
+    reason = rejection_reason(reply, expected, size)
+    if reason is not None or reduce is None or not isinstance(reduce.segment_ids, str):
+        return reason
+    chosen = reply.get(reduce.segment_ids)
+    segment = int(chosen) if chosen is not None and chosen.numel() == 1 else -1
+    return out_of_range_segment(segment, reduce.num_segments)
+
+
+def _with_models(header: dict[str, Any], assignment: ModelAssignment) -> Message:
+    per_client, models = pack_assignment(assignment)
+    return Message({**header, "per_client": per_client}, models)
+
+
+def _spec_or_none(program: AnyProgram | None) -> dict[str, Any] | None:
     return to_spec(program) if program is not None else None
-
-
-def _majority_spec(replies: list[Tree], sent: Spec) -> Spec:
-    """Names, shapes and dtypes of most replies, of equally many of those that are most like the
-    model that was sent: who has others is refused.
-    """
-    if not replies:
-        return {}
-    kinds = Counter(tuple(sorted(spec_of(reply).items())) for reply in replies)
-    alike = {
-        kind: sum(1 if sent.get(name) == form else -1 for name, form in kind) for kind in kinds
-    }
-    return dict(max(kinds.items(), key=lambda counted: (counted[1], alike[counted[0]]))[0])

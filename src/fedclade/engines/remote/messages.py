@@ -1,5 +1,5 @@
-"""What goes between the server and the places where clients live: letters of words and tensors,
-whatever carries them.
+"""The messages between the server and the nodes: a JSON header and tensors, independent of the
+transport.
 """
 
 from __future__ import annotations
@@ -18,52 +18,60 @@ from fedclade.core.pytree import Tree, add_prefix, nbytes, strip_prefix, tree_in
 
 @dataclass(frozen=True)
 class Message:
-    """head: what JSON can say; tensors: by name."""
+    """A header that JSON can hold, and tensors by name."""
 
     header: dict[str, Any]
     tensors: Tree = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what it carries: the tensors. What holds them together depends on the
-        carrier.
-        """
+        """Bytes of the tensors. The rest depends on the transport."""
         return nbytes(self.tensors)
 
     def __post_init__(self) -> None:
-        json.dumps(self.header)  # what cannot be sent is noticed where it is written
+        json.dumps(self.header)  # fails here, where the message is written, not where it is sent
+
+
+@dataclass(frozen=True)
+class NodeError:
+    """Why a node gave no usable answer."""
+
+    reason: str
 
 
 class Transport(Protocol):
-    """Carries letters to sites and brings their answers."""
+    """Sends messages to nodes and returns their answers."""
 
     def nodes(self) -> list[str]:
-        """Who can be reached now, by a name that stays the same."""
+        """The nodes that can be reached now, by names that stay the same."""
 
-    def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | str]:
-        """The answer of each site, or why there is none."""
+    def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
+        """The answer of each node, or why there is none."""
 
 
-def packed_rows(rows: ModelAssignment) -> tuple[dict[str, Any], Tree]:
-    """Rows as they travel, on the CPU: each different model once, and which of them is whose. What
-    is the clients' own does not travel.
+def pack_assignment(assignment: ModelAssignment) -> tuple[dict[str, Any], Tree]:
+    """The header entry and the tensors for an assignment, on the CPU: each different model once,
+    and the model of each client. Local parameters are not sent.
     """
-    models = {name: value for name, value in rows.models.items() if name not in rows.local_params}
-    distinct, index = torch.unique(rows.model_ids.cpu(), return_inverse=True)
+    models = {
+        name: value
+        for name, value in assignment.models.items()
+        if name not in assignment.local_params
+    }
+    distinct, model_ids = torch.unique(assignment.model_ids.cpu(), return_inverse=True)
     if models:
         models = tree_index(models, distinct.to(next(iter(models.values())).device))
-    return {"index": index.tolist(), "own": list(rows.local_params)}, tree_map(
-        Tensor.cpu, add_prefix("each", models)
-    )
+    header = {"model_ids": model_ids.tolist(), "local_params": list(assignment.local_params)}
+    return header, tree_map(Tensor.cpu, add_prefix("per_client", models))
 
 
-def unpacked_rows(head: Mapping[str, Any], tensors: Tree) -> ModelAssignment:
+def unpack_assignment(header: Mapping[str, Any], tensors: Tree) -> ModelAssignment:
     return ModelAssignment(
-        strip_prefix("each", tensors),
-        torch.tensor(head["index"], dtype=torch.int64),
-        tuple(head["own"]),
+        strip_prefix("per_client", tensors),
+        torch.tensor(header["model_ids"], dtype=torch.int64),
+        tuple(header["local_params"]),
     )
 
 
-def numbers(values: Sequence[int] | Tensor) -> list[int]:
+def to_list(values: Sequence[int] | Tensor) -> list[int]:
     return torch.as_tensor(values).tolist()

@@ -1,142 +1,148 @@
-"""A site: one place where some of a federation's clients live. It answers the server's letters with
-what its clients compute.
+"""A node: holds some of a federation's clients, and answers the server's messages with what its
+clients compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import ClientResults, Failure
 from fedclade.core.functional_model import ExampleLoss
+from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import EvalRequest
-from fedclade.engines.remote.messages import Message, numbers, unpacked_rows
+from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError
 
-PROTOCOL = 1  # what letters say; another number, another language
-KEPT = 2  # committed memories: the server's last checkpoint may be one round behind
+PROTOCOL = 2  # the version of the messages
+# Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
+MAX_COMMITTED = 2
 
 
 @dataclass(frozen=True)
 class StateSnapshot:
-    """What the clients of a site remember after a turn of the server; `turn` says which."""
+    """The client state of a node after one transaction of the server."""
 
     transaction_id: str
-    memory: Tree
+    client_state: Tree
 
 
 class StateStore(Protocol):
-    """Where a site keeps what must last when its process ends, for one run of the server."""
+    """Where a node keeps the client state of one run, so that it outlasts the node's process."""
 
     def load(self) -> tuple[Tree, list[StateSnapshot]]:
-        """What clients start from, and what they remember, oldest first."""
+        """The initial client state, and the snapshots, oldest first."""
 
-    def save(self, initial: Tree, kept: list[StateSnapshot]) -> None: ...
+    def save(self, initial: Tree, snapshots: list[StateSnapshot]) -> None: ...
 
-    def deliver(self, names: list[str], models: Tree) -> None:
-        """Put each client's own model, a row of `models`, where it can be used."""
+    def save_models(self, names: list[str], models: Tree) -> None:
+        """Save each client's model, a row of `models`, where it can be used."""
 
 
 class InMemoryStateStore:
-    """A keeper for as long as the process lasts."""
+    """A state store that lasts as long as the process."""
 
     def __init__(self) -> None:
         self.initial: Tree = {}
-        self.kept: list[StateSnapshot] = []
+        self.snapshots: list[StateSnapshot] = []
         self.models: dict[str, Tree] = {}
 
     def load(self) -> tuple[Tree, list[StateSnapshot]]:
-        return self.initial, self.kept
+        return self.initial, self.snapshots
 
-    def save(self, initial: Tree, kept: list[StateSnapshot]) -> None:
-        self.initial, self.kept = initial, kept
+    def save(self, initial: Tree, snapshots: list[StateSnapshot]) -> None:
+        self.initial, self.snapshots = initial, snapshots
 
-    def deliver(self, names: list[str], models: Tree) -> None:
+    def save_models(self, names: list[str], models: Tree) -> None:
         self.models |= {
             name: tree_index(models, torch.tensor(row)) for row, name in enumerate(names)
         }
 
 
 class StateLostError(FedcladeError):
-    """The clients' memory is not there."""
+    """The client state is missing."""
 
 
 class Node:
-    """clients: those that live here; names: what each is called; here: the model, its loss and the
-    encoder of this place; metrics: what is measured beside the loss; about: version and
-    configuration, in words, which must be the server's too; keepers: by the name of a run, where
-    its memory lasts; check: called once, before it is agreed that this site takes part: it raises
-    what speaks against it.
+    """Holds clients and answers the server's messages.
+
+    Args:
+        clients: the data of the node's clients.
+        names: the name of each client.
+        context: the model with its loss, the encoder and the secret of this node.
+        metrics: what is measured besides the loss.
+        compatibility_info: version and configuration, which the server must share.
+        state_stores: the state store of a run, by the name of the run.
+        check: is called when the node registers; it raises an error if the node cannot take part.
     """
 
     def __init__(
         self,
         clients: Clients,
         names: list[str],
-        here: NodeContext,
+        context: NodeContext,
         metrics: Mapping[str, ExampleLoss],
-        about: Mapping[str, str],
+        compatibility_info: Mapping[str, str],
         state_stores: Callable[[str], StateStore] | None = None,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        self.clients, self.names, self.here, self.metrics, self.about = (
-            clients,
-            names,
-            here,
-            metrics,
-            dict(about),
-        )
-        here_only: dict[str, StateStore] = {}
+        self.clients, self.names, self.context, self.metrics = clients, names, context, metrics
+        self.compatibility_info = dict(compatibility_info)
+        in_memory: dict[str, StateStore] = {}
         self.state_stores = state_stores or (
-            lambda run: here_only.setdefault(run, InMemoryStateStore())
+            lambda run: in_memory.setdefault(run, InMemoryStateStore())
         )
         self.state_store: StateStore = InMemoryStateStore()
         self.check = check
         self.simulator = Simulator(clients)
 
     def answer(self, message: Message) -> Message:
-        """The answer to a letter; what cannot be done is said in it, never raised."""
-        kinds: dict[str, Callable[[Message], Message]] = {
-            "hello": self._hello,
+        """The answer to a message. An error is part of the answer, never raised."""
+        handlers: dict[str, Callable[[Message], Message]] = {
+            "register": self._register,
             "map": self._map,
             "evaluate": self._evaluate,
-            "deliver": self._deliver,
+            "save_models": self._save_models,
         }
-        head = message.header
+        header = message.header
         try:
-            if head["kind"] != "hello" and head["about"] != self.about:
-                return Message({"refused": describe_mismatch(head["about"], self.about)})
-            if head["kind"] != "hello":
-                self.state_store = self.state_stores(head["run"])
-            return kinds[head["kind"]](message)
+            if header["kind"] != "register":
+                if header["compatibility_info"] != self.compatibility_info:
+                    reason = describe_mismatch(
+                        header["compatibility_info"], self.compatibility_info
+                    )
+                    return Message({"rejected": reason})
+                self.state_store = self.state_stores(header["run"])
+            return handlers[header["kind"]](message)
         except FedcladeError as error:
-            return Message({"refused": str(error), "forgotten": isinstance(error, StateLostError)})
-        # of the user's own code: whatever it is, the federation goes on without this site
+            lost = isinstance(error, StateLostError)
+            return Message({"rejected": str(error), "state_lost": lost})
+        # User code may raise anything; the federation continues without this node.
         except Exception as error:
-            return Message({"refused": f"{type(error).__name__}: {error}"})
+            return Message({"rejected": f"{type(error).__name__}: {error}"})
 
-    def _hello(self, message: Message) -> Message:
+    def _register(self, message: Message) -> Message:
         self.check()
         data = self.clients
-        head = {
-            "about": self.about,
+        header = {
+            "compatibility_info": self.compatibility_info,
             "names": self.names,
-            "sizes": numbers(data.sizes),
-            "test_sizes": numbers(data.test_sizes),
+            "sizes": to_list(data.sizes),
+            "test_sizes": to_list(data.test_sizes),
             "classes": data.classes,
             "metrics": list(self.metrics),
         }
-        # Of the samples only what kind they are is told.
+        # Of the samples only shape and dtype are sent.
         return Message(
-            head,
+            header,
             {
                 "x": data.x.new_zeros(2, *data.x.shape[1:]),
                 "y": data.y.new_zeros(2, *data.y.shape[1:]),
@@ -144,51 +150,63 @@ class Node:
         )
 
     def _map(self, message: Message) -> Message:
-        head = message.header
-        program = from_spec(head["program"], self.here)
-        local = torch.tensor(head["clients"], dtype=torch.int64)
-        broadcast = strip_prefix("shared", message.tensors)
-        each = unpacked_rows(head["each"], message.tensors) if head["each"] is not None else None
-        kept = self._recall(message)
+        header = message.header
+        program = from_spec(header["program"], self.context)
+        local_ids = torch.tensor(header["clients"], dtype=torch.int64)
+        broadcast = strip_prefix("broadcast", message.tensors)
+        assignment = (
+            unpack_assignment(header["per_client"], message.tensors)
+            if header["per_client"] is not None
+            else None
+        )
+        snapshots = self._restore_state(message)
 
         def run(places: Tensor) -> ClientResults:
-            rows = each[places] if each is not None else None
+            rows = assignment[places] if assignment is not None else None
             return self.simulator.map(
-                program, local[places], broadcast=broadcast, per_client=rows, key=head["key"]
+                program, local_ids[places], broadcast=broadcast, per_client=rows, key=header["key"]
             )
 
-        everyone = torch.arange(len(local))
+        everyone = torch.arange(len(local_ids))
         try:
-            replies = [run(everyone)]
+            results = [run(everyone)]
         except (RuntimeError, ValueError, TypeError):
-            if len(local) == 1:
+            if len(local_ids) == 1:
                 raise
-            replies = [self._alone(run, place, int(local[place])) for place in everyone[:, None]]
-        if self.simulator.client_state.initial:
-            self.simulator.client_state.commit(0)
-            kept = [each for each in kept if each.transaction_id != head["turn"]]
+            results = [
+                self._run_alone(run, place, int(local_ids[place])) for place in everyone[:, None]
+            ]
+        state = self.simulator.client_state
+        if state.initial:
+            state.commit(0)
+            transaction_id = header["transaction_id"]
+            earlier = [each for each in snapshots if each.transaction_id != transaction_id]
             self.state_store.save(
-                self.simulator.client_state.initial,
-                [*kept, StateSnapshot(head["turn"], self.simulator.client_state.tensors())],
+                state.initial, [*earlier, StateSnapshot(transaction_id, state.tensors())]
             )
-        out = (
-            concatenate([reply.outputs for reply in replies if len(reply.ids)])
-            if any(len(reply.ids) for reply in replies)
-            else {}
-        )
+        outputs = [result.outputs for result in results if len(result.ids)]
         return Message(
             {
-                "clients": [client for reply in replies for client in numbers(reply.ids)],
+                "clients": [client for result in results for client in to_list(result.ids)],
                 "failures": [
-                    list(astuple(failure)) for reply in replies for failure in reply.failures
+                    list(astuple(failure)) for result in results for failure in result.failures
                 ],
             },
-            {name: value.cpu() for name, value in add_prefix("out", out).items()},
+            {
+                name: value.cpu()
+                for name, value in add_prefix(
+                    "outputs", concatenate(outputs) if outputs else {}
+                ).items()
+            },
         )
 
     @staticmethod
-    def _alone(run: Callable[[Tensor], ClientResults], place: Tensor, client: int) -> ClientResults:
-        """One client by itself, where all together failed: it costs only itself."""
+    def _run_alone(
+        run: Callable[[Tensor], ClientResults], place: Tensor, client: int
+    ) -> ClientResults:
+        """Run one client alone after all clients together have failed, so that only the client with
+        the error fails.
+        """
         try:
             return run(place)
         except (RuntimeError, ValueError, TypeError) as error:
@@ -197,79 +215,79 @@ class Node:
             )
 
     def _evaluate(self, message: Message) -> Message:
-        head = message.header
-        self._recall(message)
-        rows, local = (
-            unpacked_rows(head["each"], message.tensors),
-            torch.tensor(head["clients"], dtype=torch.int64),
-        )
-        values: Tree = {}
-        for number, told in enumerate(head["looks"]):
-            metrics = {name: self.metrics[name] for name in told["metrics"]}
-            tune = from_spec(told["tune"], self.here) if told["tune"] is not None else None
-            look = EvalRequest(self.here.objective, metrics, told["part"], tune)
-            values |= add_prefix(
-                f"value{number}", self.simulator.measure(rows, local, look, head["key"])
+        header = message.header
+        self._restore_state(message)
+        assignment = unpack_assignment(header["per_client"], message.tensors)
+        local_ids = torch.tensor(header["clients"], dtype=torch.int64)
+        requests = [
+            EvalRequest(
+                self.context.objective,
+                {name: self.metrics[name] for name in request["metrics"]},
+                request["split"],
+                self._program_or_none(request["finetune"]),
             )
+            for request in header["requests"]
+        ]
+        values: Tree = {}
+        results = self.simulator.evaluate(assignment, local_ids, requests, header["key"])
+        for number, result in enumerate(results):
+            values |= add_prefix(f"value{number}", result)
         return Message({}, values)
 
-    def _deliver(self, message: Message) -> Message:
-        head = message.header
-        self._recall(message)
-        tune = from_spec(head["tune"], self.here) if head["tune"] is not None else None
-        rows, local = (
-            unpacked_rows(head["each"], message.tensors),
-            torch.tensor(head["clients"], dtype=torch.int64),
-        )
-        models = self.simulator.models_of(rows, local, tune, head["key"])
-        self.state_store.deliver(
-            [self.names[client] for client in local.tolist()],
+    def _save_models(self, message: Message) -> Message:
+        header = message.header
+        self._restore_state(message)
+        finetune = self._program_or_none(header["finetune"])
+        assignment = unpack_assignment(header["per_client"], message.tensors)
+        local_ids = torch.tensor(header["clients"], dtype=torch.int64)
+        models = self.simulator.models_of(assignment, local_ids, finetune, header["key"])
+        self.state_store.save_models(
+            [self.names[client] for client in local_ids.tolist()],
             {name: value.cpu() for name, value in models.items()},
         )
         return Message({})
 
-    def _recall(self, message: Message) -> list[StateSnapshot]:
-        """Give the clients the memory that the server means, and their numbers in the federation;
-        what is left of what was kept.
+    def _program_or_none(self, spec: Mapping[str, Any] | None) -> AnyProgram | None:
+        return from_spec(spec, self.context) if spec is not None else None
 
-        Of turns that the server has committed the latest counts, or this turn's own if there was a
-        letter before. What any other turn left was never part of the run: the server died in it, or
-        went on without this site's answer.
+    def _restore_state(self, message: Message) -> list[StateSnapshot]:
+        """Give the clients the state that the server refers to, and their numbers in the
+        federation; returns the snapshots that still count.
+
+        The latest snapshot of a committed transaction counts, or that of this transaction if it had
+        an earlier message. Other snapshots were never part of the run: the server crashed in that
+        round, or continued without this node's answer.
         """
-        head, first = message.header, strip_prefix("memory", message.tensors)
-        initial, kept = (first, []) if first else self.state_store.load()
-        if first:
-            self.state_store.save(first, [])
-        if head["remembers"] and not initial:
+        header, sent = message.header, strip_prefix("client_state", message.tensors)
+        initial, stored = (sent, []) if sent else self.state_store.load()
+        if sent:
+            self.state_store.save(sent, [])
+        if header["has_client_state"] and not initial:
             raise StateLostError(
-                "this site has lost what its clients remembered; they begin anew with the next"
-                " letter."
+                "Client state is missing on this node; it will be reinitialised with the next"
+                " message."
             )
-        committed = set(head["committed"])
-        kept = [
+        committed_ids = set(header["committed"])
+        committed = [each for each in stored if each.transaction_id in committed_ids]
+        current = [
             each
-            for each in kept
-            if each.transaction_id in committed or each.transaction_id == head["turn"]
+            for each in stored
+            if each.transaction_id == header["transaction_id"]
+            and each.transaction_id not in committed_ids
         ]
-        kept = [
-            *[each for each in kept if each.transaction_id in committed][-KEPT:],
-            *[each for each in kept if each.transaction_id not in committed],
-        ]
-        self.simulator.names = torch.tensor(head["numbers"], dtype=torch.int64)
+        snapshots = [*committed[-MAX_COMMITTED:], *current]
+        self.simulator.names = torch.tensor(header["numbers"], dtype=torch.int64)
         self.simulator.init_client_state(initial)
-        if kept:
-            self.simulator.client_state.restore(kept[-1].memory, 0)
-        return kept
+        if snapshots:
+            self.simulator.client_state.restore(snapshots[-1].client_state, 0)
+        return snapshots
 
 
 def describe_mismatch(server: Mapping[str, str], node: Mapping[str, str]) -> str:
-    """What server and site do not agree on, both sides named."""
+    """What server and node do not agree on, with both values."""
     differing = [name for name in {**server, **node} if server.get(name) != node.get(name)]
-    told = "; ".join(
-        f"{name}: the server has {server.get(name, 'none')}, this site {node.get(name, 'none')}"
+    details = "; ".join(
+        f"{name}: the server has {server.get(name, 'none')}, this node {node.get(name, 'none')}"
         for name in differing
     )
-    return (
-        f"server and site do not fit together ({told}); give both the same version and"
-        " configuration."
-    )
+    return f"server and node differ ({details}); use the same version and configuration for both."

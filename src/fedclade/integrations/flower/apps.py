@@ -1,4 +1,4 @@
-"""A ServerApp and a ClientApp for any method, from two functions of the user's: one loads a node's
+"""A ServerApp and a ClientApp for any method, from two functions of the user: one loads a node's
 data, one builds the model.
 """
 
@@ -27,11 +27,15 @@ from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.remote.federation import ClientRecord
+from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
-from fedclade.errors import InvalidInputError, require
-from fedclade.integrations.flower.client_state_store import DiskKeeper
-from fedclade.integrations.flower.federation import FlowerFederation, about, here_of
+from fedclade.errors import DifferentExperimentError, InvalidInputError, require
+from fedclade.integrations.flower.client_state_store import DiskStateStore
+from fedclade.integrations.flower.federation import (
+    FlowerFederation,
+    compatibility_info,
+    node_context,
+)
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
 from fedclade.io.run_dir import RunDirectory
@@ -53,22 +57,29 @@ _log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """sites: nodes to wait for before the first round, for `patience` seconds; deadline, least: a
-    round goes on after so many seconds if so many sites have answered; bound: clients belong to
-    their node's key (with node authentication); out: folder of the runs.
+    """Settings of a federation on Flower.
+
+    Args:
+        nodes: how many nodes to wait for before the first round.
+        wait_seconds: how long to wait for them.
+        deadline: the seconds after which a round continues without the nodes that have not
+            answered, if `min_nodes` have.
+        min_nodes: how many nodes must answer in each round.
+        bind_clients_to_nodes: with node authentication, a client belongs to its node's key.
+        out: the folder of the runs.
     """
 
     nodes: int = 2
-    patience: float = 600.0
+    wait_seconds: float = 600.0
     deadline: float = 600.0
-    least: int = 1
-    bound: bool = False
+    min_nodes: int = 1
+    bind_clients_to_nodes: bool = False
     out: str = "fedclade-runs"
 
     def __post_init__(self) -> None:
-        for name, value in (("nodes", self.nodes), ("least", self.least)):
+        for name, value in (("nodes", self.nodes), ("min_nodes", self.min_nodes)):
             require(value >= 1, f"federation.{name}", value, "must be at least 1")
-        for name, seconds in (("patience", self.patience), ("deadline", self.deadline)):
+        for name, seconds in (("wait_seconds", self.wait_seconds), ("deadline", self.deadline)):
             require(
                 seconds > 0, f"federation.{name}", seconds, "must be a number of seconds above 0"
             )
@@ -76,7 +87,7 @@ class FederationSettings:
 
 @dataclass(frozen=True)
 class AppSettings:
-    """What an app's configuration says ([tool.flwr.app.config], or `flwr run --run-config`)."""
+    """An app's configuration ([tool.flwr.app.config], or `flwr run --run-config`)."""
 
     method: Method
     local: LocalConfig
@@ -103,10 +114,10 @@ class AppSettings:
             "clients_per_round": 1.0,
             "eval_every": 0,
             **tables["run"],
-            "checkpoint_every": 1,
-        }  # a server may die at any time
+            "checkpoint_every": 1,  # the server may crash at any time
+        }
         federation = {
-            key: float(value) if key in ("patience", "deadline") else value
+            key: float(value) if key in ("wait_seconds", "deadline") else value
             for key, value in tables["federation"].items()
         }
         return AppSettings(
@@ -117,7 +128,7 @@ class AppSettings:
         )
 
     def module(self, build_model: BuildModel) -> nn.Module:
-        """The user's model, with first weights that depend on the seed alone."""
+        """The user's model, with initial weights that depend on the seed alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(fold_in(self.run.seed, "model"))
             return build_model()
@@ -133,24 +144,23 @@ def client_app(
     (`--node-config`); loss and metrics as in `fc.run`.
     """
     app = ClientApp()
-    nodes: dict[
-        tuple[Any, ...], Node
-    ] = {}  # a process may serve several nodes, as in a simulation, and several letters
+    # A process may serve several nodes, as in a simulation, and several messages.
+    nodes: dict[tuple[Any, ...], Node] = {}
 
     @app.query()
     def answer(message: Message, context: Context) -> Message:
-        which = (
+        key = (
             context.node_id,
             *sorted(
-                (key, str(value))
-                for key, value in {**context.run_config, **context.node_config}.items()
+                (name, str(value))
+                for name, value in {**context.run_config, **context.node_config}.items()
             ),
         )
-        if which not in nodes:
+        if key not in nodes:
             torch.set_num_threads(1)
-            nodes[which] = _node(context, load_data, build_model, loss, metrics)
+            nodes[key] = _node(context, load_data, build_model, loss, metrics)
         return Message(
-            records_from_message(nodes[which].answer(message_from_records(message.content))),
+            records_from_message(nodes[key].answer(message_from_records(message.content))),
             reply_to=message,
         )
 
@@ -164,48 +174,53 @@ def _node(
     loss: ExampleLoss | None,
     metrics: Mapping[str, ExampleLoss] | None,
 ) -> Node:
-    settings, node = AppSettings.of(context.run_config), dict(context.node_config)
-    label = str(node.get("site", f"node-{node.get('partition-id', context.node_id)}"))
-    held = load_data(node)
-    named = (
-        dict(held)
-        if isinstance(held, Mapping)
-        else {str(number): each for number, each in enumerate(held)}
+    settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
+    default_name = f"node-{node_config.get('partition-id', context.node_id)}"
+    node_name = str(node_config.get("node-name", default_name))
+    data = load_data(node_config)
+    by_name = (
+        dict(data)
+        if isinstance(data, Mapping)
+        else {str(number): arrays for number, arrays in enumerate(data)}
     )
-    clients = from_arrays(list(named.values()))
+    clients = from_arrays(list(by_name.values()))
     objective = Objective(settings.module(build_model), loss or cross_entropy)
-    tried = (objective, ClientMetadata.of(clients), loss is not None, metrics, torch.device("cpu"))
-    method = inject_context(settings.method, clients, settings.run.seed)
-    home = (
-        Path(str(node.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))))
-        / "sites"
-        / label.replace("/", "_")
+    evaluated = (
+        objective,
+        ClientMetadata.of(clients),
+        loss is not None,
+        metrics,
+        torch.device("cpu"),
     )
-    names = list(named) if settings.federation.bound else [f"{label}/{name}" for name in named]
-    here, state_stores = (
-        here_of(objective, method, _secret(node, home, method)),
-        partial(DiskKeeper, home),
+    method = inject_context(settings.method, clients, settings.run.seed)
+    base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
+    home = Path(str(base)) / "nodes" / node_name.replace("/", "_")
+    names = (
+        list(by_name)
+        if settings.federation.bind_clients_to_nodes
+        else [f"{node_name}/{name}" for name in by_name]
     )
     return Node(
         clients,
         names,
-        here,
-        measured(*tried),
-        about(objective),
-        state_stores,
-        partial(metrics_for, *tried),
+        node_context(objective, method, _secret(node_config, home, method)),
+        measured(*evaluated),
+        compatibility_info(objective),
+        partial(DiskStateStore, home),
+        partial(metrics_for, *evaluated),
     )
 
 
-def _secret(node: Mapping[str, Any], home: Path, method: Method) -> int:
-    """What the server must not know: of the node's configuration, else a number of this site's own,
-    kept on its disk.
+def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
+    """The number that the server must not know: from the node's configuration, or a random number
+    on the node's disk.
 
-    Noise in signatures is made from it; coordinates that CFL permutes are put in the same order by
-    all sites, so they need the same one.
+    The noise in signatures is derived from it. If CFL permutes coordinates, all nodes need the same
+    secret, because they must use the same permutation.
     """
-    if "secret" in node:
-        return int.from_bytes(hashlib.blake2b(str(node["secret"]).encode(), digest_size=7).digest())
+    if "secret" in node_config:
+        secret = str(node_config["secret"]).encode()
+        return int.from_bytes(hashlib.blake2b(secret, digest_size=7).digest())
     if isinstance(method, NeedsSecret) and method.one_secret_for_all:
         raise InvalidInputError(
             "method.permute: all nodes need one secret; give each the same with --node-config"
@@ -228,7 +243,7 @@ def server_app(
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Tensor | None = None,
 ) -> ServerApp:
-    """A ServerApp that runs the configured method. probe: unlabelled inputs of the server's own,
+    """A ServerApp that runs the configured method. probe: unlabelled inputs that the server has,
     for FLIS and PCA with a shared basis.
     """
     app = ServerApp()
@@ -238,12 +253,12 @@ def server_app(
         settings = AppSettings.of(context.run_config)
         result = serve(grid, settings, settings.module(build_model), loss, metrics, probe)
         accuracy = result.summary["accuracy"]
-        told = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
+        accuracy_text = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         _log.info(
             "fedclade: %s, %s clusters%s: %s",
             result.summary["method"],
             result.summary["clusters"],
-            told,
+            accuracy_text,
             result.folder,
         )
 
@@ -258,9 +273,7 @@ def serve(
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Tensor | None = None,
 ) -> Result:
-    """Run the method on the grid's nodes. A run of the same settings that was broken off is gone on
-    with.
-    """
+    """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
     base = Path(settings.federation.out).expanduser().resolve()
     number = max(
         [
@@ -276,10 +289,8 @@ def serve(
     if number and RunDirectory(latest).summary() is None:
         try:
             return _serve_in(latest, grid, settings, module, loss, metrics, probe)
-        except InvalidInputError as error:
-            if "another experiment" not in str(error):
-                raise
-            note(f"{error} It stays as it is; this is a new run.")
+        except DifferentExperimentError as error:
+            note(f"{error} It stays unchanged; this is a new run.")
     return _serve_in(base / f"run-{number + 1}", grid, settings, module, loss, metrics, probe)
 
 
@@ -294,21 +305,20 @@ def _serve_in(
 ) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     registry = ClientRegistry(folder / "federation.json")
-    wanted = settings.federation
-    agreed = about(Objective(module, loss or cross_entropy))
+    options = settings.federation
     fed = FlowerFederation(
         grid,
-        agreed,
-        deadline=wanted.deadline,
-        least=wanted.least,
+        compatibility_info(Objective(module, loss or cross_entropy)),
+        deadline=options.deadline,
+        min_nodes=options.min_nodes,
         run=registry.run,
-        bound=wanted.bound,
+        bind_clients_to_nodes=options.bind_clients_to_nodes,
         client_records=registry.client_records(),
         probe=probe,
         note=note,
     )
-    fed.wait_for(wanted.nodes, wanted.patience)
-    registry.write(fed.client_records)
+    fed.wait_for(options.nodes, options.wait_seconds)
+    registry.write(fed.membership.client_records)
     run = TrainingRun(
         settings.method,
         None,
@@ -323,9 +333,9 @@ def _serve_in(
     )
 
     def on_round(row: dict[str, Any]) -> None:
-        registry.write(fed.client_records)
-        missing = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
-        problems = f", {len(row['failures'])} did not count ({missing})" if missing else ""
+        registry.write(fed.membership.client_records)
+        reasons = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
+        problems = f", {len(row['failures'])} clients failed ({reasons})" if reasons else ""
         note(
             f"round {row['round']} of {settings.run.rounds}: {row['clusters']} clusters,"
             f" {row['seconds']:.1f} s{problems}"
@@ -335,17 +345,17 @@ def _serve_in(
 
 
 class ClientRegistry:
-    """Who has which number, on disk: clients keep theirs when the server is started anew."""
+    """The number of each client, on disk, so that clients keep theirs when the server restarts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        known: dict[str, Any] = (
+        content: dict[str, Any] = (
             json.loads(path.read_text())
             if path.exists()
             else {"run": secrets.token_hex(8), "clients": []}
         )
-        self.run: str = known["run"]
-        self._clients: list[dict[str, Any]] = known["clients"]
+        self.run: str = content["run"]
+        self._clients: list[dict[str, Any]] = content["clients"]
 
     def client_records(self) -> list[ClientRecord]:
         return [ClientRecord("", -1, **client) for client in self._clients]
@@ -354,10 +364,7 @@ class ClientRegistry:
         names = [
             field.name for field in fields(ClientRecord) if field.name not in ("node", "place")
         ]
-        clients = [
-            {name: getattr(client_record, name) for name in names}
-            for client_record in client_records
-        ]
+        clients = [{name: getattr(record, name) for name in names} for record in client_records]
         if clients != self._clients or not self.path.exists():
             self._clients = clients
             write_json(self.path, {"run": self.run, "clients": clients})

@@ -1,4 +1,4 @@
-"""The disk of a site: what its clients remember, and the models they were given."""
+"""The disk of a node: the state of its clients, and the models they were given."""
 
 from __future__ import annotations
 
@@ -17,68 +17,70 @@ from fedclade.engines.remote.node import StateSnapshot
 from fedclade.errors import FedcladeError
 from fedclade.io.atomic import atomic_write
 
-RUNS = 3  # of which memory is kept: an interrupted run may be resumed after another was tried
+# Runs whose state is kept: an interrupted run may be resumed after another one was tried.
+MAX_RUNS = 3
 
 
-class DiskKeeper:
-    """One run's memory in `folder`/memory/RUN, its clients' models in `folder`/models. Only the
-    owner may read either.
+class DiskStateStore:
+    """Keeps one run's client state in `folder`/client_state/RUN and the clients' models in
+    `folder`/models. Only the owner can read either.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
-        self._memory = folder / "memory" / _safe(run)
+        self._state_folder = folder / "client_state" / _safe(run)
+        self._list = self._state_folder / "transactions.json"
 
     def load(self) -> tuple[Tree, list[StateSnapshot]]:
-        listed = self._memory / "turns.json"
-        if not listed.exists():
+        if not self._list.exists():
             return {}, []
         try:
-            turns = json.loads(listed.read_text())
-            return load_file(self._memory / "initial.safetensors"), [
-                StateSnapshot(turn, load_file(self._file(turn))) for turn in turns
+            transaction_ids = json.loads(self._list.read_text())
+            return load_file(self._state_folder / "initial.safetensors"), [
+                StateSnapshot(transaction_id, load_file(self._file(transaction_id)))
+                for transaction_id in transaction_ids
             ]
         except (OSError, ValueError, SafetensorError) as error:
             raise FedcladeError(
-                f"{self._memory}: what the clients remember cannot be read ({error})."
+                f"{self._state_folder}: the client state cannot be read ({error})."
             ) from error
 
-    def save(self, initial: Tree, kept: list[StateSnapshot]) -> None:
-        new = not (self._memory / "turns.json").exists()
-        self._memory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        first = self._memory / "initial.safetensors"
-        if new or not first.exists():
-            _write(first, initial)
-            self._let_go_of_old_runs()
-        for each in kept:
-            if not self._file(each.transaction_id).exists() or each is kept[-1]:
-                _write(self._file(each.transaction_id), each.memory)
-        # The list comes last: what it names is whole.
-        _replace(
-            self._memory / "turns.json", json.dumps([each.transaction_id for each in kept]).encode()
-        )
-        listed = {self._file(each.transaction_id) for each in kept}
-        for file in self._memory.glob("turn-*"):
+    def save(self, initial: Tree, snapshots: list[StateSnapshot]) -> None:
+        is_new = not self._list.exists()
+        self._state_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        initial_file = self._state_folder / "initial.safetensors"
+        if is_new or not initial_file.exists():
+            _write(initial_file, initial)
+            self._remove_old_runs()
+        for snapshot in snapshots:
+            file = self._file(snapshot.transaction_id)
+            if not file.exists() or snapshot is snapshots[-1]:
+                _write(file, snapshot.client_state)
+        # The list is written last: every file that it names is complete.
+        transaction_ids = [snapshot.transaction_id for snapshot in snapshots]
+        _replace(self._list, json.dumps(transaction_ids).encode())
+        listed = {self._file(transaction_id) for transaction_id in transaction_ids}
+        for file in self._state_folder.glob("transaction-*"):
             if file not in listed:
                 file.unlink(missing_ok=True)
 
-    def deliver(self, names: list[str], models: Tree) -> None:
+    def save_models(self, names: list[str], models: Tree) -> None:
         folder = self.folder / "models"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for row, name in enumerate(names):
             _write(folder / f"{_safe(name)}.safetensors", tree_index(models, torch.tensor(row)))
 
-    def _file(self, turn: str) -> Path:
-        return self._memory / f"turn-{_safe(turn)}.safetensors"
+    def _file(self, transaction_id: str) -> Path:
+        return self._state_folder / f"transaction-{_safe(transaction_id)}.safetensors"
 
-    def _let_go_of_old_runs(self) -> None:
-        runs = sorted(self._memory.parent.iterdir(), key=lambda run: run.stat().st_mtime)
-        for run in runs[:-RUNS]:
+    def _remove_old_runs(self) -> None:
+        runs = sorted(self._state_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime)
+        for run in runs[:-MAX_RUNS]:
             shutil.rmtree(run, ignore_errors=True)
 
 
 def _safe(name: str) -> str:
-    """A file name of our own making: what came from elsewhere decides no path."""
+    """A safe file name: a name from another machine must not choose a path."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
     return (
         plain
@@ -93,5 +95,5 @@ def _write(path: Path, tensors: Tree) -> None:
 
 def _replace(path: Path, content: bytes) -> None:
     with atomic_write(path, len(content)) as part:
-        part.touch(mode=0o600)  # before anything is in it
+        part.touch(mode=0o600)  # before it has any content
         part.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Flower as an engine: the federation of a ServerApp, and what both sides must agree on."""
+"""Flower as an engine: the federation of a ServerApp, and what server and nodes must share."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.remote.federation import ClientRecord, RemoteFederation
+from fedclade.engines.remote.federation import RemoteFederation
+from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import PROTOCOL
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.requirements import NeedsEncoder
 
-_LOOK_AGAIN = 1.0  # seconds
+_POLL_SECONDS = 1.0
 
 
-def about(objective: Objective) -> dict[str, str]:
-    """What server and sites must have in common: versions, and a model of the same parts with the
-    same loss.
-    """
+def compatibility_info(objective: Objective) -> dict[str, str]:
+    """What server and nodes must share: versions, and a model with the same parameters and loss."""
     parts = sorted(
         (name, tuple(value.shape), str(value.dtype)) for name, value in objective.params().items()
     )
@@ -41,57 +40,56 @@ def about(objective: Objective) -> dict[str, str]:
     }
 
 
-def here_of(objective: Objective, method: Method, secret: int) -> NodeContext:
-    """What a place has for the programs of this method."""
+def node_context(objective: Objective, method: Method, secret: int) -> NodeContext:
+    """What a node has for the programs of this method."""
     encoder = method.encoder_module if isinstance(method, NeedsEncoder) else None
     return NodeContext(objective, None if encoder is None else Encoder(encoder), secret)
 
 
 class FlowerFederation(RemoteFederation):
-    """The clients behind the SuperNodes of a Grid. deadline, least: as in `GridPost`; the rest as
-    in `RemoteFederation`.
+    """The clients behind the SuperNodes of a Grid. `deadline` and `min_nodes` are those of
+    `GridTransport`, the others those of `RemoteFederation`.
     """
 
     def __init__(
         self,
         grid: Grid,
-        agreed: Mapping[str, str],
+        compatibility_info: Mapping[str, str],
         *,
         deadline: float = 600.0,
-        least: int = 1,
+        min_nodes: int = 1,
         run: str = "run",
-        bound: bool = False,
+        bind_clients_to_nodes: bool = False,
         client_records: Sequence[ClientRecord] = (),
-        population: ClientMetadata | None = None,
+        metadata: ClientMetadata | None = None,
         probe: Tensor | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        post = GridTransport(grid, deadline, least, note)
         super().__init__(
-            post,
-            agreed,
+            GridTransport(grid, deadline, min_nodes, note),
+            compatibility_info,
             run=run,
-            bound=bound,
+            bind_clients_to_nodes=bind_clients_to_nodes,
             client_records=client_records,
-            population=population,
+            metadata=metadata,
             probe=probe,
             note=note,
         )
 
-    def wait_for(self, nodes: int, patience: float) -> None:
-        """Until so many sites are there and known."""
-        begin, told = time.monotonic(), -1
+    def wait_for(self, nodes: int, wait_seconds: float) -> None:
+        """Wait until this many nodes have registered."""
+        begin, noted = time.monotonic(), -1
         while True:
             self.refresh_membership()
-            here = len(self._present)
-            if here >= nodes:
+            present = len(self.membership.present)
+            if present >= nodes:
                 return
-            if here != told:
-                self.note(f"{here} of {nodes} sites are there; waiting")
-                told = here
-            if time.monotonic() - begin > patience:
+            if present != noted:
+                self.note(f"{present} of {nodes} nodes are connected; waiting")
+                noted = present
+            if time.monotonic() - begin > wait_seconds:
                 raise FedcladeError(
-                    f"federation: {here} of {nodes} sites came within {patience:g} s; start the"
-                    " others, or ask for fewer."
+                    f"federation: {present} of {nodes} nodes connected within {wait_seconds:g} s;"
+                    " start the others, or ask for fewer."
                 )
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""`fedclade flower new`: a Flower app that runs as it is, to be made one's own."""
+"""`fedclade flower new`: writes a Flower app that runs unchanged, as a start for one's own."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ _FILES = {
 
 
 def new_app(folder: Path) -> list[Path]:
-    """Write the app's files into a new or empty folder; which they are."""
+    """Write the app's files into a new or empty folder; returns their paths."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInputError(
-            f"{folder}: there is something already; give a new or an empty folder."
-        )
+        raise InvalidInputError(f"{folder}: it is not empty; give a new or an empty folder.")
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not re.match(r"[a-z]", name):
         raise InvalidInputError(
-            f"{folder}: its name becomes a Python package's; let it begin with a letter."
+            f"{folder}: its name becomes that of a Python package; it must begin with a letter."
         )
     filled = {"@NAME@": name, "@PACKAGE@": name.replace("-", "_"), "@PUBLISHER@": "fedclade"}
     written = []

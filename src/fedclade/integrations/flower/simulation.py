@@ -1,4 +1,4 @@
-"""An experiment in Flower's simulation: Ray workers play the sites, each with its share of the
+"""An experiment in Flower's simulation: Ray workers are the nodes, each with its share of the
 experiment's clients.
 """
 
@@ -23,11 +23,15 @@ from flwr.simulation import run_simulation
 from fedclade.core.functional_model import Objective, cross_entropy
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
-from fedclade.engines.remote.federation import ClientRecord
+from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import FedcladeError, InvalidInputError, require
-from fedclade.integrations.flower.client_state_store import DiskKeeper
-from fedclade.integrations.flower.federation import FlowerFederation, about, here_of
+from fedclade.integrations.flower.client_state_store import DiskStateStore
+from fedclade.integrations.flower.federation import (
+    FlowerFederation,
+    compatibility_info,
+    node_context,
+)
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment import supervisor
 from fedclade.methods.requirements import NeedsSecret
@@ -38,8 +42,8 @@ from fedclade.training.runner import OnRound
 from fedclade.training.setup import inject_context, measured, module_for
 
 QUIET = supervisor.QUIET | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-_PATIENCE = 120.0  # seconds for all sites to answer for the first time
-_DEADLINE = 24 * 3600.0  # nobody is slow in a simulation but for its work
+_WAIT_SECONDS = 120.0  # for all nodes to register
+_DEADLINE = 24 * 3600.0  # seconds; in a simulation a slow node is just working
 
 
 def simulate(
@@ -53,7 +57,7 @@ def simulate(
     data_root: str | None = None,
     imports: Sequence[str] = (),
 ) -> Result:
-    """Run the experiment of these tables with its clients dealt out to so many simulated
+    """Run the experiment of these tables with its clients divided among `nodes` simulated
     SuperNodes.
     """
     require(
@@ -62,7 +66,7 @@ def simulate(
         nodes,
         f"must be from 1 to the number of clients, {len(clients)}",
     )
-    if " " in sys.executable:  # it would wait for its workers for ever
+    if " " in sys.executable:  # Ray would wait forever for its workers
         raise InvalidInputError(
             "--engine flower: Ray starts no worker if the path of Python has a space"
             f" ({sys.executable}); move it."
@@ -78,26 +82,25 @@ def simulate(
             ClientRecord("", -1, str(client), int(size), 0)
             for client, size in enumerate(clients.sizes)
         ]
-        known = ClientMetadata.of(clients)
         fed = FlowerFederation(
             grid,
-            about(objective),
+            compatibility_info(objective),
             deadline=_DEADLINE,
             run=folder.name,
             client_records=client_records,
-            population=known,
+            metadata=ClientMetadata.of(clients),
         )
         try:
-            fed.wait_for(nodes, _PATIENCE)
+            fed.wait_for(nodes, _WAIT_SECONDS)
             run = experiment.to_run(clients, "cpu")
             run.federation = fed
             outcome.append(run.run(folder, resume, on_round))
-        except BaseException as error:  # it is raised again where the simulation was started
+        except BaseException as error:  # it is raised again in the calling thread
             outcome.append(error)
 
     app = ClientApp()
-    # Ray's workers make the sites anew from what can be written down.
-    written = json.dumps(
+    # Ray's workers build the nodes from this JSON.
+    spec = json.dumps(
         {
             "tables": tables,
             "root": data_root,
@@ -109,7 +112,7 @@ def simulate(
     @app.query()
     def answer(message: Message, context: Context) -> Message:
         node = experiment_node(
-            written,
+            spec,
             int(context.node_config["partition-id"]),
             int(context.node_config["num-partitions"]),
             homes,
@@ -132,14 +135,14 @@ def simulate(
 
 
 @lru_cache(maxsize=8)
-def experiment_node(written: str, number: int, nodes: int, homes: str) -> Node:
-    """Site `number` of `sites`: every so-manyth client of the experiment."""
+def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
+    """Node `number` of `nodes`: every `nodes`-th client of the experiment."""
     torch.set_num_threads(1)
-    given = json.loads(written)
-    for file in given["imports"]:
+    options = json.loads(spec)
+    for file in options["imports"]:
         import_file(file)
-    experiment = config.experiment(given["tables"])
-    clients = experiment.clients(given["root"])
+    experiment = config.experiment(options["tables"])
+    clients = experiment.clients(options["root"])
     objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
     method = inject_context(experiment.method, clients, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
@@ -148,25 +151,26 @@ def experiment_node(written: str, number: int, nodes: int, homes: str) -> Node:
     return Node(
         clients.only(ids),
         [str(client) for client in ids],
-        here_of(
+        # As in the simulator: nothing is hidden.
+        node_context(
             objective, method, (method.secret or 0) if isinstance(method, NeedsSecret) else 0
-        ),  # as the simulator has it: nothing is hidden from anybody
+        ),
         metrics,
-        about(objective),
-        lambda run: DiskKeeper(home, run),
+        compatibility_info(objective),
+        lambda run: DiskStateStore(home, run),
     )
 
 
 def _backend() -> Any:
     ray: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if "RAY_ADDRESS" not in os.environ:  # a cluster that runs already has its own idea of its size
+    if "RAY_ADDRESS" not in os.environ:  # a running cluster has its own size
         ray |= {"num_cpus": max(1, len(os.sched_getaffinity(0))), "include_dashboard": False}
     return {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": ray}
 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Flower's and Ray's own talk is for those who ask for it: FLWR_LOG_LEVEL=INFO."""
+    """Hide the logs of Flower and Ray, unless FLWR_LOG_LEVEL is set."""
     logger = logging.getLogger("flwr")
     level, before = logger.level, {name: os.environ.get(name) for name in QUIET}
     os.environ.update(QUIET)

@@ -1,4 +1,4 @@
-"""Sites in this process: letters go through JSON and copies, as a real post would carry them."""
+"""Nodes in this process: messages go through JSON and copies, like those of a real transport."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation
-from fedclade.engines.remote.messages import Message
+from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import Node
 from fedclade.engines.simulator import Faults, Simulator
 
-ABOUT = {"fedclade": "test", "configuration": "one"}
+COMPATIBILITY_INFO = {"fedclade": "test", "configuration": "one"}
 
 
 class InProcessTransport:
-    """A post to sites in this process."""
+    """A transport to nodes in this process."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
-        self.here = dict(nodes)
-        self.carried: list[dict[str, Message]] = []
-        self.lost: Callable[[str, Message], bool] = lambda node, message: (
-            False
-        )  # whether a letter gets no answer in time
+        self.connected = dict(nodes)
+        self.sent: list[dict[str, Message]] = []
+        # Whether a message gets no answer in time.
+        self.is_lost: Callable[[str, Message], bool] = lambda node, message: False
 
     def nodes(self) -> list[str]:
-        return sorted(self.here)
+        return sorted(self.connected)
 
-    def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | str]:
-        self.carried.append(dict(messages))
-        answers: dict[str, Message | str] = {}
+    def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
+        self.sent.append(dict(messages))
+        answers: dict[str, Message | NodeError] = {}
         for node, message in messages.items():
-            answer = copied(
-                self.here[node].answer(copied(message))
-            )  # it is done even where the answer comes too late
-            answers[node] = "no answer in time" if self.lost(node, message) else answer
+            # The node does the work even if its answer comes too late.
+            answer = copied(self.connected[node].answer(copied(message)))
+            answers[node] = (
+                NodeError("no answer in time") if self.is_lost(node, message) else answer
+            )
         return answers
 
 
@@ -54,30 +54,30 @@ def copied(message: Message) -> Message:
 def nodes_of(
     clients: Clients, count: int, make: Callable[[Clients, list[str]], Node]
 ) -> dict[str, Node]:
-    """The clients dealt out to so many sites, one to each in turn."""
+    """`count` nodes; node i has every `count`-th client, from client i on."""
     everyone = torch.arange(len(clients))
-    dealt = {f"site-{node}": everyone[node::count] for node in range(count)}
+    ids_of = {f"node-{node}": everyone[node::count] for node in range(count)}
     return {
         name: make(clients.only(ids.tolist()), [str(client) for client in ids.tolist()])
-        for name, ids in dealt.items()
+        for name, ids in ids_of.items()
         if len(ids)
     }
 
 
 class Remote(RemoteFederation):
-    """A remote federation that stands in for a simulator in the conformance tests."""
+    """A remote federation that replaces a simulator in the conformance tests."""
 
     def __init__(
         self,
         clients: Clients,
-        here: NodeContext,
+        context: NodeContext,
         faults: Faults | None = None,
         nodes: int = 2,
         chunk: int | None = None,
         **options: Any,
     ) -> None:
         def make(data: Clients, names: list[str]) -> Node:
-            node = Node(data, names, here, {}, ABOUT)
+            node = Node(data, names, context, {}, COMPATIBILITY_INFO)
             node.state_stores = lambda run: node.state_store
             numbers = [int(name) for name in names]
             tamper = (
@@ -88,39 +88,26 @@ class Remote(RemoteFederation):
             node.simulator = Simulator(data, faults=tamper, chunk=chunk, **options)
             return node
 
-        self.box = InProcessTransport(nodes_of(clients, nodes, make))
-        super().__init__(self.box, ABOUT)
+        self.in_process = InProcessTransport(nodes_of(clients, nodes, make))
+        super().__init__(self.in_process, COMPATIBILITY_INFO)
         self.refresh_membership()
-        order = sorted(
-            range(len(self.client_records)),
-            key=lambda number: int(self.client_records[number].name),
-        )
-        self.client_records = [
-            self.client_records[number] for number in order
-        ]  # numbers as the simulator has them
+        # The same numbers as in the simulator.
+        self.membership.client_records.sort(key=lambda record: int(record.name))
 
     def read(self, ids: Tensor) -> Tree:
-        """What these clients remember, looked up where they live."""
+        """The state of these clients, read from their nodes."""
         rows: dict[int, Tree] = {}
         for client in ids.tolist():
-            client_record = self.client_records[client]
-            node = self.box.here[client_record.node]
-            initial, kept = node.state_store.load()
-            committed = [
-                each
-                for each in kept
-                if each.transaction_id
-                in self.client_state.committed_at(self._state_key(client_record.node))
-            ]
+            record = self.membership.client_records[client]
+            node = self.in_process.connected[record.node]
+            initial, snapshots = node.state_store.load()
+            committed_ids = self.client_state.committed_at(self.membership.state_key(record.node))
+            committed = [each for each in snapshots if each.transaction_id in committed_ids]
             node.simulator.init_client_state(initial)
             if committed:
-                node.simulator.client_state.restore(committed[-1].memory, 0)
-            rows[client] = {
-                name: value[0]
-                for name, value in node.simulator.client_state.read(
-                    torch.tensor([client_record.place])
-                ).items()
-            }
+                node.simulator.client_state.restore(committed[-1].client_state, 0)
+            state = node.simulator.client_state.read(torch.tensor([record.place]))
+            rows[client] = {name: value[0] for name, value in state.items()}
         names = rows[int(ids[0])] if len(ids) else {}
         return {
             name: torch.stack([rows[client][name] for client in ids.tolist()]) for name in names

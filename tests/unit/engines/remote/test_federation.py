@@ -1,5 +1,5 @@
-"""A federation of sites: what counts when letters are lost, sites come and go, and answers do not
-fit.
+"""A federation of nodes: what counts when messages are lost, nodes come and go, and answers are
+wrong.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.unit.engines.remote.in_process_transport import (
-    ABOUT,
+    COMPATIBILITY_INFO,
     InProcessTransport,
     Remote,
     nodes_of,
@@ -23,7 +23,7 @@ from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import NOT_CONNECTED, RemoteFederation
-from fedclade.engines.remote.messages import Message
+from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
@@ -31,14 +31,14 @@ from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture
-def here(ragged: Clients) -> NodeContext:
+def context(ragged: Clients) -> NodeContext:
     torch.manual_seed(0)
     return NodeContext(Objective(MLP(8).build(ragged.shape, 3)))
 
 
 @pytest.fixture
-def local(here: NodeContext) -> LocalTraining:
-    return LocalTraining(here.objective, lr=0.05, batch_size=4)
+def local(context: NodeContext) -> LocalTraining:
+    return LocalTraining(context.objective, lr=0.05, batch_size=4)
 
 
 def everyone(clients: Clients) -> torch.Tensor:
@@ -52,48 +52,50 @@ def train(fed: RemoteFederation, local: LocalTraining, ids: torch.Tensor, key: i
     )
 
 
-def test_a_site_has_one_letter_with_each_model_once(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_node_gets_one_message_with_each_model_once(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
-    fed = Remote(ragged, here)
-    fed.box.carried.clear()
+    fed = Remote(ragged, context)
+    fed.in_process.sent.clear()
     train(fed, local, everyone(ragged))
-    (messages,) = fed.box.carried
-    assert sorted(messages) == ["site-0", "site-1"]
+    (messages,) = fed.in_process.sent
+    assert sorted(messages) == ["node-0", "node-1"]
     size = sum(value.numel() * 4 for value in local.objective.params().values())
     assert [message.nbytes for message in messages.values()] == [size, size]
     assert fed.traffic.down == 2 * size
     assert fed.traffic.up == len(ragged) * size
 
 
-def test_who_is_not_connected_is_a_failure_and_nothing_waits(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_client_that_is_not_connected_is_a_failure(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
-    fed = Remote(ragged, here)
-    gone = fed.box.here.pop("site-1")
+    fed = Remote(ragged, context)
+    gone = fed.in_process.connected.pop("node-1")
     fed.refresh_membership()
-    got = train(fed, local, everyone(ragged))
-    assert got.ids.tolist() == [0, 2, 4]
-    assert [(failure.client, failure.reason) for failure in got.failures] == [
-        (client, NOT_CONNECTED) for client in (1, 3, 5)
+    results = train(fed, local, everyone(ragged))
+    assert results.ids.tolist() == [0, 2, 4]
+    assert [(failure.client, failure.reason) for failure in results.failures] == [
+        (client, NOT_CONNECTED.reason) for client in (1, 3, 5)
     ]
-    fed.box.here["site-1"] = gone
+    fed.in_process.connected["node-1"] = gone
     fed.refresh_membership()
     assert len(train(fed, local, everyone(ragged)).ids) == len(ragged)
 
 
-def test_a_late_site_gets_new_numbers_and_keeps_them(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_late_node_gets_new_numbers_and_keeps_them(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
-    nodes = nodes_of(ragged, 3, lambda data, names: Node(data, names, here, {}, ABOUT))
-    late = nodes.pop("site-0")
-    box = InProcessTransport(nodes)
-    fed = RemoteFederation(box, ABOUT)
+    nodes = nodes_of(
+        ragged, 3, lambda data, names: Node(data, names, context, {}, COMPATIBILITY_INFO)
+    )
+    late = nodes.pop("node-0")
+    transport = InProcessTransport(nodes)
+    fed = RemoteFederation(transport, COMPATIBILITY_INFO)
     fed.refresh_membership()
-    assert [client_record.name for client_record in fed.client_records] == ["1", "4", "2", "5"]
-    box.here["site-0"] = late
+    assert [record.name for record in fed.membership.client_records] == ["1", "4", "2", "5"]
+    transport.connected["node-0"] = late
     fed.refresh_membership()
-    assert [client_record.name for client_record in fed.client_records] == [
+    assert [record.name for record in fed.membership.client_records] == [
         "1",
         "4",
         "2",
@@ -102,150 +104,161 @@ def test_a_late_site_gets_new_numbers_and_keeps_them(
         "3",
     ]
     assert fed.sizes.tolist() == [
-        int(ragged.sizes[int(client_record.name)]) for client_record in fed.client_records
+        int(ragged.sizes[int(record.name)]) for record in fed.membership.client_records
     ]
     assert len(train(fed, local, torch.arange(6)).ids) == 6
 
 
-def test_a_client_that_moves_to_another_site_keeps_its_number(
-    ragged: Clients, here: NodeContext
+def test_a_client_that_moves_to_another_node_keeps_its_number(
+    ragged: Clients, context: NodeContext
 ) -> None:
-    nodes = nodes_of(ragged, 2, lambda data, names: Node(data, names, here, {}, ABOUT))
-    box = InProcessTransport(nodes)
-    fed = RemoteFederation(box, ABOUT)
+    nodes = nodes_of(
+        ragged, 2, lambda data, names: Node(data, names, context, {}, COMPATIBILITY_INFO)
+    )
+    transport = InProcessTransport(nodes)
+    fed = RemoteFederation(transport, COMPATIBILITY_INFO)
     fed.refresh_membership()
-    before = [client_record.name for client_record in fed.client_records]
-    box.here["new place"] = box.here.pop("site-1")
+    before = [record.name for record in fed.membership.client_records]
+    transport.connected["new-node"] = transport.connected.pop("node-1")
     fed.refresh_membership()
-    assert [client_record.name for client_record in fed.client_records] == before
-    assert {client_record.node for client_record in fed.client_records} == {"site-0", "new place"}
+    assert [record.name for record in fed.membership.client_records] == before
+    assert {record.node for record in fed.membership.client_records} == {"node-0", "new-node"}
 
 
-def test_a_second_site_with_the_same_clients_is_refused(ragged: Clients, here: NodeContext) -> None:
-    nodes = nodes_of(ragged, 2, lambda data, names: Node(data, names, here, {}, ABOUT))
-    said: list[str] = []
-    box = InProcessTransport(nodes)
-    fed = RemoteFederation(box, ABOUT, note=said.append)
-    fed.refresh_membership()
-    box.here["twin"] = nodes["site-1"]
-    fed.refresh_membership()
-    assert {client_record.node for client_record in fed.client_records} == {"site-0", "site-1"}
-    assert said[-1] == "twin: not used: its client '1' is already there, at site-1"
-
-
-def test_another_version_is_refused_with_both_sides_named(
-    ragged: Clients, here: NodeContext
+def test_a_second_node_with_the_same_clients_is_rejected(
+    ragged: Clients, context: NodeContext
 ) -> None:
-    said: list[str] = []
-    other = {**ABOUT, "fedclade": "0.9"}
-    nodes = nodes_of(ragged, 1, lambda data, names: Node(data, names, here, {}, other))
-    fed = RemoteFederation(InProcessTransport(nodes), ABOUT, note=said.append)
+    nodes = nodes_of(
+        ragged, 2, lambda data, names: Node(data, names, context, {}, COMPATIBILITY_INFO)
+    )
+    notes: list[str] = []
+    transport = InProcessTransport(nodes)
+    fed = RemoteFederation(transport, COMPATIBILITY_INFO, note=notes.append)
     fed.refresh_membership()
-    assert "fedclade: the server has test, this site 0.9" in said[0]
-    with pytest.raises(InvalidInputError, match="no site has answered"):
+    transport.connected["twin"] = nodes["node-1"]
+    fed.refresh_membership()
+    assert {record.node for record in fed.membership.client_records} == {"node-0", "node-1"}
+    assert notes[-1] == "twin: not used: its client '1' is already registered by node-1"
+
+
+def test_another_version_is_rejected_with_both_values(
+    ragged: Clients, context: NodeContext
+) -> None:
+    notes: list[str] = []
+    other = {**COMPATIBILITY_INFO, "fedclade": "0.9"}
+    nodes = nodes_of(ragged, 1, lambda data, names: Node(data, names, context, {}, other))
+    fed = RemoteFederation(InProcessTransport(nodes), COMPATIBILITY_INFO, note=notes.append)
+    fed.refresh_membership()
+    assert "fedclade: the server has test, this node 0.9" in notes[0]
+    with pytest.raises(InvalidInputError, match="no node has answered"):
         fed.client_metadata()
 
 
-def test_a_letter_for_another_configuration_is_refused_at_the_site(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_message_for_another_configuration_is_rejected_by_the_node(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
-    fed = Remote(ragged, here)
-    fed.about = {**ABOUT, "configuration": "two"}
-    got = train(fed, local, everyone(ragged))
-    assert len(got.ids) == 0
-    assert "configuration: the server has two, this site one" in got.failures[0].reason
+    fed = Remote(ragged, context)
+    fed.membership.compatibility_info = {**COMPATIBILITY_INFO, "configuration": "two"}
+    results = train(fed, local, everyone(ragged))
+    assert len(results.ids) == 0
+    assert "configuration: the server has two, this node one" in results.failures[0].reason
 
 
-def test_samples_of_another_kind_are_refused(ragged: Clients, here: NodeContext) -> None:
-    said: list[str] = []
-    nodes = nodes_of(ragged, 2, lambda data, names: Node(data, names, here, {}, ABOUT))
-    odd = replace(nodes["site-1"].clients, x=torch.zeros(len(ragged.x), 7))
-    nodes["site-1"] = Node(odd, nodes["site-1"].names, here, {}, ABOUT)
-    fed = RemoteFederation(InProcessTransport(nodes), ABOUT, note=said.append)
+def test_samples_of_another_shape_are_rejected(ragged: Clients, context: NodeContext) -> None:
+    notes: list[str] = []
+    nodes = nodes_of(
+        ragged, 2, lambda data, names: Node(data, names, context, {}, COMPATIBILITY_INFO)
+    )
+    odd = replace(nodes["node-1"].clients, x=torch.zeros(len(ragged.x), 7))
+    nodes["node-1"] = Node(odd, nodes["node-1"].names, context, {}, COMPATIBILITY_INFO)
+    fed = RemoteFederation(InProcessTransport(nodes), COMPATIBILITY_INFO, note=notes.append)
     fed.refresh_membership()
-    assert "its samples are of another kind: (7,)" in said[-1]
-    assert len(fed.client_records) == 3
+    assert "its samples differ from the others': (7,)" in notes[-1]
+    assert len(fed.membership.client_records) == 3
 
 
 def tampered(fed: Remote, node: str, change: Callable[[Message], Message]) -> None:
-    honest = fed.box.here[node].answer
-    fed.box.here[node].answer = lambda message: change(honest(message))  # type: ignore[method-assign]
+    honest = fed.in_process.connected[node].answer
+    fed.in_process.connected[node].answer = lambda message: change(honest(message))  # type: ignore[method-assign]
 
 
-def out(message: Message, name: str, value: torch.Tensor) -> Message:
-    return Message(message.header, {**message.tensors, f"out/{name}": value})
+def with_output(message: Message, name: str, value: torch.Tensor) -> Message:
+    return Message(message.header, {**message.tensors, f"outputs/{name}": value})
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (
-            lambda a: out(a, "fc2.bias", a.tensors["out/fc2.bias"][:, :2]),
+            lambda a: with_output(a, "fc2.bias", a.tensors["outputs/fc2.bias"][:, :2]),
             "shape of 'fc2.bias': expected (3,), got (2,)",
         ),
-        (lambda a: out(a, "fc2.bias", a.tensors["out/fc2.bias"].double()), "dtype of 'fc2.bias'"),
         (
-            lambda a: out(a, "fc2.bias", a.tensors["out/fc2.bias"] * torch.nan),
+            lambda a: with_output(a, "fc2.bias", a.tensors["outputs/fc2.bias"].double()),
+            "dtype of 'fc2.bias'",
+        ),
+        (
+            lambda a: with_output(a, "fc2.bias", a.tensors["outputs/fc2.bias"] * torch.nan),
             "'fc2.bias' is not finite",
         ),
-        (lambda a: out(a, "more", a.tensors["out/fc2.bias"]), "names: expected"),
+        (lambda a: with_output(a, "more", a.tensors["outputs/fc2.bias"]), "names: expected"),
         (
             lambda a: Message({**a.header, "clients": [0, 0]}, a.tensors),
-            "does not fit what was asked",
+            "does not match the request",
         ),
         (
             lambda a: Message({**a.header, "clients": [0, 9]}, a.tensors),
-            "does not fit what was asked",
+            "does not match the request",
         ),
         (lambda a: Message({"clients": [], "failures": []}), "did not answer for it"),
-        (lambda a: Message({"refused": "RuntimeError: boom"}), "RuntimeError: boom"),
+        (lambda a: Message({"rejected": "RuntimeError: boom"}), "RuntimeError: boom"),
     ],
 )
-def test_what_does_not_fit_costs_only_its_own_site(
+def test_a_wrong_answer_affects_only_its_own_node(
     ragged: Clients,
-    here: NodeContext,
+    context: NodeContext,
     local: LocalTraining,
     change: Callable[[Message], Message],
     reason: str,
 ) -> None:
-    fed = Remote(ragged, here, nodes=3)
-    tampered(fed, "site-1", change)
-    got = train(fed, local, everyone(ragged))
-    assert got.ids.tolist() == [0, 2, 3, 5]
-    assert all(reason in failure.reason for failure in got.failures)
-    assert [failure.client for failure in got.failures] == [1, 4]
+    fed = Remote(ragged, context, nodes=3)
+    tampered(fed, "node-1", change)
+    results = train(fed, local, everyone(ragged))
+    assert results.ids.tolist() == [0, 2, 3, 5]
+    assert all(reason in failure.reason for failure in results.failures)
+    assert [failure.client for failure in results.failures] == [1, 4]
 
 
-def test_a_client_whose_own_data_break_the_program_costs_only_itself(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_client_whose_data_break_the_program_fails_alone(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
-    """Client 4 has a label that no output stands for."""
+    """Client 4 has a label without an output of the model."""
     y = ragged.y.clone()
     y[ragged.train[4]] = 77
-    fed = Remote(replace(ragged, y=y), here)
-    got = train(fed, local, everyone(ragged))
-    assert got.ids.tolist() == [0, 1, 2, 3, 5]
-    assert [failure.client for failure in got.failures] == [4]
+    fed = Remote(replace(ragged, y=y), context)
+    results = train(fed, local, everyone(ragged))
+    assert results.ids.tolist() == [0, 1, 2, 3, 5]
+    assert [failure.client for failure in results.failures] == [4]
 
 
 def committed(fed: Remote, ids: torch.Tensor) -> Tree:
     return fed.read(ids)
 
 
-def test_memory_of_a_turn_that_was_not_answered_in_time_does_not_count(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_state_of_a_transaction_without_answer_does_not_count(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = SCAFFOLD().with_local_config(local)
-    late, never = Remote(ragged, here), Remote(ragged, here)
+    late, never = Remote(ragged, context), Remote(ragged, context)
     for fed in (late, never):
-        fed.init_client_state(method.initial_client_state(here.objective.params()))
-    state = method.init(late, here.objective.params(), key=0)
+        fed.init_client_state(method.initial_client_state(context.objective.params()))
+    state = method.init(late, context.objective.params(), key=0)
     late.client_state.commit(0)
     never.client_state.commit(0)
-    late.box.lost = lambda node, message: node == "site-1"
+    late.in_process.is_lost = lambda node, message: node == "node-1"
     one = method.round(late, state, everyone(ragged), key=1)
     late.client_state.commit(1)
-    late.box.lost = lambda node, message: False
+    late.in_process.is_lost = lambda node, message: False
     other = method.round(never, state, torch.tensor([0, 2, 4]), key=1)
     never.client_state.commit(1)
     ends = [
@@ -256,42 +269,42 @@ def test_memory_of_a_turn_that_was_not_answered_in_time_does_not_count(
         torch.testing.assert_close(value, ends[1].models[name])
 
 
-def test_a_server_that_died_in_a_round_finds_the_memory_of_the_round_before(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_server_that_crashed_in_a_round_resumes_from_the_state_before_it(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = SCAFFOLD().with_local_config(local)
-    undisturbed, first = Remote(ragged, here), Remote(ragged, here)
+    undisturbed, first = Remote(ragged, context), Remote(ragged, context)
     states = []
     for fed in (undisturbed, first):
-        fed.init_client_state(method.initial_client_state(here.objective.params()))
-        state = method.init(fed, here.objective.params(), key=0)
+        fed.init_client_state(method.initial_client_state(context.objective.params()))
+        state = method.init(fed, context.objective.params(), key=0)
         fed.client_state.commit(0)
         states.append(method.round(fed, state, everyone(ragged), key=1))
         fed.client_state.commit(1)
     method.round(
         first, states[1], everyone(ragged), key=2
-    )  # and the server dies before it has committed
-    second = Remote(ragged, here)
-    for name, node in second.box.here.items():
-        node.state_store = first.box.here[name].state_store
-    second.init_client_state(method.initial_client_state(here.objective.params()))
+    )  # and the server crashes before it has committed
+    second = Remote(ragged, context)
+    for name, node in second.in_process.connected.items():
+        node.state_store = first.in_process.connected[name].state_store
+    second.init_client_state(method.initial_client_state(context.objective.params()))
     second.client_state.restore(first.client_state.tensors(), 1)
     expected = method.round(undisturbed, states[0], everyone(ragged), key=2)
-    got = method.round(second, states[1], everyone(ragged), key=2)
+    results = method.round(second, states[1], everyone(ragged), key=2)
     for name, value in expected.models.items():
-        assert torch.equal(value, got.models[name])
+        assert torch.equal(value, results.models[name])
 
 
-def test_a_site_that_has_lost_its_disk_begins_anew(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_a_node_that_has_lost_its_disk_is_reinitialised(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = SCAFFOLD().with_local_config(local)
-    fed = Remote(ragged, here)
-    fed.init_client_state(method.initial_client_state(here.objective.params()))
-    state = method.init(fed, here.objective.params(), key=0)
+    fed = Remote(ragged, context)
+    fed.init_client_state(method.initial_client_state(context.objective.params()))
+    state = method.init(fed, context.objective.params(), key=0)
     state = method.round(fed, state, everyone(ragged), key=1)
     fed.client_state.commit(1)
-    fed.box.here["site-1"].state_store = InMemoryStateStore()
+    fed.in_process.connected["node-1"].state_store = InMemoryStateStore()
     method.round(fed, state, everyone(ragged), key=2)
     assert {failure.client for failure in fed.pop_failures()} == {1, 3, 5}
     fed.client_state.commit(2)
@@ -299,18 +312,18 @@ def test_a_site_that_has_lost_its_disk_begins_anew(
     assert fed.pop_failures() == []
 
 
-def test_each_site_keeps_its_clients_own_models(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_each_node_saves_its_clients_models(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = Local().with_local_config(local)
-    fed = Remote(ragged, here)
-    fed.init_client_state(method.initial_client_state(here.objective.params()))
-    state = method.init(fed, here.objective.params(), key=0)
+    fed = Remote(ragged, context)
+    fed.init_client_state(method.initial_client_state(context.objective.params()))
+    state = method.init(fed, context.objective.params(), key=0)
     state = method.round(fed, state, everyone(ragged), key=1)
     fed.client_state.commit(1)
     rows = method.assign_models(state, everyone(ragged))
     fed.push_final_models(rows, everyone(ragged))
-    state_store = fed.box.here["site-1"].state_store
+    state_store = fed.in_process.connected["node-1"].state_store
     assert isinstance(state_store, InMemoryStateStore)
     assert sorted(state_store.models) == ["1", "3", "5"]
     expected = rows.gather(fed.read(everyone(ragged)))
@@ -321,35 +334,35 @@ def test_each_site_keeps_its_clients_own_models(
         fed.models_of(rows, everyone(ragged))
 
 
-def test_a_model_that_is_served_is_no_secret(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_the_server_has_the_models_that_are_not_personal(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = FedAvg().with_local_config(local)
-    fed = Remote(ragged, here)
-    state = method.init(fed, here.objective.params(), key=0)
-    got = fed.models_of(method.assign_models(state, everyone(ragged)), everyone(ragged))
-    assert all(len(value) == len(ragged) for value in got.values())
+    fed = Remote(ragged, context)
+    state = method.init(fed, context.objective.params(), key=0)
+    results = fed.models_of(method.assign_models(state, everyone(ragged)), everyone(ragged))
+    assert all(len(value) == len(ragged) for value in results.values())
 
 
-def test_of_two_sites_the_one_that_answers_in_the_form_of_the_model_is_believed(
-    ragged: Clients, here: NodeContext, local: LocalTraining
+def test_of_two_nodes_the_one_whose_answer_has_the_form_of_the_model_is_accepted(
+    ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
-    fed = Remote(ragged, here)
-    honest = fed.box.send_and_receive
+    fed = Remote(ragged, context)
+    honest = fed.in_process.send_and_receive
 
-    def send_and_receive(messages: Mapping[str, Message]) -> dict[str, Message | str]:
+    def send_and_receive(messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
         answers = honest(messages)
         for node, answer in answers.items():
             assert isinstance(answer, Message)
-            if node == "site-0":
+            if node == "node-0":
                 answers[node] = replace(
                     answer, tensors={name: value.double() for name, value in answer.tensors.items()}
                 )
         return answers
 
-    fed.box.send_and_receive = send_and_receive  # type: ignore[method-assign]
-    ids = everyone(ragged)[:2]  # one at each site
-    got = fed.map(
+    fed.in_process.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    ids = everyone(ragged)[:2]  # one on each node
+    results = fed.map(
         sgd(local),
         ids,
         per_client=ModelAssignment(
@@ -357,31 +370,31 @@ def test_of_two_sites_the_one_that_answers_in_the_form_of_the_model_is_believed(
         ),
         key=0,
     )
-    assert got.ids.tolist() == [1]
-    assert [(failure.client, failure.rejected) for failure in got.failures] == [(0, True)]
+    assert results.ids.tolist() == [1]
+    assert [(failure.client, failure.rejected) for failure in results.failures] == [(0, True)]
 
 
-def test_a_site_that_says_nonsense_of_itself_is_not_used(
-    ragged: Clients, here: NodeContext
+def test_a_node_with_a_malformed_registration_is_not_used(
+    ragged: Clients, context: NodeContext
 ) -> None:
-    fed = Remote(ragged, here)
-    honest, told = fed.box.send_and_receive, []
-    fed.box.here["site-9"] = fed.box.here["site-0"]
+    fed = Remote(ragged, context)
+    honest, notes = fed.in_process.send_and_receive, []
+    fed.in_process.connected["node-9"] = fed.in_process.connected["node-0"]
 
-    def send_and_receive(messages: Mapping[str, Message]) -> dict[str, Message | str]:
+    def send_and_receive(messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
         answers = honest(messages)
-        hello = answers["site-9"]
+        hello = answers["node-9"]
         assert isinstance(hello, Message)
         return {
-            "site-9": replace(
+            "node-9": replace(
                 hello, header={**hello.header, "names": ["x"], "sizes": [-1], "test_sizes": "no"}
             )
         }
 
-    fed.box.send_and_receive = send_and_receive  # type: ignore[method-assign]
-    fed.note = told.append
+    fed.in_process.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    fed.membership.note = notes.append
     before = len(fed.sizes)
     fed.refresh_membership()
     assert len(fed.sizes) == before
-    assert len(told) == 1
-    assert told[0].startswith("site-9: not used: what it says of itself makes no sense (")
+    assert len(notes) == 1
+    assert notes[0].startswith("node-9: not used: its registration is malformed (")

@@ -1,5 +1,5 @@
-"""The parts of the Flower engine, each by itself: messages, the post, a site's disk, an app's
-settings, the roster.
+"""The parts of the Flower engine: messages, transport, a node's disk, an app's settings, the client
+registry.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from flwr.app import Message as FlowerMessage
 
 import fedclade as fc
 from fedclade.core.functional_model import Objective
-from fedclade.engines.remote.federation import ClientRecord
-from fedclade.engines.remote.messages import Message
+from fedclade.engines.remote.membership import ClientRecord
+from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import StateSnapshot
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower import grid_transport
 from fedclade.integrations.flower.apps import AppSettings, ClientRegistry, _secret
-from fedclade.integrations.flower.client_state_store import RUNS, DiskKeeper
-from fedclade.integrations.flower.federation import about
+from fedclade.integrations.flower.client_state_store import MAX_RUNS, DiskStateStore
+from fedclade.integrations.flower.federation import compatibility_info
 from fedclade.integrations.flower.grid_transport import (
     GridTransport,
     message_from_records,
@@ -37,7 +37,7 @@ from fedclade.integrations.flower.scaffold_app import new_app
 from fedclade.models import MLP
 
 
-def test_a_letter_survives_a_message() -> None:
+def test_a_message_survives_flower() -> None:
     tensors = {
         "a/b": torch.randn(3, 2),
         "long": torch.tensor([2**62, -1]),
@@ -46,16 +46,16 @@ def test_a_letter_survives_a_message() -> None:
         "none": torch.zeros(0, 5),
         "turned": torch.arange(6.0).view(2, 3).T,
     }
-    got = message_from_records(
+    actual = message_from_records(
         records_from_message(
             Message({"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}, tensors)
         )
     )
-    assert got.header == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
-    assert got.tensors.keys() == tensors.keys()
+    assert actual.header == {"kind": "map", "key": 2**63 - 1, "list": [1, "ü", None]}
+    assert actual.tensors.keys() == tensors.keys()
     for name, value in tensors.items():
-        assert torch.equal(got.tensors[name], value)
-        assert got.tensors[name].dtype == value.dtype
+        assert torch.equal(actual.tensors[name], value)
+        assert actual.tensors[name].dtype == value.dtype
 
 
 class Grid:
@@ -73,20 +73,22 @@ class Grid:
 
     def pull_messages(self, numbers: list[str]) -> list[Any]:
         self.looks += 1
-        got = []
+        actual = []
         for number in numbers:
             message = self.sent[number]
             when = self.after[message.metadata.dst_node_id]
             metadata = SimpleNamespace(reply_to_message_id=number)
             if isinstance(when, Error):
-                got.append(SimpleNamespace(metadata=metadata, has_error=lambda: True, error=when))
+                actual.append(
+                    SimpleNamespace(metadata=metadata, has_error=lambda: True, error=when)
+                )
             elif when is not None and when <= self.looks:
-                got.append(
+                actual.append(
                     SimpleNamespace(
                         metadata=metadata, has_error=lambda: False, content=message.content
                     )
                 )
-        return got
+        return actual
 
 
 @pytest.fixture(autouse=True)
@@ -99,74 +101,78 @@ def outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "FlowerMessage", message)
 
 
-LETTERS = {"1": Message({"n": 1}), "2": Message({"n": 2}), "3": Message({"n": 3})}
+MESSAGES = {"1": Message({"n": 1}), "2": Message({"n": 2}), "3": Message({"n": 3})}
 
 
 def send_and_receive(
     after: dict[int, int | Error | None],
     deadline: float = 0.3,
-    least: int = 1,
+    min_nodes: int = 1,
     note: Any = lambda text: None,
 ) -> dict[str, Any]:
-    return GridTransport(Grid(after), deadline, least, note).send_and_receive(LETTERS)  # type: ignore[arg-type]
+    return GridTransport(Grid(after), deadline, min_nodes, note).send_and_receive(MESSAGES)  # type: ignore[arg-type]
 
 
-def test_the_post_brings_each_sites_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transport_returns_each_nodes_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    got = send_and_receive({1: 3, 2: 1, 3: 2}, deadline=60)
-    assert {node: answer.header for node, answer in got.items()} == {
-        node: message.header for node, message in LETTERS.items()
+    actual = send_and_receive({1: 3, 2: 1, 3: 2}, deadline=60)
+    assert {node: answer.header for node, answer in actual.items()} == {
+        node: message.header for node, message in MESSAGES.items()
     }
 
 
-def test_after_the_deadline_it_goes_on_without_the_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    got = send_and_receive({1: 1, 2: None, 3: 1})
-    assert got["2"] == "no answer within 0.3 s"
-    assert isinstance(got["1"], Message)
-
-
-def test_with_too_few_answers_it_waits_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid_transport, "_FIRST_WAIT", 0.01)
-    monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    told: list[str] = []
-    got = send_and_receive({1: 1, 2: 40, 3: None}, deadline=0.1, least=2, note=told.append)
-    assert isinstance(got["2"], Message)
-    assert told == ["1 of 3 sites have answered within 0.1 s, 2 must: waiting on"]
-
-
-def test_a_newcomer_that_hangs_is_waited_for_until_the_deadline_only(
+def test_after_the_deadline_it_continues_without_silent_nodes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
-    post = GridTransport(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, least=3)  # type: ignore[arg-type]
-    post.send_and_receive(LETTERS)
-    assert post.send_and_receive({"4": Message({"kind": "hello"})}) == {
-        "4": "no answer within 0.1 s"
+    actual = send_and_receive({1: 1, 2: None, 3: 1})
+    assert actual["2"] == NodeError("no answer within 0.3 s")
+    assert isinstance(actual["1"], Message)
+
+
+def test_with_too_few_answers_it_keeps_waiting_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid_transport, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
+    notes: list[str] = []
+    actual = send_and_receive({1: 1, 2: 40, 3: None}, deadline=0.1, min_nodes=2, note=notes.append)
+    assert isinstance(actual["2"], Message)
+    assert notes == ["1 of 3 nodes have answered within 0.1 s, 2 must: still waiting"]
+
+
+def test_it_waits_for_a_new_node_that_hangs_until_the_deadline_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grid_transport, "_LONGEST_WAIT", 0.01)
+    transport = GridTransport(Grid({1: 1, 2: 1, 3: 1, 4: None}), 0.1, min_nodes=3)  # type: ignore[arg-type]
+    transport.send_and_receive(MESSAGES)
+    assert transport.send_and_receive({"4": Message({"kind": "register"})}) == {
+        "4": NodeError("no answer within 0.1 s")
     }
 
 
-def test_an_error_of_a_node_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    got = send_and_receive({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
-    assert got["2"] == "its node reports an error: node unavailable (code 5)"
+def test_an_error_of_a_node_is_a_node_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    actual = send_and_receive({1: 1, 2: Error(5, "node unavailable"), 3: 1}, deadline=60)
+    assert actual["2"] == NodeError("its node reports an error: node unavailable (code 5)")
 
 
 def test_too_few_that_can_answer_end_the_run() -> None:
     gone = Error(5, "node unavailable")
-    with pytest.raises(FedcladeError, match=r"1 of 3 sites answered, 2 must .*node unavailable"):
-        send_and_receive({1: 1, 2: gone, 3: gone}, deadline=60, least=2)
+    with pytest.raises(FedcladeError, match=r"1 of 3 nodes answered, 2 must .*node unavailable"):
+        send_and_receive({1: 1, 2: gone, 3: gone}, deadline=60, min_nodes=2)
 
 
 def test_one_that_cannot_answer_ends_nothing_while_others_can() -> None:
     grid = Grid({1: 1, 2: 1, 3: Error(2, "broken")})
-    post = GridTransport(grid, 60, least=2)  # type: ignore[arg-type]
-    assert isinstance(post.send_and_receive({"3": Message({"kind": "hello"})})["3"], str)
-    assert isinstance(post.send_and_receive(LETTERS)["1"], Message)
-    assert isinstance(post.send_and_receive({"3": LETTERS["3"]})["3"], str)
+    transport = GridTransport(grid, 60, min_nodes=2)  # type: ignore[arg-type]
+    assert isinstance(
+        transport.send_and_receive({"3": Message({"kind": "register"})})["3"], NodeError
+    )
+    assert isinstance(transport.send_and_receive(MESSAGES)["1"], Message)
+    assert isinstance(transport.send_and_receive({"3": MESSAGES["3"]})["3"], NodeError)
 
 
-def test_a_disk_keeps_what_it_is_given(tmp_path: Path) -> None:
-    state_store = DiskKeeper(tmp_path, "run")
+def test_the_disk_store_loads_what_was_saved(tmp_path: Path) -> None:
+    state_store = DiskStateStore(tmp_path, "run")
     assert state_store.load() == ({}, [])
     initial = {"c": torch.zeros(2)}
     kept = [
@@ -176,37 +182,37 @@ def test_a_disk_keeps_what_it_is_given(tmp_path: Path) -> None:
     state_store.save(initial, [])
     state_store.save(initial, kept[:1])
     state_store.save(initial, kept)
-    found, turns = DiskKeeper(tmp_path, "run").load()
-    assert torch.equal(found["c"], initial["c"])
-    assert [each.transaction_id for each in turns] == ["a-1", "a-2"]
-    assert torch.equal(turns[0].memory["rows/c"], torch.ones(1, 2))
+    loaded_initial, loaded = DiskStateStore(tmp_path, "run").load()
+    assert torch.equal(loaded_initial["c"], initial["c"])
+    assert [each.transaction_id for each in loaded] == ["a-1", "a-2"]
+    assert torch.equal(loaded[0].client_state["rows/c"], torch.ones(1, 2))
     state_store.save(initial, kept[1:])
     assert [each.transaction_id for each in state_store.load()[1]] == ["a-2"]
-    assert len(list(tmp_path.rglob("turn-*"))) == 1
-    assert DiskKeeper(tmp_path, "other run").load() == ({}, [])
+    assert len(list(tmp_path.rglob("transaction-*"))) == 1
+    assert DiskStateStore(tmp_path, "other run").load() == ({}, [])
 
 
 def test_only_the_owner_reads_it_and_old_runs_go(tmp_path: Path) -> None:
-    for run in range(RUNS + 2):
-        DiskKeeper(tmp_path, f"run{run}").save({"c": torch.zeros(1)}, [])
-    state_store = DiskKeeper(tmp_path, "run9")
-    state_store.deliver(["ward/../../1"], {"w": torch.ones(1, 3)})
-    assert len(list((tmp_path / "memory").iterdir())) == RUNS
+    for run in range(MAX_RUNS + 2):
+        DiskStateStore(tmp_path, f"run{run}").save({"c": torch.zeros(1)}, [])
+    state_store = DiskStateStore(tmp_path, "run9")
+    state_store.save_models(["ward/../../1"], {"w": torch.ones(1, 3)})
+    assert len(list((tmp_path / "client_state").iterdir())) == MAX_RUNS
     (model,) = (tmp_path / "models").iterdir()  # nowhere else, whatever a client is called
     for file in (model, *tmp_path.rglob("initial*")):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_disk_that_cannot_be_read_is_told_in_words(tmp_path: Path) -> None:
-    state_store = DiskKeeper(tmp_path, "run")
+def test_client_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    state_store = DiskStateStore(tmp_path, "run")
     state_store.save({"c": torch.zeros(1)}, [])
-    (tmp_path / "memory" / "run" / "initial.safetensors").write_bytes(b"x")
-    with pytest.raises(FedcladeError, match="what the clients remember cannot be read"):
+    (tmp_path / "client_state" / "run" / "initial.safetensors").write_bytes(b"x")
+    with pytest.raises(FedcladeError, match="the client state cannot be read"):
         state_store.load()
 
 
 def test_settings_of_an_app() -> None:
-    got = AppSettings.of(
+    actual = AppSettings.of(
         {
             "method.name": "ifca",
             "method.settings": "clusters = 3; shared_layers = 'trunk'",
@@ -215,8 +221,13 @@ def test_settings_of_an_app() -> None:
             "own": 1,
         }
     )
-    assert got.method == fc.IFCA(clusters=3, shared_layers="trunk")
-    assert (got.run.rounds, got.run.checkpoint_every, got.run.clients_per_round, got.local.lr) == (
+    assert actual.method == fc.IFCA(clusters=3, shared_layers="trunk")
+    assert (
+        actual.run.rounds,
+        actual.run.checkpoint_every,
+        actual.run.clients_per_round,
+        actual.local.lr,
+    ) == (
         7,
         1,
         1.0,
@@ -262,9 +273,9 @@ def test_the_template_has_every_setting_and_the_defaults_are_right(tmp_path: Pat
     }
     assert AppSettings.of(flat).method == fc.Clade()
     assert (tmp_path / "my clinics" / "my_clinics" / "task.py").exists()
-    with pytest.raises(InvalidInputError, match="there is something already"):
+    with pytest.raises(InvalidInputError, match="it is not empty"):
         new_app(tmp_path / "my clinics")
-    with pytest.raises(InvalidInputError, match="begin with a letter"):
+    with pytest.raises(InvalidInputError, match="must begin with a letter"):
         new_app(tmp_path / "7")
 
 
@@ -279,13 +290,13 @@ def test_numbers_outlast_the_server(tmp_path: Path) -> None:
     ]
 
 
-def test_models_of_other_parts_are_not_agreed_on() -> None:
+def test_models_with_other_parameters_are_not_compatible() -> None:
     one, same, other = (Objective(MLP(hidden).build((4,), 3)) for hidden in (8, 8, 9))
-    assert about(one) == about(same)
-    assert about(one)["model"] != about(other)["model"]
+    assert compatibility_info(one) == compatibility_info(same)
+    assert compatibility_info(one)["model"] != compatibility_info(other)["model"]
 
 
-def test_a_sites_secret_is_its_own_and_stays(tmp_path: Path) -> None:
+def test_a_nodes_secret_is_its_own_and_stays(tmp_path: Path) -> None:
     one, again = (_secret({}, tmp_path / "a", fc.Clade()) for _ in range(2))
     assert one == again != _secret({}, tmp_path / "b", fc.Clade())
     assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: a CA, the SuperLink's TLS certificate, one key for each
+"""Certificates and keys of a federation: a CA, the SuperLink's TLS certificate, and a key for each
 node.
 """
 
@@ -20,13 +20,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-DAYS = 825  # the longest that all TLS clients accept
+DAYS = 825  # the longest validity that all TLS clients accept
 
 
 def write_server_certificate(folder: Path) -> None:
     """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 and localhost.
 
-    The CA's own key is not kept, so nobody can sign a second server with it.
+    The key of the CA is discarded, so nobody can sign a second server with it.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -66,8 +66,8 @@ def write_server_certificate(folder: Path) -> None:
 
 
 def write_node_key(path: Path) -> None:
-    """Write a P-384 key as `ssh-keygen -t ecdsa -b 384` does: PATH (0600) and PATH.pub. Flower
-    reads no other format.
+    """Write a P-384 key like `ssh-keygen -t ecdsa -b 384`: PATH (0600) and PATH.pub. Flower reads
+    no other format.
     """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -82,7 +82,7 @@ def write_node_key(path: Path) -> None:
 def _certificate(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    # An hour back: clocks differ.
+    # An hour ago, because clocks differ.
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     return (
@@ -111,7 +111,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """A new file in place of an old one, never readable by others for a moment."""
+    """Replace a file; others cannot read it at any moment."""
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

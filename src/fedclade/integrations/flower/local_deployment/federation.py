@@ -1,4 +1,4 @@
-"""A Flower federation on one machine: SuperLink and SuperNodes on loopback, in a folder of its own,
+"""A Flower federation on one machine: SuperLink and SuperNodes on loopback, in their own folder,
 under a supervisor.
 
 federation = Federation.up(Path(".fedclade-federation"), nodes=3, secure=True)
@@ -30,8 +30,8 @@ from fedclade.integrations.flower.local_deployment.supervisor import (
     CONNECTION,
     HOST,
     SUPERLINK,
+    FlowerCommandError,
     Plan,
-    Refused,
     Service,
     State,
     ask,
@@ -41,7 +41,7 @@ from fedclade.integrations.flower.local_deployment.supervisor import (
     processes,
 )
 
-ONLINE_WITHIN = 180.0  # seconds; a node that was killed needs over a minute to be let in again
+ONLINE_WITHIN = 180.0  # seconds; the SuperLink accepts a killed node again after over a minute
 SUPERVISOR = "supervisor"
 Value = str | int | float | bool
 Progress = Callable[[str], None]
@@ -49,8 +49,8 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """How the SuperLink or a node is now. `online` is what the SuperLink says of a node, None where
-    it cannot be asked.
+    """The status of the SuperLink or a node. `online` is the SuperLink's view of a node, None if
+    the SuperLink does not answer.
     """
 
     name: str
@@ -65,6 +65,8 @@ class ServiceStatus:
 
 
 class Federation:
+    """A federation in a folder, up or down."""
+
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
@@ -80,9 +82,9 @@ class Federation:
     ) -> Federation:
         """Start a federation in `folder` and wait until every node is online.
 
-        A folder that a federation was ended in is used again: the nodes keep their keys and ids,
-        and the SuperLink its database. `node_config[i]` (`'key=value key="text"'`) is added to what
-        node i is told, or replaces it, key by key.
+        In the folder of an earlier federation the nodes keep their keys and ids, and the SuperLink
+        keeps its database. `node_config[i]` (`'key=value key="text"'`) is added to the
+        configuration of node i; its keys take precedence.
         """
         folder = folder.expanduser().resolve()
         require(nodes >= 1, "nodes", nodes, "must be at least 1")
@@ -116,7 +118,7 @@ class Federation:
         folder = folder.expanduser().resolve()
         if not (folder / "plan.json").is_file():
             raise InvalidInputError(
-                f"{folder}: there is no federation here. Start one with 'fedclade flower up', or"
+                f"{folder}: there is no federation in it. Start one with 'fedclade flower up', or"
                 " say where with --dir."
             )
         return cls(Plan.load(folder))
@@ -139,7 +141,7 @@ class Federation:
 
     @property
     def running(self) -> bool:
-        """Whether the SuperLink or its supervisor lives."""
+        """Whether the SuperLink or its supervisor is alive."""
         return not processes(self.plan.folder).keys().isdisjoint({SUPERVISOR, SUPERLINK})
 
     @property
@@ -148,35 +150,38 @@ class Federation:
 
     def status(self) -> list[ServiceStatus]:
         """The SuperLink, then the nodes."""
-        found = {process.pid for some in processes(self.plan.folder).values() for process in some}
+        alive = {process.pid for group in processes(self.plan.folder).values() for process in group}
         try:
-            online = self._online() if found else None
+            online = self._online() if alive else None
         except FedcladeError:
             online = None
 
-        def one(service: Service) -> ServiceStatus:
-            known = {
+        def status_of(service: Service) -> ServiceStatus:
+            fields = {
                 key: value
                 for key, value in asdict(service).items()
                 if key in ("name", "pid", "port", "restarts", "reason", "node_id")
             }
-            says = (
+            is_online = (
                 None if online is None or service.name == SUPERLINK else service.node_id in online
             )
             return ServiceStatus(
-                alive=service.pid in found, online=says, log=self.plan.log(service.name), **known
+                alive=service.pid in alive,
+                online=is_online,
+                log=self.plan.log(service.name),
+                **fields,
             )
 
-        return [one(service) for service in self.state.services]
+        return [status_of(service) for service in self.state.services]
 
     def run(
         self, app_dir: Path, settings: Mapping[str, Value] | None = None, stream: bool = True
     ) -> int:
-        """`flwr run APP_DIR`; 0 where the run ended well (without `stream`: where it was started).
-        Its output goes to stdout.
+        """`flwr run APP_DIR`; returns 0 if the run succeeded (without `stream`: if it started). Its
+        output goes to stdout.
 
-        `flwr run --stream` itself ends with 0 also where the ServerApp failed, so the SuperLink is
-        asked what became of the run.
+        `flwr run --stream` returns 0 even if the ServerApp failed, so the status of the run comes
+        from the SuperLink.
         """
         require(
             (app_dir / "pyproject.toml").is_file(),
@@ -191,10 +196,10 @@ class Federation:
         _check_settings(app_dir / "pyproject.toml", settings or {})
         command = ["flwr", "run", str(app_dir), CONNECTION, *(["--stream"] if stream else [])]
         if settings:
-            # A file, because values on the command line cannot hold every text.
-            chosen = self.plan.folder / "run-config.toml"
-            chosen.write_text(tomli_w.dumps(dict(settings)))
-            command += ["--run-config", str(chosen)]
+            # A file, because values on the command line cannot contain every text.
+            config_file = self.plan.folder / "run-config.toml"
+            config_file.write_text(tomli_w.dumps(dict(settings)))
+            command += ["--run-config", str(config_file)]
         run_id = None
         with subprocess.Popen(
             command,
@@ -209,28 +214,28 @@ class Federation:
                     run_id = started[1]
         if process.returncode or not stream or run_id is None:
             return process.returncode
-        return 0 if self._ended(run_id) == "finished:completed" else 1
+        return 0 if self._final_status(run_id) == "finished:completed" else 1
 
     def down(self, purge: bool = False) -> int:
-        """End every process of the federation, the apps it runs too; returns how many there were.
-        `purge` removes the folder as well.
+        """End every process of the federation and of its apps; returns their number. `purge` also
+        removes the folder.
         """
         count = 0
         # The supervisor first, or it restarts the others; nodes before the SuperLink, so that they
-        # can take their leave of it.
-        for wanted in (
+        # can sign off.
+        for selected in (
             lambda name: name == SUPERVISOR,
             lambda name: name.startswith("node-"),
             lambda name: True,
         ):
-            found = [
+            ending = [
                 process
-                for name, some in processes(self.plan.folder).items()
-                if wanted(name)
-                for process in some
+                for name, group in processes(self.plan.folder).items()
+                if selected(name)
+                for process in group
             ]
-            end(found)
-            count += len(found)
+            end(ending)
+            count += len(ending)
         if purge:
             shutil.rmtree(self.plan.folder)
         return count
@@ -248,7 +253,7 @@ class Federation:
             )
 
     def _wait_until_online(self, progress: Progress) -> None:
-        until, told = time.monotonic() + ONLINE_WITHIN, ""
+        until, shown = time.monotonic() + ONLINE_WITHIN, ""
         while time.monotonic() < until:
             supervised, state = self.supervised, self.state
             nodes, online = state.services[1:], set[str]()
@@ -261,9 +266,9 @@ class Federation:
                     online = self._online() & {node.node_id for node in nodes}
             counted = max(len(online), sum(node.connected for node in nodes))
             message = state.message or f"{counted} of {len(nodes)} nodes online"
-            if message != told:
+            if message != shown:
                 progress(message)
-                told = message
+                shown = message
             if len(online) == len(nodes):
                 return
             time.sleep(0.5)
@@ -297,8 +302,8 @@ class Federation:
             if node["status"] == "online"
         }
 
-    def _ended(self, run_id: str) -> str:
-        """What became of a run. Its log may end a moment before its status does."""
+    def _final_status(self, run_id: str) -> str:
+        """The status of a run that has ended. The status may change a moment after the log ends."""
         for _ in range(10):
             status = str(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
             if status.startswith("finished"):
@@ -309,9 +314,9 @@ class Federation:
     def _ask(self, *words: str) -> dict[str, Any]:
         try:
             return ask(self.plan.home, *words)
-        except Refused as refused:
+        except FlowerCommandError as error:
             raise FedcladeError(
-                f"the SuperLink of {self.plan.folder} gave no answer: {refused}"
+                f"the SuperLink of {self.plan.folder} gave no answer: {error}"
             ) from None
 
     def _pid(self, service: Service) -> int:
@@ -323,19 +328,17 @@ class Federation:
 
 
 def _services(folder: Path, nodes: int, secure: bool) -> list[Service]:
-    """The SuperLink and the nodes, with the ids they have where a federation was in this folder
-    before.
-    """
+    """The SuperLink and the nodes, with their ids from an earlier federation in this folder."""
     names = [SUPERLINK, *(f"node-{index}" for index in range(nodes))]
     if not (folder / "plan.json").is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInputError(
-                f"{folder}: it is there already and no federation's. Choose another --dir."
+                f"{folder}: it exists and is not the folder of a federation. Choose another --dir."
             )
         return [Service(name) for name in names]
     if processes(folder):
         raise InvalidInputError(
-            f"{folder}: a federation is up here already. End it with 'fedclade flower down', or"
+            f"{folder}: a federation is already up in it. End it with 'fedclade flower down', or"
             " choose another --dir."
         )
     earlier, before = (
@@ -355,7 +358,7 @@ def _services(folder: Path, nodes: int, secure: bool) -> list[Service]:
 
 
 def _prepare(plan: Plan) -> None:
-    """Make the folder with everything Flower needs."""
+    """Create the folder with everything that Flower needs."""
     plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     plan.folder.chmod(0o700)
     for part in (plan.home, plan.folder / "logs"):
@@ -375,11 +378,11 @@ def _prepare(plan: Plan) -> None:
 
 
 def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
-    """Flower takes only the settings that the app has, and does not say which one it refused."""
+    """Check the names: Flower rejects unknown settings without saying which one."""
     try:
         app = tomllib.loads(project.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInputError(f"{project}: it is not TOML ({error}).") from error
+        raise InvalidInputError(f"{project}: not valid TOML ({error}).") from error
     known = _flat(app.get("config", {}))
     for key in settings:
         if key not in known:
@@ -390,7 +393,7 @@ def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> set[str]:
-    """Names as Flower makes them: those of tables within tables with dots between."""
+    """The names of settings as in Flower: nested tables are joined with dots."""
     parts = (
         _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}"}
         for key, value in table.items()
@@ -415,11 +418,11 @@ def _port(wanted: int | None) -> int:
 
 
 def _config(index: int, nodes: int, own: str, home: Path) -> str:
-    """What a node is told of itself, in the form that `--node-config` wants; `own` goes before."""
-    told = {
+    """The `--node-config` of a node; the pairs in `own` take precedence."""
+    pairs_of = {
         "partition-id": str(index),
         "num-partitions": str(nodes),
-        "site": f'"node-{index}"',
+        "node-name": f'"node-{index}"',
         "home": f'"{home}"',
     }
     pairs = re.findall(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)", own)
@@ -429,5 +432,5 @@ def _config(index: int, nodes: int, own: str, home: Path) -> str:
         own,
         "must be key=value pairs with spaces between, text in quotes",
     )
-    told |= dict(pairs)
-    return " ".join(f"{key}={value}" for key, value in told.items())
+    pairs_of |= dict(pairs)
+    return " ".join(f"{key}={value}" for key, value in pairs_of.items())

@@ -1,9 +1,9 @@
-"""Keeps a federation on one machine alive: starts SuperLink and SuperNodes, restarts what dies,
-says how they are in DIR/state.json.
+"""Keeps a federation on one machine alive: starts SuperLink and SuperNodes, restarts them when they
+die, and writes their status to DIR/state.json.
 
-`python -m fedclade.integrations.flower.local_deployment.supervisor DIR`. Nothing of fedclade is
-imported, so that `local.py` can start the file itself: the package would bring torch and 300 MB
-into a process that waits.
+`python -m fedclade.integrations.flower.local_deployment.supervisor DIR`. It imports nothing from
+fedclade, so that `federation.py` can start the file itself: importing the package would load torch,
+300 MB in a process that only waits.
 """
 
 from __future__ import annotations
@@ -30,31 +30,30 @@ import psutil
 HOST = "127.0.0.1"
 CONNECTION = "fed"  # the name of this federation in Flower's config.toml
 SUPERLINK = "superlink"
-# Every process of a federation carries these two, its children too: so they are found again whoever
-# their parent is by then.
+# Every process of a federation has these two environment variables, and so do its children. They
+# identify a process even if its parent has ended.
 FOLDER_MARK, SERVICE_MARK = "FEDCLADE_FEDERATION", "FEDCLADE_SERVICE"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": (
-        "1"
-    ),  # else every run installs the app's dependencies anew
+    # Otherwise every run installs the app's dependencies again.
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
 }
 HEALTHY_WITHIN = 60.0
-# The SuperLink takes a node that died for online until two heartbeats of 30 s are missing, and
-# refuses its key so long (code 2004).
+# For the SuperLink a dead node is online until two heartbeats of 30 s are missing. Until then it
+# rejects the node's key (code 2004).
 NODE_WAIT, SUPERLINK_WAIT, NEXT_WAIT = 5.0, 1.0, 15.0
-LIVED = 30.0  # who lived longer did not fail at the start
+LIVED = 30.0  # seconds; a service that ran longer did not fail at its start
 
 
-class Refused(RuntimeError):
-    """Flower said no, or nothing."""
+class FlowerCommandError(RuntimeError):
+    """A Flower command failed or did not answer."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start, and where everything lies. `configs` has the `--node-config` of each node."""
+    """What to start, and where its files are. `configs` has the `--node-config` of each node."""
 
     folder: Path
     secure: bool
@@ -124,9 +123,7 @@ class Plan:
 
 @dataclass
 class Service:
-    """The SuperLink or a SuperNode: its process, how often it was restarted and why it ended
-    last.
-    """
+    """The SuperLink or a SuperNode: its process, its number of restarts, and why it last ended."""
 
     name: str
     pid: int | None = None
@@ -135,13 +132,13 @@ class Service:
     reason: str = ""
     node_id: str = ""
     registered: bool = False
-    # since its last start it has told its log the id that the SuperLink gave it
+    # since its last start its log has the id that the SuperLink gave it
     connected: bool = False
 
 
 @dataclass
 class State:
-    """What the supervisor writes down. `phase` is starting, running or failed."""
+    """What the supervisor writes to disk. `phase` is starting, running or failed."""
 
     phase: str = "starting"
     message: str = "starting the SuperLink"
@@ -160,8 +157,8 @@ class State:
 
 @dataclass
 class Running:
-    """A process that was started: since when, where its part of the log begins, and when to start
-    the next one in its place.
+    """A started process: its start time, where its part of the log begins, and when to restart
+    it.
     """
 
     process: subprocess.Popen[bytes]
@@ -171,26 +168,28 @@ class Running:
 
 
 class Supervisor:
+    """Starts the services of a plan and restarts those that end."""
+
     def __init__(self, plan: Plan, state: State) -> None:
         self.plan, self.state = plan, state
         self.running: dict[str, Running] = {}
         self.superlink, *self.nodes = state.services
 
     def work(self) -> int:
-        """Start everything, then watch for ever; what ends it is a signal. The exit code is 1 where
-        the start fails.
+        """Start all services, then watch them until a signal ends the process. The exit code is 1
+        if the start fails.
         """
         try:
             self.start(self.superlink)
             self._wait_until_healthy()
             for node in self.nodes if self.plan.secure else ():
                 self._register(node)
-        except Refused as refused:
-            self._tell("failed", str(refused))
+        except FlowerCommandError as error:
+            self._set_phase("failed", str(error))
             return 1
         for node in self.nodes:
             self.start(node)
-        self._tell("running", "")
+        self._set_phase("running", "")
         while True:
             for service in self.state.services:
                 self.watch(service, time.monotonic())
@@ -202,8 +201,8 @@ class Supervisor:
         service.port, limits = self.plan.port, {}
         if service is not self.superlink:
             config = self.plan.configs[self.nodes.index(service)]
-            # A home of its own: two nodes that unpack the same app into one folder may read half of
-            # it.
+            # Each node has its own home: if two nodes unpacked an app into one folder, one could
+            # read an incomplete app.
             home, service.port = self.plan.folder / service.name, free_port()
             command = self.plan.node_command(
                 service.port,
@@ -214,7 +213,7 @@ class Supervisor:
             limits = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(self.nodes)))}
         marks = {FOLDER_MARK: str(self.plan.folder), SERVICE_MARK: service.name}
         with log.open("ab") as out:
-            # What the caller has set goes before our own choice of threads.
+            # The caller's environment takes precedence over our number of threads.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -227,13 +226,13 @@ class Supervisor:
         self.state.save(self.plan.folder)
 
     def watch(self, service: Service, now: float) -> None:
-        """One look: has it died, is it time to start it again, has a node told its id?"""
+        """Check a service: restart it if it is due, note whether it ended or a node connected."""
         running = self.running[service.name]
         if running.due is not None:
             if now >= running.due:
-                # An app in the middle of a long computation outlives the SuperLink or SuperNode
-                # that started it.
-                end(processes(self.plan.folder).get(service.name, []), patience=0.0)
+                # An app in a long computation may outlive the SuperLink or SuperNode that started
+                # it.
+                end(processes(self.plan.folder).get(service.name, []), grace_seconds=0.0)
                 service.restarts += 1
                 self.start(service)
             return
@@ -247,10 +246,10 @@ class Supervisor:
                 self._reason(service, code),
             )
         elif service is not self.superlink and not service.connected:
-            told = re.findall(r"SuperNode ID: (\d+)", self._log(service))
-            if not told:
+            node_ids = re.findall(r"SuperNode ID: (\d+)", self._log(service))
+            if not node_ids:
                 return
-            service.node_id, service.connected = told[-1], True
+            service.node_id, service.connected = node_ids[-1], True
         else:
             return
         self.state.save(self.plan.folder)
@@ -267,18 +266,20 @@ class Supervisor:
         while time.monotonic() < until:
             if (code := process.poll()) is not None:
                 self.superlink.pid = None
-                raise Refused(f"the SuperLink ended at once. {self._reason(self.superlink, code)}")
+                raise FlowerCommandError(
+                    f"the SuperLink ended at once. {self._reason(self.superlink, code)}"
+                )
             try:
                 with urlopen(address, timeout=5, context=context):
                     return
             except OSError:
                 time.sleep(0.2)
-        raise Refused(f"the SuperLink did not answer within {HEALTHY_WITHIN:.0f} s")
+        raise FlowerCommandError(f"the SuperLink did not answer within {HEALTHY_WITHIN:.0f} s")
 
     def _register(self, node: Service) -> None:
         if node.registered:  # in the SuperLink's database, from an earlier start
             return
-        self._tell("starting", f"registering {node.name}")
+        self._set_phase("starting", f"registering {node.name}")
         key = self.plan.key(node.name)
         node.node_id = str(
             ask(
@@ -293,7 +294,7 @@ class Supervisor:
         )
         node.registered = True
 
-    def _tell(self, phase: str, message: str) -> None:
+    def _set_phase(self, phase: str, message: str) -> None:
         self.state.phase, self.state.message = phase, message
         self.state.save(self.plan.folder)
 
@@ -304,45 +305,48 @@ class Supervisor:
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         lines = [line for line in self._log(service).splitlines() if line.strip()]
-        said = [
+        errors = [
             line
             for line in lines
             if re.search(r"\[code: \d+\]|CERTIFICATE_VERIFY_FAILED|Error", line)
         ] or lines
-        return f"exit code {code}: {said[-1].strip() if said else 'nothing in its log'}"
+        return f"exit code {code}: {errors[-1].strip() if errors else 'nothing in its log'}"
 
 
 def processes(folder: Path) -> dict[str, list[psutil.Process]]:
-    """The living processes of the federation in `folder`, by service; also those whose parent is
-    gone.
+    """The processes of the federation in `folder`, by service, with those whose parent has
+    ended.
     """
-    found: dict[str, list[psutil.Process]] = {}
+    by_service: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         try:
             marks = process.environ()
-        except (psutil.Error, OSError):  # it has just ended, or is another user's
+        except (psutil.Error, OSError):  # it has just ended, or belongs to another user
             continue
         if marks.get(FOLDER_MARK) == str(folder):
-            found.setdefault(marks.get(SERVICE_MARK, ""), []).append(process)
-    return found
+            by_service.setdefault(marks.get(SERVICE_MARK, ""), []).append(process)
+    return by_service
 
 
-def end(found: Iterable[psutil.Process], patience: float = 10.0) -> None:
-    """TERM, and after so many seconds KILL."""
-    left = list(found)
-    for signalled, wait in ((psutil.Process.terminate, patience), (psutil.Process.kill, 10.0)):
+def end(running: Iterable[psutil.Process], grace_seconds: float = 10.0) -> None:
+    """Send TERM, and after `grace_seconds` KILL."""
+    left = list(running)
+    for send_signal, wait in (
+        (psutil.Process.terminate, grace_seconds),
+        (psutil.Process.kill, 10.0),
+    ):
         for process in left:
             with suppress(psutil.NoSuchProcess):
-                signalled(process)
+                send_signal(process)
         until = time.monotonic() + wait
         while left and time.monotonic() < until:
             psutil.wait_procs(left, timeout=0.1)
-            left = [process for process in left if _lives(process)]
+            left = [process for process in left if _is_alive(process)]
 
 
-def _lives(process: psutil.Process) -> bool:
-    """A process that has ended but that no parent asks after (a container without an init) counts
-    as gone.
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether a process runs. A zombie does not: in a container without an init nobody reaps
+    it.
     """
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -351,15 +355,15 @@ def _lives(process: psutil.Process) -> bool:
 
 
 def log_text(path: Path, offset: int = 0) -> str:
-    """The log from there on (of a long one only the end), without colours."""
+    """The log from `offset` on, without colours; only the end of a long log."""
     with path.open("rb") as file:
         file.seek(max(offset, path.stat().st_size - 20_000))
         return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode(errors="replace"))
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For Flower's commands: quiet, its own home, the commands that Flower starts by name on the
-    path, loopback past any proxy.
+    """The environment for Flower's commands: quiet, with its own home, with the commands that
+    Flower starts on the path, and without a proxy for loopback.
     """
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     direct = dict.fromkeys(("no_proxy", "NO_PROXY"), f"{HOST},localhost")
@@ -368,7 +372,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def ask(home: Path, *words: str) -> dict[str, Any]:
     """`flwr WORDS --format json`."""
-    asked = f"flwr {' '.join(words)}"
+    command = f"flwr {' '.join(words)}"
     try:
         done = subprocess.run(
             ["flwr", *words, "--format", "json"],
@@ -379,11 +383,11 @@ def ask(home: Path, *words: str) -> dict[str, Any]:
         )
         answer: dict[str, Any] = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
-        raise Refused(f"{asked}: no answer within 60 s") from None
+        raise FlowerCommandError(f"{command}: no answer within 60 s") from None
     except ValueError:
-        raise Refused(f"{asked}: {(done.stderr or done.stdout).strip()}") from None
+        raise FlowerCommandError(f"{command}: {(done.stderr or done.stdout).strip()}") from None
     if not answer.get("success"):
-        raise Refused(f"{asked}: {answer.get('error-message', answer)}")
+        raise FlowerCommandError(f"{command}: {answer.get('error-message', answer)}")
     return answer
 
 
@@ -394,7 +398,7 @@ def free_port() -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """All or nothing: who reads meanwhile gets the old file."""
+    """Write atomically: a concurrent reader gets the old file."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(value, indent=2))
     new.replace(path)

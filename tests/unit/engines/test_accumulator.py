@@ -1,0 +1,211 @@
+"""Sums are the dense float64 product, to the bit for every chunk size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedclade.core.federation import SegmentSum
+from fedclade.core.pytree import Tree
+from fedclade.engines.accumulator import Accumulator
+
+
+def replies(clients: int, seed: int = 0) -> Tree:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "w": torch.randn(clients, 3, 2, generator=generator),
+        "b": torch.randn(clients, generator=generator).double(),
+        "choice": torch.randint(0, 4, (clients,), generator=generator),
+    }
+
+
+def accumulate(
+    reduce: SegmentSum, given_replies: Tree, chunk: int, order: Tensor | None = None
+) -> Accumulator:
+    order = torch.arange(len(given_replies["w"])) if order is None else order
+    total = Accumulator(reduce)
+    for first in range(0, len(order), chunk):
+        places = order[first : first + chunk]
+        total.add(places, {name: value[places] for name, value in given_replies.items()})
+    return total
+
+
+def dense(give: Tensor, value: Tensor) -> Tensor:
+    """The definition: sums[r] = sum over k of give[k, r] value[k], in float64."""
+    return torch.einsum("kr,k...->r...", give.double(), value.double())
+
+
+def one_hot(row: Tensor, weight: Tensor, rows: int) -> Tensor:
+    give = torch.zeros(len(row), rows, dtype=torch.float64)
+    give[torch.arange(len(row)), row] = weight.double()
+    return give
+
+
+@given(
+    clients=st.integers(1, 12),
+    rows=st.integers(1, 4),
+    chunk=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_row_form_is_the_dense_product(clients: int, rows: int, chunk: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    row, weight = (
+        torch.randint(0, rows, (clients,), generator=generator),
+        torch.rand(clients, generator=generator),
+    )
+    total, give = (
+        accumulate(
+            SegmentSum(segment_ids=row, weights=weight, num_segments=rows), replies(clients), chunk
+        ),
+        one_hot(row, weight, rows),
+    )
+    assert total.sums.keys() == {"w", "b", "choice"}
+    for name, value in replies(clients).items():
+        torch.testing.assert_close(total.sums[name], dense(give, value), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(total.weight, give.sum(0), rtol=1e-12, atol=0)
+    assert {value.dtype for value in total.sums.values()} == {torch.float64}
+
+
+@given(
+    clients=st.integers(1, 12),
+    rows=st.integers(1, 4),
+    chunk=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_matrix_form_is_the_dense_product(clients: int, rows: int, chunk: int, seed: int) -> None:
+    give = torch.rand(clients, rows, generator=torch.Generator().manual_seed(seed))
+    give[give < 0.3] = 0
+    total = accumulate(
+        SegmentSum(weights=give, num_segments=rows, keys=("w", "b")), replies(clients), chunk
+    )
+    assert total.sums.keys() == {"w", "b"}
+    for name in ("w", "b"):
+        torch.testing.assert_close(
+            total.sums[name], dense(give, replies(clients)[name]), rtol=1e-12, atol=1e-12
+        )
+    torch.testing.assert_close(total.weight, give.double().sum(0), rtol=1e-12, atol=0)
+
+
+@given(clients=st.integers(1, 12), chunk=st.integers(1, 12), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_row_by_reply_is_the_dense_product_and_is_not_summed_itself(
+    clients: int, chunk: int, seed: int
+) -> None:
+    given_replies = replies(clients, seed)
+    weight = torch.arange(1, clients + 1)
+    total, give = (
+        accumulate(
+            SegmentSum(segment_ids="choice", weights=weight, num_segments=4), given_replies, chunk
+        ),
+        one_hot(given_replies["choice"], weight, 4),
+    )
+    assert total.sums.keys() == {"w", "b"}
+    for name in ("w", "b"):
+        torch.testing.assert_close(
+            total.sums[name], dense(give, given_replies[name]), rtol=1e-12, atol=1e-12
+        )
+    assert total.weight.tolist() == give.sum(0).tolist()
+
+
+def test_a_chosen_row_may_come_as_a_vector_of_one() -> None:
+    """A reply of shape (1,) for each client stacks to (K, 1)."""
+    given_replies = replies(5)
+    vector = given_replies | {"choice": given_replies["choice"][:, None]}
+    reduce = SegmentSum(segment_ids="choice", weights=torch.ones(5), num_segments=4)
+    assert torch.equal(
+        accumulate(reduce, vector, 2).sums["w"], accumulate(reduce, given_replies, 2).sums["w"]
+    )
+
+
+CASES = {
+    "row": lambda generator: SegmentSum(
+        segment_ids=torch.randint(0, 3, (40,), generator=generator),
+        weights=torch.rand(40, generator=generator),
+        num_segments=3,
+        keys=("w",),
+    ),
+    "matrix": lambda generator: SegmentSum(
+        weights=torch.rand(40, 3, generator=generator), num_segments=3, keys=("w",)
+    ),
+    "reply": lambda generator: SegmentSum(
+        segment_ids="choice",
+        weights=torch.rand(40, generator=generator),
+        num_segments=4,
+        keys=("w",),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", CASES)
+@pytest.mark.parametrize("chunk", [2, 3, 7, 39, 40, 100])
+def test_chunks_change_no_bit_of_the_sums(form: str, chunk: int) -> None:
+    reduce = CASES[form](torch.Generator().manual_seed(1))
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    expected = accumulate(reduce, replies(40), 1, order)
+    assert torch.equal(accumulate(reduce, replies(40), chunk, order).sums["w"], expected.sums["w"])
+
+
+def test_chunks_change_no_bit_of_the_total_weight() -> None:
+    weight = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    reduce = SegmentSum(
+        segment_ids=torch.zeros(300, dtype=torch.int64), weights=weight, num_segments=1
+    )
+    expected = accumulate(reduce, replies(300), 1).weight
+    for chunk in (2, 3, 7, 40, 300):
+        assert torch.equal(accumulate(reduce, replies(300), chunk).weight, expected)
+
+
+def test_sums_keep_what_float32_would_lose() -> None:
+    """2^24 + 1 is no float32: adding ones to it in float32 would stand still."""
+    value = {"w": torch.cat([torch.tensor([[2.0**24]]), torch.ones(9, 1)])}
+    total = accumulate(
+        SegmentSum(
+            segment_ids=torch.zeros(10, dtype=torch.int64), weights=torch.ones(10), num_segments=1
+        ),
+        value,
+        3,
+    )
+    assert total.sums["w"].item() == 2**24 + 9
+
+
+def test_who_is_not_added_has_no_part_in_sum_or_weight() -> None:
+    reduce = SegmentSum(
+        segment_ids=torch.tensor([0, 1, 0, 1]),
+        weights=torch.tensor([1.0, 2.0, 4.0, 8.0]),
+        num_segments=2,
+    )
+    given_replies = {"w": torch.tensor([[1.0], [10.0], [100.0], [float("nan")]])}
+    total = accumulate(reduce, given_replies, 2, order=torch.tensor([2, 1]))
+    assert total.sums["w"].tolist() == [[400.0], [20.0]]
+    assert total.weight.tolist() == [4.0, 2.0]
+
+
+def test_a_weight_of_zero_gives_nothing_and_negative_weights_subtract() -> None:
+    reduce = SegmentSum(
+        segment_ids=torch.zeros(3, dtype=torch.int64),
+        weights=torch.tensor([0.0, 2.0, -1.0]),
+        num_segments=1,
+    )
+    total = accumulate(reduce, {"w": torch.tensor([[5.0], [7.0], [3.0]])}, 3)
+    assert total.sums["w"].tolist() == [[11.0]]
+    assert total.weight.tolist() == [1.0]
+
+
+def test_keys_choose_what_is_added() -> None:
+    total = accumulate(
+        SegmentSum(
+            segment_ids=torch.zeros(4, dtype=torch.int64),
+            weights=torch.ones(4),
+            num_segments=1,
+            keys=("b",),
+        ),
+        replies(4),
+        4,
+    )
+    assert total.sums.keys() == {"b"}
+    assert total.keys(replies(4)) == ("b",)
