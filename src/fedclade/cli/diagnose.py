@@ -10,9 +10,8 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fedclade.analysis.diagnose.api import PROBE_ROUNDS, Diagnosis, examined
+from fedclade.analysis.diagnose.api import PROBE_ROUNDS, Diagnosis, diagnose_run
 from fedclade.analysis.diagnose.heterogeneity_tests import DRAWS, Difference
-from fedclade.analysis.diagnose.pilot_runs import Training
 from fedclade.cli.options import DataRootOption, DeviceOption, OutOption, new_folder, out_console
 from fedclade.cli.run import ExperimentArgument, ImportOption, SetOption, import_all
 from fedclade.errors import InvalidInputError
@@ -52,10 +51,8 @@ def diagnose(
         raise InvalidInputError(
             f"--out {folder}: it holds a diagnosis already; give another folder."
         )
-    training = Training(
-        chosen.model, chosen.local, chosen.engine, None, probe_rounds, chosen.run.seed, device
-    )
-    found = examined(chosen.clients(data_root), training)
+    run = chosen.to_run(chosen.clients(data_root), device)
+    found = diagnose_run(run, probe_rounds)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(found.to_json(), indent=2) + "\n"
     write_text(folder / FILE, text)

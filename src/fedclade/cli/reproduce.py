@@ -28,10 +28,10 @@ from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError
 from fedclade.io.atomic import write_text
 from fedclade.reproduce.compare_to_paper import Outcome, in_words, outcome
-from fedclade.reproduce.execute import Job, Options, execute, plan, so_far
+from fedclade.reproduce.execute import Options, TableEntry, execute, plan, so_far
 from fedclade.reproduce.markdown import number, page, signed, spread
 from fedclade.reproduce.spec import find, tables
-from fedclade.training.runner import OnRound
+from fedclade.training.callbacks import OnRound
 
 
 def reproduce(
@@ -80,7 +80,7 @@ def reproduce(
             f"--out {folder}: it is not empty; give another folder, or go on with --resume."
         )
     planned = plan(chosen, options)
-    if not planned.jobs:
+    if not planned.entries:
         missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
         raise InvalidInputError(
             f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data"
@@ -88,22 +88,24 @@ def reproduce(
         )
     if done_only:
         planned = so_far(planned, folder)
-        if not planned.jobs:
+        if not planned.entries:
             raise InvalidInputError(f"--so-far: {folder} holds no finished run of {table}.")
     try:
         with ExitStack() as shown:
 
-            def on_job(job: Job, number: int, total: int) -> OnRound | None:
+            def on_entry(entry: TableEntry, number: int, total: int) -> OnRound | None:
                 shown.close()
-                label = f"[{number}/{total}] {job.column.name}: {job.row.name}, seed {job.seed}"
-                if job.study:
+                label = (
+                    f"[{number}/{total}] {entry.column.name}: {entry.row.name}, seed {entry.seed}"
+                )
+                if entry.study:
                     if not quiet:
                         out_console.print(label, markup=False)
                     return None
-                rounds = job.experiment(None).run.rounds
-                return shown.enter_context(display(label, rounds, out_console, quiet)).row
+                rounds = entry.experiment(None).run.rounds
+                return shown.enter_context(display(label, rounds, out_console, quiet)).after_round
 
-            done = execute(planned, folder, on_job)
+            done = execute(planned, folder, on_entry)
     except KeyboardInterrupt:
         print_err(f"interrupted; go on with the same command and --out {folder} --resume")
         raise SystemExit(130) from None

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,10 +30,11 @@ from fedclade.cli.tables import print_out, show_comparison, show_result
 from fedclade.errors import FedcladeError, InvalidInputError, WriteError
 from fedclade.integrations.tensorboard import Tracker, check_tracker
 from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import RoundRecord
 from fedclade.registry import import_file
 from fedclade.training import config
+from fedclade.training.callbacks import OnRound
 from fedclade.training.result import Result
-from fedclade.training.runner import OnRound
 
 ExperimentArgument = Annotated[
     str,
@@ -120,12 +121,12 @@ class Watch:
         """What is done with each round's row of one run."""
         with ExitStack() as stack:
             steps: list[OnRound] = [
-                stack.enter_context(display(label, rounds, out_console, self.quiet)).row
+                stack.enter_context(display(label, rounds, out_console, self.quiet)).after_round
             ]
             if self.track is not None:
-                steps.append(stack.enter_context(Tracker(folder)).row)
+                steps.append(stack.enter_context(Tracker(folder)).after_round)
 
-            def on_round(row: dict[str, Any]) -> None:
+            def on_round(row: RoundRecord) -> None:
                 for step in steps:
                     step(row)
 
@@ -259,7 +260,7 @@ def compare(
 
 
 def _several(
-    planned: Sequence[comparison.Planned],
+    experiments: Sequence[config.Experiment],
     folder: Path,
     resume: bool,
     watch: Watch,
@@ -268,20 +269,21 @@ def _several(
 ) -> None:
     """Do the runs, each in a folder of its own below this one, and show the table."""
 
-    def one(run: comparison.Planned) -> Result:
-        with watch.rows(run.label, run.experiment.run.rounds, folder / run.label) as on_round:
-            return run.prepared(device, data_root).run(folder / run.label, resume, on_round)
+    def run_one(experiment: config.Experiment) -> Result:
+        label = experiment.label
+        with watch.rows(label, experiment.run.rounds, folder / label) as on_round:
+            training_run = experiment.to_run(experiment.clients(data_root), device)
+            return training_run.run(folder / label, resume, on_round)
 
-    swept = any(run.experiment.chosen for run in planned)
+    runs, swept = len(experiments), any(experiment.chosen for experiment in experiments)
     if swept and not watch.quiet:
-        titles = len({run.experiment.title for run in planned})
+        titles = len({experiment.title for experiment in experiments})
         print_out(
-            f"{len(planned)} runs: {titles}"
-            f" settings{f', {len(planned) // titles} seeds each' * (len(planned) > titles)}"
+            f"{runs} runs: {titles} settings{f', {runs // titles} seeds each' * (runs > titles)}"
         )
     try:
         with watch.served(folder):
-            rows = comparison.execute(planned, folder, resume, one)
+            rows = comparison.execute(experiments, folder, resume, run_one)
     except KeyboardInterrupt:
         _interrupted(folder)
     except WriteError as error:

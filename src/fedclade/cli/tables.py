@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -86,7 +87,7 @@ def print_out(message: str) -> None:
     out_console.print(message, markup=False, soft_wrap=True)
 
 
-def _accuracy(row: dict[str, Any]) -> str:
+def _accuracy(row: Mapping[str, Any]) -> str:
     if row["accuracy"] is None:
         return "–"
     return f"{row['accuracy']:.2f} ± {row['accuracy_stderr']:.2f} %"

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -113,11 +112,7 @@ class Simulator:
         return self._sizes
 
     def client_metadata(self) -> ClientMetadata:
-        return self._population
-
-    @cached_property
-    def _population(self) -> ClientMetadata:
-        return ClientMetadata.of(self._clients)
+        return self._clients.metadata
 
     def refresh_membership(self) -> None:
         """All clients are here, always."""

@@ -19,6 +19,7 @@ from fedclade.core.pytree import Tree, add_prefix, strip_prefix
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read, schemas
 from fedclade.io.atomic import atomic_write, translate_os_errors
+from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import State
 
 FORMAT = "fedclade-checkpoint-2"
@@ -32,7 +33,7 @@ class Checkpoint:
     round: int
     state: Tree
     memory: Tree
-    history: list[dict[str, Any]]
+    history: list[RoundRecord]
     # hash of the configuration and the data: another experiment's checkpoint is recognised
     configuration: str
 

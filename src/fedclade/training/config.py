@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from datetime import date, time
 from importlib import resources
 from pathlib import Path
@@ -27,6 +29,7 @@ from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, 
 Table = dict[str, Any]
 TABLES = ("data", "partition", "model", "local", "method", "run", "server", "engine")
 T = TypeVar("T")
+_UNSAFE = re.compile(r"[^\w.=+-]+")  # in names of folders
 
 RENAMED_KEYS = {
     "run.average": "server.aggregator",
@@ -65,7 +68,7 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that an experiment file says, checked. Nothing is loaded yet."""
+    """What an experiment file asks for, checked. No data are loaded yet."""
 
     data: DataConfig
     partition: PartitionConfig
@@ -76,20 +79,39 @@ class Experiment:
     run: TrainingConfig
     server: ServerConfig
     engine: EngineConfig
+    # of a sweep: those of the listed values that this experiment has
+    chosen: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def title(self) -> str:
+        """As a table shows it: `clade beta=0.1`; with the table's name where two keys end alike."""
+        ends = Counter(key.rpartition(".")[2] for key in self.chosen)
+        shown = {
+            key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in self.chosen
+        }
+        return " ".join(
+            [self.method.name, *(f"{shown[key]}={value}" for key, value in self.chosen.items())]
+        )
+
+    @property
+    def label(self) -> str:
+        """The name of its folder among others: the title, in characters that every file system
+        allows, and the seed.
+        """
+        return f"{_UNSAFE.sub('-', self.title)}-seed{self.run.seed}"
 
     def clients(self, root: str | None = None) -> Clients:
-        """Load the data set and deal it out."""
+        """Load the data set and partition it."""
         return self.partitioned(load(self.data.name, root))
 
     def partitioned(self, data: Dataset) -> Clients:
         """The clients, from a data set that is loaded already."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
-        dealt = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
+        clients = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
         # By the name it was asked for, so that experiment.toml can be run again from anywhere.
         path = Path(self.data.name)
-        return replace(
-            dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name
-        )
+        name = str(path.resolve()) if path.suffix == ".npz" else self.data.name
+        return replace(clients, dataset=name)
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
         """The run on these clients."""

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
-from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import InvalidInputError, require
@@ -35,6 +34,7 @@ from fedclade.integrations.flower.federation import FlowerFederation, about, her
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
 from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import Method
 from fedclade.registry import find
 from fedclade.training import config
@@ -173,8 +173,8 @@ def _node(
     )
     clients = from_arrays(list(named.values()))
     objective = Objective(settings.module(build_model), loss or cross_entropy)
-    tried = (objective, ClientMetadata.of(clients), loss is not None, metrics, torch.device("cpu"))
-    method = inject_context(settings.method, clients, settings.run.seed)
+    tried = (objective, clients.metadata, loss is not None, metrics, torch.device("cpu"))
+    method = inject_context(settings.method, clients.metadata, settings.run.seed)
     home = (
         Path(str(node.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))))
         / "sites"
@@ -321,7 +321,7 @@ def _serve_in(
         federation=fed,
     )
 
-    def on_round(row: dict[str, Any]) -> None:
+    def on_round(row: RoundRecord) -> None:
         registry.write(fed.client_records)
         missing = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
         problems = f", {len(row['failures'])} did not count ({missing})" if missing else ""
