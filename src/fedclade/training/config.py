@@ -199,7 +199,7 @@ def value_of(text: str) -> Any:
 
 
 def _common_only(table: str, values: Table) -> Table:
-    common = {field.name for field in fields(PartitionConfig)} if table == "partition" else set()
+    common = {each.name for each in fields(PartitionConfig)} if table == "partition" else set()
     return {key: value for key, value in values.items() if key in common}
 
 
@@ -215,7 +215,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             raise InvalidInputError(
                 f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".'
             )
-    shares = {field.name for field in fields(PartitionConfig)}
+    shares = {each.name for each in fields(PartitionConfig)}
     split = {key: value for key, value in tables["partition"].items() if key in shares}
     own = {key: value for key, value in tables["partition"].items() if key not in shares}
     common = build(PartitionConfig, split, "partition")
@@ -255,12 +255,12 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
     type, ranges by the class itself.
     """
     settable = (
-        [field for field in fields(cls) if field.init and "bound" not in field.metadata]
+        [each for each in fields(cls) if each.init and "bound" not in each.metadata]
         if is_dataclass(cls)
         else []
     )
     hints = get_type_hints(cls)
-    known = {field.name for field in settable}
+    known = {each.name for each in settable}
     checked = {}
     for key, value in values.items():
         if key not in known:
@@ -272,13 +272,10 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
             )
             raise InvalidInputError(f"{table}.{key}: unknown key.{known_names}")
         checked[key] = _typed(hints[key], value, f"{table}.{key}")
-    for field in settable:
-        if (
-            field.name not in checked
-            and field.default is MISSING
-            and field.default_factory is MISSING
-        ):
-            raise InvalidInputError(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
+    for each in settable:
+        has_default = each.default is not MISSING or each.default_factory is not MISSING
+        if each.name not in checked and not has_default:
+            raise InvalidInputError(f"{table}.{each.name}: missing; {cls.__name__} needs it.")
     return cls(**checked)
 
 

@@ -330,7 +330,7 @@ def test_mistakes_in_a_table_of_a_study_are_noticed(small: Table) -> None:
 def test_the_studies_of_the_papers_are_well_formed(
     name: str, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "_is_here", lambda name, root: True)
+    monkeypatch.setattr(execute, "_is_available", lambda name, root: True)
     table = tables()[name]
     planned = plan(table, Options(quick=quick))
     for entry in planned.entries.values():

@@ -46,7 +46,7 @@ every_run = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _all_data_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedclade.reproduce.execute._is_here", lambda name, root: True)
+    monkeypatch.setattr("fedclade.reproduce.execute._is_available", lambda name, root: True)
 
 
 def planned(table: Table, quick: bool = False) -> Plan:

@@ -14,7 +14,7 @@ import fedclade
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.comparison_section import compared
 from fedclade.analysis.report.formatting import METRICS, Metric, short
-from fedclade.analysis.report.load import StoredRun, read
+from fedclade.analysis.report.load import Row, StoredRun, read
 from fedclade.analysis.report.run_section import mix, shown
 
 # A page of one run shows this much; of many, each shows less, so that the page stays small.
@@ -100,7 +100,7 @@ def _title(runs: Sequence[StoredRun], diagnosed: Sequence[str]) -> str:
 
 def _headline(
     runs: Sequence[StoredRun],
-    diagnoses: Sequence[tuple[str, dict[str, Any]]],
+    diagnoses: Sequence[tuple[str, Row]],
     rows: Sequence[dict[str, Any]] | None,
     metric: Metric,
 ) -> str:
