@@ -349,7 +349,7 @@ def _run(method: fc.Method, setting: Setting, clients: Clients, rounds: int, see
         torch.arange(len(clients)),
         fc.Simulator(clients),
     )
-    bound = inject_context(method, clients, seed).with_local_config(local)
+    bound = inject_context(method, clients.metadata, seed).with_local_config(local)
     state, log, begin = (
         bound.init(fed, local.objective.params(), fold_in(seed, "init")),
         [],

@@ -48,7 +48,7 @@ Found = tuple[int, float]  # number of groups, ARI
 def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The centres and their counts of all clients, and the key they were made with."""
     key = fold_in(seed, "init")
-    method = inject_context(FLT(k=k, manifold="none"), clients, seed)
+    method = inject_context(FLT(k=k, manifold="none"), clients.metadata, seed)
     state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
     assert isinstance(state, FLTState)
     return state.centres.numpy(), state.counts.numpy(), key

@@ -128,7 +128,7 @@ def whole_client(name: str, root: str | None, seed: int) -> Iterator[Row]:
     clients, *_ = federation(name, root, seed)
     key = fold_in(seed, "init")
     for k in (1, 5):
-        method = inject_context(fc.FLT(k=k, fine_tune="none", manifold="none"), clients, seed)
+        method = inject_context(fc.FLT(k=k, fine_tune="none", manifold="none"), clients.metadata, seed)
         state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
         assert isinstance(state, FLTState)
         centres, counts = state.centres.double().numpy(), state.counts.numpy()

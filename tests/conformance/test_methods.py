@@ -87,7 +87,7 @@ class Federation:
         groups = (
             torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups
         )  # some truth, for those who are told it
-        method = inject_context(CASES[name](), replace(clients, groups=groups), seed=0)
+        method = inject_context(CASES[name](), replace(clients, groups=groups).metadata, seed=0)
         self.method: Method = method.with_local_config(
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )

@@ -28,7 +28,7 @@ def test_scenario_1_has_five_groups(real_data: Callable[[str], Path], seed: int)
         clients=100,
         seed=seed,
     )
-    method = inject_context(FLT(k=2), clients, seed)
+    method = inject_context(FLT(k=2), clients.metadata, seed)
     state = method.init(Simulator(clients), {"w": torch.zeros(1)}, key=fold_in(seed, "init"))
     assert len(state.cluster_ids.unique()) == 5
     assert adjusted_rand_score(clients.groups, state.cluster_ids) == 1.0

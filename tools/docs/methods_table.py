@@ -58,8 +58,8 @@ def counted(
     """K, the bytes up and down of a client in the last round, and those of a client before the
     first, on average.
     """
-    objective = Objective(module_for(chosen.model, clients, seed=0))
-    method = inject_context(kind(), clients, seed=0).with_local_config(
+    objective = Objective(module_for(chosen.model, clients.metadata, seed=0))
+    method = inject_context(kind(), clients.metadata, seed=0).with_local_config(
         LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1)
     )
     fed, params = Simulator(clients), objective.params()
@@ -120,7 +120,7 @@ def _kb(count: int) -> str:
 def table() -> str:
     chosen = config.experiment(config.read("quickstart"))
     clients = chosen.clients()
-    size = nbytes(Objective(module_for(chosen.model, clients, seed=0)).params())
+    size = nbytes(Objective(module_for(chosen.model, clients.metadata, seed=0)).params())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = [row(kind, chosen, clients) for kind in METHODS.values()]

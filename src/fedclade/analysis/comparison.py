@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fedclade.analysis import significance
-from fedclade.analysis.sweep import Variant, expand
+from fedclade.analysis.sweep import expand
 from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import Summary
 from fedclade.registry import REGISTRY, find
 from fedclade.training import config
-from fedclade.training.config import Table
+from fedclade.training.config import Experiment, Table
 from fedclade.training.result import Result
-from fedclade.training.runner import TrainingRun
 
 _AVERAGED = (
     "accuracy",
@@ -30,25 +29,9 @@ _AVERAGED = (
     "bytes_down",
     "seconds",
 )
-_UNSAFE = re.compile(r"[^\w.=+-]+")
 
 
-@dataclass(frozen=True)
-class Planned:
-    """One run of a comparison."""
-
-    experiment: Variant
-
-    @property
-    def label(self) -> str:
-        """Its folder: the title, in signs that every file system takes, and the seed."""
-        return f"{_UNSAFE.sub('-', self.experiment.title)}-seed{self.experiment.run.seed}"
-
-    def prepared(self, device: str, data_root: str | None) -> TrainingRun:
-        return self.experiment.to_run(self.experiment.clients(data_root), device)
-
-
-def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Variant]:
+def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Experiment]:
     """An experiment for each method and each combination of listed values. `METHOD.KEY=VALUE` among
     the sets concerns that method alone.
     """
@@ -80,19 +63,18 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     return experiments
 
 
-def runs(experiments: Sequence[Variant], seeds: int) -> list[Planned]:
+def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
     """Every experiment with every seed."""
     if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
         raise InvalidInputError(
             f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two."
         )
-    every = [
+    planned = [
         replace(base, run=replace(base.run, seed=base.run.seed + seed))
         for seed in range(seeds)
         for base in experiments
     ]
-    planned = [Planned(each) for each in every]
-    labels = [run.label for run in planned]
+    labels = [experiment.label for experiment in planned]
     for label in labels:
         if labels.count(label) > 1:
             raise InvalidInputError(
@@ -103,7 +85,10 @@ def runs(experiments: Sequence[Variant], seeds: int) -> list[Planned]:
 
 
 def execute(
-    planned: Sequence[Planned], folder: Path, resume: bool, one: Callable[[Planned], Result]
+    experiments: Sequence[Experiment],
+    folder: Path,
+    resume: bool,
+    run: Callable[[Experiment], Result],
 ) -> list[dict[str, Any]]:
     """Do the runs, each in its own folder, and write comparison.json: the rows of the table, the
     runs, which differences are real.
@@ -112,20 +97,22 @@ def execute(
         raise InvalidInputError(
             f"out = '{folder}': it holds a single run; give another folder for several."
         )
-    for run in planned:  # before any has cost time
-        RunDirectory.open(folder / run.label, resume)
-    summaries: dict[str, list[dict[str, Any]]] = {}
+    for experiment in experiments:  # before any has cost time
+        RunDirectory.open(folder / experiment.label, resume)
+    summaries: dict[str, list[Summary]] = {}
     measured: list[significance.Measured] = []
-    for run in planned:
-        result, of = one(run), run.experiment
-        summaries.setdefault(of.title, []).append(result.summary)
-        federation = (of.data, of.partition, of.scheme)
+    for experiment in experiments:
+        result, title = run(experiment), experiment.title
+        summaries.setdefault(title, []).append(result.summary)
+        federation = (experiment.data, experiment.partition, experiment.scheme)
         measured.append(
-            significance.Measured(of.title, of.run.seed, federation, result.summary, result.clients)
+            significance.Measured(
+                title, experiment.run.seed, federation, result.summary, result.clients
+            )
         )
-    rows = [_row(title, found) for title, found in summaries.items()]
+    rows = [_row(title, of_title) for title, of_title in summaries.items()]
     folders = {
-        title: [run.label for run in planned if run.experiment.title == title]
+        title: [experiment.label for experiment in experiments if experiment.title == title]
         for title in summaries
     }
     differences = significance.differences(measured)
@@ -135,7 +122,7 @@ def execute(
     return rows
 
 
-def _row(title: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"method": title, "seeds": len(summaries)}
     for name in _AVERAGED:
         values = [summary[name] for summary in summaries if summary[name] is not None]

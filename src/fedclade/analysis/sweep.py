@@ -7,35 +7,15 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import replace
 from itertools import product
 
 from fedclade.errors import InvalidInputError
 from fedclade.training import config
 from fedclade.training.config import Experiment, Table
 
-# These part no variants: a method is named by itself, and seeds are runs of one variant.
-_BY_THEMSELVES = ("method.name", "run.seed")
-
-
-@dataclass(frozen=True)
-class Variant(Experiment):
-    """One experiment of several. `chosen`: which of the listed values it has, what tells it from
-    the others of its method.
-    """
-
-    chosen: dict[str, str] = field(default_factory=dict, hash=False)
-
-    @property
-    def title(self) -> str:
-        """As a table shows it: `clade beta=0.1`; with the table's name where two keys end alike."""
-        ends = Counter(key.rpartition(".")[2] for key in self.chosen)
-        shown = {
-            key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in self.chosen
-        }
-        return " ".join(
-            [self.method.name, *(f"{shown[key]}={value}" for key, value in self.chosen.items())]
-        )
+# A title begins with the method, and the seeds of one setting have one title.
+_NOT_IN_TITLE = ("method.name", "run.seed")
 
 
 def is_sweep(sets: Sequence[str]) -> bool:
@@ -43,19 +23,19 @@ def is_sweep(sets: Sequence[str]) -> bool:
     return any(len(values_of(given)) > 1 for given in _last(sets).values())
 
 
-def expand(tables: dict[str, Table], sets: Sequence[str]) -> list[Variant]:
+def expand(tables: dict[str, Table], sets: Sequence[str]) -> list[Experiment]:
     """An experiment for each combination of the values listed."""
     choices = [[(key, value) for value in values_of(given)] for key, given in _last(sets).items()]
-    variants = []
+    experiments = []
     for combination in product(*choices):
-        told = [f"{key}={value}" for key, value in combination]
-        made = config.experiment(config.apply(tables, told))
-        listed = [one for one, values in zip(combination, choices, strict=True) if len(values) > 1]
-        chosen = {key: _bare(value) for key, value in listed if key not in _BY_THEMSELVES}
-        variants.append(
-            Variant(**{each.name: getattr(made, each.name) for each in fields(made)}, chosen=chosen)
-        )
-    return variants
+        assignments = [f"{key}={value}" for key, value in combination]
+        experiment = config.experiment(config.apply(tables, assignments))
+        listed = [
+            pair for pair, values in zip(combination, choices, strict=True) if len(values) > 1
+        ]
+        chosen = {key: _bare(value) for key, value in listed if key not in _NOT_IN_TITLE}
+        experiments.append(replace(experiment, chosen=chosen))
+    return experiments
 
 
 def values_of(given: str) -> list[str]:

@@ -29,7 +29,7 @@ from fedclade.cli.run_output import RunOutput, output_folder, resumable_errors
 from fedclade.cli.tables import show_comparison
 
 if TYPE_CHECKING:
-    from fedclade.analysis.comparison import Planned
+    from fedclade.training.config import Experiment
     from fedclade.training.result import Result
 
 
@@ -62,13 +62,13 @@ def compare(
     from fedclade.analysis import comparison
     from fedclade.training import config
 
-    variants = comparison.plan(config.read(experiment), comma_separated(methods), sets or [])
+    experiments = comparison.plan(config.read(experiment), comma_separated(methods), sets or [])
     folder = output_folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
-    run_all(comparison.runs(variants, seeds), folder, resume, output, device, data_root)
+    run_all(comparison.runs(experiments, seeds), folder, resume, output, device, data_root)
 
 
 def run_all(
-    planned: Sequence[Planned],
+    experiments: Sequence[Experiment],
     folder: Path,
     resume: bool,
     output: RunOutput,
@@ -79,18 +79,19 @@ def run_all(
     from fedclade.analysis import comparison
     from fedclade.io.run_dir import RunDirectory
 
-    def execute(run: Planned) -> Result:
-        path = folder / run.label
-        with output.on_round(run.label, run.experiment.run.rounds, path) as on_round:
-            return run.prepared(device, data_root).run(path, resume, on_round)
+    def execute(experiment: Experiment) -> Result:
+        path = folder / experiment.label
+        with output.on_round(experiment.label, experiment.run.rounds, path) as on_round:
+            run = experiment.to_run(experiment.clients(data_root), device)
+            return run.run(path, resume, on_round)
 
-    is_sweep = any(run.experiment.chosen for run in planned)
+    runs, is_sweep = len(experiments), any(experiment.chosen for experiment in experiments)
     if is_sweep and not output.quiet:
-        settings = len({run.experiment.title for run in planned})
-        seeds = f", {len(planned) // settings} seeds each" if len(planned) > settings else ""
-        print_out(f"{len(planned)} runs: {settings} settings{seeds}")
+        settings = len({experiment.title for experiment in experiments})
+        seeds = f", {runs // settings} seeds each" if runs > settings else ""
+        print_out(f"{runs} runs: {settings} settings{seeds}")
     with resumable_errors(folder), output.live_page(folder):
-        rows = comparison.execute(planned, folder, resume, execute)
+        rows = comparison.execute(experiments, folder, resume, execute)
     show_comparison(rows)
     for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
         print_out(line)

@@ -51,8 +51,7 @@ def diagnose(
     Finds the groups of clients too. Test data are not used.
     """
     import_all(imports)
-    from fedclade.analysis.diagnose.api import examined
-    from fedclade.analysis.diagnose.pilot_runs import Training
+    from fedclade.analysis.diagnose.api import diagnose_run
     from fedclade.io.atomic import write_text
     from fedclade.training import config
 
@@ -64,10 +63,8 @@ def diagnose(
         raise InvalidInputError(
             f"--out {folder}: it holds a diagnosis already; give another folder."
         )
-    training = Training(
-        chosen.model, chosen.local, chosen.engine, None, probe_rounds, chosen.run.seed, device
-    )
-    diagnosis = examined(chosen.clients(data_root), training)
+    run = chosen.to_run(chosen.clients(data_root), device)
+    diagnosis = diagnose_run(run, probe_rounds)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(diagnosis.to_json(), indent=2) + "\n"
     write_text(folder / FILE, text)

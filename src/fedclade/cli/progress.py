@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+from fedclade.io.schemas import RoundRecord
 
 _SILENCE = 30.0  # seconds without a line
 _LONG_START = 5.0
 
 
 class Display(Protocol):
-    """A context manager around a run; `row` takes each round's row of the history."""
+    """A context for the time of a run. As a callback it gets each round's row of the history."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -23,7 +25,7 @@ class Display(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
-    def row(self, row: dict[str, Any]) -> None: ...
+    def after_round(self, row: RoundRecord) -> None: ...
 
 
 def display(label: str, rounds: int, console: Console, quiet: bool) -> Display:
@@ -39,7 +41,7 @@ class _Silent:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def row(self, row: dict[str, Any]) -> None:
+    def after_round(self, row: RoundRecord) -> None:
         return None
 
 
@@ -51,7 +53,7 @@ class _Lines(_Silent):
         self.since = time.perf_counter()
         self.seconds: list[float] = []
 
-    def row(self, row: dict[str, Any]) -> None:
+    def after_round(self, row: RoundRecord) -> None:
         if row["round"] == 1 and row["seconds"] > _LONG_START:
             self.console.print(f"{self.label}: set-up and round 1 took {row['seconds']:.1f} s")
         self.seconds.append(row["seconds"])
@@ -100,7 +102,7 @@ class _Bar(_Silent):
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def row(self, row: dict[str, Any]) -> None:
+    def after_round(self, row: RoundRecord) -> None:
         if "train_loss" in row:
             self.score = _score(row)
         pace = f"{row['seconds']:.2f} s/round"
@@ -109,11 +111,11 @@ class _Bar(_Silent):
         )
 
 
-def _clusters(row: dict[str, Any]) -> str:
+def _clusters(row: RoundRecord) -> str:
     return "1 cluster" if row["clusters"] == 1 else f"{row['clusters']} clusters"
 
 
-def _score(row: dict[str, Any]) -> str:
+def _score(row: RoundRecord) -> str:
     if row.get("accuracy") is not None:
         return f"accuracy {row['accuracy']:.2f} %"
     if row.get("loss") is not None:

@@ -27,8 +27,8 @@ from fedclade.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fedclade.reproduce.compare_to_paper import Outcome
-    from fedclade.reproduce.execute import Job
-    from fedclade.training.runner import OnRound
+    from fedclade.reproduce.execute import TableEntry
+    from fedclade.training.callbacks import OnRound
 
 
 def reproduce(
@@ -86,7 +86,7 @@ def reproduce(
             f"--out {folder}: it is not empty; give another folder, or continue with --resume."
         )
     planned = plan(chosen, options)
-    if not planned.jobs:
+    if not planned.entries:
         missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
         raise InvalidInputError(
             f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data"
@@ -94,21 +94,21 @@ def reproduce(
         )
     if done_only:
         planned = so_far(planned, folder)
-        if not planned.jobs:
+        if not planned.entries:
             raise InvalidInputError(f"--so-far: {folder} holds no finished run of {table}.")
     with resumable_errors(folder), ExitStack() as progress:
 
-        def on_job(job: Job, number: int, total: int) -> OnRound | None:
+        def on_entry(entry: TableEntry, number: int, total: int) -> OnRound | None:
             progress.close()
-            label = f"[{number}/{total}] {job.column.name}: {job.row.name}, seed {job.seed}"
-            if job.study:
+            label = f"[{number}/{total}] {entry.column.name}: {entry.row.name}, seed {entry.seed}"
+            if entry.study:
                 if not quiet:
                     out_console.print(label, markup=False)
                 return None
-            rounds = job.experiment(None).run.rounds
-            return progress.enter_context(display(label, rounds, out_console, quiet)).row
+            rounds = entry.experiment(None).run.rounds
+            return progress.enter_context(display(label, rounds, out_console, quiet)).after_round
 
-        results = execute(planned, folder, on_job)
+        results = execute(planned, folder, on_entry)
     result = outcome(planned, results, pick_device(device).type)
     write_text(folder / "table.json", json.dumps(result.as_json(), indent=1) + "\n")
     write_text(folder / "table.md", page(result))

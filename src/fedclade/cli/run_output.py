@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedclade.cli.console import new_folder, out_console, print_err, print_out
 from fedclade.cli.progress import display
 from fedclade.errors import FedcladeError, InvalidInputError, WriteError
 
 if TYPE_CHECKING:
-    from fedclade.training.runner import OnRound
+    from fedclade.io.schemas import RoundRecord
+    from fedclade.training.callbacks import OnRound
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,14 @@ class RunOutput:
         """The callback for each round's row of one run: progress and event files."""
         with ExitStack() as stack:
             callbacks: list[OnRound] = [
-                stack.enter_context(display(label, rounds, out_console, self.quiet)).row
+                stack.enter_context(display(label, rounds, out_console, self.quiet)).after_round
             ]
             if self.track is not None:
                 from fedclade.integrations.tensorboard import Tracker
 
-                callbacks.append(stack.enter_context(Tracker(folder)).row)
+                callbacks.append(stack.enter_context(Tracker(folder)).after_round)
 
-            def on_round(row: dict[str, Any]) -> None:
+            def on_round(row: RoundRecord) -> None:
                 for callback in callbacks:
                     callback(row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -84,7 +85,7 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _accuracy(row: dict[str, Any]) -> str:
+def _accuracy(row: Mapping[str, Any]) -> str:
     if row["accuracy"] is None:
         return "–"
     return f"{row['accuracy']:.2f} ± {row['accuracy_stderr']:.2f} %"

@@ -112,6 +112,16 @@ def load(
     )
 
 
+def is_available(name: str, root: str | os.PathLike[str] | None = None) -> bool:
+    """Whether `load` would find the files of this data set. They are not read."""
+    from fedclade.data.catalog import CATALOGUE  # its readers make data sets by this module
+
+    if name in DATASETS or any(path.is_file() for path in _candidates(name, root)):
+        return True
+    published = CATALOGUE.get(name)
+    return published is not None and published.here(places(root)) is not None
+
+
 def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
     """Where data sets are looked for, in this order."""
     given = [root, os.environ.get("FEDCLADE_DATA") or None, "data", CACHE]

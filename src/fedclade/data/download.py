@@ -23,7 +23,7 @@ TIMEOUT = 30.0  # seconds without a byte
 _BLOCK = 1 << 16
 
 
-class NotDownloaded(FedcladeError):
+class DownloadError(FedcladeError):
     """A file did not come, or not the right one."""
 
 
@@ -38,11 +38,11 @@ def get(published: Published, place: Path, progress: Progress) -> Path:
     for number, file in enumerate(published.files):
         try:
             fetch(file, folder, progress)
-        except NotDownloaded as error:
+        except DownloadError as error:
             missing = [
                 later for later in published.files[number:] if not (folder / later.name).exists()
             ]
-            raise NotDownloaded(
+            raise DownloadError(
                 f"{error} Or do it by hand. {published.by_hand(place, missing)}"
             ) from error
     return folder
@@ -59,7 +59,7 @@ def fetch(file: File, folder: Path, progress: Progress) -> None:
     _transfer(file, part, progress)
     if problem := wrong(part, file):
         part.unlink()
-        raise NotDownloaded(f"{problem}; it came from {file.url} and was removed. Try again.")
+        raise DownloadError(f"{problem}; it came from {file.url} and was removed. Try again.")
     part.replace(target)
 
 
@@ -82,7 +82,7 @@ def _transfer(file: File, part: Path, progress: Progress) -> None:
             have = 0
         announced = response.length
         if announced is not None and have + announced != file.size:
-            raise NotDownloaded(
+            raise DownloadError(
                 f"{file.url} has {have + announced} bytes instead of {file.size}: it is not the"
                 " published file."
             )
@@ -103,7 +103,7 @@ def _opened(file: File, have: int) -> HTTPResponse:
     try:
         response: HTTPResponse = urlopen(Request(file.url, headers=headers), timeout=TIMEOUT)
     except (OSError, HTTPException) as error:
-        raise NotDownloaded(
+        raise DownloadError(
             f"{file.url} cannot be reached ({_reason(error)}). Try again."
         ) from error
     return response
@@ -116,8 +116,8 @@ def _next(response: HTTPResponse, file: File, have: int) -> bytes:
         raise _broken_off(file, have, _reason(error)) from error
 
 
-def _broken_off(file: File, have: int, reason: str) -> NotDownloaded:
-    return NotDownloaded(
+def _broken_off(file: File, have: int, reason: str) -> DownloadError:
+    return DownloadError(
         f"{file.url} broke off after {have} of {file.size} bytes ({reason}). The same command goes"
         " on from there."
     )

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedclade.data.client_metadata import ClientMetadata
+
+_TRIAL_SAMPLES = 2  # samples on which a model is tried before a run
 SHOWN_CLIENTS = 20
 SHOWN_CLASSES = 20  # more would not fit on a line
 
@@ -50,7 +54,7 @@ class Clients:
     made).
 
     Samples live in two pools, `x, y` and `x_test, y_test`; a client is a set of rows of each. Test
-    parts are stored once even where many clients share one (`test_of`), so that a model is
+    parts are stored once even where many clients share one (`test_part_id`), so that a model is
     evaluated on it once.
     """
 
@@ -100,6 +104,32 @@ class Clients:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.x.shape[1:])
+
+    @cached_property
+    def metadata(self) -> ClientMetadata:
+        """What a run may know about the clients without their data."""
+        return ClientMetadata(
+            sizes=self.sizes,
+            test_sizes=self.test_sizes,
+            test_samples=self._distinct_test_samples(),
+            x=self.x[:_TRIAL_SAMPLES],
+            y=self.y[:_TRIAL_SAMPLES],
+            classes=self.classes,
+            groups=self.groups,
+            probe=self.probe,
+            dataset=self.dataset,
+            partition=self.partition,
+            origin={"clients": len(self), **self.origin},
+        )
+
+    def _distinct_test_samples(self) -> int:
+        """How many different samples the clients are tested on. A rotated or relabelled copy is
+        the same sample.
+        """
+        used = torch.zeros(len(self.test), dtype=torch.bool)
+        used[self.test_part_id[self.test_part_id >= 0]] = True
+        rows = self.test.index[used.repeat_interleave(self.test.sizes)]
+        return len(torch.unique(self.test_sample_id[rows]))
 
     def arrays(self, client: int) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
         """The samples of one client: (x, y), and (x_test, y_test) if it has a test part."""

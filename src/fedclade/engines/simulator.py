@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -132,11 +131,7 @@ class Simulator:
         return self._sizes
 
     def client_metadata(self) -> ClientMetadata:
-        return self._metadata
-
-    @cached_property
-    def _metadata(self) -> ClientMetadata:
-        return ClientMetadata.of(self._clients)
+        return self._clients.metadata
 
     def refresh_membership(self) -> None:
         """Does nothing: all clients are always present."""

@@ -8,11 +8,12 @@ import importlib.util
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from fedclade.errors import InvalidInputError
 from fedclade.io.atomic import translate_os_errors
 from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import RoundRecord
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -32,8 +33,8 @@ def check_tracker(name: str) -> None:
 
 
 class Tracker:
-    """A context for one run; call `row` with the row of each round after the run has written
-    it.
+    """A context for the time of a run. As a callback it gets each round's row, after the run has
+    written it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +59,7 @@ class Tracker:
             ):
                 self.writer.close()
 
-    def row(self, row: dict[str, Any]) -> None:
+    def after_round(self, row: RoundRecord) -> None:
         with translate_os_errors(self.folder / FOLDER):
             if self.writer is not None:
                 _write(self.writer, row)
@@ -77,7 +78,7 @@ class Tracker:
         return writer
 
 
-def _write(writer: SummaryWriter, row: dict[str, Any]) -> None:
+def _write(writer: SummaryWriter, row: RoundRecord) -> None:
     """Write every number of the row except the number of its round."""
     for name, value in row.items():
         if name != "round" and isinstance(value, int | float):

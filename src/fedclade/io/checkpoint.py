@@ -20,6 +20,7 @@ from fedclade.core.state import State
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read, schemas
 from fedclade.io.atomic import atomic_write, translate_os_errors
+from fedclade.io.schemas import RoundRecord
 
 FORMAT = "fedclade-checkpoint-2"
 _KEPT = 2
@@ -32,7 +33,7 @@ class Checkpoint:
     round: int
     state: Tree
     memory: Tree
-    history: list[dict[str, Any]]
+    history: list[RoundRecord]
     # hash of the configuration and the data: another experiment's checkpoint is recognised
     configuration: str
 

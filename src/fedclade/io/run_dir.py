@@ -22,6 +22,7 @@ from fedclade.errors import InvalidInputError, WriteError
 from fedclade.io import checkpoint, safe_read, schemas
 from fedclade.io.atomic import append, remove_partials, translate_os_errors, write_text
 from fedclade.io.checkpoint import Checkpoint, read_about, write_tensors
+from fedclade.io.schemas import RoundRecord, Summary
 
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
@@ -50,7 +51,7 @@ class RunDirectory:
             )
         return store
 
-    def begin(self, tables: dict[str, dict[str, Any]], history: list[dict[str, Any]]) -> None:
+    def begin(self, tables: dict[str, dict[str, Any]], history: list[RoundRecord]) -> None:
         """Make the folder and write how the run begins: nothing of an earlier end is left."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ class RunDirectory:
     def holds_run(self) -> bool:
         return any((self.folder / name).exists() for name in _RUN_FILES)
 
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> Summary | None:
         """What a finished run wrote, or None."""
         return (
             schemas.read(path, schemas.summary)
@@ -79,7 +80,7 @@ class RunDirectory:
             else None
         )
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[RoundRecord]:
         return schemas.read(self.folder / "rounds.jsonl", schemas.rounds)
 
     def tables(self) -> dict[str, dict[str, Any]]:
@@ -93,10 +94,10 @@ class RunDirectory:
         }
         self._write("experiment.toml", tomli_w.dumps(known))
 
-    def write_history(self, rows: list[dict[str, Any]]) -> None:
+    def write_history(self, rows: list[RoundRecord]) -> None:
         self._write("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
-    def append_round(self, row: dict[str, Any]) -> None:
+    def append_round(self, row: RoundRecord) -> None:
         append(self.folder / "rounds.jsonl", json.dumps(row))
 
     def write_clients(self, columns: dict[str, list[Any]]) -> None:
@@ -106,7 +107,7 @@ class RunDirectory:
         writer.writerows(zip(*columns.values(), strict=True))
         self._write("clients.csv", text.getvalue())
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
+    def write_summary(self, summary: Summary) -> None:
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def write_comparison(self, comparison: dict[str, Any]) -> None:
@@ -241,6 +242,11 @@ class StoredModels:
             raise ValueError(
                 f"shape {self.shape} and classes {self.classes} are no whole numbers above 0"
             )
+
+    def weights_of(self, client: int) -> Tree | None:
+        """All weights of this client's model, or None where the run has none of it."""
+        row = int(self.assignment[client])
+        return self.fixed | self.row(row) if row >= 0 else None
 
     def row(self, number: int) -> Tree:
         with safe_open(self.path, framework="pt") as file:

@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NotRequired, TypedDict, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,77 @@ Text = Annotated[str, Field(strict=True)]
 _MEASURED = ("accuracy", "perplexity", "loss", "train_")
 
 
+class FailureRecord(TypedDict):
+    """A client that did not answer in a round, or whose answer was rejected."""
+
+    client: int
+    reason: str
+    rejected: bool
+
+
+class RoundRecord(TypedDict):
+    """A line of rounds.jsonl. Evaluated rounds have the optional keys, and one for each metric of
+    the user's own.
+    """
+
+    round: int
+    clients: int  # in the cohort
+    clusters: int
+    failures: list[FailureRecord]
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    accuracy: NotRequired[float | None]  # percent; only where the targets are class labels
+    accuracy_stderr: NotRequired[float | None]
+    accuracy_variance: NotRequired[float | None]
+    accuracy_worst10: NotRequired[float | None]
+    accuracy_tuned: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    loss_tuned: NotRequired[float | None]
+    perplexity: NotRequired[float | None]
+    train_accuracy: NotRequired[float | None]
+    train_accuracy_variance: NotRequired[float | None]
+    train_loss: NotRequired[float | None]
+    by_cluster_of: NotRequired[str]
+    by_cluster: NotRequired[list[list[Any]]]
+
+
+class Summary(TypedDict):
+    """summary.json: the numbers over all clients after the last round. Each metric of the user's
+    own is one more key.
+    """
+
+    method: str
+    dataset: str
+    partition: str
+    model: str
+    engine: str
+    device: str
+    seed: int
+    rounds: int
+    clients: int
+    clusters: int
+    accuracy: float | None  # percent; None where the targets are not class labels
+    accuracy_stderr: float | None
+    accuracy_variance: float | None
+    accuracy_worst10: float | None
+    accuracy_tuned: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    loss_tuned: NotRequired[float | None]
+    perplexity: NotRequired[float | None]
+    train_accuracy: NotRequired[float | None]
+    train_accuracy_variance: NotRequired[float | None]
+    train_loss: NotRequired[float | None]
+    ari: float | None
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    failures: int
+    blocked_clients: int
+    clients_without_test: int
+    clients_without_model: int
+
+
 def read(path: Path, parse: Callable[[str], T], most: int = safe_read.MOST) -> T:
     """What a file says, by one of the functions below."""
     data = safe_read.read(path, most)
@@ -30,16 +101,16 @@ def read(path: Path, parse: Callable[[str], T], most: int = safe_read.MOST) -> T
         raise InvalidInputError(f"{path}: missing or damaged ({error}).") from error
 
 
-def summary(text: str) -> Table:
-    return _numbers(_as(_Summary, safe_read.parse_json(text)))
+def summary(text: str) -> Summary:
+    return cast(Summary, _numbers(_as(_Summary, safe_read.parse_json(text))))
 
 
-def rounds(text: str) -> list[Table]:
+def rounds(text: str) -> list[RoundRecord]:
     return history([safe_read.parse_json(line) for line in text.splitlines()])
 
 
-def history(rows: list[Any]) -> list[Table]:
-    return [_numbers(_as(_Round, row)) for row in rows]
+def history(rows: list[Any]) -> list[RoundRecord]:
+    return [cast(RoundRecord, _numbers(_as(_Round, row))) for row in rows]
 
 
 def table(text: str) -> Table:
@@ -132,7 +203,7 @@ class _Summary(_Open):
 class _Failure(_Open):
     client: Whole
     reason: Text
-    refused: bool = False
+    rejected: bool = False
 
 
 class _Round(_Open):

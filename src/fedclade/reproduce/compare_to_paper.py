@@ -98,7 +98,8 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
         round(
             sum(
                 {
-                    plan.jobs[key].label: summary["seconds"] for key, (summary, _) in done.items()
+                    plan.entries[key].label: summary["seconds"]
+                    for key, (summary, _) in done.items()
                 }.values()
             ),
             1,

@@ -14,7 +14,7 @@ import torch
 
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import nbytes
-from fedclade.data.datasets import Dataset, load
+from fedclade.data.datasets import Dataset, is_available, load
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError, nearest
@@ -23,19 +23,21 @@ from fedclade.io.atomic import write_text
 from fedclade.io.environment_info import about
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
-from fedclade.reproduce.metrics import History, Summary
+from fedclade.reproduce.metrics import History, Numbers
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
 from fedclade.training import config, encoder_pretraining
+from fedclade.training.callbacks import OnRound
 from fedclade.training.config import Experiment
-from fedclade.training.runner import OnRound
 
 ENCODER_EPOCHS = 5
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run or study: a row and the column whose data and settings it has, with one seed."""
+class TableEntry:
+    """One entry of a table: a row and the column whose data and settings it has, with one seed.
+    `experiment` is what it asks for.
+    """
 
     row: Row
     column: Column
@@ -47,8 +49,8 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The name of its folder or file: the same settings have the same, in whatever table, row
-        or column they stand.
+        """The name of its folder or file. The same settings have the same name in every table, row
+        and column.
         """
         settings = (
             [self.tables]
@@ -85,14 +87,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of a table, and the data set of each column (None: none of those it could use is
-    here).
+    """The entries of a table, and the data set of each column (None: none that it could use is
+    available).
     """
 
     table: Table
     options: Options
     data: dict[str, str | None]
-    jobs: dict[tuple[str, str, int], Job]  # by row, column whose settings it has, and seed
+    entries: dict[
+        tuple[str, str, int], TableEntry
+    ]  # by row, column whose settings it has, and seed
 
 
 def plan(table: Table, options: Options) -> Plan:
@@ -105,12 +109,12 @@ def plan(table: Table, options: Options) -> Plan:
     named = _chosen("--column", [column.name for column in table.columns], options.columns)
     seeds = 1 if options.quick else options.seeds or table.seeds
     data: dict[str, str | None] = {}
-    jobs = {}
+    entries = {}
     for column in (column for column in table.columns if column.name in named):
         source = table.settings_of(column)
         if source.name not in data:
             data[source.name] = next(
-                (name for name in source.data if _is_here(name, options.data_root)), None
+                (name for name in source.data if _is_available(name, options.data_root)), None
             )
         data[column.name] = chosen = data[source.name]
         for row in table.rows:
@@ -120,13 +124,13 @@ def plan(table: Table, options: Options) -> Plan:
                 and column.name not in row.skip
             ):
                 for seed in range(seeds):
-                    jobs[row.name, source.name, seed] = _job(
+                    entries[row.name, source.name, seed] = _entry(
                         table, row, source, chosen, seed, options.quick
                     )
-    return Plan(table, options, data, jobs)
+    return Plan(table, options, data, entries)
 
 
-def _job(table: Table, row: Row, column: Column, data: str, seed: int, quick: bool) -> Job:
+def _entry(table: Table, row: Row, column: Column, data: str, seed: int, quick: bool) -> TableEntry:
     sets = [f'data.name="{data}"'] if data != SYNTHETIC else []
     sets += [
         *column.set,
@@ -135,7 +139,7 @@ def _job(table: Table, row: Row, column: Column, data: str, seed: int, quick: bo
         *row.sets.get(column.name, ()),
     ]
     sets += [f"run.seed={seed}", *([*table.quick.set, *column.quick] if quick else [])]
-    return Job(row, column, data, seed, tuple(sets), table.experiment, table.study)
+    return TableEntry(row, column, data, seed, tuple(sets), table.experiment, table.study)
 
 
 def _chosen(option: str, known: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
@@ -147,81 +151,78 @@ def _chosen(option: str, known: Sequence[str], wanted: Sequence[str]) -> Sequenc
     return wanted or known
 
 
-def _is_here(name: str, root: str | None) -> bool:
-    if name == SYNTHETIC:
-        return True
-    try:
-        load(name, root)
-    except InvalidInputError:
-        return False
-    return True
+def _is_available(name: str, root: str | None) -> bool:
+    return name == SYNTHETIC or is_available(name, root)
 
 
-Done = tuple[Summary, History]
-ABOUT = "about.json"  # beside a run: the machine and the commit it was made with
+Done = tuple[Numbers, History]
+ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit it was made with
 
 
 def so_far(plan: Plan, folder: Path) -> Plan:
-    """The jobs of a plan that have been done."""
-    return replace(plan, jobs={key: job for key, job in plan.jobs.items() if _is_done(job, folder)})
+    """The entries of a plan that have been done."""
+    return replace(
+        plan, entries={key: entry for key, entry in plan.entries.items() if _is_done(entry, folder)}
+    )
 
 
-def _is_done(job: Job, folder: Path) -> bool:
+def _is_done(entry: TableEntry, folder: Path) -> bool:
     return (
-        (folder / f"{job.label}.json").exists()
-        if job.study
-        else RunDirectory(folder / job.label).summary() is not None
+        (folder / f"{entry.label}.json").exists()
+        if entry.study
+        else RunDirectory(folder / entry.label).summary() is not None
     )
 
 
 def execute(
-    plan: Plan, folder: Path, on_job: Callable[[Job, int, int], OnRound | None]
+    plan: Plan, folder: Path, on_entry: Callable[[TableEntry, int, int], OnRound | None]
 ) -> dict[tuple[str, str, int], Done]:
-    """Do the jobs that `folder` does not hold yet. `on_job` is told which one begins, its number
-    and how many there are.
+    """Do the entries that `folder` does not hold yet. `on_entry` is called with the entry that
+    begins, its number and the number of all.
     """
     done: dict[tuple[str, str, int], Done] = {}
-    dealt = _Dealt(plan.options.data_root, plan.table.quick.samples if plan.options.quick else None)
+    samples = plan.table.quick.samples if plan.options.quick else None
+    partitions = _PartitionCache(plan.options.data_root, samples)
     # Column by column and seed by seed, so that a partition is made once for all its rows.
     order = sorted(
-        plan.jobs.items(), key=lambda item: (list(plan.data).index(item[0][1]), item[0][2])
+        plan.entries.items(), key=lambda item: (list(plan.data).index(item[0][1]), item[0][2])
     )
-    for number, (key, job) in enumerate(order, start=1):
-        begins = partial(on_job, job, number, len(order))
+    for number, (key, entry) in enumerate(order, start=1):
+        begins = partial(on_entry, entry, number, len(order))
         done[key] = (
-            _studied(job, folder, dealt, plan.options, begins)
-            if job.study
-            else _run(job, folder, dealt, plan.options, begins)
+            _studied(entry, folder, partitions, plan.options, begins)
+            if entry.study
+            else _run(entry, folder, partitions, plan.options, begins)
         )
     return done
 
 
-class _Dealt:
-    """The clients of an experiment, dealt anew only where those before were others, from data that
-    are loaded once. `few`: of no more than so many samples.
+class _PartitionCache:
+    """The clients of an experiment. The last data set and the last partition are kept.
+    `samples`: how many of the data set are used at most.
     """
 
-    def __init__(self, root: str | None, few: int | None) -> None:
-        self.few = few
+    def __init__(self, root: str | None, samples: int | None) -> None:
+        self.samples = samples
         self._root = root
         self._data: tuple[str, Dataset] | None = None
         self._last: tuple[object, Clients] | None = None
 
-    def __call__(self, experiment: Experiment) -> Clients:
-        what = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
-        if self._last is None or self._last[0] != what:
-            self._last = (what, experiment.partitioned(self._loaded(experiment.data.name)))
+    def clients(self, experiment: Experiment) -> Clients:
+        key = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, experiment.partitioned(self._dataset(experiment.data.name)))
         return self._last[1]
 
-    def _loaded(self, name: str) -> Dataset:
+    def _dataset(self, name: str) -> Dataset:
         if self._data is None or self._data[0] != name:
-            whole = load(name, self._root)
-            self._data = (name, whole if self.few is None else thinned(whole, self.few))
+            data = load(name, self._root)
+            self._data = (name, data if self.samples is None else thinned(data, self.samples))
         return self._data[1]
 
 
 def thinned(data: Dataset, samples: int) -> Dataset:
-    """At most so many training samples and half as many test samples, taken evenly from all."""
+    """At most this many training samples and half as many test samples, taken evenly from all."""
     train = slice(None, None, max(1, -(-len(data.y_train) // samples)))
     test = slice(None, None, max(1, -(-2 * len(data.y_test) // samples)))
     keys = {
@@ -239,58 +240,59 @@ def thinned(data: Dataset, samples: int) -> Dataset:
 
 
 def _run(
-    job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], OnRound | None]
+    entry: TableEntry,
+    folder: Path,
+    partitions: _PartitionCache,
+    options: Options,
+    begins: Callable[[], OnRound | None],
 ) -> Done:
     """Summary and history of a training run, from its folder if it has ended."""
-    store = RunDirectory(folder / job.label)
-    summary = store.summary()
-    if summary is None or job.row.formula:
-        experiment = job.experiment(_encoder(job, folder, options, dealt.few))
-        if summary is None:
-            run = experiment.to_run(dealt(experiment), options.device)
-            summary = run.run(store.folder, resume=True, on_round=begins()).summary
-            write_text(
-                store.folder / ABOUT,
-                json.dumps(about(pick_device(options.device).type), indent=1) + "\n",
-            )
-        if job.row.formula:
-            summary = summary | _traffic(experiment, store, summary)
-    made = store.folder / ABOUT
-    return (
-        summary | ({"about": schemas.read(made, schemas.table)} if made.exists() else {}),
-        store.history(),
-    )
+    store = RunDirectory(folder / entry.label)
+    numbers: Numbers | None = store.summary()
+    if numbers is None or entry.row.formula:
+        experiment = entry.experiment(_encoder(entry, folder, options, partitions.samples))
+        if numbers is None:
+            run = experiment.to_run(partitions.clients(experiment), options.device)
+            numbers = run.run(store.folder, resume=True, on_round=begins()).summary
+            environment = about(pick_device(options.device).type)
+            write_text(store.folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
+        if entry.row.formula:
+            numbers = {**numbers, **_traffic(experiment, store, numbers)}
+    path = store.folder / ENVIRONMENT_FILE
+    if path.exists():
+        numbers = {**numbers, "about": schemas.read(path, schemas.table)}
+    return numbers, store.history()
 
 
 def _studied(
-    job: Job, folder: Path, dealt: _Dealt, options: Options, begins: Callable[[], object]
+    entry: TableEntry,
+    folder: Path,
+    partitions: _PartitionCache,
+    options: Options,
+    begins: Callable[[], object],
 ) -> Done:
-    """The numbers of a study, from its file if it has one. Rows that only look at other rounds of
-    it have the same file.
+    """The numbers of a study, from its file if it has one. Rows that only read other rounds of it
+    have the same file.
     """
-    file = folder / f"{job.label}.json"
+    file = folder / f"{entry.label}.json"
     if not file.exists():
-        clients = None if job.data == SYNTHETIC else dealt(job.experiment(None))
+        clients = None if entry.data == SYNTHETIC else partitions.clients(entry.experiment(None))
         begins()
         start = time.perf_counter()
-        history = STUDIES[job.study](job.tables, clients, options.device)
+        history = STUDIES[entry.study](entry.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
-        seconds, made = (
-            round(time.perf_counter() - start, 3),
-            about(pick_device(options.device).type),
-        )
-        write_text(
-            file,
-            json.dumps({"rounds": history, "seconds": seconds, "about": made}, indent=1) + "\n",
-        )
-    found = schemas.read(file, schemas.study)
-    return {
-        **found["rounds"][-1],
-        **{name: found[name] for name in ("seconds", "about") if name in found},
-    }, found["rounds"]
+        content = {
+            "rounds": history,
+            "seconds": round(time.perf_counter() - start, 3),
+            "about": about(pick_device(options.device).type),
+        }
+        write_text(file, json.dumps(content, indent=1) + "\n")
+    study = schemas.read(file, schemas.study)
+    numbers = {name: study[name] for name in ("seconds", "about") if name in study}
+    return {**study["rounds"][-1], **numbers}, study["rounds"]
 
 
-def _traffic(experiment: Experiment, store: RunDirectory, summary: Summary) -> Summary:
+def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> Numbers:
     """The values of a formula's letters (see `core.cost_expression`), and all bytes that the
     simulator counted, both ways.
     """
@@ -317,11 +319,11 @@ def _traffic(experiment: Experiment, store: RunDirectory, summary: Summary) -> S
     return {"symbols": symbols, "bytes": summary["bytes_up"] + summary["bytes_down"]}
 
 
-def _encoder(job: Job, folder: Path, options: Options, few: int | None) -> Path | None:
+def _encoder(entry: TableEntry, folder: Path, options: Options, samples: int | None) -> Path | None:
     """The file of the encoder that this cell's FLT uses, trained if it is not there yet; None: the
     method's own default.
     """
-    name = job.row.encoder.get(job.column.name)
+    name = entry.row.encoder.get(entry.column.name)
     if name is None:
         return None
     epochs = 1 if options.quick else ENCODER_EPOCHS
@@ -330,6 +332,9 @@ def _encoder(job: Job, folder: Path, options: Options, few: int | None) -> Path 
         file.parent.mkdir(parents=True, exist_ok=True)
         data = load(name, options.data_root)
         encoder_pretraining.pretrain(
-            data if few is None else thinned(data, few), file, epochs=epochs, device=options.device
+            data if samples is None else thinned(data, samples),
+            file,
+            epochs=epochs,
+            device=options.device,
         )
     return file.resolve()

@@ -4,14 +4,14 @@ gives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-Summary = dict[str, Any]
-History = Sequence[dict[str, Any]]
+Numbers = Mapping[str, Any]
+History = Sequence[Mapping[str, Any]]
 
 
-def measure(metric: str, summary: Summary, history: History) -> float | None:
+def measure(metric: str, summary: Numbers, history: History) -> float | None:
     """The value of a metric; None where the run has none, such as the rounds to an accuracy that
     was never reached.
 

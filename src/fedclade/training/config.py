@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from datetime import date, time
 from importlib import resources
 from pathlib import Path
@@ -28,6 +30,7 @@ from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, 
 Table = dict[str, Any]
 TABLES = ("data", "partition", "model", "local", "method", "run", "server", "engine")
 T = TypeVar("T")
+_UNSAFE = re.compile(r"[^\w.=+-]+")  # in names of folders
 
 RENAMED_KEYS = {
     "run.average": "server.aggregator",
@@ -66,7 +69,7 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that an experiment file says, checked. Nothing is loaded yet."""
+    """What an experiment file asks for, checked. No data are loaded yet."""
 
     data: DataConfig
     partition: PartitionConfig
@@ -77,20 +80,39 @@ class Experiment:
     run: TrainingConfig
     server: ServerConfig
     engine: EngineConfig
+    # of a sweep: those of the listed values that this experiment has
+    chosen: dict[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def title(self) -> str:
+        """As a table shows it: `clade beta=0.1`; with the table's name where two keys end alike."""
+        ends = Counter(key.rpartition(".")[2] for key in self.chosen)
+        shown = {
+            key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in self.chosen
+        }
+        return " ".join(
+            [self.method.name, *(f"{shown[key]}={value}" for key, value in self.chosen.items())]
+        )
+
+    @property
+    def label(self) -> str:
+        """The name of its folder among others: the title, in characters that every file system
+        allows, and the seed.
+        """
+        return f"{_UNSAFE.sub('-', self.title)}-seed{self.run.seed}"
 
     def clients(self, root: str | None = None) -> Clients:
-        """Load the data set and deal it out."""
+        """Load the data set and partition it."""
         return self.partitioned(load(self.data.name, root))
 
     def partitioned(self, data: Dataset) -> Clients:
         """The clients, from a data set that is loaded already."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
-        dealt = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
+        clients = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
         # By the name it was asked for, so that experiment.toml can be run again from anywhere.
         path = Path(self.data.name)
-        return replace(
-            dealt, dataset=str(path.resolve()) if path.suffix == ".npz" else self.data.name
-        )
+        name = str(path.resolve()) if path.suffix == ".npz" else self.data.name
+        return replace(clients, dataset=name)
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
         """The run on these clients."""
@@ -178,7 +200,7 @@ def value_of(text: str) -> Any:
 
 
 def _common_only(table: str, values: Table) -> Table:
-    common = {field.name for field in fields(PartitionConfig)} if table == "partition" else set()
+    common = {each.name for each in fields(PartitionConfig)} if table == "partition" else set()
     return {key: value for key, value in values.items() if key in common}
 
 
@@ -194,7 +216,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             raise InvalidInputError(
                 f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".'
             )
-    shares = {field.name for field in fields(PartitionConfig)}
+    shares = {each.name for each in fields(PartitionConfig)}
     split = {key: value for key, value in tables["partition"].items() if key in shares}
     own = {key: value for key, value in tables["partition"].items() if key not in shares}
     common = build(PartitionConfig, split, "partition")
@@ -234,12 +256,12 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
     type, ranges by the class itself.
     """
     settable = (
-        [field for field in fields(cls) if field.init and not is_injected(field)]
+        [each for each in fields(cls) if each.init and not is_injected(each)]
         if is_dataclass(cls)
         else []
     )
     hints = get_type_hints(cls)
-    known = {field.name for field in settable}
+    known = {each.name for each in settable}
     checked = {}
     for key, value in values.items():
         if key not in known:
@@ -251,13 +273,10 @@ def build(cls: type[T], values: Table, table: str, also: set[str] | None = None)
             )
             raise InvalidInputError(f"{table}.{key}: unknown key.{known_names}")
         checked[key] = _typed(hints[key], value, f"{table}.{key}")
-    for field in settable:
-        if (
-            field.name not in checked
-            and field.default is MISSING
-            and field.default_factory is MISSING
-        ):
-            raise InvalidInputError(f"{table}.{field.name}: missing; {cls.__name__} needs it.")
+    for each in settable:
+        has_default = each.default is not MISSING or each.default_factory is not MISSING
+        if each.name not in checked and not has_default:
+            raise InvalidInputError(f"{table}.{each.name}: missing; {cls.__name__} needs it.")
     return cls(**checked)
 
 

@@ -8,16 +8,21 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from fedclade.io.schemas import RoundRecord
+
 
 class Interrupt:
-    """Within it, the first Ctrl-C only sets `asked`, so that the round in hand can be brought to
-    its end; the second one interrupts.
+    """A context in which the first Ctrl-C interrupts after the current round, and the second one at
+    once.
 
-    Where Ctrl-C is handled by someone else, or in another thread than the main one, it stays as it
-    is.
+    Where another handler is set, or in another thread than the main one, Ctrl-C works as before.
     """
 
     asked = False
+
+    def after_round(self, row: RoundRecord) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
         mine = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,28 +19,73 @@ from fedclade.engines.profiler import Profile
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels
+from fedclade.io.schemas import RoundRecord, Summary
 from fedclade.registry import REGISTRY
+from fedclade.training import client_features
+from fedclade.training.client_features import ClientFeatures
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class ClientModels(Protocol):
+    """The models of a finished run, in memory or on disk."""
+
+    def weights_of(self, client: int) -> Tree | None:
+        """The weights of this client's model, or None where it has none."""
+
+
+@dataclass(frozen=True, eq=False)
+class FinalModels:
+    """The models with which a run ended, on the CPU, and which of them each client uses."""
+
+    models: Tree  # a row for each model
+    model_ids: Tensor  # (clients,) the row of each client; -1: none
+    # (clients,) whether the client alone has its model, or a part of it
+    kept_by_client: Tensor
+
+    def weights_of(self, client: int) -> Tree | None:
+        if self.kept_by_client[client]:
+            raise InvalidInputError(
+                "model: these clients' models are their own and stay with them; each site has them"
+                " on its disk."
+            )
+        row = int(self.model_ids[client])
+        return {name: value[row] for name, value in self.models.items()} if row >= 0 else None
+
+
+@dataclass(frozen=True, eq=False)
+class ReportInputs:
+    """What a report reads from a run folder besides the fields of `Result`."""
+
+    tables: dict[str, dict[str, Any]]
+    features: ClientFeatures
 
 
 @dataclass(frozen=True)
 class Result:
-    """summary: the numbers over all clients; history: a row a round; clusters: the cluster of each
-    client (-1: none yet); clients: a column of per-client values for each name, as in
-    clients.csv.
+    """The outcome of a run. It can be pickled and sent to another process.
+
+    Attributes:
+        summary: The numbers over all clients.
+        history: One record for each round.
+        clusters: The cluster of each client; -1 where it has none yet.
+        clients: A column of per-client values for each name, as in clients.csv.
+        folder: The run directory, None for a run that wrote none.
+        already_finished: Whether a resumed run had nothing left to do.
+        profile: Where the time went, for a run with `profile=True`; printed, a table.
     """
 
-    summary: dict[str, Any]
-    history: list[dict[str, Any]]
+    summary: Summary
+    history: list[RoundRecord]
     clusters: Tensor
     clients: dict[str, list[Any]] = field(repr=False)
     module: nn.Module = field(repr=False)
-    weights_of: Callable[[int], Tree | None] = field(repr=False)
+    models: ClientModels = field(repr=False)
     folder: Path | None = None
-    already_finished: bool = False  # a resumed run that had nothing left to do
-    profile: Profile | None = None  # where the time went, if it was asked for; printed, a table
-    describe: Callable[[Path], None] | None = field(
-        default=None, repr=False
-    )  # writes what a report reads; None: it is in `folder`
+    already_finished: bool = False
+    profile: Profile | None = None
+    report_inputs: ReportInputs | None = field(default=None, repr=False)  # None: read `folder`
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
@@ -58,7 +103,7 @@ class Result:
                 f"client {client}: there are {len(self.clusters)}, numbered 0 to"
                 f" {len(self.clusters) - 1}."
             )
-        weights = self.weights_of(client)
+        weights = self.models.weights_of(client)
         if weights is None:
             raise InvalidInputError(
                 f"client {client} has no model: it has not answered yet, so its cluster is not"
@@ -66,17 +111,40 @@ class Result:
             )
         return with_weights(self.module, weights)
 
+    def to_frame(self) -> DataFrame:
+        """The table of clients as a pandas DataFrame: a row for each client."""
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise InvalidInputError(
+                f"to_frame: pandas is not installed ({error}); pip install 'fedclade[frame]'."
+            ) from error
+        return DataFrame(self.clients)
+
     def report(self, out: str | os.PathLike[str]) -> Path:
         """Write this run as one HTML page that needs no network, and give its path."""
         from fedclade.analysis import report
 
         if self.folder is not None:
             return report.write_report([self.folder], Path(out))
-        assert self.describe is not None
+        assert self.report_inputs is not None
         with tempfile.TemporaryDirectory() as folder:
-            run = Path(folder) / str(self.summary["method"])
-            self.describe(run)
-            return report.write_report([run], Path(out))
+            store = RunDirectory.open(Path(folder) / self.summary["method"], resume=False)
+            store.begin(self.report_inputs.tables, self.history)
+            write_outcome(store, self.clients, self.report_inputs.features, self.summary)
+            return report.write_report([store.folder], Path(out))
+
+
+def write_outcome(
+    store: RunDirectory,
+    clients: dict[str, list[Any]],
+    features: ClientFeatures,
+    summary: Summary,
+) -> None:
+    """Write what a finished run has besides its models. The summary is last: it marks the end."""
+    store.write_clients(clients)
+    client_features.write(store.folder, features)
+    store.write_summary(summary)
 
 
 def untrained(module: nn.Module, trained: Collection[str]) -> Tree:
@@ -97,10 +165,10 @@ def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
     names, state = _names(result), result.state_dict()
     for name, value in weights.items():
         if name not in state or state[name].shape != value.shape:
-            found = tuple(state[name].shape) if name in state else "none of that name"
+            shape = tuple(state[name].shape) if name in state else "none of that name"
             raise InvalidInputError(
                 f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has"
-                f" {found}."
+                f" {shape}."
             )
     result.load_state_dict(
         {name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()}
@@ -134,15 +202,9 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     history, clients = store.history(), store.read_clients(summary["clients"])
     weights = models.fixed | models.row(0)
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
-    with_weights(
-        module, weights
-    )  # a module of another form is refused here, not at the first prediction
-
-    def row_of(client: int) -> Tree | None:
-        row = int(models.assignment[client])
-        return models.fixed | models.row(row) if row >= 0 else None
-
-    return Result(summary, history, models.clusters, clients, module, row_of, path)
+    # A module of another form is refused here, not at the first prediction.
+    with_weights(module, weights)
+    return Result(summary, history, models.clusters, clients, module, models, path)
 
 
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
@@ -169,18 +231,17 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
 def _check_size(spec: Any, models: StoredModels, weights: Tree) -> None:
     """Refuse to build another model than the run's, or one that the machine cannot hold."""
     try:
-        with torch.device("meta"):  # a module of the size that the file tells, without its memory
-            told = spec.build(models.shape, models.classes)
+        with torch.device("meta"):  # the module's shapes, without its memory
+            module = spec.build(models.shape, models.classes)
     except RuntimeError:
-        # whoever builds it looks at values, which there are none of; a model of the package never
-        # does
+        # build() inspects tensor values, which meta tensors do not have; no model of the package
+        # does that
         return
     if any(
-        weights[key].shape != value.shape
-        for key, value in told.named_parameters()
-        if key in weights
+        weights[name].shape != value.shape
+        for name, value in module.named_parameters()
+        if name in weights
     ):
         raise ValueError("it is not the run's model")
-    safe_read.fit(
-        "it", sum(value.nbytes for value in told.parameters())
-    )  # layers that stay with clients are not in the run
+    # layers that stay with clients are not in the run
+    safe_read.fit("it", sum(value.nbytes for value in module.parameters()))

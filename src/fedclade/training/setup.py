@@ -1,23 +1,28 @@
-"""Before a run: the module is built, and model, loss and metrics are tried on a few samples, so
-that nothing fails an hour later.
+"""What happens before the first round: the module is built, and model, loss and metrics are tried
+on a few samples, so that nothing fails an hour later.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.functional_model import ExampleLoss, Objective, accuracy
+from fedclade.aggregation.robust_federation import federation_view
+from fedclade.core.federation import Federation
+from fedclade.core.functional_model import ExampleLoss, Objective, accuracy, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients, as_inputs
-from fedclade.errors import InvalidInputError
-from fedclade.methods.base import Method
+from fedclade.engines.base import Engine
+from fedclade.engines.simulator import Simulator
+from fedclade.errors import InvalidInputError, require
+from fedclade.methods.base import Method, hyperparameters
 from fedclade.methods.requirements import (
     NeedsEncoder,
     NeedsInputShape,
@@ -25,11 +30,112 @@ from fedclade.methods.requirements import (
     NeedsTrueGroups,
 )
 from fedclade.models import ModelSpec
-from fedclade.training import encoder_pretraining
+from fedclade.training import client_features, encoder_pretraining
+from fedclade.training.fingerprint import Tables, fingerprint
 from fedclade.training.metrics import RESERVED
+from fedclade.training.settings import LocalConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from fedclade.training.runner import TrainingRun
 
 
-def inject_context(method: Method, clients: Clients | ClientMetadata, seed: int) -> Method:
+@dataclass(frozen=True, eq=False)
+class RunSetup:
+    """Everything that the rounds of a run need. It is made once and never changes."""
+
+    engine: Engine
+    federation: Federation  # what the method sees of the engine
+    clients: Clients | None  # None: they are not in this process
+    metadata: ClientMetadata  # the clients that there are at the start; more may join
+    method: Method
+    module: nn.Module
+    objective: Objective
+    metrics: dict[str, ExampleLoss]
+    has_default_loss: bool  # cross-entropy
+    local: LocalConfig
+    training: TrainingConfig
+    tables: Tables  # the run as the tables of an experiment file
+
+    def method_for(self, round_number: int) -> Method:
+        """The method with the local training of this round."""
+        return self.method.with_local_config(self.local.training(self.objective, round_number))
+
+    def is_due(self, round_number: int, every: int) -> bool:
+        """Whether what is done `every` so many rounds, and after the last one, is done now."""
+        return round_number == self.training.rounds or (every > 0 and round_number % every == 0)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash by which a checkpoint of another experiment is recognised."""
+        probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
+        others = (*self.objective.params().values(), *([] if probe is None else [probe]))
+        return fingerprint(self.tables, self.clients, others)
+
+    @cached_property
+    def label_counts(self) -> Tensor | None:
+        return client_features.label_counts(self.clients)
+
+
+def prepare(run: TrainingRun) -> RunSetup:
+    """Build the engine and the model of a run, and check that they fit together."""
+    if not isinstance(run.method, Method):
+        raise InvalidInputError(
+            f"method = {run.method!r}: give a method such as fc.FedAvg(), not its name or class."
+        )
+    engine = run.federation or _simulator(run)
+    federation = federation_view(run.method, engine, run.server.aggregator)
+    metadata = engine.client_metadata()
+    require(len(metadata) > 0, "clients", 0, "there must be at least one")
+    run.settings.cohort_size(len(metadata))
+    method = inject_context(run.method, metadata, run.settings.seed)
+    module = module_for(run.model, metadata, run.settings.seed)
+    objective = Objective(module.to(engine.device), run.loss or cross_entropy)
+    metrics = metrics_for(objective, metadata, run.loss is not None, run.metrics, engine.device)
+    return RunSetup(
+        engine=engine,
+        federation=federation,
+        clients=run.clients,
+        metadata=metadata,
+        method=method,
+        module=module,
+        objective=objective,
+        metrics=metrics,
+        has_default_loss=run.loss is None,
+        local=run.local,
+        training=run.settings,
+        tables=_tables(run, method, metadata),
+    )
+
+
+def _simulator(run: TrainingRun) -> Simulator:
+    if not isinstance(run.clients, Clients):
+        raise InvalidInputError(
+            "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…)."
+        )
+    return Simulator(run.clients, device=run.device, profile=run.profile, **asdict(run.engine))
+
+
+def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Tables:
+    hyperparams = {each.name: getattr(method, each.name) for each in hyperparameters(method)}
+    model: dict[str, Any] = (
+        {each.name: getattr(run.model, each.name) for each in fields(run.model)}
+        if is_dataclass(run.model)
+        else {}
+    )
+    name = type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name
+    return {
+        "data": {"name": metadata.dataset},
+        "partition": {"name": metadata.partition, **metadata.origin},
+        "model": {"name": name, **model},
+        "local": asdict(run.local),
+        "method": {"name": method.name, **hyperparams},
+        "run": asdict(run.settings),
+        "server": asdict(run.server),
+        "engine": asdict(run.engine),
+    }
+
+
+def inject_context(method: Method, clients: ClientMetadata, seed: int) -> Method:
     """The method with what it needs of the federation besides the clients' replies; see
     `methods.requirements`. A value that the user gave stays.
     """
@@ -66,9 +172,7 @@ def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def module_for(
-    model: ModelSpec | nn.Module, clients: Clients | ClientMetadata, seed: int
-) -> nn.Module:
+def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int) -> nn.Module:
     """The user's module, or the spec's with weights that depend on the seed alone."""
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
@@ -97,12 +201,12 @@ def metrics_for(
     metrics: Mapping[str, ExampleLoss] | None,
     device: torch.device,
 ) -> dict[str, ExampleLoss]:
-    """Try the objective and the user's metrics on a few samples; what is measured: accuracy, where
-    there is one, and those metrics.
+    """Try the objective and the user's metrics on a few samples, and give what is measured:
+    accuracy, for class labels, and those metrics.
     """
-    found = measured(objective, clients, own_loss, metrics, device)
+    measured_metrics = measured(objective, clients, own_loss, metrics, device)
     objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
-    return found
+    return measured_metrics
 
 
 def measured(
@@ -112,8 +216,8 @@ def measured(
     metrics: Mapping[str, ExampleLoss] | None,
     device: torch.device,
 ) -> dict[str, ExampleLoss]:
-    """The same without a try of the gradient, which takes seconds the first time: every letter to a
-    node starts a process.
+    """`metrics_for` without a gradient step, which takes seconds the first time: every message to
+    a node starts a process.
     """
     x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
     outputs = objective.checked_outputs(x)

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import fedclade as fc
-from fedclade.analysis.comparison import Planned, execute, plan, runs
+from fedclade.analysis.comparison import execute, plan, runs
 from fedclade.errors import InvalidInputError
 from fedclade.registry import REGISTRY
-from fedclade.training.config import read
+from fedclade.training.config import Experiment, read
 
 TABLES = {**read("quickstart"), "run": {"rounds": 1, "clients_per_round": 0.2}}
 
@@ -108,8 +108,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(
 
 
 def run_in(folder: Path) -> Any:
-    def one(planned: Planned) -> fc.Result:
-        return planned.prepared("cpu", None).run(folder / planned.label)
+    def one(planned: Experiment) -> fc.Result:
+        return planned.to_run(planned.clients(), "cpu").run(folder / planned.label)
 
     return one
 
@@ -117,8 +117,8 @@ def run_in(folder: Path) -> Any:
 def test_every_method_gets_the_same_clients_and_every_seed_others(tmp_path: Path) -> None:
     seen: dict[str, fc.data.Clients] = {}
 
-    def one(planned: Planned) -> fc.Result:
-        run = planned.prepared("cpu", None)
+    def one(planned: Experiment) -> fc.Result:
+        run = planned.to_run(planned.clients(), "cpu")
         seen[planned.label] = run.clients
         return run.run(tmp_path / planned.label)
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedclade.analysis.comparison import plan, runs
-from fedclade.analysis.sweep import Variant, expand, is_sweep, values_of
+from fedclade.analysis.sweep import expand, is_sweep, values_of
 from fedclade.cli import main
 from fedclade.errors import InvalidInputError
-from fedclade.training.config import read, value_of
+from fedclade.training.config import Experiment, read, value_of
 
 TABLES = {**read("quickstart"), "run": {"rounds": 1, "clients_per_round": 0.2}}
 
@@ -81,7 +81,7 @@ def test_what_is_no_list_of_values_is_refused(given: str, says: list[str]) -> No
         assert part in str(refused.value)
 
 
-def titles(variants: list[Variant]) -> list[str]:
+def titles(variants: list[Experiment]) -> list[str]:
     return [variant.title for variant in variants]
 
 

@@ -207,7 +207,7 @@ def test_a_transfer_that_broke_off_is_resumed(tmp_path: Path, server: Server, pa
     published, part = toy(file_at(server.url + path)), tmp_path / "toy" / "data.bin.part"
     server.breaks = 100_000
     with refused(
-        f"{server.url}{path} broke off after 100000 of 300000 bytes", download.NotDownloaded
+        f"{server.url}{path} broke off after 100000 of 300000 bytes", download.DownloadError
     ):
         download.get(published, tmp_path, Seen())
     assert part.read_bytes() == CONTENT[:100_000]
@@ -245,7 +245,7 @@ def test_a_wrong_checksum_says_both_sums_and_removes_the_part(
     with refused(
         f"{part}: expected SHA-256 {'0' * 64}, found {found}; it came from {file.url} and was"
         " removed",
-        download.NotDownloaded,
+        download.DownloadError,
     ):
         download.get(toy(file), tmp_path, Seen())
     assert list((tmp_path / "toy").iterdir()) == []
@@ -266,7 +266,7 @@ def test_a_wrong_file_that_is_there_already_is_left_alone(tmp_path: Path) -> Non
 def test_a_page_instead_of_the_file_is_not_kept(tmp_path: Path, server: Server) -> None:
     with refused(
         "/portal has 20 bytes instead of 300000: it is not the published file.",
-        download.NotDownloaded,
+        download.DownloadError,
     ):
         download.get(toy(file_at(f"{server.url}/portal")), tmp_path, Seen())
     assert list((tmp_path / "toy").iterdir()) == []
@@ -278,7 +278,7 @@ def test_no_server_says_which_files_to_put_where(tmp_path: Path, server: Server)
         replace(file_at(f"{server.url}/gone"), name="gone.bin"),
     )
     unreachable = replace(file_at("http://127.0.0.1:1/far"), name="far.bin", sha256="1" * 64)
-    with pytest.raises(download.NotDownloaded) as caught:
+    with pytest.raises(download.DownloadError) as caught:
         download.get(toy(here, gone, unreachable), tmp_path, Seen())
     assert (
         str(caught.value)
@@ -288,7 +288,7 @@ def test_no_server_says_which_files_to_put_where(tmp_path: Path, server: Server)
     )
     with refused(
         "http://127.0.0.1:1/far cannot be reached ([Errno 111] Connection refused).",
-        download.NotDownloaded,
+        download.DownloadError,
     ):
         download.get(toy(unreachable), tmp_path, Seen())
 

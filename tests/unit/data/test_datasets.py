@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from fedclade.data import DATASETS, Dataset, dataset, from_arrays, load
+from fedclade.data.catalog import CATALOGUE
+from fedclade.data.datasets import is_available
 from fedclade.errors import InvalidInputError
 
 Arrays = dict[str, np.ndarray]
@@ -555,3 +557,24 @@ def test_bad_groups_and_no_clients() -> None:
         from_arrays([GOOD, GOOD], groups=[0])
     with refused("groups has 2 entries of type float32"):
         from_arrays([GOOD, GOOD], groups=torch.tensor([0.5, 1.0]))
+
+
+def test_a_data_set_is_looked_for_without_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDCLADE_DATA", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert is_available("digits")
+    assert not is_available("mine", tmp_path)
+    (tmp_path / "mine.npz").write_bytes(b"this is no archive")
+    assert is_available("mine", tmp_path)
+    assert is_available(str(tmp_path / "mine.npz"))
+    with pytest.raises(InvalidInputError, match="mine"):
+        load("mine", tmp_path)
+    assert not is_available("mnist", tmp_path)
+    folder = tmp_path / CATALOGUE["mnist"].folder
+    for file in CATALOGUE["mnist"].files:
+        folder.mkdir(exist_ok=True)
+        (folder / file.name).write_bytes(b"")
+    assert is_available("mnist", tmp_path)

@@ -548,6 +548,6 @@ def test_a_server_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(download, "_opened", lambda file, have: Endless())
     file = CATALOGUE["mnist"].files[1]
-    with pytest.raises(download.NotDownloaded, match="expected SHA-256"):
+    with pytest.raises(download.DownloadError, match="expected SHA-256"):
         download.fetch(file, tmp_path, lambda file, have: None)
     assert list(tmp_path.iterdir()) == []

@@ -170,7 +170,9 @@ def test_a_tree_survives_a_checkpoint(swapped: Clients) -> None:
     whole, first, second = (Case(EAGER, swapped) for _ in range(3))
     expected = whole.rounds(whole.init(), [*begin, end])
     half = restore(CFLState, flatten_state(first.rounds(first.init(), begin)))
-    assert same(flatten_state(second.rounds(half, [end], first=len(begin) + 1)), flatten_state(expected))
+    assert same(
+        flatten_state(second.rounds(half, [end], first=len(begin) + 1)), flatten_state(expected)
+    )
 
 
 # ---- secret coordinates

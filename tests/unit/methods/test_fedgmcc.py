@@ -29,7 +29,7 @@ class Case:
     def __init__(self, method: Method, clients: Clients, hidden: int = 8, **local: Any) -> None:
         torch.manual_seed(0)
         objective = Objective(MLP(hidden).build(clients.shape, 10))
-        self.method = inject_context(method, clients, seed=0).with_local_config(
+        self.method = inject_context(method, clients.metadata, seed=0).with_local_config(
             LocalTraining(objective, **local)
         )
         self.fed = Simulator(clients)

@@ -39,7 +39,7 @@ class Case:
         torch.manual_seed(0)
         objective = Objective(MLP(hidden).build(clients.shape, 10))
         self.params, self.fed = objective.params(), Simulator(clients)
-        self.method = inject_context(method, clients, seed=0).with_local_config(
+        self.method = inject_context(method, clients.metadata, seed=0).with_local_config(
             LocalTraining(objective, batch_size=10, **local)
         )  # type: ignore[arg-type]
         self.state = self.method.init(self.fed, self.params, key=fold_in(0, "init"))

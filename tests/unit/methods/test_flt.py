@@ -51,7 +51,7 @@ def started(
 ) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = inject_context(method, clients, seed=0).with_local_config(
+    method = inject_context(method, clients.metadata, seed=0).with_local_config(
         LocalTraining(objective, lr=0.1, batch_size=batch_size)
     )
     fed = Simulator(clients, **options)
@@ -360,7 +360,9 @@ def test_any_module_is_an_encoder(ragged: Clients) -> None:
 def test_whole_numbers_cannot_be_reconstructed() -> None:
     tokens = from_arrays([(torch.randint(0, 9, (5, 4)), torch.zeros(5)) for _ in range(2)])
     with pytest.raises(InvalidInputError, match="whole numbers cannot be reconstructed"):
-        inject_context(small(), tokens, 0).init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
+        inject_context(small(), tokens.metadata, 0).init(
+            Simulator(tokens), {"w": torch.zeros(1)}, key=0
+        )
 
 
 def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
@@ -520,7 +522,7 @@ def test_random_weights_come_from_the_seed() -> None:
 def test_a_method_that_has_an_encoder_or_wants_none_stays_as_it_is(ragged: Clients) -> None:
     module = nn.Linear(6, 2)
     for method in (FedAvg(), FLT(encoder_module=module)):
-        assert inject_context(method, ragged, 0) is method
+        assert inject_context(method, ragged.metadata, 0) is method
 
 
 def tiny_images(count: int = 64) -> fc.data.Dataset:

@@ -31,7 +31,7 @@ from fedclade.training.setup import inject_context
 def started(method: Method, clients: Clients, **options: Any) -> tuple[Method, Simulator, Any]:
     torch.manual_seed(0)
     objective = Objective(MLP(8).build(clients.shape, 10))
-    method = inject_context(method, clients, seed=0).with_local_config(
+    method = inject_context(method, clients.metadata, seed=0).with_local_config(
         LocalTraining(objective, lr=0.1, batch_size=4)
     )
     fed = Simulator(clients, **options)

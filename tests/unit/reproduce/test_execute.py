@@ -16,12 +16,12 @@ from fedclade.cli.main import app
 from fedclade.errors import InvalidInputError
 from fedclade.reproduce import spec as definitions
 from fedclade.reproduce.compare_to_paper import Outcome, in_words
-from fedclade.reproduce.execute import Job, Options, plan, thinned
+from fedclade.reproduce.execute import Options, TableEntry, plan, thinned
 from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.metrics import measure
 from fedclade.reproduce.spec import Claim, Table
 
-Done = Callable[..., tuple[Outcome, list[Job]]]
+Done = Callable[..., tuple[Outcome, list[TableEntry]]]
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -73,8 +73,8 @@ def test_every_cell_is_run_with_its_own_settings_and_columns_share_runs(
 ) -> None:
     planned = plan(small, Options())
     assert planned.data == {"digits": "digits", "variance": "digits", "nowhere": None}
-    assert len(planned.jobs) == 3 * 2  # rows and seeds; the variance is read from the same runs
-    experiment = planned.jobs["FedProx, strong", "digits", 1].experiment(None)
+    assert len(planned.entries) == 3 * 2  # rows and seeds; the variance is read from the same runs
+    experiment = planned.entries["FedProx, strong", "digits", 1].experiment(None)
     assert (
         experiment.run.seed,
         experiment.local.lr,
@@ -95,7 +95,7 @@ def test_what_was_run_is_not_run_again(small: Table, tmp_path: Path, done: Done)
     assert begun == []
     assert again.cells == first.cells
     _, begun = done(small, tmp_path, seeds=2)
-    assert {job.seed for job in begun} == {1}
+    assert {entry.seed for entry in begun} == {1}
 
 
 def test_a_table_says_where_its_runs_were_made(small: Table, tmp_path: Path, done: Done) -> None:
@@ -170,7 +170,7 @@ def test_the_page_says_what_stands_in_what_is_missing_and_why(
 
 def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path, done: Done) -> None:
     result, begun = done(small, tmp_path, quick=True)
-    assert {job.experiment(None).run.rounds for job in begun} == {1}
+    assert {entry.experiment(None).run.rounds for entry in begun} == {1}
     assert all(cell.difference is None and cell.mark == "" for cell in result.cells)
     assert result.claims == ()
     assert "not the table's numbers" in page(result)
@@ -178,8 +178,8 @@ def test_a_quick_look_compares_nothing(small: Table, tmp_path: Path, done: Done)
 
 def test_only_some_methods_and_columns(small: Table) -> None:
     planned = plan(small, Options(methods=("oracle",), columns=("digits",)))
-    assert {(row, column) for row, column, _ in planned.jobs} == {("True groups", "digits")}
-    assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).jobs} == {
+    assert {(row, column) for row, column, _ in planned.entries} == {("True groups", "digits")}
+    assert {row for row, _, _ in plan(small, Options(methods=("FedAvg", "oracle"))).entries} == {
         "FedAvg",
         "True groups",
     }

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedclade.cli.main import app
-from fedclade.reproduce.execute import _is_here
+from fedclade.reproduce.execute import _is_available
 from fedclade.reproduce.spec import SYNTHETIC, tables
 
 UNPACKED = (
@@ -36,7 +36,7 @@ def test_a_quick_look_at_every_table(
     ][:1]
     wanted = {table.settings_of(column).data for column in table.columns}
     if not any(
-        data == SYNTHETIC or _is_here(data, next(iter(root), None))
+        data == SYNTHETIC or _is_available(data, next(iter(root), None))
         for each in wanted
         for data in each
     ):

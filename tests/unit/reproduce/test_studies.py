@@ -20,7 +20,7 @@ from fedclade.core.pytree import flatten, stack
 from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.reproduce import execute
 from fedclade.reproduce.compare_to_paper import Outcome
-from fedclade.reproduce.execute import Job, Options, plan
+from fedclade.reproduce.execute import Options, TableEntry, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import SYNTHETIC, Table, tables
 from fedclade.reproduce.studies.cfl import (
@@ -63,7 +63,7 @@ def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
     clients = fc.data.from_arrays(
         [(data.x_train[:7], data.y_train[:7]), (data.x_train[7:310], data.y_train[7:310])]
     )
-    module = module_for(fc.models.MLP(8), clients, seed=0)
+    module = module_for(fc.models.MLP(8), clients.metadata, seed=0)
     objective = Objective(module)
     each = fc.ModelAssignment(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
     got = flatten(
@@ -88,7 +88,10 @@ def test_the_rounds_are_those_of_fedavg() -> None:
         round.updates.mean(0) for round in rounds(settings, clients, "cpu", gradients=False)
     ]  # clients are of one size
     start = torch.cat(
-        [value.flatten() for value in module_for(settings.model, clients, seed=0).parameters()]
+        [
+            value.flatten()
+            for value in module_for(settings.model, clients.metadata, seed=0).parameters()
+        ]
     )
     run = fc.run(
         *(
@@ -228,7 +231,7 @@ def test_a_path_that_is_not_bent_is_straight() -> None:
         curves(experiment(), dealt(experiment()), "cpu")
 
 
-Done = Callable[..., tuple[Outcome, list[Job]]]
+Done = Callable[..., tuple[Outcome, list[TableEntry]]]
 
 TABLE: dict[str, Any] = {
     "name": "small",
@@ -262,7 +265,7 @@ def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(
     small: Table, tmp_path: Path, done: Done
 ) -> None:
     result, begun = done(small, tmp_path)
-    assert [(job.row.name, job.seed) for job in begun] == [
+    assert [(entry.row.name, entry.seed) for entry in begun] == [
         (name, seed) for seed in (0, 1) for name in ("permuted, round 1", "one kind")
     ]
     assert len(list(tmp_path.iterdir())) == 4
@@ -326,14 +329,16 @@ def test_mistakes_in_a_table_of_a_study_are_noticed(small: Table) -> None:
 def test_the_studies_of_the_papers_are_well_formed(
     name: str, quick: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "_is_here", lambda name, root: True)
+    monkeypatch.setattr(execute, "_is_available", lambda name, root: True)
     table = tables()[name]
     planned = plan(table, Options(quick=quick))
-    for job in planned.jobs.values():
-        if job.data == SYNTHETIC:
-            config.build(Directions, job.tables["study"], "study")
+    for entry in planned.entries.values():
+        if entry.data == SYNTHETIC:
+            config.build(Directions, entry.tables["study"], "study")
         else:
-            assert quick or job.row.at is None or job.row.at <= job.experiment(None).run.rounds
+            assert (
+                quick or entry.row.at is None or entry.row.at <= entry.experiment(None).run.rounds
+            )
     known = {row.name for row in table.rows}, {column.name for column in table.columns}
     for row in table.rows:
         assert known[1] >= {*row.skip, *row.paper}

@@ -46,7 +46,7 @@ every_run = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def _all_data_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedclade.reproduce.execute._is_here", lambda name, root: True)
+    monkeypatch.setattr("fedclade.reproduce.execute._is_available", lambda name, root: True)
 
 
 def planned(table: Table, quick: bool = False) -> Plan:
@@ -132,15 +132,15 @@ def test_data_sets_are_known(table: Table) -> None:
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
 @every_run
 def test_every_cell_is_an_experiment(table: Table, quick: bool) -> None:
-    jobs = planned(table, quick).jobs
-    assert {(row, column) for row, column, _ in jobs} == {
+    entries = planned(table, quick).entries
+    assert {(row, column) for row, column, _ in entries} == {
         (row.name, table.settings_of(column).name) for row, column in cells(table)
     }
-    for job in jobs.values():
-        experiment = job.experiment(None)
-        assert experiment.data.name == job.data
-        assert experiment.method.name == job.row.method
-        if job.column.name in job.row.encoder:
+    for entry in entries.values():
+        experiment = entry.experiment(None)
+        assert experiment.data.name == entry.data
+        assert experiment.method.name == entry.row.method
+        if entry.column.name in entry.row.encoder:
             assert isinstance(experiment.method, FLT)
         if quick:
             assert experiment.run.rounds <= 2
@@ -151,9 +151,9 @@ def test_every_cell_is_an_experiment(table: Table, quick: bool) -> None:
 @every_run
 def test_models_fit_the_data(table: Table, quick: bool) -> None:
     built: dict[object, torch.nn.Module] = {}
-    for job in planned(table, quick).jobs.values():
-        experiment = job.experiment(None)
-        for data in job.column.data:
+    for entry in planned(table, quick).entries.values():
+        experiment = entry.experiment(None)
+        for data in entry.column.data:
             key = (experiment.model, data)
             if key not in built:
                 with torch.device("meta"):
@@ -170,8 +170,8 @@ def test_models_fit_the_data(table: Table, quick: bool) -> None:
 @every_run
 def test_runs_have_what_is_measured(table: Table) -> None:
     runs = {
-        (row, column): job.experiment(None).run
-        for (row, column, _), job in planned(table).jobs.items()
+        (row, column): entry.experiment(None).run
+        for (row, column, _), entry in planned(table).entries.items()
     }
     for row, column in cells(table):
         run, metric = runs[row.name, table.settings_of(column).name], table.metric_of(column)
@@ -204,6 +204,6 @@ def test_numbers_of_the_papers_are_possible(table: Table) -> None:
     "table", [table for table in tables().values() if table.study], ids=lambda table: table.name
 )
 def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
-    for job in planned(table, quick).jobs.values():
-        if job.data != SYNTHETIC:  # those that make their own data have settings of their own
-            config.experiment(config.apply(job.base, job.sets))
+    for entry in planned(table, quick).entries.values():
+        if entry.data != SYNTHETIC:  # those that make their own data have settings of their own
+            config.experiment(config.apply(entry.base, entry.sets))

@@ -69,7 +69,7 @@ def table() -> Table:
 
 def done(table: Table, folder: Path, **options: Any) -> tuple[Outcome, int]:
     planned, begun = plan(table, Options(device="cpu", **options)), []
-    found = execute(planned, folder, lambda job, number, total: begun.append(job))
+    found = execute(planned, folder, lambda entry, number, total: begun.append(entry))
     return outcome(planned, found, "cpu"), len(begun)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.data.client_metadata import ClientMetadata
 from fedclade.training.metrics import accuracy_summary, adjusted_rand, mean_over_clients
 
 
@@ -80,25 +79,22 @@ def test_distinct_test_samples_counts_a_sample_once_however_many_clients_see_it(
     broadcast = fc.data.partition(
         data, fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0
     )
-    assert ClientMetadata.of(broadcast).test_samples == everything
+    assert broadcast.metadata.test_samples == everything
     turned = fc.data.partition(data, fc.data.Rotation(clusters=4), clients=20, seed=0)
     assert sum(len(part) for part in turned.test) == 4 * everything
-    assert ClientMetadata.of(turned).test_samples == everything
+    assert turned.metadata.test_samples == everything
     own = fc.data.from_arrays(
         [
             (torch.ones(3, 2), torch.zeros(3).long(), torch.ones(n, 2), torch.zeros(n).long())
             for n in (2, 5)
         ]
     )
-    assert ClientMetadata.of(own).test_samples == 7
+    assert own.metadata.test_samples == 7
     assert (
-        ClientMetadata.of(replace(own, test_part_id=torch.tensor([1, -1]))).test_samples == 5
+        replace(own, test_part_id=torch.tensor([1, -1])).metadata.test_samples == 5
     )  # a part that is nobody's does not count
     assert (
-        ClientMetadata.of(
-            fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())])
-        ).test_samples
-        == 0
+        fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())]).metadata.test_samples == 0
     )
 
 

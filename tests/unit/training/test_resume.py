@@ -333,7 +333,7 @@ def test_the_checkpoint_of_another_version_is_passed_over(
 ) -> None:
     _, last = broken_after_four(digits, tmp_path)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", "fedclade-checkpoint-2")
+        later.setattr(checkpoint, "FORMAT", "fedclade-checkpoint-3")
         now = checkpoint.Checkpoint(4, {}, {}, [], "")
         checkpoint.save(last.parent, now)
     with pytest.warns(

@@ -22,15 +22,17 @@ from fedclade.analysis.diagnose.classification import (
 )
 from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
 from fedclade.analysis.diagnose.heterogeneity_tests import Difference
-from fedclade.analysis.diagnose.pilot_runs import Probe, Training, candidates, probed, without_test
+from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, advised
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
+from fedclade.methods.fedavg import FedAvg
 from fedclade.models import MLP, ModelSpec
-from fedclade.training.settings import EngineConfig, LocalConfig
+from fedclade.training.runner import TrainingRun
+from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.setup import metrics_for, module_for
 
 DEFAULT_MODEL = MLP(64)
@@ -129,28 +131,30 @@ def diagnose(
     class the mean of 32 numbers; Clade's signature three times; and what the tried methods send in
     the probe rounds. Scatter matrices are needed summed over clients only.
     """
-    local = LocalConfig(lr, batch_size, epochs, momentum)
-    return examined(
-        clients,
-        Training(
-            model or DEFAULT_MODEL,
-            local,
-            EngineConfig(threads=threads),
-            loss,
-            probe_rounds,
-            seed,
-            device,
-        ),
+    require(
+        isinstance(seed, int) and seed >= 0, "seed", seed, "must be a whole number of at least 0"
     )
+    run = TrainingRun(
+        FedAvg(),
+        clients,
+        model or DEFAULT_MODEL,
+        LocalConfig(lr, batch_size, epochs, momentum),
+        TrainingConfig(seed=seed),
+        EngineConfig(threads=threads),
+        device,
+        loss,
+    )
+    return diagnose_run(run, probe_rounds)
 
 
-def examined(clients: Clients, training: Training) -> Diagnosis:
-    """`diagnose`, with all settings in one place."""
-    _check(clients, training)
-    clients = without_test(clients)
-    fed = Simulator(clients, device=training.device, **asdict(training.engine))
-    objectives = _objectives(clients, training, fed)
-    seed, rng = training.seed, np.random.default_rng([training.seed, len(clients)])
+def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
+    """`diagnose` the clients of a run. Its method, rounds and cohort size do not matter."""
+    _check(run.clients, probe_rounds)
+    assert run.clients is not None
+    clients, seed = without_test(run.clients), run.settings.seed
+    fed = Simulator(clients, device=run.device, **asdict(run.engine))
+    objectives = _objectives(clients, run, fed)
+    rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
     seen = look(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
     evidence = gathered(seen, rng)
@@ -160,7 +164,9 @@ def examined(clients: Clients, training: Training) -> Diagnosis:
     faint = evidence.given_labels_differ and (grouping.found is None or grouping.agree < 1)
     differ = any(kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping))
     methods = candidates(differ, _number(grouping), faint)
-    probes, trained = probed(methods, clients, training) if training.rounds else ([], None)
+    probes, trained = (
+        run_pilots(methods, clients, run, probe_rounds) if probe_rounds else ([], None)
+    )
     if (
         grouping.found is None and faint and trained is not None
     ):  # groups too faint for the first model may show at a trained one
@@ -179,7 +185,7 @@ def examined(clients: Clients, training: Training) -> Diagnosis:
         grouping.agree,
         advised(differ, _number(grouping), faint, probes),
         tuple(probes),
-        _about(clients, training, seen),
+        _about(clients, run, probe_rounds, seen),
     )
 
 
@@ -194,21 +200,19 @@ def _number(grouping: Grouping) -> int | None:
     return None if grouping.found is None else int(grouping.found.max()) + 1
 
 
-def _objectives(clients: Clients, training: Training, fed: Simulator) -> list[Objective]:
+def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Objective]:
     """The model at several first weights; a module of the user's own has but one."""
     modules = [
-        module_for(training.model, clients, fold_in(training.seed, "look", number))
+        module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number))
         for number in range(LOOKS)
     ]
-    objectives = [
-        Objective(module.to(fed.device), training.loss or cross_entropy) for module in modules
-    ]
-    metrics_for(objectives[0], fed.client_metadata(), training.loss is not None, None, fed.device)
+    objectives = [Objective(module.to(fed.device), run.loss or cross_entropy) for module in modules]
+    metrics_for(objectives[0], fed.client_metadata(), run.loss is not None, None, fed.device)
     objectives[0].head_layer()
     return objectives
 
 
-def _check(clients: Clients, training: Training) -> None:
+def _check(clients: Clients | None, probe_rounds: int) -> None:
     if not isinstance(clients, Clients):
         raise InvalidInputError(
             "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…)."
@@ -224,25 +228,16 @@ def _check(clients: Clients, training: Training) -> None:
         raise InvalidInputError(
             f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
         )
-    rounds, whole = (
-        training.rounds,
-        isinstance(training.rounds, int) and not isinstance(training.rounds, bool),
-    )
+    whole = isinstance(probe_rounds, int) and not isinstance(probe_rounds, bool)
     require(
-        whole and rounds >= 0,
+        whole and probe_rounds >= 0,
         "probe_rounds",
-        rounds,
+        probe_rounds,
         "must be a whole number; 0 for no probe rounds",
     )
-    require(
-        isinstance(training.seed, int) and training.seed >= 0,
-        "seed",
-        training.seed,
-        "must be a whole number of at least 0",
-    )
 
 
-def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:
+def _about(clients: Clients, run: TrainingRun, probe_rounds: int, seen: Look) -> dict[str, Any]:
     sizes = seen.sizes
     return {
         "dataset": clients.dataset,
@@ -253,14 +248,10 @@ def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:
         "median": float(np.median(sizes)),
         "largest": int(sizes.max()),
         "classes": None if seen.counts.shape[1] == 1 else seen.counts.shape[1],
-        "model": (
-            type(training.model).__name__
-            if isinstance(training.model, nn.Module)
-            else training.model.name
-        ),
-        "seed": training.seed,
-        "probe_rounds": training.rounds,
-        "score": "loss" if training.loss is not None else "accuracy",
+        "model": (type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name),
+        "seed": run.settings.seed,
+        "probe_rounds": probe_rounds,
+        "score": "loss" if run.loss is not None else "accuracy",
     }
 
 

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from fedclade.clustering.graph import canonical_labels
-from fedclade.core.functional_model import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.errors import InvalidInputError
@@ -24,9 +22,8 @@ from fedclade.methods.clade import Clade
 from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.local import Local
-from fedclade.models import ModelSpec
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.settings import ServerConfig, TrainingConfig
 
 Array = NDArray[np.float64]
 HELD_OUT = 0.2
@@ -49,19 +46,6 @@ class Probe:
     gain_stderr: float
     behind: float
     behind_stderr: float
-
-
-@dataclass(frozen=True)
-class Training:
-    """How clients train in probe rounds."""
-
-    model: ModelSpec | nn.Module
-    local: LocalConfig
-    engine: EngineConfig
-    loss: ExampleLoss | None
-    rounds: int
-    seed: int
-    device: str
 
 
 def without_test(clients: Clients) -> Clients:
@@ -113,40 +97,30 @@ def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
     return [FedAvg(), Local(), clade, IFCA(clusters=groups or GUESSED_CLUSTERS), CFL()]
 
 
-def probed(
-    methods: Sequence[Method], clients: Clients, training: Training
+def run_pilots(
+    methods: Sequence[Method], clients: Clients, run: TrainingRun, rounds: int
 ) -> tuple[list[Probe], NDArray[np.int64] | None]:
     """Each method after the probe rounds, FedAvg first, with all clients in every round; and the
-    groups with which Clade ended.
+    groups with which Clade ended. `run`: how clients train.
 
-    Of many clients some are drawn, and then nothing is said about groups. There is nothing where no
-    client has three samples.
+    Of many clients some are drawn, and then nothing is said about groups. The list is empty where
+    no client has three samples.
     """
+    seed = run.settings.seed
     some, groups = len(clients) > MOST_CLIENTS, None
     if some:
         clients = clients.only(
-            np.sort(
-                np.random.default_rng(training.seed).permutation(len(clients))[:MOST_CLIENTS]
-            ).tolist()
+            np.sort(np.random.default_rng(seed).permutation(len(clients))[:MOST_CLIENTS]).tolist()
         )
-    judged = held_out(clients, fold_in(training.seed, "held out"))
+    judged = held_out(clients, fold_in(seed, "held out"))
     who = (judged.test_part_id >= 0).numpy()
     if not who.any():
         return [], None
-    settings = TrainingConfig(training.rounds, 1.0, training.seed, eval_every=0)
+    settings = TrainingConfig(rounds, 1.0, seed, eval_every=0)
+    pilot = replace(run, clients=judged, settings=settings, server=ServerConfig(), metrics=None)
     clusters, scores = [], []
     for method in methods:
-        run = TrainingRun(
-            method,
-            judged,
-            training.model,
-            training.local,
-            settings,
-            training.engine,
-            training.device,
-            training.loss,
-        )
-        result = run.run()
+        result = replace(pilot, method=method).run()
         measure, sign = (
             ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)
         )  # so that more is better
@@ -156,7 +130,7 @@ def probed(
         if (
             result.summary["failures"] or not np.isfinite(loss).all()
         ):  # weights that are not finite are refused
-            lr = training.local.lr
+            lr = run.local.lr
             raise InvalidInputError(
                 f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one,"
                 " or probe_rounds = 0."

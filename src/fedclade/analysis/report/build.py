@@ -14,7 +14,7 @@ import fedclade
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.comparison_section import compared
 from fedclade.analysis.report.formatting import METRICS, Metric, short
-from fedclade.analysis.report.load import Stored, read
+from fedclade.analysis.report.load import Row, StoredRun, read
 from fedclade.analysis.report.run_section import mix, shown
 
 # A page of one run shows this much; of many, each shows less, so that the page stays small.
@@ -49,7 +49,7 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _one(run: Stored, metric: Metric, runs: Sequence[Stored], mixes: _Once) -> dict[str, Any]:
+def _one(run: StoredRun, metric: Metric, runs: Sequence[StoredRun], mixes: _Once) -> dict[str, Any]:
     side = max(_LEAST_SIDE, min(_SIDE, round(_SIDE / math.sqrt(max(1, len(runs) - 2)))))
     about = {
         "headline": headlines.headline(run, metric, runs),
@@ -63,7 +63,7 @@ def _one(run: Stored, metric: Metric, runs: Sequence[Stored], mixes: _Once) -> d
     )
 
 
-def _cohort(run: Stored) -> str:
+def _cohort(run: StoredRun) -> str:
     """Runs of which this is the same have the same clients, so that they can be compared client by
     client.
     """
@@ -74,7 +74,7 @@ def _cohort(run: Stored) -> str:
     )
 
 
-def _metric(runs: Sequence[Stored]) -> Metric:
+def _metric(runs: Sequence[StoredRun]) -> Metric:
     """The first that every run that has been evaluated has."""
     evaluated = [run.last for run in runs if run.last]
     return next(
@@ -87,7 +87,7 @@ def _metric(runs: Sequence[Stored]) -> Metric:
     )
 
 
-def _title(runs: Sequence[Stored], diagnosed: Sequence[str]) -> str:
+def _title(runs: Sequence[StoredRun], diagnosed: Sequence[str]) -> str:
     if not runs:
         return f"Diagnosis of {', '.join(diagnosed)}"
     data = " and ".join(
@@ -99,8 +99,8 @@ def _title(runs: Sequence[Stored], diagnosed: Sequence[str]) -> str:
 
 
 def _headline(
-    runs: Sequence[Stored],
-    diagnoses: Sequence[tuple[str, dict[str, Any]]],
+    runs: Sequence[StoredRun],
+    diagnoses: Sequence[tuple[str, Row]],
     rows: Sequence[dict[str, Any]] | None,
     metric: Metric,
 ) -> str:

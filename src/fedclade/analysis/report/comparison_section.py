@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedclade.analysis.report.formatting import Metric, mean, short
-from fedclade.analysis.report.load import Stored
+from fedclade.analysis.report.load import StoredRun
 
 _AVERAGED = ("clusters", "ari", "bytes_up", "bytes_down", "seconds", "failures")
 
 
-def compared(runs: Sequence[Stored], metric: Metric) -> list[dict[str, Any]]:
+def compared(runs: Sequence[StoredRun], metric: Metric) -> list[dict[str, Any]]:
     """A row for each title, in the order in which the runs were given."""
-    by_title: dict[str, list[Stored]] = {}
+    by_title: dict[str, list[StoredRun]] = {}
     for run in runs:
         by_title.setdefault(run.title, []).append(run)
     return [_row(title, found, metric) for title, found in by_title.items()]
 
 
-def _row(title: str, runs: Sequence[Stored], metric: Metric) -> dict[str, Any]:
+def _row(title: str, runs: Sequence[StoredRun], metric: Metric) -> dict[str, Any]:
     scores = [score for run in runs if (score := run.last.get(metric.key)) is not None]
     worst = [found for run in runs if (found := _worst(run, metric)) is not None]
     row: dict[str, Any] = {
@@ -49,14 +49,14 @@ def _row(title: str, runs: Sequence[Stored], metric: Metric) -> dict[str, Any]:
     return dict(short(row, 6))
 
 
-def _worst(run: Stored, metric: Metric) -> float | None:
+def _worst(run: StoredRun, metric: Metric) -> float | None:
     told = run.last.get(f"{metric.key}_worst10")
     if told is not None or run.clients is None or metric.key not in run.clients:
         return told
     return metric.worst_tenth(run.clients[metric.key])
 
 
-def _curve(runs: Sequence[Stored], metric: Metric) -> list[list[float]]:
+def _curve(runs: Sequence[StoredRun], metric: Metric) -> list[list[float]]:
     """[round, mean, lowest, highest] over the seeds, where all of them were evaluated."""
     by_round: dict[int, list[float]] = {}
     for run in runs:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedclade.analysis.report.formatting import ACCURACY, Metric
-from fedclade.analysis.report.load import Stored
+from fedclade.analysis.report.load import StoredRun
 
 # How often a run is looked at and saved changes nothing in it.
 _FREE = {"run": ("eval_every", "checkpoint_every", "fine_tune_epochs")}
 _SAME = ("data", "partition", "model", "local", "run")
 
 
-def headline(run: Stored, metric: Metric, others: Sequence[Stored]) -> str:
+def headline(run: StoredRun, metric: Metric, others: Sequence[StoredRun]) -> str:
     """Groups, then what they are worth: against FedAvg where it ran under the same conditions, else
     as they stand.
     """
@@ -51,7 +51,7 @@ def overall(labels: Sequence[tuple[str, float | None]], metric: Metric) -> str:
     )
 
 
-def progress(run: Stored) -> str | None:
+def progress(run: StoredRun) -> str | None:
     """How far a run is that has not ended; None for one that has."""
     if run.summary is not None:
         return None
@@ -59,7 +59,7 @@ def progress(run: Stored) -> str | None:
     return f"Round {done} of {wanted}: the run has not ended."
 
 
-def _groups(run: Stored) -> str:
+def _groups(run: StoredRun) -> str:
     count = (
         run.summary["clusters"]
         if run.summary
@@ -86,17 +86,17 @@ def _article(metric: Metric) -> str:
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-def _is_baseline(other: Stored, run: Stored) -> bool:
+def _is_baseline(other: StoredRun, run: StoredRun) -> bool:
     evaluated = other.last.get("accuracy") is not None
     return other.method == "fedavg" and run.method != "fedavg" and evaluated and alike(other, run)
 
 
-def alike(one: Stored, two: Stored) -> bool:
+def alike(one: StoredRun, two: StoredRun) -> bool:
     """Whether two runs differ in their method only."""
     return all(_settled(one, table) == _settled(two, table) for table in _SAME)
 
 
-def _settled(run: Stored, table: str) -> dict[str, object]:
+def _settled(run: StoredRun, table: str) -> dict[str, object]:
     return {
         key: value
         for key, value in run.tables.get(table, {}).items()

@@ -5,7 +5,7 @@ is a run too.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ from fedclade.io.run_dir import RunDirectory
 from fedclade.training import client_features
 from fedclade.training.client_features import ClientFeatures
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 _SEED = re.compile(r"-seed\d+$")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRun:
     """A run's folder. summary and clients are None until the run has ended; seen is None where
     nothing was written of it.
     """
@@ -52,7 +52,7 @@ class Found:
     real, in sentences.
     """
 
-    runs: list[Stored]
+    runs: list[StoredRun]
     diagnoses: list[tuple[str, Row]]
     differences: list[str]
 
@@ -132,7 +132,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def _run(name: str, title: str, folder: Path) -> Stored:
+def _run(name: str, title: str, folder: Path) -> StoredRun:
     store = RunDirectory(folder)
     summary = store.summary()
     # A run that was resumed still has the clients.csv of its earlier end.
@@ -146,7 +146,7 @@ def _run(name: str, title: str, folder: Path) -> Stored:
         raise InvalidInputError(
             f"{folder / client_features.FILE}: damaged (it has clients that the run has not)."
         )
-    return Stored(
+    return StoredRun(
         name,
         title,
         folder,
@@ -162,4 +162,4 @@ def _rounds(path: Path) -> list[Row]:
     """The rounds written so far; a last line without its end is still being written."""
     if not path.exists():
         return []
-    return schemas.read(path, lambda text: schemas.rounds(text.rpartition("\n")[0]))
+    return [*schemas.read(path, lambda text: schemas.rounds(text.rpartition("\n")[0]))]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.analysis.report.formatting import Metric, evenly, mean, short
-from fedclade.analysis.report.load import Row, Stored
+from fedclade.analysis.report.load import Row, StoredRun
 from fedclade.analysis.report.similarity_plots import FEWEST, Array, Labels, Points, Related, flat
 
 MOST_FAILURES = 500
@@ -20,7 +20,7 @@ MOST_GROUPS = 50  # more are neither listed nor coloured: Local has one for each
 MIX = 5  # classes named of a client or a group
 
 
-def shown(run: Stored, metric: Metric, clients: int, side: int) -> dict[str, Any]:
+def shown(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, Any]:
     """Everything about one run but its headline. At most `clients` clients one by one; matrices of
     at most side × side cells.
     """
@@ -41,7 +41,7 @@ def shown(run: Stored, metric: Metric, clients: int, side: int) -> dict[str, Any
     }
 
 
-def mix(run: Stored) -> dict[str, Any] | None:
+def mix(run: StoredRun) -> dict[str, Any] | None:
     """The labels of each client, the most frequent first: [class, percent] pairs."""
     if run.seen is None or run.seen.labels is None:
         return None
@@ -58,7 +58,7 @@ def _top(counts: NDArray[np.int64]) -> list[list[int]]:
     ]
 
 
-def _clusters(run: Stored) -> Labels | None:
+def _clusters(run: StoredRun) -> Labels | None:
     return np.array(run.clients["cluster"], np.int64) if run.clients is not None else None
 
 
@@ -96,7 +96,7 @@ def _by_group(rows: list[Row]) -> dict[str, Any] | None:
     }
 
 
-def _clients(run: Stored, metric: Metric, most: int) -> dict[str, Any] | None:
+def _clients(run: StoredRun, metric: Metric, most: int) -> dict[str, Any] | None:
     columns = run.clients
     if columns is None:
         return None
@@ -115,7 +115,7 @@ def _clients(run: Stored, metric: Metric, most: int) -> dict[str, Any] | None:
     return dict(short({"all": len(columns["client"]), "id": ids, **chosen}))
 
 
-def _groups(run: Stored, metric: Metric) -> list[dict[str, Any]] | None:
+def _groups(run: StoredRun, metric: Metric) -> list[dict[str, Any]] | None:
     """Of each group: size, examples, mean and worst tenth, the classes that its clients hold."""
     columns = run.clients
     if columns is None:
@@ -148,7 +148,7 @@ def _groups(run: Stored, metric: Metric) -> list[dict[str, Any]] | None:
     return rows
 
 
-def _classes(run: Stored, cluster: Labels) -> dict[int, list[list[int]]]:
+def _classes(run: StoredRun, cluster: Labels) -> dict[int, list[list[int]]]:
     seen = run.seen
     if seen is None or seen.labels is None:
         return {}
@@ -166,7 +166,7 @@ def _failures(rows: list[Row]) -> dict[str, Any]:
     return {"count": len(every), "reasons": reasons.most_common(20), "first": first}
 
 
-def _pictures(run: Stored, metric: Metric, cluster: Labels | None, side: int) -> dict[str, Any]:
+def _pictures(run: StoredRun, metric: Metric, cluster: Labels | None, side: int) -> dict[str, Any]:
     """Map, matrix and tree of what the method grouped by; failing that, of the clients' label
     shares.
     """
@@ -206,7 +206,7 @@ def _pictures(run: Stored, metric: Metric, cluster: Labels | None, side: int) ->
 
 
 def _compared(
-    run: Stored,
+    run: StoredRun,
 ) -> tuple[Labels, Array, NDArray[np.bool_], Literal["euclidean", "cosine"], str] | None:
     """Clients, a row for each, which rows are known, how they are compared, and what they are."""
     seen = run.seen

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
-from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
@@ -39,6 +38,7 @@ from fedclade.integrations.flower.federation import (
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
 from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import Method
 from fedclade.methods.requirements import NeedsSecret
 from fedclade.registry import find
@@ -187,12 +187,12 @@ def _node(
     objective = Objective(settings.module(build_model), loss or cross_entropy)
     evaluated = (
         objective,
-        ClientMetadata.of(clients),
+        clients.metadata,
         loss is not None,
         metrics,
         torch.device("cpu"),
     )
-    method = inject_context(settings.method, clients, settings.run.seed)
+    method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
     home = Path(str(base)) / "nodes" / node_name.replace("/", "_")
     names = (
@@ -332,7 +332,7 @@ def _serve_in(
         federation=fed,
     )
 
-    def on_round(row: dict[str, Any]) -> None:
+    def on_round(row: RoundRecord) -> None:
         registry.write(fed.membership.client_records)
         reasons = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
         problems = f", {len(row['failures'])} clients failed ({reasons})" if reasons else ""

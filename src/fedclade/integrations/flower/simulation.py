@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedclade.core.functional_model import Objective, cross_entropy
-from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
@@ -37,8 +37,8 @@ from fedclade.integrations.flower.local_deployment import supervisor
 from fedclade.methods.requirements import NeedsSecret
 from fedclade.registry import import_file
 from fedclade.training import config
+from fedclade.training.callbacks import OnRound
 from fedclade.training.result import Result
-from fedclade.training.runner import OnRound
 from fedclade.training.setup import inject_context, measured, module_for
 
 QUIET = supervisor.QUIET | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
@@ -72,7 +72,9 @@ def simulate(
             f" ({sys.executable}); move it."
         )
     experiment = config.experiment(tables)
-    objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
+    objective = Objective(
+        module_for(experiment.model, clients.metadata, experiment.run.seed), cross_entropy
+    )
     outcome: list[Result | BaseException] = []
     server = ServerApp()
 
@@ -88,12 +90,11 @@ def simulate(
             deadline=_DEADLINE,
             run=folder.name,
             client_records=client_records,
-            metadata=ClientMetadata.of(clients),
+            metadata=clients.metadata,
         )
         try:
             fed.wait_for(nodes, _WAIT_SECONDS)
-            run = experiment.to_run(clients, "cpu")
-            run.federation = fed
+            run = replace(experiment.to_run(clients, "cpu"), federation=fed)
             outcome.append(run.run(folder, resume, on_round))
         except BaseException as error:  # it is raised again in the calling thread
             outcome.append(error)
@@ -143,10 +144,13 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
         import_file(file)
     experiment = config.experiment(options["tables"])
     clients = experiment.clients(options["root"])
-    objective = Objective(module_for(experiment.model, clients, experiment.run.seed), cross_entropy)
-    method = inject_context(experiment.method, clients, experiment.run.seed)
+    metadata = clients.metadata
+    objective = Objective(
+        module_for(experiment.model, metadata, experiment.run.seed), cross_entropy
+    )
+    method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
-    metrics = measured(objective, ClientMetadata.of(clients), False, None, torch.device("cpu"))
+    metrics = measured(objective, clients.metadata, False, None, torch.device("cpu"))
     home = Path(homes) / str(number)
     return Node(
         clients.only(ids),

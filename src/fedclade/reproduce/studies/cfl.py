@@ -114,7 +114,7 @@ def rounds(
         Simulator(clients, device=device, **asdict(experiment.engine)),
         torch.arange(len(clients)),
     )
-    objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
+    objective = Objective(module_for(experiment.model, clients.metadata, seed).to(fed.device))
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
         each, key = (

@@ -44,7 +44,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2, for a pair")
     seed = experiment.run.seed
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
-    objective = Objective(module_for(experiment.model, clients, seed).to(fed.device))
+    objective = Objective(module_for(experiment.model, clients.metadata, seed).to(fed.device))
     ids = torch.arange(len(clients) // 2 * 2)
     each = ModelAssignment.all_same(stack([objective.params()]), len(ids))
     trained = fed.map(

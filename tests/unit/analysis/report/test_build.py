@@ -17,7 +17,7 @@ import fedclade as fc
 from fedclade.analysis import report
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.formatting import METRICS, evenly, short
-from fedclade.analysis.report.load import Stored
+from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.run_section import MOST_FAILURES
 from fedclade.errors import InvalidInputError
 
@@ -26,7 +26,7 @@ from .conftest import planted, train
 ACCURACY, PERPLEXITY, LOSS = METRICS
 
 
-def stored(method: str = "clade", **changes: object) -> Stored:
+def stored(method: str = "clade", **changes: object) -> StoredRun:
     tables = {
         "data": {"name": "d"},
         "partition": {"name": "p"},
@@ -42,7 +42,9 @@ def stored(method: str = "clade", **changes: object) -> Stored:
         "accuracy_worst10": 70.0,
         "loss": 0.5,
     }
-    return replace(Stored(method, method, Path(method), tables, [], summary, None, None), **changes)  # type: ignore[arg-type]
+    return replace(
+        StoredRun(method, method, Path(method), tables, [], summary, None, None), **changes
+    )  # type: ignore[arg-type]
 
 
 def numbers(accuracy: float, worst: float, clusters: int = 1) -> dict[str, object]:

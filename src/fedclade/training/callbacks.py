@@ -1,0 +1,83 @@
+"""What is done after each round: history file, checkpoints, the user's function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from fedclade.engines.profiler import Profiler
+from fedclade.io.checkpoint import Checkpoint, flatten
+from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import RoundRecord
+from fedclade.training import client_features
+from fedclade.training.setup import RunSetup
+
+if TYPE_CHECKING:
+    from fedclade.training.loop import Progress
+
+OnRound = Callable[[RoundRecord], None]
+
+
+class Callback(Protocol):
+    """Called after each round, with its record. The history holds that record already."""
+
+    def after_round(self, row: RoundRecord) -> None: ...
+
+
+@dataclass(frozen=True)
+class HistoryFile:
+    """Appends each round to rounds.jsonl."""
+
+    store: RunDirectory
+    clock: Profiler
+
+    def after_round(self, row: RoundRecord) -> None:
+        with self.clock.whole("saving"):
+            self.store.append_round(row)
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """Writes a checkpoint and the clients' features where `run.checkpoint_every` says so."""
+
+    setup: RunSetup
+    store: RunDirectory
+    progress: Progress
+
+    def after_round(self, row: RoundRecord) -> None:
+        if not self.setup.is_due(row["round"], self.setup.training.checkpoint_every):
+            return
+        with self.setup.engine.clock.whole("saving"):
+            self._save()
+            features = client_features.collect(self.progress.state, self.setup.label_counts)
+            client_features.write(self.store.folder, features)
+
+    def save_after_interrupt(self) -> None:
+        """Write a checkpoint of the last whole round, if state and client state are both of it: the
+        round in progress may be half done.
+        """
+        history = self.progress.history
+        if history and self.setup.engine.client_state.version == self.progress.round:
+            self._save()
+
+    def _save(self) -> None:
+        self.store.save_checkpoint(
+            Checkpoint(
+                self.progress.round,
+                flatten(self.progress.state),
+                self.setup.engine.client_state.tensors(),
+                self.progress.history,
+                self.setup.fingerprint,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class CallFunction:
+    """Calls the user's `on_round`."""
+
+    function: OnRound
+
+    def after_round(self, row: RoundRecord) -> None:
+        self.function(row)

@@ -1,0 +1,155 @@
+"""Evaluation of all clients, and what a run says about them at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from fedclade.core.federation import ModelAssignment
+from fedclade.core.program import AnyProgram
+from fedclade.core.rng import fold_in
+from fedclade.core.state import UNKNOWN, State
+from fedclade.data.client_metadata import ClientMetadata
+from fedclade.engines.base import EvalRequest
+from fedclade.io.schemas import RoundRecord, Summary
+from fedclade.programs.sgd import chain_training, sgd
+from fedclade.training import metrics
+from fedclade.training.client_sampling import blocked_clients, exclude_blocked
+from fedclade.training.result import FinalModels
+from fedclade.training.setup import RunSetup
+
+
+class Evaluation(NamedTuple):
+    """The models that clients use after a round, and how good they are."""
+
+    state: State  # in it, clients that had no cluster have been given one
+    assignment: ModelAssignment
+    ids: Tensor  # the clients that have a model
+    values: dict[str, Tensor]  # (clients,) for each metric; NaN where a client has no value
+
+
+def evaluate(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    state: State,
+    round_number: int,
+    history: Sequence[RoundRecord],
+) -> Evaluation:
+    """Evaluate every client's model on the client's own data, after this round. `history`: the
+    rounds before it.
+    """
+    state, assignment, ids = _serve(setup, clients, state, round_number, history)
+    key = fold_in(setup.training.seed, "evaluate", round_number)
+    method = setup.method_for(round_number)
+    personalize = method.personalization_program()
+
+    test = EvalRequest(setup.objective, setup.metrics, "test", personalize)
+    requests = {"": test, "train_": replace(test, split="train")}
+    if setup.training.fine_tune_epochs:
+        tune = sgd(replace(method.local, epochs=setup.training.fine_tune_epochs))
+        finetune = chain_training(personalize, tune) if personalize is not None else tune
+        requests["_tuned"] = replace(test, finetune=finetune)
+
+    values: dict[str, Tensor] = {}
+    answers = setup.engine.evaluate(assignment, ids, list(requests.values()), key)
+    # Of sequences the perplexity is reported too, as for language models.
+    is_sequence_model = setup.has_default_loss and clients.y.ndim > 1
+    for affix, answer in zip(requests, answers, strict=True):
+        for name, value in answer.items():
+            column = torch.full((len(clients),), math.nan, dtype=torch.float64)
+            column[ids] = 100 * value if name == "accuracy" else value
+            values[_with_affix(name, affix)] = column
+            if name == "loss" and is_sequence_model:
+                values[_with_affix("perplexity", affix)] = column.exp()
+    return Evaluation(state, assignment, ids, values)
+
+
+def _serve(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    state: State,
+    round_number: int,
+    history: Sequence[RoundRecord],
+) -> tuple[State, ModelAssignment, Tensor]:
+    """The model that each client uses. Clients without a cluster get one for this evaluation
+    only.
+    """
+    everyone = torch.arange(len(clients))
+    method = setup.method_for(round_number)
+    unknown = everyone[state.cluster_ids == UNKNOWN]
+    unknown = exclude_blocked(unknown, len(clients), history, setup.training.max_rejections)
+    if len(unknown):
+        key = fold_in(setup.training.seed, "serve", round_number)
+        state = method.add_clients(setup.federation, state, unknown, key)
+        setup.engine.client_state.rollback()
+    ids = everyone[state.cluster_ids != UNKNOWN]
+    return state, method.assign_models(state, ids), ids
+
+
+def _with_affix(metric: str, affix: str) -> str:
+    """A metric's name in histories and summaries."""
+    return f"{metric}{affix}" if affix.startswith("_") else f"{affix}{metric}"
+
+
+def final_models(
+    setup: RunSetup, evaluation: Evaluation, personalize: AnyProgram | None
+) -> FinalModels:
+    """The distinct models at the end of a run and the row of each client. Where a model, or a part
+    of it, is with the client alone, it has no row.
+    """
+    _, assignment, ids, _ = evaluation
+    models, rows = assignment.models, assignment.model_ids.cpu()
+    are_personal = bool(assignment.local_params) or personalize is not None
+    if are_personal and setup.engine.holds_clients:
+        models = setup.engine.models_of(assignment, ids, personalize)
+        rows = torch.arange(len(ids))
+    elif are_personal:
+        rows = torch.full_like(ids, -1)
+    clients = len(evaluation.state.cluster_ids)
+    model_ids = torch.full((clients,), -1, dtype=torch.int64)
+    model_ids[ids] = rows
+    kept_by_client = torch.zeros(clients, dtype=torch.bool)
+    kept_by_client[ids] = are_personal and not setup.engine.holds_clients
+    on_cpu = {name: value.detach().cpu() for name, value in models.items()}
+    return FinalModels(on_cpu, model_ids, kept_by_client)
+
+
+def summarize(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    evaluation: Evaluation,
+    history: Sequence[RoundRecord],
+) -> Summary:
+    """The numbers over all clients, as in summary.json."""
+    cluster_ids = evaluation.state.cluster_ids
+    numbers = {
+        "method": setup.method.name,
+        "dataset": clients.dataset,
+        "partition": clients.partition,
+        "model": setup.tables["model"]["name"],
+        "engine": setup.engine.name,
+        "device": str(setup.engine.device),
+        "seed": setup.training.seed,
+        "rounds": history[-1]["round"],
+        "clients": len(clients),
+        "clusters": metrics.clusters(cluster_ids),
+        "accuracy": None,
+        "accuracy_stderr": None,
+        "accuracy_variance": None,
+        "accuracy_worst10": None,
+        **metrics.summary_of(evaluation.values, clients.test_samples),
+        "ari": metrics.adjusted_rand(clients.groups, cluster_ids),
+        "bytes_up": sum(row["bytes_up"] for row in history),
+        "bytes_down": sum(row["bytes_down"] for row in history),
+        "seconds": round(sum(row["seconds"] for row in history), 3),
+        "failures": sum(len(row["failures"]) for row in history),
+        "blocked_clients": len(blocked_clients(history, setup.training.max_rejections)),
+        "clients_without_test": int((clients.test_sizes == 0).sum()),
+        "clients_without_model": int((cluster_ids == UNKNOWN).sum()),
+    }
+    return cast(Summary, numbers)

@@ -1,0 +1,126 @@
+"""The rounds of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from fedclade.core.rng import fold_in
+from fedclade.core.state import State
+from fedclade.data.client_metadata import ClientMetadata
+from fedclade.engines.oom import is_out_of_memory
+from fedclade.errors import InvalidInputError
+from fedclade.io import checkpoint
+from fedclade.io.checkpoint import Checkpoint
+from fedclade.io.run_dir import RunDirectory
+from fedclade.io.schemas import RoundRecord
+from fedclade.training import metrics
+from fedclade.training.callbacks import Callback
+from fedclade.training.client_sampling import cohort_of, exclude_blocked
+from fedclade.training.evaluation import Evaluation, evaluate
+from fedclade.training.round_stats import Counters
+from fedclade.training.setup import RunSetup
+
+
+@dataclass
+class Progress:
+    """How far a run has come: the method's state, the finished rounds, and the clients there
+    are.
+    """
+
+    state: State
+    history: list[RoundRecord]
+    clients: ClientMetadata
+
+    @property
+    def round(self) -> int:
+        """The last finished round; 0 before the first."""
+        return self.history[-1]["round"] if self.history else 0
+
+
+def start(setup: RunSetup, store: RunDirectory | None, found: Checkpoint | None) -> Progress:
+    """Where a run begins: at its last checkpoint, or before its first round."""
+    params, method = setup.objective.params(), setup.method_for(1)
+    setup.engine.init_client_state(method.initial_client_state(params))
+    if store is not None:
+        store.begin(setup.tables, found.history if found is not None else [])
+    if found is not None:
+        return Progress(_restore(setup, found), found.history, setup.metadata)
+    state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))
+    setup.engine.client_state.commit(0)
+    return Progress(state, [], setup.metadata)
+
+
+def _restore(setup: RunSetup, found: Checkpoint) -> State:
+    device = setup.engine.device
+    try:
+        state = checkpoint.restore(setup.method.state, found.state)
+        models = {name: value.to(device) for name, value in state.models.items()}
+        state = replace(state, models=models)
+        setup.engine.client_state.restore(found.memory, found.round)
+    except (KeyError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        raise InvalidInputError(
+            f"the checkpoint of round {found.round} does not hold what {setup.method.name} needs"
+            f" ({error}): start a new run in another folder."
+        ) from error
+    return state.with_num_clients(len(setup.metadata))
+
+
+def train(
+    setup: RunSetup,
+    progress: Progress,
+    callbacks: Sequence[Callback],
+    counters: Counters | None,
+) -> Evaluation | None:
+    """Do the rounds that are left, and give the last evaluation: None if no round was left.
+
+    `counters` of a new run also count what its method did before the first round.
+    """
+    evaluation: Evaluation | None = None
+    for number in range(progress.round + 1, setup.training.rounds + 1):
+        counters = counters or Counters(setup.engine)
+        with setup.engine.clock.phase("round"):
+            cohort_size = _train_round(setup, progress, number)
+        row: dict[str, Any] = {
+            "round": number,
+            "clients": cohort_size,
+            "clusters": metrics.clusters(progress.state.cluster_ids),
+            **counters.row(setup.engine),
+        }
+        if setup.is_due(number, setup.training.eval_every):
+            with setup.engine.clock.whole("evaluation"):
+                evaluation = evaluate(
+                    setup, progress.clients, progress.state, number, progress.history
+                )
+            row["failures"] += counters.failures(setup.engine)
+            row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
+            row |= metrics.by_cluster(evaluation.values, progress.state.cluster_ids)
+        row["seconds"], counters = counters.seconds(), None
+        record = cast(RoundRecord, row)
+        progress.history.append(record)
+        for callback in callbacks:
+            callback.after_round(record)
+    return evaluation
+
+
+def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
+    """Bring the state to the end of this round, and give the number of clients in its cohort."""
+    setup.engine.refresh_membership()
+    progress.clients = setup.engine.client_metadata()
+    num_clients, state = len(progress.clients), progress.state
+    # with_num_clients may copy all that a method knows about its clients, even without new ones
+    if num_clients > len(state.cluster_ids):
+        state = state.with_num_clients(num_clients)
+    key = fold_in(setup.training.seed, "round", number)
+    size = setup.training.cohort_size(num_clients)
+    drawn = cohort_of(fold_in(key, "cohort"), num_clients, size)
+    drawn = exclude_blocked(drawn, num_clients, progress.history, setup.training.max_rejections)
+    method = setup.method_for(number)
+    state, cohort = method.prepare_cohort(setup.federation, state, drawn, fold_in(key, "admit"))
+    state = method.round(setup.federation, state, cohort, key)
+    setup.engine.client_state.commit(number)
+    progress.state = state
+    return len(drawn)
