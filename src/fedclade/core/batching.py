@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.rng import counter_block, hash_with
-from fedclade.errors import require
+from fedclade.errors import require_int
 
 WHOLE_BLOCK = 64
 
@@ -32,13 +32,7 @@ class Batches:
 
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
-            value = getattr(self, field)
-            require(
-                isinstance(value, int) and value >= 1,
-                f"batches.{field}",
-                value,
-                "must be a whole number of at least 1",
-            )
+            require_int(f"batches.{field}", getattr(self, field), 1)
 
     @staticmethod
     def whole(block: int = WHOLE_BLOCK) -> Batches:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+import numpy as np
+
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training import LocalTraining
@@ -98,6 +100,8 @@ def _sent(name: str, value: Any, program: AnyProgram) -> Any:
         return {"here": SECRET}
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, tuple):
         return {"tuple": [_sent("", each, program) for each in value]}
     if isinstance(value, Objective | Encoder):

@@ -16,7 +16,7 @@ from fedclade.core.federation import ClientResults, Federation, ModelAssignment,
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
 from fedclade.core.state import UNKNOWN, Features, State
-from fedclade.errors import require
+from fedclade.errors import require, require_int
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.fedavg import fedavg_round
@@ -93,19 +93,9 @@ class Clade(DPSignatureMethod[CladeState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            isinstance(self.signature_dim, int) and self.signature_dim >= 2,
-            "method.signature_dim",
-            self.signature_dim,
-            "must be a whole number of at least 2",
-        )
+        require_int("method.signature_dim", self.signature_dim, 2)
         require(self.noise_ratio > 0, "method.noise_ratio", self.noise_ratio, "must be above 0")
-        require(
-            self.recluster_every >= 0,
-            "method.recluster_every",
-            self.recluster_every,
-            "must be a number of rounds, or 0 for never",
-        )
+        require_int("method.recluster_every", self.recluster_every, 0, note="0 for never")
         require(
             not (self.recluster_every and self.noise),
             "method.recluster_every",

@@ -16,7 +16,7 @@ from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import client_keys, fold_in, uniform
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.requirements import NeedsInputShape
@@ -105,12 +105,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
             ("mc_samples", self.mc_samples, 1),
             ("curve_steps", self.curve_steps, 0),
         ):
-            require(
-                isinstance(value, int) and value >= least,
-                f"method.{name}",
-                value,
-                f"must be a whole number of at least {least}",
-            )
+            require_int(f"method.{name}", value, least)
         require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
     def init(self, fed: Federation, params: Tree, key: int) -> FedGMCCState:

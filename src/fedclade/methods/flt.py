@@ -17,7 +17,7 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import require
+from fedclade.errors import is_int, require, require_int
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
@@ -96,22 +96,17 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         most = MOST if self.distance == "matching" else 1000
-        ok = self.k == "auto" or (isinstance(self.k, int) and 1 <= self.k <= most)
+        ok = self.k == "auto" or is_int(self.k, 1, most)
         require(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
         require(self.gamma > 0, "method.gamma", self.gamma, "must be above 0")
-        ok = self.clusters is None or (self.clusters >= 1 and self.cut != "gap")
+        ok = self.clusters is None or (is_int(self.clusters, 1) and self.cut != "gap")
         require(
             ok,
             "method.clusters",
             self.clusters,
             "must be at least 1, and not be given with cut = 'gap'",
         )
-        require(
-            self.fine_tune_epochs >= 1,
-            "method.fine_tune_epochs",
-            self.fine_tune_epochs,
-            "must be at least 1",
-        )
+        require_int("method.fine_tune_epochs", self.fine_tune_epochs, 1)
         ok = self.signature_epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
         require(
             ok,

@@ -13,7 +13,7 @@ from fedclade.core.federation import ClientResults, Federation, SegmentSum
 from fedclade.core.pytree import Tree, concatenate, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import require
+from fedclade.errors import require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
@@ -76,12 +76,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
             ("num_restarts", 1),
             ("trial_rounds", 1),
         ):
-            require(
-                getattr(self, name) >= least,
-                f"method.{name}",
-                getattr(self, name),
-                f"must be at least {least}",
-            )
+            require_int(f"method.{name}", getattr(self, name), least)
 
     def init(self, fed: Federation, params: Tree, key: int) -> IFCAState:
         state = IFCAState(
@@ -95,7 +90,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
         if past <= 0:
             state = fedavg_round(fed, sgd(self.local), state, cohort, key)
             return self._drawn(state, key) if past == 0 else state
-        draws = torch.split(torch.arange(len(state)), self.clusters)
+        draws = torch.split(torch.arange(len(state)), int(self.clusters))
         trained = [
             self._train(fed, tree_index(state.models, rows), cohort, key, tell_loss=len(draws) > 1)
             for rows in draws

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from fedclade.models import ModelSpec
 from fedclade.programs.sgd import chain_training, sgd
 from fedclade.training import client_features, metrics
 from fedclade.training.client_sampling import blocked_clients, cohort_of, exclude_blocked
-from fedclade.training.fingerprint import difference, fingerprint
+from fedclade.training.fingerprint import difference, fingerprint, plain
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.profile import profile_of
 from fedclade.training.result import Result, load, untrained
@@ -502,7 +502,7 @@ class TrainingRun:
             for setting in hyperparameters(self.method)
         }
         model: dict[str, Any] = _fields_of(self.model) if is_dataclass(self.model) else {}
-        return {
+        tables: dict[str, dict[str, Any]] = {
             "data": {"name": self._population.dataset},
             "partition": {"name": self._population.partition, **self._population.origin},
             "model": {"name": self._model_name(), **model},
@@ -512,6 +512,7 @@ class TrainingRun:
             "server": asdict(self.server),
             "engine": asdict(self.engine),
         }
+        return cast(dict[str, dict[str, Any]], plain(tables))
 
     def _model_name(self) -> str:
         return type(self.model).__name__ if isinstance(self.model, nn.Module) else self.model.name

@@ -119,7 +119,7 @@ def test_the_refusal_names_model_shape_need_and_remedy(shape: tuple[int, ...], r
 @pytest.mark.parametrize("padding", [-1, 5, 1.0, True, "same"])
 def test_padding_is_checked(padding: object) -> None:
     with pytest.raises(
-        InvalidInputError, match=r"^model\.padding = .*: .* a whole number from 0 to 4"
+        InvalidInputError, match=r"^model\.padding = .*: must be a whole number from 0 to 4"
     ):
         LeafCNN(padding=padding)  # type: ignore[arg-type]
 

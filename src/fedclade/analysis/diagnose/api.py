@@ -28,7 +28,7 @@ from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.models import MLP, ModelSpec
 from fedclade.training.settings import EngineConfig, LocalConfig
 from fedclade.training.setup import metrics_for, module_for
@@ -224,22 +224,8 @@ def _check(clients: Clients, training: Training) -> None:
         raise InvalidInputError(
             f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
         )
-    rounds, whole = (
-        training.rounds,
-        isinstance(training.rounds, int) and not isinstance(training.rounds, bool),
-    )
-    require(
-        whole and rounds >= 0,
-        "probe_rounds",
-        rounds,
-        "must be a whole number; 0 for no probe rounds",
-    )
-    require(
-        isinstance(training.seed, int) and training.seed >= 0,
-        "seed",
-        training.seed,
-        "must be a whole number of at least 0",
-    )
+    require_int("probe_rounds", training.rounds, 0, note="0 for no probe rounds")
+    require_int("seed", training.seed, 0)
 
 
 def _about(clients: Clients, training: Training, seen: Look) -> dict[str, Any]:
