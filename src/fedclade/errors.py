@@ -66,10 +66,7 @@ def require_int(
         max: the largest allowed value; None for no limit.
         note: what a value means, such as "0 for never".
     """
-    allowed = f"of at least {min}" if max is None else f"from {min} to {max:,}"
-    require(
-        is_int(value, min, max),
-        field,
-        value,
-        f"must be a whole number {allowed}" + (f"; {note}" if note else ""),
-    )
+    allowed = f"must be a whole number of at least {min}"
+    if max is not None:
+        allowed += f" and at most {max:,}"
+    require(is_int(value, min, max), field, value, f"{allowed}; {note}" if note else allowed)

@@ -25,4 +25,4 @@ def test_the_message_has_the_limits_and_the_note() -> None:
     assert str(refused.value) == "a = -1: must be a whole number of at least 0; 0 for never."
     with pytest.raises(InvalidInputError) as refused:
         require_int("a", 13, 1, 12)
-    assert str(refused.value) == "a = 13: must be a whole number from 1 to 12."
+    assert str(refused.value) == "a = 13: must be a whole number of at least 1 and at most 12."

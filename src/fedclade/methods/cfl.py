@@ -56,7 +56,7 @@ class CFL(NeedsSecret, Method[CFLState]):
     split in its first three rounds). gamma_max: γ_max, the largest noise in an update relative to
     its length, which the paper takes as known; or "auto": estimated from the
         similarity of each client to the most similar one on its side
-        (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
+        (`clustering.cfl.noise_level`). 0.5: α_cross^max < 0.5.
     check_after: rounds after which a split is looked at again. It is undone, for good, if the
     children's models have a higher loss on
         their clients' training data than the model at the split. 0: never.

@@ -64,11 +64,14 @@ class Clade(DPSignatureMethod[CladeState]):
     group with which its merge costs least.
 
     signature: "gradient" sees p(x), p(y) and p(y | x); "features" sees p(x) alone and needs no
-    labels; "joint" has class counts and class-conditional means. size: e. factor: how many times
-    that of noise the tree's top must be to count as structure. confirm: every so many rounds each
-    client moves to the group under whose model its training loss is least, and each group is asked
-    again with signatures at its own trained model (0: never). epsilon, delta, clip: (ε, δ)-private
-    signatures; docs/privacy.md.
+    labels; "joint" has class counts and class-conditional means.
+    signature_dim: e.
+    noise_ratio: the least ratio of the tree's top height to that of noise that counts as structure.
+    recluster_every: after this number of rounds each client moves to the group whose model has the
+        least training loss, and each group is searched again with signatures at its own trained
+        model; 0 for never.
+    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; see
+        docs/privacy.md.
     """
 
     name: ClassVar[str] = "clade"
