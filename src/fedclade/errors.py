@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
 
 
 class FedcladeError(Exception):
@@ -45,3 +46,31 @@ def require(condition: bool, field: str, given: object, allowed: str) -> None:
     """Raise `InvalidInputError` in one shape for all fields: name, value, what is allowed."""
     if not condition:
         raise InvalidInputError(f"{field} = {given!r}: {allowed}.")
+
+
+def is_int(value: object, min: int, max: int | None = None) -> bool:
+    """Whether `value` is an integer from `min` to `max`: a Python or numpy integer, not a bool."""
+    return (
+        isinstance(value, Integral)
+        and not isinstance(value, bool)
+        and int(value) >= min
+        and (max is None or int(value) <= max)
+    )
+
+
+def require_int(
+    field: str, value: object, min: int, max: int | None = None, note: str = ""
+) -> None:
+    """Raise `InvalidInputError` unless `value` is an integer from `min` to `max`.
+
+    Args:
+        field: the name of the field in the message.
+        value: the value of the field.
+        min: the least allowed value.
+        max: the largest allowed value; None for no limit.
+        note: what a value means, such as "0 for never".
+    """
+    allowed = f"must be a whole number of at least {min}"
+    if max is not None:
+        allowed += f" and at most {max:,}"
+    require(is_int(value, min, max), field, value, f"{allowed}; {note}" if note else allowed)

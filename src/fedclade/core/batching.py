@@ -1,6 +1,4 @@
-"""The plan of a client's minibatches, made before the program runs: which of its samples are in
-which step.
-"""
+"""The minibatches of a client: which of its samples are in which step."""
 
 from __future__ import annotations
 
@@ -10,19 +8,24 @@ import torch
 from torch import Tensor
 
 from fedclade.core.rng import counter_block, hash_with
-from fedclade.errors import require
+from fedclade.errors import require_int
 
 WHOLE_BLOCK = 64
 
 
 @dataclass(frozen=True)
 class Batches:
-    """How a program reads a client's data: `epochs` passes in batches of `size`, `group` batches a
-    step.
+    """How a program reads a client's data.
 
-    The last batch of an epoch may be smaller than `size`: it is padded with weight 0. Where the
-    number of batches is no multiple of `group`, the last group goes on with the epoch's first
-    batches, so that a client with a single batch makes a step too.
+    The last batch of an epoch may be smaller than `size`; it is padded with weight 0. If the number
+    of batches is not a multiple of `group`, the last group repeats the epoch's first batches, so
+    that a client with a single batch makes a step too.
+
+    Args:
+        size: examples per batch.
+        epochs: passes over the data.
+        shuffle: whether each epoch has a random order.
+        group: batches per step.
     """
 
     size: int
@@ -32,21 +35,15 @@ class Batches:
 
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
-            value = getattr(self, field)
-            require(
-                isinstance(value, int) and value >= 1,
-                f"batches.{field}",
-                value,
-                "must be a whole number of at least 1",
-            )
+            require_int(f"batches.{field}", getattr(self, field), 1)
 
     @staticmethod
     def whole(block: int = WHOLE_BLOCK) -> Batches:
-        """Every sample once, in order, in blocks: for folds that add (losses, counts, means)."""
+        """Every sample once, in order, in blocks: for sums over all samples."""
         return Batches(size=block, shuffle=False)
 
     def steps(self, sizes: Tensor) -> Tensor:
-        """Steps that a client with so many samples makes."""
+        """The number of steps of clients with these numbers of samples."""
         return self._groups(sizes) * self.epochs
 
     def most(self, longest: int) -> int:
@@ -61,21 +58,18 @@ class Batches:
 
 @dataclass(frozen=True)
 class Plan:
-    """For each of K clients and S steps: which of its own samples, how many of them count, and the
-    step's key.
-    """
+    """The samples and the key of each step, for K clients and S steps."""
 
-    # (K, S, group, size) places in the client's own data; padding repeats samples of the same batch
+    # (K, S, group, size) positions in the client's data; padding repeats samples of the same batch
     position: Tensor
-    valid: Tensor  # (K, S, group) how many places of a batch count
+    valid: Tensor  # (K, S, group) the number of real samples of a batch
     key: Tensor  # (K, S)
 
 
 def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Plan:
-    """Plan for clients with `sizes` samples, none with more than `longest`, and `keys`.
+    """The plan of clients with these numbers of samples, at most `longest`, and these keys.
 
-    Rows beyond a client's own number of steps are never read. `longest` says how much room is made
-    and changes nothing else.
+    Rows beyond a client's last step are never read. `longest` only sets the size of the tensors.
     """
     device = sizes.device
     groups = batches._groups(sizes)

@@ -1,4 +1,4 @@
-"""What a method sees of a federation: one verb, `map`, and what goes in and comes out of it."""
+"""The federation as a method sees it: one function, `map`, its arguments and its results."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, tree_index
 
 Aggregator: TypeAlias = Literal["mean", "median", "trimmed_mean", "clipped_mean"]
-"""How the models of a group become one: the mean weighted by examples, or a mean that is robust to
-a few bad models.
+"""How the models of a cluster are aggregated: the mean weighted by examples, or a mean that is
+robust to a few bad models.
 """
 
 
 @dataclass(frozen=True)
 class ModelAssignment:
-    """A row of `models` for each client, by index: the engine gathers inside a chunk, so that no
-    stack of all models is ever held.
+    """The model of each client. The engine gathers models chunk by chunk, so that there is never a
+    stack with one model per client.
 
-    The parameters named in `own` are not in `models` but in the client's memory, and never leave
-    it.
+    Args:
+        models: a stack of models.
+        model_ids: (K,) the row of `models` for each client.
+        local_params: names of parameters that are in the client's state instead of `models`. They
+            never leave the client.
     """
 
     models: Tree
@@ -41,9 +44,7 @@ class ModelAssignment:
         return ModelAssignment(self.models, self.model_ids[places], self.local_params)
 
     def gather(self, memory: Tree) -> Tree:
-        """One tree with a row for each client; `memory` has the clients' memory in the same
-        order.
-        """
+        """A tree with one row per client. `memory` is the clients' state in the same order."""
         models = {
             name: value for name, value in self.models.items() if name not in self.local_params
         }
@@ -57,15 +58,18 @@ class ModelAssignment:
 
 @dataclass(frozen=True)
 class SegmentSum:
-    """Add the replies up on the way in: `sums[r] = sum of weight_k * reply_k` over the clients k
-    that go to row r.
+    """Weighted sums of the clients' outputs, one per segment: `sums[s]` is the sum of
+    `weights[k] * outputs[k]` over the clients k of segment s.
 
-    row:    (K,) the row each client goes to, or the name of a reply that says it (IFCA's choice)
-    weight: (K,) the weight of each client; or (K, rows), how much it gives to each row (then
-    without `row`)
-    keys:   which replies to add; default: all that are not `row`
-    models: whether what is added are models to be averaged, so that a federation may take another
-    `average` than the mean
+    Args:
+        weights: (K,) the weight of each client, or (K, num_segments) its weight in each segment;
+            then `segment_ids` is None.
+        num_segments: the number of segments.
+        segment_ids: (K,) the segment of each client, or the name of the output that has it (the
+            model that a client of IFCA chose).
+        keys: the outputs to sum; None for all but the one named by `segment_ids`.
+        robust_ok: whether the outputs are models to be averaged, so that a federation may use
+            another aggregator than the mean.
     """
 
     weights: Tensor
@@ -74,48 +78,51 @@ class SegmentSum:
     keys: tuple[str, ...] | None = None
     robust_ok: bool = False
 
-    def summed_keys(self, replies: Tree) -> tuple[str, ...]:
-        """The names of those that are added."""
-        row = self.segment_ids if isinstance(self.segment_ids, str) else None
-        return tuple(
-            name for name in (self.keys if self.keys is not None else replies) if name != row
-        )
+    def summed_keys(self, outputs: Tree) -> tuple[str, ...]:
+        """The names of the outputs to sum."""
+        keys = self.keys if self.keys is not None else outputs
+        return tuple(name for name in keys if name != self.segment_ids)
 
 
-def contribution_matrix(reduce: SegmentSum, places: Tensor, replies: Tree) -> Tensor:
-    """(K, rows) how much each of the clients that were asked at these places gives to each row."""
-    weight = reduce.weights[places].double().cpu()
+def contribution_matrix(reduce: SegmentSum, places: Tensor, outputs: Tree) -> Tensor:
+    """(len(places), num_segments) the weight of each client in each segment.
+
+    Args:
+        reduce: the sums.
+        places: the positions of the clients in the call of `map`.
+        outputs: the outputs of these clients.
+    """
+    weights = reduce.weights[places].double().cpu()
     if reduce.segment_ids is None:
-        return weight
-    where = (
-        replies[reduce.segment_ids].flatten()
+        return weights
+    segments = (
+        outputs[reduce.segment_ids].flatten()
         if isinstance(reduce.segment_ids, str)
         else reduce.segment_ids[places]
     )
-    give = np.zeros((len(places), reduce.num_segments))
-    give[np.arange(len(places)), where.cpu().numpy()] = weight.numpy()
-    return torch.from_numpy(give)
+    matrix = np.zeros((len(places), reduce.num_segments))
+    matrix[np.arange(len(places)), segments.cpu().numpy()] = weights.numpy()
+    return torch.from_numpy(matrix)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer, or whose answer was refused, and why."""
+    """A client without a valid reply."""
 
     client: int
     reason: str
-    rejected: bool = False  # something came, and was not taken
+    rejected: bool = False  # whether a reply came and was rejected
 
 
 @dataclass(frozen=True)
 class ClientResults:
-    """What came back from `map`, in the order in which the clients were asked."""
+    """The results of `map`, in the order of its `ids`."""
 
-    ids: Tensor  # who answered; may be fewer than asked
-    outputs: Tree  # leading axis = len(ids); what `reduce` took is not in it
-    sums: Tree = field(default_factory=dict)  # float64, leading axis = rows of `reduce`
-    total_weight: Tensor = field(
-        default_factory=lambda: torch.zeros(0, dtype=torch.float64)
-    )  # (rows,) total weight that went into `sums`
+    ids: Tensor  # the clients that replied; may be fewer than asked
+    outputs: Tree  # leading axis = len(ids); without the outputs that `reduce` summed
+    sums: Tree = field(default_factory=dict)  # float64, leading axis = segments of `reduce`
+    # (segments,) the sum of the weights in `sums`
+    total_weight: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     failures: Sequence[Failure] = ()
 
 
@@ -124,11 +131,11 @@ class Federation(Protocol):
 
     @property
     def aggregator(self) -> Aggregator:
-        """How models are to be averaged; sums of models (`Sum.models`) come so already."""
+        """How to aggregate models. Sums with `robust_ok` are aggregated so already."""
 
     @property
     def sizes(self) -> Tensor:
-        """Training examples of each client."""
+        """(clients,) the number of training examples of each client."""
 
     def map(
         self,
@@ -142,7 +149,12 @@ class Federation(Protocol):
     ) -> ClientResults:
         """Run the program on these clients' training data.
 
-        shared: sent to all; each: a row for each client; key: this call's randomness (two calls in
-        one round need different keys unless their programs differ); reduce: add replies up instead
-        of returning them.
+        Args:
+            program: the program.
+            ids: the clients.
+            broadcast: a tree that every client receives.
+            per_client: the model that each client receives.
+            key: the randomness of this call. Two calls in one round need different keys unless
+                their programs have different names.
+            reduce: sum outputs instead of returning them.
         """

@@ -13,11 +13,11 @@ from fedclade.errors import FedcladeError, InvalidInputError
 
 
 class Encoder:
-    """A module as pure functions of its weights: the codes of inputs and, where it is an
-    autoencoder, the loss of reconstruction.
+    """A module as pure functions of its weights: the codes of inputs and, for an autoencoder, the
+    reconstruction loss.
 
-    A module with a method `encode` is an autoencoder, whose own call gives the reconstruction; any
-    other module's outputs are the codes.
+    A module with a method `encode` is an autoencoder, and calling it gives the reconstruction. The
+    outputs of any other module are the codes.
     """
 
     def __init__(self, module: nn.Module | None) -> None:
@@ -36,17 +36,17 @@ class Encoder:
         self._module, self._encode = PerThread(plain), PerThread(_Encode(plain))
 
     def weights(self) -> Tree:
-        """Parameters and buffers: a client has nothing of the module but its code."""
+        """Parameters and buffers. Clients have the module's code but not its weights."""
         return {name: value.clone() for name, value in self._module.own.state_dict().items()}
 
     def tuning(self, fine_tune: str) -> str:
-        """How it is fine-tuned: "auto" trains random weights together, so that all clients' codes
-        lie in one space.
+        """How to fine-tune it. "auto" trains random weights by FedAvg, so that the codes of all
+        clients are in one space.
         """
         return fine_tune if fine_tune != "auto" else "none" if self.pretrained else "federated"
 
     def needed(self, weights: Tree) -> Tree:
-        """What embedding takes: the decoder stays at home."""
+        """The weights that embedding needs: all but the decoder's."""
         return {name: value for name, value in weights.items() if not name.startswith("decoder.")}
 
     def codes(self, weights: Tree, x: Tensor) -> Tensor:

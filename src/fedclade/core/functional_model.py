@@ -25,13 +25,11 @@ from fedclade.core.rng import hash_bits, uniform
 from fedclade.errors import InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one number for each example. Metrics have the same form."""
+"""(outputs, targets) -> one number per example. Metrics have the same type."""
 
 
 class Batch(NamedTuple):
-    """What a step sees of the data. `weight` is 0 where the batch is padded; `key` is the step's
-    randomness.
-    """
+    """The data of a step. `weight` is 0 for padding; `key` is the randomness of the step."""
 
     x: Tensor
     y: Tensor
@@ -40,21 +38,19 @@ class Batch(NamedTuple):
 
     @property
     def examples(self) -> Tensor:
-        """How many real examples there are."""
+        """The number of real examples."""
         return self.weight.sum(-1)
 
     def member(self, number: int) -> Batch:
-        """One of the batches of a step that is given several (`Batches.group`), with a key of its
-        own.
-        """
+        """One batch of a step that has several (`Batches.group`), with its own key."""
         return Batch(
             self.x[number], self.y[number], self.weight[number], hash_bits(self.key, number)
         )
 
 
 class ClientStackedBatch(Batch):
-    """The batches of many clients in one, a row for each. `share` is what an example counts for in
-    the mean of its batch.
+    """The batches of many clients, one row per client. `share` is the weight of an example in the
+    mean of its batch.
     """
 
     share: Tensor
@@ -74,12 +70,12 @@ class ClientStackedBatch(Batch):
 
 
 def share_of(weight: Tensor) -> Tensor:
-    """What each example counts for in the mean of its batch: 0 where padded."""
+    """The weight of each example in the mean of its batch; 0 for padding."""
     return weight / weight.sum(-1, keepdim=True).clamp_min(1)
 
 
 def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """The default loss, one value for each example: of a sequence of labels the mean over its
+    """The default loss, one value per example. For a sequence of labels it is the mean over its
     positions.
     """
     if y.ndim == 1:
@@ -93,21 +89,21 @@ def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
-    """1 where the largest output is the label; of a sequence of labels the share of positions where
-    it is.
+    """1 if the largest output is the label. For a sequence of labels it is the mean over its
+    positions.
     """
     right = (outputs.argmax(-1) == y).to(torch.float32)
     return right if y.ndim == 1 else right.flatten(1).mean(1)
 
 
-# The step's key, and how many dropout layers have run in this forward pass: each call has a mask of
-# its own.
+# The step's key, and a counter of the dropout layers in this forward pass: each call has its own
+# mask.
 _dropout: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("dropout", default=None)
 
 
 class _CounterDropout(nn.Module):
-    """Dropout whose mask is a hash of the step's key: torch's own draws from a generator, which
-    depends on who runs beside whom.
+    """Dropout whose mask is a hash of the step's key. The mask of torch's dropout would depend on
+    which clients run together.
     """
 
     def __init__(self, p: float, whole_channels: bool) -> None:
@@ -125,7 +121,7 @@ class _CounterDropout(nn.Module):
 
 
 def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
-    """The module with every dropout layer replaced, in every place where it stands."""
+    """The module with every dropout layer replaced by `_CounterDropout`."""
     if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
         raise VectorizationError(
             f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout."
@@ -139,8 +135,8 @@ def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
 
 
 class PerThread(threading.local):
-    """A module of which every thread has a copy: `functional_call` puts the given weights into the
-    module while it runs.
+    """A module with one copy per thread, since `functional_call` sets the weights of the module
+    while it runs.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -148,20 +144,18 @@ class PerThread(threading.local):
 
 
 class Objective:
-    """What a client minimises: `loss(params, batch)`, for a module and a loss of one value an
-    example.
-    """
+    """What a client minimises: `loss(params, batch)`, made from a module and a loss per example."""
 
     def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
         plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
         self.example_loss = loss
-        # What the user froze stays in the module: it is neither trained nor sent.
+        # Frozen parameters stay in the module: they are neither trained nor sent.
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
             raise InvalidInputError(
                 "model: it has no trainable parameter, so there is nothing to train."
             )
-        # Tracing would go through our dropout as if it were not there.
+        # Tracing would skip our dropout.
         drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
         self._dense = None if drops else dense_form(plain, self.names)
         with_taps(plain, self.names)
@@ -170,16 +164,16 @@ class Objective:
 
     @property
     def module(self) -> nn.Module:
-        """The module as it is used, not trained; this thread's own."""
+        """This thread's copy of the module, in evaluation mode."""
         return self._in_use.own
 
     def params(self) -> Tree:
-        """The module's own weights: the federation's first model."""
-        own = dict(self.module.named_parameters())
-        return {name: own[name].detach().clone() for name in self.names}
+        """The module's weights: the initial model of the federation."""
+        values = dict(self.module.named_parameters())
+        return {name: values[name].detach().clone() for name in self.names}
 
     def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The model's outputs; with a key as in training (dropout on), without one as in use."""
+        """The model's outputs. With a key, dropout is on."""
         token = _dropout.set(None if key is None else (key, count()))
         try:
             result: Tensor = functional_call(
@@ -190,7 +184,7 @@ class Objective:
             _dropout.reset(token)
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What goes into the last linear layer, and the model's outputs."""
+        """The inputs of the last linear layer, and the model's outputs."""
         seen: list[Tensor] = []
         hook = self.head_layer().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
@@ -200,7 +194,7 @@ class Objective:
         return seen[-1], outputs
 
     def head_layer(self) -> nn.Linear:
-        """The model's head."""
+        """The model's head: its last linear layer."""
         layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
         if not layers:
             raise InvalidInputError(
@@ -216,9 +210,7 @@ class Objective:
         return self.param_names_under([layer]) if layer else self.names  # the model is that layer
 
     def param_names_under(self, layers: Sequence[str]) -> tuple[str, ...]:
-        """The names of the parameters of these layers, given by the names of layers or of single
-        parameters.
-        """
+        """The names of the parameters of these layers. `layers` may also name single parameters."""
         for layer in layers:
             if not any(name == layer or name.startswith(f"{layer}.") for name in self.names):
                 every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
@@ -233,12 +225,12 @@ class Objective:
         )
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """Mean loss of the batch's real examples."""
+        """The mean loss of the real examples of a batch."""
         losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
         return (losses * batch.weight).sum() / batch.examples.clamp_min(1)
 
     def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        if self.example_loss is cross_entropy:  # which cares for no more than examples
+        if self.example_loss is cross_entropy:  # per example, so clients can be flattened
             return cross_entropy(outputs.flatten(0, 1), y.flatten(0, 1)).view(y.shape[:2])
         losses: Tensor = vmap(self.example_loss)(outputs, y)
         return losses
@@ -246,11 +238,14 @@ class Objective:
     def add_scaled_gradient(
         self, base: Tree, scale: Tensor, params: Tree, batch: Batch, overwrite: bool = False
     ) -> Tree:
-        """base + scale · the gradient of `loss` at `params`: what every step of training is made
-        of.
+        """base + scale · the gradient of `loss` at `params`: the core of every training step.
 
-        For one client, or for a `Stack` of them (then scale is a number or one for each).
-        overwrite: base is not needed any more, and the result may take its memory.
+        Args:
+            base: the tree to add to.
+            scale: the factor; for a `ClientStackedBatch` one number or one per client.
+            params: where the gradient is taken.
+            batch: the batch of one client, or a `ClientStackedBatch`.
+            overwrite: whether the result may use the memory of `base`.
         """
         if not isinstance(batch, ClientStackedBatch):
             return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
@@ -263,7 +258,7 @@ class Objective:
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
     def gradient(self, params: Tree, batch: Batch) -> Tree:
-        """The gradient of `loss`, for one client or a `Stack` of them."""
+        """The gradient of `loss`, for one client or a `ClientStackedBatch`."""
         return self.add_scaled_gradient(
             tree_map(torch.zeros_like, params),
             batch.weight.new_ones(()),
@@ -273,9 +268,7 @@ class Objective:
         )
 
     def checked_outputs(self, x: Tensor) -> Tensor:
-        """The outputs for a few inputs, refusing before any training a model that cannot take
-        them.
-        """
+        """The outputs for a few inputs. Raises an error if the model cannot take them."""
         _refuse_running_statistics(self.module)
         with _layer_of_failure(self.module) as where:
             try:
@@ -286,8 +279,8 @@ class Objective:
                 ) from error
 
     def check(self, x: Tensor, y: Tensor) -> None:
-        """Refuse, before any training, a model or loss that cannot run on these data or on several
-        clients at once.
+        """Raise an error if the model or the loss cannot run on these data or on several clients at
+        once.
         """
         outputs = self.checked_outputs(x)
         losses = self.example_loss(outputs, y)
@@ -356,7 +349,7 @@ def _why_not(error: Exception, what: str) -> str:
 
 @contextmanager
 def _layer_of_failure(module: nn.Module) -> Iterator[Callable[[], str]]:
-    """Follow which layer is running, so that an error can name it."""
+    """Track which layer is running, so that an error can name it."""
     running: list[str] = []
     hooks = []
     for name, child in module.named_modules():

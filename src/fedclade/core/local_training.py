@@ -10,7 +10,7 @@ from fedclade.core.functional_model import Objective
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains: bound to a method by `run`."""
+    """How a client trains. `run` sets it in the method."""
 
     objective: Objective
     lr: float = 0.1

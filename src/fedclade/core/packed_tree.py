@@ -1,7 +1,7 @@
-"""Stacks of trees that lie in memory as one tensor: a row for each tree, its values side by side.
+"""Stacks of trees that share one tensor in memory: one row per tree, with its values in sequence.
 
-One kernel then does for all names what would be one for each, and on a GPU a small kernel costs no
-more than its launch. Such a tree is an ordinary one to everybody else: its values are views.
+One kernel then works on all names at once; on a GPU the cost of small kernels is their launch. To
+other code such a tree is an ordinary tree: its values are views.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-_ALIGNED = 4  # values begin where a GPU likes to read
+_ALIGNED = 4  # 16-byte alignment for coalesced GPU loads
 
 
 def _places(tree: dict[str, Tensor]) -> list[int]:
-    """Where each value begins in a row, and at the end how long the row is."""
+    """The offset of each value in a row, and the length of the row."""
     places = [0]
     for value in tree.values():
         places.append(places[-1] + -(-math.prod(value.shape[1:]) // _ALIGNED) * _ALIGNED)
@@ -23,9 +23,7 @@ def _places(tree: dict[str, Tensor]) -> list[int]:
 
 
 def packed(tree: dict[str, Tensor]) -> Tensor | None:
-    """The one tensor (rows, …) of which the tree's values are the parts, if they lie so in
-    memory.
-    """
+    """The tensor (rows, …) of which the tree's values are views, or None if there is none."""
     values = list(tree.values())
     if (
         len(values) < 2
@@ -46,7 +44,7 @@ def packed(tree: dict[str, Tensor]) -> Tensor | None:
 
 
 def unpacked(whole: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parts of a packed tensor, by the names and shapes of a tree that was packed so."""
+    """The values of a packed tensor, with the names and shapes of `like`."""
     result = {}
     for (name, value), place in zip(like.items(), _places(like), strict=False):
         shape = (len(whole), *value.shape[1:])
@@ -57,7 +55,7 @@ def unpacked(whole: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _strides(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """Of a value in rows of such a length."""
+    """The strides of a value in rows of this length."""
     strides = [1]
     for side in reversed(shape[2:]):
         strides.append(strides[-1] * side)
@@ -65,8 +63,8 @@ def _strides(shape: tuple[int, ...], length: int) -> tuple[int, ...]:
 
 
 def packed_like(tree: dict[str, Tensor], zeros: bool = True) -> dict[str, Tensor]:
-    """Room for a tree of such a shape, packed where all values are of one kind; what is between
-    them must be 0.
+    """An empty tree of the same shapes, packed if all values have one dtype. The padding between
+    values must be 0.
     """
     values = list(tree.values())
     if len(values) > 1 and all(

@@ -1,6 +1,4 @@
-"""Programs: what a client computes, as a fold over its batches in pure functions. The engine owns
-the loop.
-"""
+"""Programs: what a client computes, as pure functions of its batches. The engine runs the loop."""
 
 from __future__ import annotations
 
@@ -24,47 +22,51 @@ Step: TypeAlias = Callable[[Tree, Tree, Tree, Batch], Tree]
 Finish: TypeAlias = Callable[[Tree, Tree, Tree], tuple[Tree, Tree | None]]
 StackStep: TypeAlias = Callable[[Tree, Tree, Tree, ClientStackedBatch], Tree]
 
-_takes_stacks: WeakSet[Callable[..., Any]] = WeakSet()
+_natively_batched: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 def natively_batched(function: F) -> F:
-    """Declare that a function of a program is right for a stack of clients as it stands, so that no
-    vmap is needed.
+    """Declare that a function of a program works on many clients at once, without vmap.
 
-    Besides what the objective does (a step gets a `Stack`) it is elementwise. What a client has
-    comes with a leading axis, a number of its own is (K,), and what all share has no such axis. A
-    step that takes stacks owns the tensors of `carry` and may write into them.
+    Its tensors have a leading axis of clients (a scalar of a client is (K,)); those of `broadcast`
+    do not. A step gets a `ClientStackedBatch`. Apart from calls of the objective the function is
+    elementwise. Such a step owns the tensors of `carry` and may write into them.
     """
-    _takes_stacks.add(function)
+    _natively_batched.add(function)
     return function
 
 
 def is_natively_batched(function: Callable[..., Any]) -> bool:
-    return function in _takes_stacks
+    return function in _natively_batched
 
 
 def batch_step(step: Step) -> StackStep:
-    """The step of one client as the step of a stack of them: by vmap, unless it takes stacks
-    itself.
-    """
+    """The step of one client as a step of many clients: by vmap, unless it is natively batched."""
     if is_natively_batched(step):
         return step
-    each = vmap(step, in_dims=(None, 0, 0, 0))
-    return lambda broadcast, const, carry, stack: each(broadcast, const, carry, Batch(*stack))
+    batched = vmap(step, in_dims=(None, 0, 0, 0))
+    return lambda broadcast, const, carry, batch: batched(broadcast, const, carry, Batch(*batch))
 
 
 @dataclass(frozen=True)
 class Program:
     """What one client computes on its training data.
 
-    start:  (shared, mine, memory) -> (const, carry); `const` is kept and not copied every step
-    step:   (shared, const, carry, batch) -> carry
-    finish: (shared, const, carry) -> (reply, memory, or None where it is unchanged)
+    `start`, `step` and `finish` are pure functions of one client and do not branch on tensors.
 
-    All three are pure functions for one client and branch on no tensor. `settings` are numbers that
-    may change between rounds (the learning rate); they come to the functions in `shared`, so that
-    the functions stay the same. `draws_as` says whose randomness it has, its own name's if it is
-    empty: all local training draws as "sgd", so that methods are compared on the same batches.
+    Args:
+        start: (broadcast, params, memory) -> (const, carry). `const` does not change between steps.
+        step: (broadcast, const, carry, batch) -> carry.
+        finish: (broadcast, const, carry) -> (reply, memory); memory is None if it does not change.
+        batches: the batches of the steps.
+        name: the name of the program.
+        hyperparams: numbers that may change between rounds, such as the learning rate. The
+            functions read them from `broadcast`, so that the functions do not change.
+        vectorised: False to run client by client on batches without padding, with numpy or
+            scikit-learn.
+        rng_stream: the name of the random stream; "" for the program's name. All local training
+            uses "sgd", so that methods are compared on the same batches.
+        spec: how another machine makes the program.
     """
 
     start: Start
@@ -73,23 +75,19 @@ class Program:
     batches: Batches
     name: str
     hyperparams: Mapping[str, float] = field(default_factory=dict)
-    # False: run client by client on batches without padding, with numpy or scikit-learn
     vectorised: bool = True
     rng_stream: str = ""
-    spec: ProgramSpec | None = field(
-        default=None, repr=False, compare=False
-    )  # how it is made elsewhere
+    spec: ProgramSpec | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.vectorised and self.batches.group > 1:
             raise ValueError(
-                f"program '{self.name}': batches without padding come one a step; use group=1 with"
-                " vectorised=False"
+                f"program '{self.name}': with vectorised=False a step has one batch; use group=1"
             )
 
     @property
     def rng_streams(self) -> tuple[str, ...]:
-        """The names from which its randomness is made, beside the call's key."""
+        """The names of the random streams that the program uses."""
         return (self.rng_stream or self.name,)
 
     @property
@@ -99,7 +97,7 @@ class Program:
 
 @dataclass(frozen=True)
 class ChainedProgram:
-    """Two programs on the same client in one message; see `then`."""
+    """Two programs on the same client in one message; see `chain`."""
 
     first: AnyProgram
     second: AnyProgram
@@ -125,17 +123,22 @@ AnyProgram: TypeAlias = Program | ChainedProgram
 def chain(
     first: AnyProgram, second: AnyProgram, connect: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 ) -> ChainedProgram:
-    """Run `first`, then `second`, without asking the server in between.
+    """Run `first`, then `second`, in one message.
 
-    `link(shared, mine, reply)` gets what `first` replied and gives `mine` for `second`, and what of
-    it the server is told. Of what is sent to all `second` has only what the link gives it: its
-    steps are the same however many models there were to choose from. Each draws the batches that it
-    would draw alone.
+    `second` does not get `broadcast`, only the parameters that `connect` returns, so that its steps
+    do not depend on the number of models in `broadcast`. Each program draws the same batches as it
+    would alone.
+
+    Args:
+        first: the first program.
+        second: the second program.
+        connect: (broadcast, params, reply of `first`) -> (params of `second`, the part of the reply
+            that the server gets).
     """
-    twice = set(first.rng_streams) & set(second.rng_streams)
-    if twice:
+    common = set(first.rng_streams) & set(second.rng_streams)
+    if common:
         raise ValueError(
-            f"programs '{first.name}' and '{second.name}' would draw the same batches, as"
-            f" {sorted(twice)}: set draws_as"
+            f"programs '{first.name}' and '{second.name}' use the same random streams"
+            f" {sorted(common)}: set rng_stream"
         )
     return ChainedProgram(first, second, connect)

@@ -1,4 +1,6 @@
-"""Programs on their way: what is sent for one, and the program that it means at the other end."""
+"""Serialization of programs: a program is sent as the name and the arguments of the function that
+makes it, never as code.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import numpy as np
 
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
@@ -18,10 +22,10 @@ P = ParamSpec("P")
 Made = TypeVar("Made")
 
 Description: TypeAlias = dict[str, Any]
-"""A program in words that JSON has: {"make": the name of its maker, "with": what that is given}."""
+"""A program as JSON: {"make": the name of its factory, "with": the arguments}."""
 
 PROGRAM_FACTORIES: dict[str, Callable[..., Any]] = {}
-"""Functions that make programs, by the name under which they are asked for."""
+"""The functions that make programs, by name."""
 
 SECRET = "secret"  # an argument of this name is never sent
 _TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "objective")
@@ -29,8 +33,12 @@ _TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "o
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """The function that made a program, by name, and what it was given; and the functions of what
-    it made, to notice later changes.
+    """How a program was made.
+
+    Args:
+        factory: the name of the function in PROGRAM_FACTORIES.
+        arguments: the arguments of that call.
+        functions: the functions of the program, to detect later changes.
     """
 
     factory: str
@@ -38,25 +46,26 @@ class ProgramSpec:
     functions: tuple[Callable[..., Any], ...]
 
 
-def serializable_program(maker: Callable[P, Made]) -> Callable[P, Made]:
-    """Declare that what this function makes, a program, can be made elsewhere by calling it there
-    with the same arguments.
+def serializable_program(factory: Callable[P, Made]) -> Callable[P, Made]:
+    """Declare that another machine can make the same program by calling this function with the same
+    arguments.
 
-    Those may be numbers, text, tuples of these, the objective, `LocalTraining`, an `Encoder`, and
-    programs that travel. An argument called `secret` stays here: the other side has its own.
+    Arguments may be numbers, strings, tuples of these, the objective, `LocalTraining`, an `Encoder`
+    and serializable programs. An argument named `secret` is never sent: each node has its own.
     """
-    name = f"{maker.__module__.removeprefix('fedclade.')}.{maker.__name__}"
-    signature = inspect.signature(maker)
+    name = f"{factory.__module__.removeprefix('fedclade.')}.{factory.__name__}"
+    signature = inspect.signature(factory)
 
-    @wraps(maker)
+    @wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> Made:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        program: Any = maker(
-            *bound.args, **bound.kwargs
-        )  # always in one form, so that a cache knows the call again
-        made: Made = replace(program, spec=ProgramSpec(name, bound.arguments, program.functions))
-        return made
+        # The arguments always have the same form, so that a cache recognises the call.
+        program: Any = factory(*bound.args, **bound.kwargs)
+        with_spec: Made = replace(
+            program, spec=ProgramSpec(name, bound.arguments, program.functions)
+        )
+        return with_spec
 
     PROGRAM_FACTORIES[name] = make
     return make
@@ -64,8 +73,8 @@ def serializable_program(maker: Callable[P, Made]) -> Callable[P, Made]:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """What a place has of its own, and is never sent: the model and its loss, the encoder, the
-    clients' secret.
+    """What a node has itself and is never sent: the model and its loss, the encoder, the clients'
+    secret.
     """
 
     objective: Objective
@@ -74,7 +83,7 @@ class NodeContext:
 
 
 def to_spec(program: AnyProgram) -> Description:
-    """What is sent for a program."""
+    """The JSON form of a program."""
     spec = program.spec
     if spec is None:
         raise InvalidInputError(
@@ -98,8 +107,10 @@ def _sent(name: str, value: Any, program: AnyProgram) -> Any:
         return {"here": SECRET}
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, tuple):
-        return {"tuple": [_sent("", each, program) for each in value]}
+        return {"tuple": [_sent("", entry, program) for entry in value]}
     if isinstance(value, Objective | Encoder):
         return {"here": "objective" if isinstance(value, Objective) else "encoder"}
     if isinstance(value, LocalTraining):
@@ -112,12 +123,12 @@ def _sent(name: str, value: Any, program: AnyProgram) -> Any:
     )
 
 
-def from_spec(description: Mapping[str, Any], here: NodeContext) -> AnyProgram:
-    """The program that a description means in this place. Only functions that were declared to
-    travel are ever called.
+def from_spec(description: Mapping[str, Any], context: NodeContext) -> AnyProgram:
+    """The program of a description, made on this node. Only functions declared with
+    `serializable_program` are called.
     """
     try:
-        name, given = description["make"], dict(description["with"])
+        name, arguments = description["make"], dict(description["with"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInputError("program: what was sent describes none.") from error
     if name not in PROGRAM_FACTORIES:
@@ -125,9 +136,9 @@ def from_spec(description: Mapping[str, Any], here: NodeContext) -> AnyProgram:
             f"program: there is no '{name}' here; the two sides run different"
             f" versions.{nearest(str(name), PROGRAM_FACTORIES)}"
         )
-    maker: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
+    factory: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
-        return maker(**{str(argument): _received(value, here) for argument, value in given.items()})
+        return factory(**{str(key): _received(value, context) for key, value in arguments.items()})
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
             f"program '{name}': what was sent does not fit ({error}); the two sides run different"
@@ -135,20 +146,20 @@ def from_spec(description: Mapping[str, Any], here: NodeContext) -> AnyProgram:
         ) from error
 
 
-def _received(value: Any, here: NodeContext) -> Any:
+def _received(value: Any, context: NodeContext) -> Any:
     if not isinstance(value, Mapping):
         return value
     match dict(value):
         case {"tuple": list(values)}:
-            return tuple(_received(each, here) for each in values)
+            return tuple(_received(entry, context) for entry in values)
         case {"here": "objective" | "encoder" | "secret" as name}:
-            if getattr(here, name) is None:
+            if getattr(context, name) is None:
                 raise InvalidInputError(
                     f"program: it needs the {name} of this place, and there is none."
                 )
-            return getattr(here, name)
+            return getattr(context, name)
         case {"training": dict(settings)} if set(settings) == set(_TRAINING):
-            return LocalTraining(here.objective, **settings)
+            return LocalTraining(context.objective, **settings)
         case {"program": dict(inner)}:
-            return from_spec(inner, here)
+            return from_spec(inner, context)
     raise ValueError(f"not understood: {value}")

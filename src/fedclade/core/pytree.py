@@ -1,6 +1,4 @@
-"""Trees: flat dictionaries of tensors. Parameters, carries, replies and client memory are all of
-this form.
-"""
+"""Trees: flat dictionaries of tensors, such as parameters, carries, replies and client state."""
 
 from __future__ import annotations
 
@@ -23,12 +21,12 @@ def tree_map(function: Callable[..., Tensor], first: Tree, *others: Tree) -> Tre
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
-    """One tree with a new leading axis, a row for each tree."""
+    """The trees stacked along a new leading axis."""
     return {name: torch.stack([tree[name] for tree in trees]) for name in trees[0]}
 
 
 def tree_index(tree: Tree, rows: Tensor | slice) -> Tree:
-    """The given rows of every tensor, wherever they and their numbers lie."""
+    """These rows of every tensor. `rows` may be on another device."""
     if not isinstance(rows, Tensor) or not rows.ndim:
         return {name: value[rows] for name, value in tree.items()}
     whole = packed(tree)
@@ -38,7 +36,7 @@ def tree_index(tree: Tree, rows: Tensor | slice) -> Tree:
 
 
 def concatenate(trees: Sequence[Tree]) -> Tree:
-    """Rows of several trees after one another."""
+    """The rows of several trees, concatenated."""
     return (
         dict(trees[0])
         if len(trees) == 1
@@ -47,7 +45,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 
 def flatten(models: Tree) -> Tensor:
-    """(rows, P): every model of a stack as one vector."""
+    """(models, P): each model of a stack as one vector."""
     return torch.cat([value.flatten(1) for value in models.values()], 1)
 
 
@@ -61,12 +59,12 @@ def unflatten(vectors: Tensor, like: Tree) -> Tree:
 
 
 def add_prefix(prefix: str, tree: Tree) -> Tree:
-    """The tree under names that begin with `prefix/`, so that two trees fit into one."""
+    """The tree with `prefix/` before every name, so that two trees fit into one."""
     return {f"{prefix}/{name}": value for name, value in tree.items()}
 
 
 def strip_prefix(prefix: str, tree: Tree) -> Tree:
-    """What `prefixed` put in, under its own names again."""
+    """The entries whose names begin with `prefix/`, without it: the inverse of `add_prefix`."""
     start = f"{prefix}/"
     return {
         name.removeprefix(start): value for name, value in tree.items() if name.startswith(start)
@@ -74,12 +72,10 @@ def strip_prefix(prefix: str, tree: Tree) -> Tree:
 
 
 def shapes(*trees: Tree) -> tuple[tuple[str, torch.Size, torch.dtype], ...]:
-    """Name, shape and dtype of every value: what trees that a step can be made for once have in
-    common.
-    """
+    """Name, shape and dtype of every value: the key under which a compiled step is cached."""
     return tuple((name, value.shape, value.dtype) for tree in trees for name, value in tree.items())
 
 
 def nbytes(tree: Tree) -> int:
-    """Bytes that the values of the tree take on a wire."""
+    """The size of the values in bytes."""
     return sum(value.numel() * value.element_size() for value in tree.values())

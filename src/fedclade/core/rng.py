@@ -1,9 +1,9 @@
 """Randomness as data: every random number is a hash of what it is for.
 
-On the server a key is an integer, and `fold` makes a new one for each purpose and round. On the
-device a key is a tensor of 32-bit numbers, one for each client, hashed with counters (epoch, step,
-position). Nothing is drawn from a generator, so a number depends neither on the order in which
-clients run nor on who else runs, and is the same on every device.
+On the server a key is an integer, and `fold_in` makes a new key for each purpose and round. On the
+device a key is a tensor of 32-bit numbers, one per client, hashed with counters (epoch, step,
+position). No number is drawn from a generator, so it depends neither on the order of the clients
+nor on the other clients, and is the same on every device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFF
 
 
 def fold_in(key: int, *purpose: int | str) -> int:
-    """The key for a purpose: `fold(seed, "cohort", round)`."""
+    """The key for a purpose: `fold_in(seed, "cohort", round)`."""
     text = "\0".join(
         [
             str(key),
@@ -65,27 +65,27 @@ def hash_with(key: Bits, scrambled: Tensor | int) -> Bits:
 
 
 def counter_block(count: int, first: int, device: torch.device) -> Tensor:
-    """The numbers first … first + count - 1 as `with_counter` wants them: made once, since every
-    plan of a run needs the same.
+    """The counters first … first + count - 1, scrambled for `hash_with` and cached: every plan of a
+    run needs the same ones.
     """
     return _counters(max(1, count - 1).bit_length(), first, device)[:count]
 
 
-@cache  # of few lengths, and never let go: a CUDA graph remembers where they are
+@cache  # never freed: CUDA graphs keep their addresses
 def _counters(bits: int, first: int, device: torch.device) -> Tensor:
     scrambled: Tensor = _scrambled(torch.arange(first, first + (1 << bits), device=device))
     return scrambled
 
 
 def client_keys(key: int, ids: Bits) -> Bits:
-    """One key for each client from the server's key; of an array of ids as of a tensor."""
+    """One key per client from the server's key. `ids` may be a tensor or an array."""
     high, low = key >> 32, key & _MASK
     return hash_bits(hash_bits(ids, high), low)
 
 
 def uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Numbers in [0, 1), one for each place of `shape`; `key` is a single key (or one a lane under
-    vmap).
+    """Uniform numbers in [0, 1) of this shape. `key` is a single key, or one per client under
+    vmap.
     """
     count = 1
     for side in shape:

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.data.partitioning.base import Index
 from fedclade.data.validation import type_name
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require_int
 
 Features: TypeAlias = Callable[
     [Tensor], Tensor
@@ -63,18 +63,8 @@ def earth_movers_distance(
     components of the inputs. Labels play no part. FedGMCC (Lucchetti et al., arXiv 2204.11017)
     gives its EMDs on a scale that it does not define: the units are ours.
     """
-    require(
-        isinstance(samples, int) and samples >= 2,
-        "earth_movers_distance.samples",
-        samples,
-        "must be a whole number, 2 or more",
-    )
-    require(
-        isinstance(seed, int) and seed >= 0,
-        "earth_movers_distance.seed",
-        seed,
-        "must be a whole number, 0 or more",
-    )
+    require_int("earth_movers_distance.samples", samples, 2)
+    require_int("earth_movers_distance.seed", seed, 0)
     rng = np.random.default_rng([seed, STREAM])
     pool = clients.train.index.numpy()
     encode = features or principal_components(clients.x[some(pool, FITTED, rng)], rng)

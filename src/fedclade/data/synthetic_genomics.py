@@ -16,7 +16,7 @@ from fedclade.data.datasets import DATASETS, Dataset
 from fedclade.data.partitioning.base import Index, Split
 from fedclade.data.partitioning.skewed import NaturalId
 from fedclade.data.partitioning.transforms import relabel
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 
 BASES = 4
 KMER = 5
@@ -51,12 +51,7 @@ def genomic(
     individuals, are for testing. The key "population" says whose a read is.
     """
     for field, value in (("populations", populations), ("reads", reads)):
-        require(
-            isinstance(value, int) and value >= 1,
-            f"genomic.{field}",
-            value,
-            "must be a whole number, 1 or more",
-        )
+        require_int(f"genomic.{field}", value, 1)
     between = isinstance(divergence, Real) and 0 <= float(divergence) < 1
     require(
         between,
@@ -64,12 +59,7 @@ def genomic(
         divergence,
         "must be a number from 0 up to, but not including, 1",
     )
-    require(
-        isinstance(seed, int) and seed >= 0,
-        "genomic.seed",
-        seed,
-        "must be a whole number, 0 or more",
-    )
+    require_int("genomic.seed", seed, 0)
     rng = np.random.default_rng(seed)
     bits = torch.from_numpy(
         rng.integers(0, 2, (BASES**KMER, CODE), np.uint8) * np.uint8(255)

@@ -32,7 +32,7 @@ from fedclade.engines.reply_validation import (
     spec_of,
 )
 from fedclade.engines.thread_pool import ThreadPool, cores, keep_freed_memory
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.programs.evaluation import evaluate_metrics
 
 Precision: TypeAlias = Literal["tf32", "float32"]
@@ -95,13 +95,8 @@ class Simulator:
         profile: bool = False,
     ) -> None:
         for name, value in (("chunk", chunk), ("threads", threads)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            require(
-                value is None or whole,
-                f"engine.{name}",
-                value,
-                "must be a whole number of at least 1",
-            )
+            if value is not None:
+                require_int(f"engine.{name}", value, 1)
         require(
             precision in ("tf32", "float32"),
             "engine.precision",
@@ -443,7 +438,7 @@ class Simulator:
     def _width(self, clients: int, assignment: ModelAssignment | None, broadcast: Tree) -> int:
         """How many clients run at a time."""
         if self.chunk:
-            return self.chunk
+            return int(self.chunk)
         # What a client trains: its row, or what it picks from the broadcast.
         client_bytes = max(
             _row_bytes(assignment), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024

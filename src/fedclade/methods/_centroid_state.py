@@ -14,10 +14,10 @@ from fedclade.core.state import Features, State
 
 @dataclass(frozen=True)
 class CentredState(State):
-    """Beside the models: the centres by which a client is compared with others."""
+    """The models, and the centres by which clients are compared."""
 
     centres: Tensor  # (clients, k, e) the signatures
-    counts: Tensor  # (clients,) how many of the k centres are real; 0 where not known
+    counts: Tensor  # (clients,) the number of real centres among the k; 0 if unknown
 
     def with_num_clients(self, clients: int) -> Self:
         more = max(0, clients - len(self.counts))

@@ -1,8 +1,6 @@
-"""Signatures in noise: what FLT and Clade have in common where a client's signature is to be (ε,
-δ)-differentially private.
+"""The base class of methods whose signatures can be (ε, δ)-differentially private: FLT and Clade.
 
-What is hidden from whom, and how well, is in docs/privacy.md; the client's part is
-programs/gaussian_mechanism.py.
+docs/privacy.md has the guarantees. The client's part is programs/gaussian_mechanism.py.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ from fedclade.programs.gaussian_mechanism import SUM
 
 @lru_cache(maxsize=64)
 def gaussian_sigma(epsilon: float, delta: float) -> float:
-    """The least standard deviation with which Gaussian noise makes a query of sensitivity 1 (ε,
+    """The least standard deviation of Gaussian noise that makes a query of sensitivity 1 (ε,
     δ)-differentially private.
 
     Balle and Wang, Improving the Gaussian Mechanism for Differential Privacy, ICML 2018 (arXiv
-    1805.06530), Theorem 8: σ will do if and only if Φ(1/2σ - εσ) - e^ε Φ(-1/2σ - εσ) ≤ δ. The left
+    1805.06530), Theorem 8: σ suffices if and only if Φ(1/2σ - εσ) - e^ε Φ(-1/2σ - εσ) ≤ δ. The left
     side falls as σ grows.
     """
 
@@ -42,19 +40,21 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
         low -= 1
     while excess(high) > 0:
         high += 1
-    # A hair more than the root, whose last digits are rounding.
+    # Slightly above the root, whose last digits are rounding errors.
     return math.exp(float(brentq(excess, low, high, xtol=1e-12)) + 1e-9)
 
 
 @dataclass(frozen=True)
 class DPSignatureMethod(NeedsSecret, Method[S]):
-    """A method whose clients' one-off signatures can be hidden in noise.
+    """A method whose one-off signatures can have Gaussian noise.
 
-    signature_epsilon, signature_delta: what a signature may tell of one example of a client;
-    without signature_epsilon it is sent as it is. signature_clip: no example adds more than a
-    vector of this length. secret: what clients make the noise from. It is each client's own, and no
-    default is one: only where they are simulated, and nothing is hidden from anybody, it is this
-    field, or 0.
+    Args:
+        signature_epsilon: ε of the differential privacy of one example in a signature; None for
+            signatures without noise.
+        signature_delta: δ of the same.
+        signature_clip: the largest norm of an example's contribution.
+        secret: the number from which simulated clients make the noise; None for 0. On Flower each
+            node has its own secret.
     """
 
     signature_epsilon: float | None = field(default=None, kw_only=True)
@@ -63,9 +63,9 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        given = self.signature_epsilon is None or 0 < self.signature_epsilon < math.inf
+        valid = self.signature_epsilon is None or 0 < self.signature_epsilon < math.inf
         require(
-            given,
+            valid,
             "method.signature_epsilon",
             self.signature_epsilon,
             "must be a number above 0, or be left out for signatures without noise",
@@ -85,7 +85,7 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
 
     @property
     def noise(self) -> float:
-        """The standard deviation of the noise, in units of the sensitivity; 0: none."""
+        """The standard deviation of the noise, in units of the sensitivity; 0 for no noise."""
         return (
             0.0
             if self.signature_epsilon is None
@@ -94,5 +94,5 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
 
     @property
     def variance(self) -> float:
-        """The variance of the noise in each number of a client's sum of vectors."""
+        """The variance of the noise in each coordinate of a client's sum of vectors."""
         return (SUM * self.signature_clip * self.noise) ** 2

@@ -1,4 +1,4 @@
-"""What the methods have in common whose clients choose their model themselves."""
+"""The base class of methods whose clients choose their model by its loss."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fedclade.programs.model_selection import choose
 
 @dataclass(frozen=True)
 class LossSelectionMethod(Method[S]):
-    """A client takes the model under which its own training examples have the least loss: in the
-    round, if it takes part in one.
+    """A client takes the model with the least loss on its training examples. Clients of a cohort
+    choose in the round, others in `add_clients`.
     """
 
     def prepare_cohort(
@@ -24,12 +24,14 @@ class LossSelectionMethod(Method[S]):
 
     def add_clients(self, fed: Federation, state: S, ids: Tensor, key: int) -> S:
         state = state.with_num_clients(len(fed.sizes))
-        got = fed.map(choose(self.local.objective), ids, broadcast=state.models, key=key)
+        results = fed.map(choose(self.local.objective), ids, broadcast=state.models, key=key)
         return (
             replace(
                 state,
-                cluster_ids=state.cluster_ids.index_copy(0, got.ids, got.outputs["row"].cpu()),
+                cluster_ids=state.cluster_ids.index_copy(
+                    0, results.ids, results.outputs["row"].cpu()
+                ),
             )
-            if len(got.ids)
+            if len(results.ids)
             else state
         )

@@ -1,5 +1,5 @@
-"""What every method is: a frozen dataclass of hyper-parameters with pure functions from state to
-state.
+"""The base class of methods: a frozen dataclass of hyper-parameters with pure functions from state
+to state.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
 
 
 def check_choices(method: Method) -> None:
-    """Refuse a value that is none of those its field's `Literal` lists."""
+    """Raise `InvalidInputError` for a value that is not in its field's `Literal`."""
     hints = get_type_hints(type(method))
     for each in hyperparameters(method):
         kind, value = hints[each.name], getattr(method, each.name)
@@ -72,25 +72,25 @@ def check_choices(method: Method) -> None:
 
 @dataclass(frozen=True)
 class Method(ABC, Generic[S]):
-    """A method of federated learning. Its fields are its hyper-parameters; `run` binds the model,
+    """A method of federated learning. Its fields are its hyper-parameters; `run` sets the model,
     the loss and the local training.
 
-    Subclasses say in class variables what `describe` and the docs tell about them.
+    `fedclade describe` and the docs show the class variables. `Method[S]` is a method whose state
+    has the type S.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
-    client_disclosure: ClassVar[str]  # what leaves a client, in words
-    server_visibility: ClassVar[Needs]  # what the server must see of the clients
+    client_disclosure: ClassVar[str]  # what leaves a client, as text
+    server_visibility: ClassVar[Needs]  # what the server must see
     groups: ClassVar[Groups] = "none"
     # Bytes that one client of a cohort sends and receives in a round, as expressions
     # (`core.cost_expression`), and what else is sent, as text.
     upload_cost: ClassVar[str] = "W"
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
-    # where it makes one model of several in a way of its own, which: there is no choice of
-    # `run.average`
+    # the method's own aggregation, as text; then `server.aggregator` cannot be set
     custom_aggregation: ClassVar[str] = ""
     state: ClassVar[type[State]] = State
 
@@ -105,31 +105,33 @@ class Method(ABC, Generic[S]):
     def local(self) -> LocalTraining:
         if self.local_config is None:
             raise FedcladeError(
-                f"{type(self).__name__} is not bound to a model yet: use fc.run, or"
-                " method.bind(LocalTraining(…))."
+                f"{type(self).__name__} has no model yet: use fc.run, or"
+                " method.with_local_config(LocalTraining(…))."
             )
         return self.local_config
 
     def initial_client_state(self, params: Tree) -> Tree:
-        """What every client remembers before it has trained. Most methods need nothing."""
+        """The state of every client before it trains. Most methods need none."""
         return {}
 
     @abstractmethod
     def init(self, fed: Federation, params: Tree, key: int) -> S:
-        """The state before the first round; one-off phases (signatures) happen here."""
+        """The state before the first round. One-off phases (signatures) run here."""
 
     @abstractmethod
     def round(self, fed: Federation, state: S, cohort: Tensor, key: int) -> S:
-        """One round with these clients. Who does not answer keeps what it had."""
+        """One round with these clients. Clients that do not reply keep their state."""
 
     @abstractmethod
     def add_clients(self, fed: Federation, state: S, ids: Tensor, key: int) -> S:
-        """Give a cluster to clients that were not there before."""
+        """Assign a cluster to clients that have none."""
 
     def prepare_cohort(
         self, fed: Federation, state: S, cohort: Tensor, key: int
     ) -> tuple[S, Tensor]:
-        """Before a round: who is not known is admitted, and who still is not cannot take part."""
+        """Assign clusters to unassigned clients before a round; drop those that remain
+        unassigned.
+        """
         unknown = cohort[state.cluster_ids[cohort] == UNKNOWN]
         if len(unknown):
             state = self.add_clients(fed, state, unknown, key)
@@ -137,12 +139,12 @@ class Method(ABC, Generic[S]):
         return state, cohort
 
     def assign_models(self, state: S, ids: Tensor) -> ModelAssignment:
-        """The model each client uses now."""
+        """The model that each client uses now."""
         return ModelAssignment(state.models, state.cluster_ids[ids])
 
     def personalization_program(self) -> AnyProgram | None:
-        """What a client does on its own training data with the model it is served before it uses
-        it; None: nothing.
+        """The program by which a client adapts its model on its training data before it uses it;
+        None if it does not.
         """
         return None
 

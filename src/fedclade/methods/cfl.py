@@ -16,7 +16,7 @@ from fedclade.core.federation import ClientResults, Federation, ModelAssignment,
 from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
 from fedclade.core.state import UNKNOWN, Features, State
-from fedclade.errors import require
+from fedclade.errors import require, require_int
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.requirements import INJECTED, NeedsSecret
 from fedclade.programs.evaluation import evaluate_losses
@@ -56,7 +56,7 @@ class CFL(NeedsSecret, Method[CFLState]):
     split in its first three rounds). gamma_max: γ_max, the largest noise in an update relative to
     its length, which the paper takes as known; or "auto": estimated from the
         similarity of each client to the most similar one on its side
-        (`relatedness.splits.noise_level`). 0.5: α_cross^max < 0.5.
+        (`clustering.cfl.noise_level`). 0.5: α_cross^max < 0.5.
     check_after: rounds after which a split is looked at again. It is undone, for good, if the
     children's models have a higher loss on
         their clients' training data than the model at the split. 0: never.
@@ -109,12 +109,7 @@ class CFL(NeedsSecret, Method[CFLState]):
                 "must be 'auto' or at least 0",
             )
         for name, least in (("min_size", 2), ("check_after", 0), ("sketch", 1)):
-            require(
-                getattr(self, name) >= least,
-                f"method.{name}",
-                getattr(self, name),
-                f"must be at least {least}",
-            )
+            require_int(f"method.{name}", getattr(self, name), least)
         require(
             self.linkage in ("single", "complete"),
             "method.linkage",

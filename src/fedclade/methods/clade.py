@@ -22,7 +22,7 @@ from fedclade.core.federation import ClientResults, Federation, ModelAssignment,
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
 from fedclade.core.state import UNKNOWN, Features, State
-from fedclade.errors import require
+from fedclade.errors import require, require_int
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.fedavg import fedavg_round
@@ -69,12 +69,15 @@ class Clade(DPSignatureMethod[CladeState]):
     runs inside each group. No encoder, number of groups or threshold is needed. A late client joins
     the group with the least merge cost.
 
-    signature: "gradient" depends on p(x), p(y) and p(y | x); "features" on p(x) alone, without
-    labels; "joint" has class counts and class-conditional means. signature_dim: e. noise_ratio: a
-    tree has structure if its top cost is above this multiple of the noise trees'. recluster_every:
-    after this many rounds each client moves to the group whose model has the least training loss
-    on its data, and each group is split again by signatures at its own model (0: never).
-    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; docs/privacy.md.
+    signature: "gradient" sees p(x), p(y) and p(y | x); "features" sees p(x) alone and needs no
+    labels; "joint" has class counts and class-conditional means.
+    signature_dim: e.
+    noise_ratio: the least ratio of the tree's top height to that of noise that counts as structure.
+    recluster_every: after this number of rounds each client moves to the group whose model has the
+        least training loss, and each group is searched again with signatures at its own trained
+        model; 0 for never.
+    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; see
+        docs/privacy.md.
     """
 
     name: ClassVar[str] = "clade"
@@ -99,19 +102,9 @@ class Clade(DPSignatureMethod[CladeState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            isinstance(self.signature_dim, int) and self.signature_dim >= 2,
-            "method.signature_dim",
-            self.signature_dim,
-            "must be a whole number of at least 2",
-        )
+        require_int("method.signature_dim", self.signature_dim, 2)
         require(self.noise_ratio > 0, "method.noise_ratio", self.noise_ratio, "must be above 0")
-        require(
-            self.recluster_every >= 0,
-            "method.recluster_every",
-            self.recluster_every,
-            "must be a number of rounds, or 0 for never",
-        )
+        require_int("method.recluster_every", self.recluster_every, 0, note="0 for never")
         require(
             not (self.recluster_every and self.noise),
             "method.recluster_every",

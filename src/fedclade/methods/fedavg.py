@@ -23,32 +23,40 @@ def fedavg_round(
     state: S,
     cohort: Tensor,
     key: int,
-    own: tuple[str, ...] = (),
+    local_params: tuple[str, ...] = (),
 ) -> S:
-    """One round of FedAvg inside each cluster: `train` replies with weights, and a cluster's new
-    model is their mean by examples.
+    """One round of FedAvg inside each cluster: the new model of a cluster is the mean of its
+    clients' trained weights, weighted by examples.
 
-    The parameters named in `own` are in the clients' memory and not in the models.
+    Args:
+        fed: the federation.
+        train: a program that replies with trained weights.
+        state: the state before the round.
+        cohort: the clients of the round.
+        key: the randomness of the round.
+        local_params: names of parameters that are in the clients' state instead of the models.
     """
-    cluster = state.cluster_ids[cohort]
-    got = fed.map(
+    clusters = state.cluster_ids[cohort]
+    results = fed.map(
         train,
         cohort,
-        per_client=ModelAssignment(state.models, cluster, own),
+        per_client=ModelAssignment(state.models, clusters, local_params),
         key=key,
         reduce=SegmentSum(
-            segment_ids=cluster, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True
+            segment_ids=clusters, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True
         ),
     )
-    return replace(state, models=weighted_mean(got.sums, got.total_weight, fallback=state.models))
+    return replace(
+        state, models=weighted_mean(results.sums, results.total_weight, fallback=state.models)
+    )
 
 
 @dataclass(frozen=True)
 class FedAvg(Method[State]):
     """Every round the sampled clients train the shared model on their own data; the new model is
-    their mean.
+    the mean of their models.
 
-    w_{t+1} = sum_k n_k w_k / sum_k n_k over the clients k of the cohort that answered, where n_k
+    w_{t+1} = sum_k n_k w_k / sum_k n_k over the clients k of the cohort that replied, where n_k
     (`fed.sizes`) is the number of training examples of client k and w_k its weights after E epochs
     (`local.epochs`) of SGD with batch size B (`local.batch_size`) and learning rate eta
     (`local.lr`) from w_t.

@@ -1,6 +1,4 @@
-"""FedGMCC: clients share a model when a path leads from one's weights to the other's along which
-the outputs stray little.
-"""
+"""FedGMCC: clients share a model if a low-loss path connects their weights."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import client_keys, fold_in, uniform
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.requirements import NeedsInputShape
@@ -27,14 +25,12 @@ LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 
 @dataclass(frozen=True)
 class FedGMCCState(State):
-    """Beside models and clusters: the Monte Carlo inputs, as their key, and where the schedule of
-    the threshold is.
-    """
+    """Models and clusters, the key of the Monte Carlo inputs, and the schedule of the threshold."""
 
     inputs_key: Tensor  # ()
     percentile: Tensor  # () of the next round
-    settled: Tensor  # () whether it stays so
-    seen: Tensor  # (clients,) the last partition into several clusters; UNKNOWN: was not there
+    settled: Tensor  # () whether the percentile no longer changes
+    seen: Tensor  # (clients,) the last partition into several clusters; UNKNOWN if absent
 
     def with_num_clients(self, clients: int) -> Self:
         grown, more = super().with_num_clients(clients), max(0, clients - len(self.seen))
@@ -51,13 +47,14 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
     cluster's new model is the mean of E_u γ_θ(u) over its pairs, and a client alone keeps its w_k.
     With straight paths and one cluster this is the plain mean of the clients' weights.
 
-    percentile: where ε begins. step: how much it rises after a round with several clusters and
-    falls after one with a single cluster,
-        between 5 and 95, until a partition into several clusters comes back: from then on it stays.
-        0: it never moves.
-    mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs should
-    lie there, as pixels do. curve_steps: steps of Adam from the midpoint with which the bends are
-    learned; 0: straight paths. curve_lr: η, Adam's learning rate.
+    percentile: the initial percentile of ε.
+    step: how much the percentile rises after a round with several clusters and falls after a round
+        with one cluster, between 5 and 95, until a partition into several clusters repeats; then it
+        stays. 0: it never changes.
+    mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs should be
+        in that range, as pixels are.
+    curve_steps: steps of Adam, from the midpoint, that learn the bends; 0 for straight paths.
+    curve_lr: η, Adam's learning rate.
     """
 
     name: ClassVar[str] = "fedgmcc"
@@ -86,7 +83,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
     curve_steps: int = 10
     curve_lr: float = LR
 
-    prepare_cohort = Method.prepare_cohort  # who is not known chooses before the round, not in it
+    prepare_cohort = Method.prepare_cohort  # unassigned clients choose before the round, not in it
 
     def __post_init__(self) -> None:
         require(
@@ -105,12 +102,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
             ("mc_samples", self.mc_samples, 1),
             ("curve_steps", self.curve_steps, 0),
         ):
-            require(
-                isinstance(value, int) and value >= least,
-                f"method.{name}",
-                value,
-                f"must be a whole number of at least {least}",
-            )
+            require_int(f"method.{name}", value, least)
         require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
     def init(self, fed: Federation, params: Tree, key: int) -> FedGMCCState:
@@ -133,18 +125,18 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
         )
 
     def round(self, fed: Federation, state: FedGMCCState, cohort: Tensor, key: int) -> FedGMCCState:
-        cohort = cohort.sort().values  # so that the order of the cohort decides nothing
-        got = fed.map(
+        cohort = cohort.sort().values  # the result does not depend on the order of the cohort
+        results = fed.map(
             sgd(self.local),
             cohort,
             per_client=ModelAssignment(state.models, state.cluster_ids[cohort]),
             key=key,
         )
-        if not len(got.ids):
+        if not len(results.ids):
             return state
-        inputs = self.inputs(state).to(next(iter(got.outputs.values())).device)
+        inputs = self.inputs(state).to(next(iter(results.outputs.values())).device)
         paths = Paths(
-            self.local.objective.outputs, got.outputs, inputs, self.curve_steps, self.curve_lr
+            self.local.objective.outputs, results.outputs, inputs, self.curve_steps, self.curve_lr
         )
         label = paths.cluster(float(state.percentile))
         models = stack(
@@ -153,7 +145,8 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
                 for number in range(int(label.max()) + 1)
             ]
         )
-        return self._scheduled(self._replaced(state, got.ids, label, models), got.ids, label)
+        state = self._replaced(state, results.ids, label, models)
+        return self._scheduled(state, results.ids, label)
 
     def inputs(self, state: FedGMCCState) -> Tensor:
         """X, the same in every round."""
@@ -166,9 +159,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
     def _replaced(
         self, state: FedGMCCState, ids: Tensor, label: Tensor, models: Tree
     ) -> FedGMCCState:
-        """The new models for those who answered, after them the old ones that somebody absent still
-        uses.
-        """
+        """The new models of the clients that replied, then the old ones that absent clients use."""
         absent = (state.cluster_ids != UNKNOWN).index_fill(0, ids, False)
         old, row = torch.unique(state.cluster_ids[absent], return_inverse=True)
         cluster = state.cluster_ids.masked_scatter(absent, row + int(label.max()) + 1).index_copy(

@@ -1,4 +1,4 @@
-"""FedNova: FedAvg in which a client that makes more steps does not pull harder for it."""
+"""FedNova: FedAvg with updates normalised by the number of local steps."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fedclade.programs.sgd import effective_steps, sgd
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Clients train as in FedAvg. Client i makes τ_i steps, which with momentum ρ amount to a_i =
-    [τ_i - ρ (1 - ρ^τ_i) / (1 - ρ)] / (1 - ρ) plain ones (a_i = τ_i without): ‖a_i‖₁ in the paper.
-    Its update counts as the mean step d_i = (x - y_i) / a_i, and the model moves
+    """Clients train as in FedAvg. Client i makes τ_i steps, which with momentum ρ equal a_i =
+    [τ_i - ρ (1 - ρ^τ_i) / (1 - ρ)] / (1 - ρ) plain steps (a_i = τ_i without momentum): ‖a_i‖₁ in
+    the paper. Its normalised update is d_i = (x - y_i) / a_i, and the server sets
 
-        x <- x - τ_eff Σ_i p_i d_i,   τ_eff = Σ_i p_i a_i,   p_i = n_i / Σ_i n_i over those who
-        answered.
+        x <- x - τ_eff Σ_i p_i d_i,   τ_eff = Σ_i p_i a_i,   p_i = n_i / Σ_i n_i over the clients
+        that replied.
 
-    Where all make equally many steps it is FedAvg. The server knows a_i from the clients' sizes, so
-    it needs only sums of y_i.
+    If all clients make the same number of steps, it is FedAvg. The server computes a_i from the
+    clients' sizes, so it needs only sums of y_i.
     """
 
     name: ClassVar[str] = "fednova"
@@ -39,26 +39,25 @@ class FedNova(FedAvg):
         n = fed.sizes.double()
         a = effective_steps(self.local.batches.steps(fed.sizes).double(), self.local.momentum)
         everyone = torch.zeros_like(cohort)
-        give = SegmentSum(
+        reduce = SegmentSum(
             segment_ids=everyone, weights=(n / a)[cohort], num_segments=1, robust_ok=True
         )
-        got = fed.map(
+        results = fed.map(
             sgd(self.local),
             cohort,
             per_client=ModelAssignment.all_same(state.models, len(cohort)),
             key=key,
-            reduce=give,
+            reduce=reduce,
         )
-        if not len(got.ids):
+        if not len(results.ids):
             return state
-        total = float(n[got.ids].sum())
-        tau_eff = float((n * a)[got.ids].sum()) / total
-        share = (
-            float(got.total_weight) / total
-        )  # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
+        total = float(n[results.ids].sum())
+        tau_eff = float((n * a)[results.ids].sum()) / total
+        # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
+        share = float(results.total_weight) / total
         models = tree_map(
             lambda x, sums: (x - tau_eff * (share * x.double() - sums / total)).to(x.dtype),
             state.models,
-            got.sums,
+            results.sums,
         )
         return replace(state, models=models)

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg in which clients are held near the model they were sent."""
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedclade.programs.sgd import sgd, sgd_step
 
 @serializable_program
 def proximal(local: LocalTraining, mu: float) -> Program:
-    """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it was sent."""
+    """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it received."""
     train = sgd(local)
     start, step = _proximal(train.start, local.objective, local.momentum, local.weight_decay)
     return replace(

@@ -14,7 +14,7 @@ from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.pytree import Tree, flatten, stack, tree_index, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import require
+from fedclade.errors import require_int
 from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.programs.sgd import sgd
 
@@ -65,8 +65,7 @@ class FedSEM(Method[FedSEMState]):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        ok = isinstance(self.clusters, int) and self.clusters >= 1
-        require(ok, "method.clusters", self.clusters, "must be a whole number of at least 1")
+        require_int("method.clusters", self.clusters, 1)
 
     def init(self, fed: Federation, params: Tree, key: int) -> FedSEMState:
         everyone, models = torch.arange(len(fed.sizes)), stack([params])

@@ -1,4 +1,4 @@
-"""FLIS: clients are related when their models predict alike on inputs that the server has."""
+"""FLIS: clients are related if their models make similar predictions on the probe inputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 
 @dataclass(frozen=True)
 class _FLIS(NeedsProbe, Method[S]):
-    """What both variants have: the predictions of models on the probe inputs."""
+    """The part that both variants share: predictions of models on the probe inputs."""
 
     paper: ClassVar[str] = (
         "Morafah et al., FLIS: Clustered Federated Learning via Inference Similarity, IEEE OJ-CS"
@@ -68,8 +68,8 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
     ∈ C_i its model. The next round's models are these, one for each distinct row, and no others:
     with β = 0 it is FedAvg, with β = 1 only clients with equal predictions share.
 
-    Who took no part in the last round chooses when it needs a model. probe: any unlabelled array,
-    if not given the samples that `partition` set apart.
+    A client that was not in the last round chooses when it needs a model. probe: an array of
+    unlabelled inputs; by default the samples that `partition` sets apart.
     """
 
     name: ClassVar[str] = "flis_dc"
@@ -86,29 +86,29 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models = stack([params])
-        self._predictions(models)  # what cannot be compared is refused before any training
+        self._predictions(models)  # raises an error before training if there is no probe
         return State(models, torch.zeros(len(fed.sizes), dtype=torch.int64))
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         program = choose_then(self.local.objective, sgd(self.local))
-        got = fed.map(
+        results = fed.map(
             program, cohort.sort().values, broadcast=state.models, key=key
-        )  # sorted: the order of the cohort decides nothing
-        if len(got.ids) == 0:
+        )  # sorted: the result does not depend on the order of the cohort
+        if len(results.ids) == 0:
             return state
-        trained = {name: got.outputs[name] for name in state.models}
+        trained = {name: results.outputs[name] for name in state.models}
         joint, own = unique_rows(similarity_graph(self._predictions(trained), self.beta).cpu())
         nobody = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
         return replace(
             state,
-            models=mix_models(joint * fed.sizes[got.ids], trained, fed.aggregator),
-            cluster_ids=nobody.index_copy(0, got.ids, own),
+            models=mix_models(joint * fed.sizes[results.ids], trained, fed.aggregator),
+            cluster_ids=nobody.index_copy(0, results.ids, own),
         )
 
 
 @dataclass(frozen=True)
 class FLISHCState(State):
-    """Beside the clusters' models: what is needed to place a late client."""
+    """The clusters' models, and the data that places a late client."""
 
     start: Tree  # (1, …) the model of the one-off round
     # (clusters, inputs × classes) the mean of B_i / ‖B_i‖ over the clients that formed the cluster
@@ -122,9 +122,9 @@ class FLISHC(_FLIS[FLISHCState]):
     `FLISDC`, with all merges up to height 1 − β (`beta`) gives the clusters. Their models begin at
     θ_g⁰ again, and FedAvg runs inside each.
 
-    Who missed the one-off round, or comes later, trains θ_g⁰ once and joins the cluster to whose
-    first members it is most similar in the mean: that is average linkage's measure, and taken with
-    the other linkages too. probe: as in `FLISDC`.
+    A client that missed the one-off round trains θ_g⁰ once and joins the cluster with the highest
+    mean similarity to its first members (average linkage, also with the other linkages). probe: as
+    in `FLISDC`.
     """
 
     name: ClassVar[str] = "flis_hc"
@@ -146,9 +146,7 @@ class FLISHC(_FLIS[FLISHCState]):
 
     def init(self, fed: Federation, params: Tree, key: int) -> FLISHCState:
         models, everyone = stack([params]), torch.arange(len(fed.sizes))
-        untrained = self._predictions(
-            models
-        )  # what cannot be compared is refused before any training
+        untrained = self._predictions(models)  # raises an error if there is no probe
         nobody = FLISHCState(
             models, torch.full_like(everyone, UNKNOWN), stack([params]), torch.zeros_like(untrained)
         )
@@ -161,41 +159,40 @@ class FLISHC(_FLIS[FLISHCState]):
         self, fed: Federation, state: FLISHCState, ids: Tensor, key: int
     ) -> FLISHCState:
         state = state.with_num_clients(len(fed.sizes))
-        answered, found = self._one_off(fed, state.start, ids.sort().values, key)
+        answered, predicted = self._one_off(fed, state.start, ids.sort().values, key)
         if len(answered) == 0:
             return state
         if bool((state.cluster_ids != UNKNOWN).any()):
-            cluster = nearest_cluster(found, state.profiles).cpu()
+            cluster = nearest_cluster(predicted, state.profiles).cpu()
         else:
-            cluster = cluster_predictions(found, self.beta, self.linkage)
+            cluster = cluster_predictions(predicted, self.beta, self.linkage)
             again = torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)
             state = replace(
                 state,
                 models=tree_index(state.start, again),
-                profiles=cluster_centroids(found, cluster).cpu(),
+                profiles=cluster_centroids(predicted, cluster).cpu(),
             )
         return replace(state, cluster_ids=state.cluster_ids.index_copy(0, answered, cluster))
 
     def _one_off(
         self, fed: Federation, start: Tree, ids: Tensor, key: int
     ) -> tuple[Tensor, Tensor]:
-        """Who answered, and the predictions of what it made of the first model; the stack of all
-        these models never exists.
+        """The clients that replied, and the predictions of their trained models. Only one block of
+        models is held at a time.
         """
-        answered, found = [ids[:0]], [torch.zeros(0)]
-        for block in torch.split(
-            ids, BLOCK
-        ):  # with one key: no client's randomness depends on its block
-            got = fed.map(
+        answered, predicted = [ids[:0]], [torch.zeros(0)]
+        # All blocks have one key, so that no client's randomness depends on its block.
+        for block in torch.split(ids, BLOCK):
+            results = fed.map(
                 sgd(self.local),
                 block,
                 per_client=ModelAssignment.all_same(start, len(block)),
                 key=key,
             )
-            if len(got.ids):
-                answered.append(got.ids)
-                found.append(self._predictions(got.outputs))
-        return torch.cat(answered), torch.cat(found[1:] or found)
+            if len(results.ids):
+                answered.append(results.ids)
+                predicted.append(self._predictions(results.outputs))
+        return torch.cat(answered), torch.cat(predicted[1:] or predicted)
 
 
 def FLIS(mode: Literal["dc", "hc"] = "dc", **settings: Any) -> FLISDC | FLISHC:  # noqa: N802

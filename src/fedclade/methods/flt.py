@@ -24,7 +24,7 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import require
+from fedclade.errors import is_int, require, require_int
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
@@ -35,8 +35,8 @@ from fedclade.programs.sgd import sgd
 
 @dataclass(frozen=True)
 class FLTState(CentredState):
-    """Beside models (one for each distinct row of Ã, not for each client) and clusters: what mixes
-    them, what places a late client.
+    """The models (one per distinct row of Ã, not per client) and clusters, how models are mixed,
+    and the data that places a late client.
     """
 
     row: Tensor  # (clients,) the model of each client
@@ -60,15 +60,19 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     is the printed one), and relates i and j, Ã_ij = 1, when A_ij < γ (`gamma`). Or cut="gap"
     relates the members of a group, cutting the tree of A (average linkage) at its widest gap, and
     `clusters` = C those of one of Ward's C groups. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij
-    n_j; p_m is n_m / Σ n. Who missed the one-off phase is treated as the known client nearest to
-    it.
+    n_j; p_m is n_m / Σ n. A client that missed the one-off phase is treated as the known client
+    nearest to it.
 
     aggregation: "graph" (case I) mixes by Ã, with the last models of absent clients, or without
-    them (absent="skip"); "clusters" (case II) is FedAvg among those of a group (component of Ã) who
-    answered. fine_tune: F (`fine_tune_epochs`) epochs of the autoencoder on each "client", or
-    rounds of FedAvg ("federated"), as in "auto" if its weights are random. encoder: "default" (for
-    1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a file by `fedclade
-    pretrain`. epsilon, delta, clip: (ε, δ)-private signatures; docs/privacy.md.
+        them (absent="skip"); "clusters" (case II) is FedAvg among the clients of a group (component
+        of Ã) that replied.
+    fine_tune: F (`fine_tune_epochs`) epochs of the autoencoder on each client ("client") or rounds
+        of FedAvg ("federated"); "auto" is "federated" for an encoder with random weights, else
+        "none".
+    encoder: "default" (for 1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a
+        file that `fedclade pretrain` wrote.
+    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; see
+        docs/privacy.md.
     """
 
     name: ClassVar[str] = "flt"
@@ -103,22 +107,17 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     def __post_init__(self) -> None:
         super().__post_init__()
         most = MAX_MATCHING_POINTS if self.distance == "matching" else 1000
-        ok = self.k == "auto" or (isinstance(self.k, int) and 1 <= self.k <= most)
+        ok = self.k == "auto" or is_int(self.k, 1, most)
         require(ok, "method.k", self.k, f"must be 'auto' or a whole number from 1 to {most}")
         require(self.gamma > 0, "method.gamma", self.gamma, "must be above 0")
-        ok = self.clusters is None or (self.clusters >= 1 and self.cut != "gap")
+        ok = self.clusters is None or (is_int(self.clusters, 1) and self.cut != "gap")
         require(
             ok,
             "method.clusters",
             self.clusters,
             "must be at least 1, and not be given with cut = 'gap'",
         )
-        require(
-            self.fine_tune_epochs >= 1,
-            "method.fine_tune_epochs",
-            self.fine_tune_epochs,
-            "must be at least 1",
-        )
+        require_int("method.fine_tune_epochs", self.fine_tune_epochs, 1)
         ok = self.signature_epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
         require(
             ok,
@@ -144,7 +143,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             robust_ok=True,
         )
         for number in range(self.fine_tune_epochs if federated else 0):
-            got = fed.map(
+            results = fed.map(
                 autoencode(encoder, 1),
                 everyone,
                 broadcast=add_prefix("encoder", weights),
@@ -152,8 +151,8 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
                 reduce=give,
             )
             trained = weighted_mean(
-                got.sums,
-                got.total_weight,
+                results.sums,
+                results.total_weight,
                 fallback=stack([{name: weights[name] for name in encoder.trained}]),
             )
             weights |= {name: value[0].cpu() for name, value in trained.items()}
@@ -176,18 +175,18 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             num_segments=len(state),
             robust_ok=True,
         )
-        got = fed.map(
+        results = fed.map(
             sgd(self.local),
             cohort,
             per_client=ModelAssignment(state.models, state.row[cohort]),
             key=key,
             reduce=give,
         )
-        if len(got.ids) == 0:
+        if len(results.ids) == 0:
             return state
-        sums, weight = got.sums, got.total_weight
+        sums, weight = results.sums, results.total_weight
         if self.aggregation == "graph" and self.absent == "last":
-            absent = (state.row != UNKNOWN).index_fill(0, got.ids, False).nonzero().flatten()
+            absent = (state.row != UNKNOWN).index_fill(0, results.ids, False).nonzero().flatten()
             # The last model of an absent client is its row of the old models: (new rows, old rows)
             # says how much of each goes in.
             old = torch.zeros(len(state), len(state), dtype=torch.float64)
@@ -196,8 +195,8 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
         return replace(state, models=weighted_mean(sums, weight, fallback=state.models))
 
     def add_clients(self, fed: Federation, state: FLTState, ids: Tensor, key: int) -> FLTState:
-        """A newcomer takes the model and the place in Ã of the known client nearest to it. Where
-        nobody is known yet, all are related.
+        """A new client takes the model and the row of Ã of the known client nearest to it. If no
+        client is known yet, Ã is computed.
         """
         state = state.with_num_clients(len(fed.sizes))
         encoder = Encoder(self.encoder_module)
@@ -208,19 +207,25 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             if self.noise
             else signature(encoder, self.k, own)
         )
-        got = fed.map(ask, ids.sort().values, broadcast=sent, key=key)
-        if len(got.ids) == 0:
+        results = fed.map(ask, ids.sort().values, broadcast=sent, key=key)
+        if len(results.ids) == 0:
             return state
         centres, counts = (
-            got.outputs["centres"].cpu(),
-            got.outputs["count"].cpu().clamp(1, got.outputs["centres"].shape[1]),
+            results.outputs["centres"].cpu(),
+            results.outputs["count"].cpu().clamp(1, results.outputs["centres"].shape[1]),
         )
         known = (state.row != UNKNOWN).nonzero().flatten()
         if len(known):
-            there, real = state.centres[known].numpy(), state.counts[known].numpy()
+            known_centres, known_counts = state.centres[known].numpy(), state.counts[known].numpy()
             twin = known[
                 torch.from_numpy(
-                    nearest_signature(centres.numpy(), counts.numpy(), there, real, self.distance)
+                    nearest_signature(
+                        centres.numpy(),
+                        counts.numpy(),
+                        known_centres,
+                        known_counts,
+                        self.distance,
+                    )
                 )
             ]
             cluster, row, rows = state.cluster_ids[twin], state.row[twin], state.mixing[:, twin]
@@ -246,16 +251,17 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
                 centres.new_zeros(len(state.row), *centres.shape[1:]),
             )
             state = replace(state, models=models, mixing=mixing, centres=zeros)
-        told: dict[str, Any] = {
+        assigned: dict[str, Any] = {
             "cluster_ids": cluster,
             "row": row,
             "centres": centres,
             "counts": counts,
         }
-        told = {
-            name: getattr(state, name).index_copy(0, got.ids, value) for name, value in told.items()
+        updated = {
+            name: getattr(state, name).index_copy(0, results.ids, value)
+            for name, value in assigned.items()
         }
-        return replace(state, mixing=state.mixing.index_copy(1, got.ids, rows), **told)
+        return replace(state, mixing=state.mixing.index_copy(1, results.ids, rows), **updated)
 
     def assign_models(self, state: FLTState, ids: Tensor) -> ModelAssignment:
         return ModelAssignment(state.models, state.row[ids])

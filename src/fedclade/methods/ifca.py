@@ -1,4 +1,4 @@
-"""IFCA: K models; every client takes the one that fits it best and improves it."""
+"""IFCA: K models; every client trains the one with the least loss on its data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedclade.core.federation import ClientResults, Federation, SegmentSum
 from fedclade.core.pytree import Tree, concatenate, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import require
+from fedclade.errors import require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
@@ -23,25 +23,28 @@ from fedclade.programs.sgd import sgd
 
 @dataclass(frozen=True)
 class IFCAState(State):
-    """The models of one attempt after those of another, K of each; one model while it warms up."""
+    """K models per restart, one restart after another; one model during the warm-up."""
 
-    rounds: Tensor  # () how many there have been
+    rounds: Tensor  # () the number of rounds so far
 
 
 @dataclass(frozen=True)
 class IFCA(LossSelectionMethod[IFCAState]):
-    """There are k models θ_j (`clusters`). Client i of the cohort is sent all, takes ĵ = argmin_j
-    F_i(θ_j) by the loss of its own training examples, trains θ_ĵ, and says which it was; θ_j
-    becomes the mean, by examples, of those who took it. A model nobody took stays.
+    """There are k models θ_j (`clusters`). Client i of the cohort receives all, chooses ĵ =
+    argmin_j F_i(θ_j) by the loss on its training examples, trains θ_ĵ and sends it with ĵ; θ_j becomes the
+    mean, weighted by examples, of the clients that chose it. A model that no client chose does not
+    change.
 
-    The k models differ at first by the order in which their weights stand: all have the initial
-    model's distribution. `warm_up` rounds of FedAvg may come first; then only the last linear layer
-    is drawn anew for each of them. shared_layers="trunk": all but that layer is averaged over the
-    whole cohort, so that it is the same in all k models.
+    The initial k models are random permutations of the weights of the initial model, so that all
+    have its distribution.
 
-    IFCA depends on where it starts: all clients may come to prefer one model. num_restarts: so many
-    draws of the k models are trained side by side, with as much more traffic, for `trial_rounds`
-    rounds; the one whose clients have the least training loss in the last of them goes on.
+    shared_layers: "trunk" averages all but the last linear layer over the whole cohort, so that
+        these layers are the same in all k models.
+    warm_up: rounds of FedAvg before the k models are made; then only their last linear layers
+        differ.
+    num_restarts: IFCA depends on the initial models: all clients may come to prefer one model. With
+        n restarts, n sets of k models are trained at the same time, with n times the traffic, for
+        `trial_rounds` rounds; then the set with the least training loss is kept.
     """
 
     name: ClassVar[str] = "ifca"
@@ -76,12 +79,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
             ("num_restarts", 1),
             ("trial_rounds", 1),
         ):
-            require(
-                getattr(self, name) >= least,
-                f"method.{name}",
-                getattr(self, name),
-                f"must be at least {least}",
-            )
+            require_int(f"method.{name}", getattr(self, name), least)
 
     def init(self, fed: Federation, params: Tree, key: int) -> IFCAState:
         state = IFCAState(
@@ -95,21 +93,23 @@ class IFCA(LossSelectionMethod[IFCAState]):
         if past <= 0:
             state = fedavg_round(fed, sgd(self.local), state, cohort, key)
             return self._drawn(state, key) if past == 0 else state
-        draws = torch.split(torch.arange(len(state)), self.clusters)
+        draws = torch.split(torch.arange(len(state)), int(self.clusters))
         trained = [
             self._train(fed, tree_index(state.models, rows), cohort, key, tell_loss=len(draws) > 1)
             for rows in draws
         ]
-        models, got = (
-            concatenate([models for models, _ in trained]),
-            trained[0][1],
-        )  # until the trial ends the first draw is in use
-        if len(draws) > 1 and past >= self.trial_rounds and any(len(got.ids) for _, got in trained):
-            models, got = min(trained, key=lambda one: _mean_loss(fed, one[1]))
+        # Until the trial ends, clients use the models of the first draw.
+        models, results = concatenate([models for models, _ in trained]), trained[0][1]
+        if (
+            len(draws) > 1
+            and past >= self.trial_rounds
+            and any(len(results.ids) for _, results in trained)
+        ):
+            models, results = min(trained, key=lambda draw: _mean_loss(fed, draw[1]))
             state = replace(state, cluster_ids=torch.full_like(state.cluster_ids, UNKNOWN))
         cluster = (
-            state.cluster_ids.index_copy(0, got.ids, got.outputs["row"].cpu())
-            if len(got.ids)
+            state.cluster_ids.index_copy(0, results.ids, results.outputs["row"].cpu())
+            if len(results.ids)
             else state.cluster_ids
         )
         return replace(state, models=models, cluster_ids=cluster)
@@ -119,36 +119,35 @@ class IFCA(LossSelectionMethod[IFCAState]):
     ) -> tuple[Tree, ClientResults]:
         """One round with these k models."""
         program = choose_then(self.local.objective, sgd(self.local), tell_loss)
-        give = SegmentSum(
+        reduce = SegmentSum(
             segment_ids="row",
             weights=fed.sizes[cohort],
             num_segments=self.clusters,
             keys=tuple(models),
             robust_ok=True,
         )
-        got = fed.map(program, cohort, broadcast=models, key=key, reduce=give)
-        after = weighted_mean(got.sums, got.total_weight, fallback=models)
-        if self.shared_layers == "trunk" and len(got.ids):
+        results = fed.map(program, cohort, broadcast=models, key=key, reduce=reduce)
+        after = weighted_mean(results.sums, results.total_weight, fallback=models)
+        if self.shared_layers == "trunk" and len(results.ids):
             head = self.local.objective.head_param_names()
             together = {
                 name: value.sum(0, keepdim=True)
-                for name, value in got.sums.items()
+                for name, value in results.sums.items()
                 if name not in head
             }
             trunk = weighted_mean(
                 together,
-                got.total_weight.sum(0, keepdim=True),
+                results.total_weight.sum(0, keepdim=True),
                 fallback={name: models[name][:1] for name in together},
             )
             after |= {name: value.expand_as(after[name]).clone() for name, value in trunk.items()}
-        return after, got
+        return after, results
 
     def _drawn(self, state: IFCAState, key: int) -> IFCAState:
-        """k models for each restart, made from the one there is by putting its weights into other
-        orders.
+        """k models per restart, made from one model by permuting its weights.
 
-        What was trained is not: after a warm-up only the heads are drawn, all of them, since a
-        trained one would be everybody's choice.
+        After a warm-up only the heads are permuted, those of all k models: every client would
+        choose a model with a trained head.
         """
         names = (
             self.local.objective.head_param_names()
@@ -175,9 +174,9 @@ def _shuffled(weights: Tensor, key: int) -> Tensor:
     return weights.flatten()[order].view_as(weights)
 
 
-def _mean_loss(fed: Federation, got: ClientResults) -> float:
+def _mean_loss(fed: Federation, results: ClientResults) -> float:
     return (
-        float(got.outputs["loss"].sum()) / float(fed.sizes[got.ids].sum())
-        if len(got.ids)
+        float(results.outputs["loss"].sum()) / float(fed.sizes[results.ids].sum())
+        if len(results.ids)
         else torch.inf
     )

@@ -1,4 +1,4 @@
-"""LG-FedAvg: every client has its own representation, all share one head."""
+"""LG-FedAvg: every client has its own representation layers; all share one head."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedclade.programs.sgd import sgd
 
 @serializable_program
 def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
-    """`sgd` after which the parameters named in `own` stay in the client's memory and the others
-    are sent.
+    """`sgd` after which the parameters named in `own` stay in the client's state and the others are
+    sent.
     """
     return replace(sgd(local), finish=_keeping(own), name="sgd_keeping", rng_stream="sgd")
 
@@ -39,13 +39,12 @@ def _keeping(own: tuple[str, ...]) -> Finish:
 
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """The layers that make the representation are each client's own and never leave it; the others
-    are shared and averaged as in FedAvg. A client trains both together, from its own layers and the
-    shared ones.
+    """The representation layers are local: each client has its own, and they never leave it. The
+    other layers are shared and averaged as in FedAvg. A client trains both together.
 
     local_layers: names of the layers (or parameters) that stay with the client. By default, as in
-    the paper, all but the last linear layer; an empty list is FedAvg. (The authors' CIFAR-10 code
-    has it the other way round: there the convolutions are shared.)
+        the paper, all but the last linear layer; an empty list is FedAvg. (The authors' CIFAR-10
+        code does the opposite: there the convolutions are shared.)
     """
 
     name: ClassVar[str] = "lg_fedavg"
@@ -64,7 +63,7 @@ class LGFedAvg(FedAvg):
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The parameters that stay with the client."""
+        """The names of the parameters that stay with the client."""
         objective = self.local.objective
         if self.local_layers is None:
             head = objective.head_param_names()

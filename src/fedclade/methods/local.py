@@ -1,4 +1,4 @@
-"""Local: every client for itself."""
+"""Local: every client trains alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedclade.programs.sgd import sgd
 
 @serializable_program
 def sgd_in_memory(local: LocalTraining) -> Program:
-    """`sgd` that goes on from the client's own model and keeps the result: nothing is sent."""
+    """`sgd` from the model in the client's state, which keeps the result: nothing is sent."""
     train = sgd(local)
     start, finish = _in_memory(train.start, train.finish)
     return replace(train, start=start, finish=finish, name="sgd_in_memory", rng_stream="sgd")
@@ -44,8 +44,8 @@ class Local(Method[State]):
     """No exchange (SOLO): each client trains its own model on its own data, in the rounds in which
     it is sampled.
 
-    All start from the same initial weights. It is what a client reaches alone, the bar that any
-    federation has to pass.
+    All start from the same initial weights. It shows what a client reaches alone, which is what a
+    federation has to exceed.
     """
 
     name: ClassVar[str] = "local"

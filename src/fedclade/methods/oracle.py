@@ -20,10 +20,11 @@ from fedclade.programs.sgd import sgd
 
 @dataclass(frozen=True)
 class Oracle(NeedsTrueGroups, Method[State]):
-    """FedAvg inside each true group, which the partition gives away: what a method would reach that
-    groups clients perfectly.
+    """FedAvg inside each true group of a planted partition: what a method would reach that groups
+    clients perfectly.
 
-    A yardstick for planted partitions, not a method for use: where no truth is known it is refused.
+    It is a reference for planted partitions, not a method for use. Without true groups it is
+    refused.
     """
 
     name: ClassVar[str] = "oracle"

@@ -16,7 +16,7 @@ from fedclade.clustering.set_distances import MAX_MATCHING_POINTS, distances
 from fedclade.core.federation import Federation
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.state import UNKNOWN, State
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require_int
 from fedclade.methods._centroid_state import CentredState
 from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
@@ -76,14 +76,7 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
     def __post_init__(self) -> None:
         check_choices(self)
         for name, most in (("clusters", None), ("k", MAX_MATCHING_POINTS), ("components", None)):
-            value = getattr(self, name)
-            ok = isinstance(value, int) and value >= 1 and (most is None or value <= most)
-            require(
-                ok,
-                f"method.{name}",
-                value,
-                "must be a whole number " + (f"from 1 to {most}" if most else "of at least 1"),
-            )
+            require_int(f"method.{name}", getattr(self, name), 1, most)
 
     def init(self, fed: Federation, params: Tree, key: int) -> PCAHCState:
         everyone = torch.arange(len(fed.sizes))

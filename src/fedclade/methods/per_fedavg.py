@@ -1,6 +1,4 @@
-"""Per-FedAvg: a shared model from which each client is one gradient step away from a good one of
-its own.
-"""
+"""Per-FedAvg: a shared model that each client adapts by one gradient step."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ DELTA = 1e-3  # δ of the hessian-free variant
 
 @serializable_program
 def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
-    """SGD on the loss after one more gradient step: every step takes two batches (three in the
-    hessian-free variant).
+    """SGD on the loss after one more gradient step. Every step uses two batches, three in the
+    hessian-free variant.
     """
     train = sgd(local)
     step = _meta(local.objective, local.momentum, local.weight_decay, variant)
@@ -114,14 +112,14 @@ def _adapt(objective: Objective) -> Program:
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """The shared model w minimises the mean of f_i(w - α ∇f_i(w)), the clients' losses after a
-    gradient step of their own. In each local step client i goes to w̃ = w - α ∇f_i(w; D1), and then
-    w <- w - β ∇f_i(w̃; D2): the first-order variant, which leaves the second derivative out.
-    variant="hessian-free" has it by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α [∇f_i(w +
-    δg; D3) - ∇f_i(w - δg; D3)] / 2δ). D1, D2, D3 are successive batches of `local.batch_size`; α is
-    `alpha`, β is `local.lr`.
+    """The shared model w minimises the mean of f_i(w - α ∇f_i(w)), the clients' losses after one
+    local gradient step. In each local step client i computes w̃ = w - α ∇f_i(w; D1), and then w <- w
+    - β ∇f_i(w̃; D2): the first-order variant, which omits the second derivative.
+    variant="hessian-free" approximates it by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α
+    [∇f_i(w + δg; D3) - ∇f_i(w - δg; D3)] / 2δ). D1, D2, D3 are successive batches of
+    `local.batch_size`; α is `alpha`, β is `local.lr`.
 
-    A client uses, and is evaluated with, its own step from the shared model: w - α ∇f_i(w) on all
+    A client uses, and is evaluated with, the adapted model w - α ∇f_i(w), with the gradient on all
     its training examples. A client with a single batch uses it for both steps. With α = 0 it is
     FedAvg on every second batch.
     """

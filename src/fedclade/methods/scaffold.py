@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the drift out of the clients' steps."""
+"""SCAFFOLD: control variates correct the drift of the clients' steps."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fedclade.programs.sgd import effective_steps, sgd, sgd_step
 
 @serializable_program
 def controlled(local: LocalTraining, option: int) -> Program:
-    """`sgd` along g - c_i + c. It replies with the weights y and the change of c_i, and keeps the
-    new c_i in the client's memory.
+    """`sgd` along g - c_i + c. The reply is the weights y and the change of c_i; the new c_i is
+    stored in the client's state.
     """
     train = sgd(local)
     start, step, finish = _controlled(
@@ -83,7 +83,7 @@ def _controlled(
 
 @dataclass(frozen=True)
 class SCAFFOLDState(State):
-    """Beside the model x: the server's control variate."""
+    """The model x, and the server's control variate c."""
 
     c: Tree
 
@@ -91,19 +91,22 @@ class SCAFFOLDState(State):
 @dataclass(frozen=True)
 class SCAFFOLD(Method[SCAFFOLDState]):
     """Client i keeps a control variate c_i, the server c, both 0 at first. In each of its K steps a
-    client of the cohort S goes along g - c_i + c from the model x it was sent, to y_i; then c_i⁺ =
+    client of the cohort S moves along g - c_i + c from the model x it received, to y_i; then c_i⁺ =
     c_i - c + (x - y_i) / (K η_l) (option II; η_l is `local.lr`) or the gradient of all its examples
     at x (`option=1`). The server sets
 
         x <- x + η_g · mean over S of (y_i - x),   c <- c + 1/N · sum over S of (c_i⁺ - c_i),   N
         the number of **all** clients.
 
-    server_lr: η_g. weights: the paper's objective counts every client alike ("clients": the
-    formulas above). By default, as in FedAvg, a client counts by its examples, in both: p_i = n_i /
-    Σ n over S for x, and n_i / Σ n over all clients for c, so that c stays the mean of all c_i
-    under the weights of the objective. With equal sizes the two are the same. With momentum, which
-    the paper does not have, K is the number of plain steps it amounts to (see FedNova): c_i⁺ is
-    still a mean of gradients.
+    With momentum, which the paper does not have, K is the equivalent number of plain steps (see
+    FedNova), so that c_i⁺ is still a mean of gradients.
+
+    server_lr: η_g.
+    option: 1 or 2, see above.
+    weights: "clients" gives every client the same weight, as in the paper's objective and the
+        formulas above. "examples" weights clients by their examples, as in FedAvg: p_i = n_i / Σ n
+        over S for x, and n_i / Σ n over all clients for c, so that c stays the weighted mean of all
+        c_i. With equal sizes both are the same.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -143,7 +146,7 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         self, fed: Federation, state: SCAFFOLDState, cohort: Tensor, key: int
     ) -> SCAFFOLDState:
         p, everyone = self._p(fed), torch.zeros_like(cohort)
-        got = fed.map(
+        results = fed.map(
             controlled(self.local, self.option),
             cohort,
             broadcast=add_prefix("c", state.c),
@@ -153,13 +156,13 @@ class SCAFFOLD(Method[SCAFFOLDState]):
                 segment_ids=everyone, weights=p[cohort], num_segments=1, robust_ok=True
             ),
         )
-        if not len(got.ids):
+        if not len(results.ids):
             return state
-        y = weighted_mean(strip_prefix("y", got.sums), got.total_weight, fallback=state.models)
+        y = weighted_mean(strip_prefix("y", results.sums), results.total_weight, fallback=state.models)
         c = tree_map(
             lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype),
             state.c,
-            strip_prefix("change", got.sums),
+            strip_prefix("change", results.sums),
         )
         return replace(
             state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c
@@ -168,7 +171,7 @@ class SCAFFOLD(Method[SCAFFOLDState]):
     def add_clients(
         self, fed: Federation, state: SCAFFOLDState, ids: Tensor, key: int
     ) -> SCAFFOLDState:
-        """Newcomers begin with c_i = 0, so that c, the mean over all, shrinks."""
+        """New clients start with c_i = 0, so that c, the mean over all clients, shrinks."""
         p = self._p(fed)
         share = float(p[: len(state.cluster_ids)].sum() / p.sum())
         state = replace(state, c=tree_map(lambda c: c * share, state.c))
@@ -176,7 +179,7 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))
 
     def _p(self, fed: Federation) -> Tensor:
-        """What each client counts for, up to a factor."""
+        """The weight of each client, up to a factor."""
         return (
             fed.sizes.double()
             if self.weights == "examples"

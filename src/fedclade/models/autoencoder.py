@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fedclade.errors import require
-from fedclade.models.base import chain, check_image, check_sample, is_whole
+from fedclade.errors import is_int, require, require_int
+from fedclade.models.base import MAX_UNITS, chain, check_image, check_sample
 from fedclade.models.resnet import Residual
 
 _MAPS = 4  # feature maps of the last convolution
@@ -57,12 +57,7 @@ class ConvAutoencoder:
     code: int = 128
 
     def __post_init__(self) -> None:
-        require(
-            is_whole(self.code, 1),
-            "model.code",
-            self.code,
-            "length of the code, a whole number of at least 1",
-        )
+        require_int("model.code", self.code, 1, MAX_UNITS, "it is the length of the code")
 
     @staticmethod
     def features(shape: tuple[int, ...]) -> int:
@@ -113,19 +108,14 @@ class ResidualAutoencoder:
 
     def __post_init__(self) -> None:
         # Half of the maps come out of the first convolution, and a norm cuts them into 8 groups.
-        ok = is_whole(self.hidden, 1) and self.hidden % (2 * _GROUPS) == 0
+        ok = is_int(self.hidden, 1, MAX_UNITS) and self.hidden % (2 * _GROUPS) == 0
         require(
             ok,
             "model.hidden",
             self.hidden,
             f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster",
         )
-        require(
-            is_whole(self.code, 1),
-            "model.code",
-            self.code,
-            "length of the code, a whole number of at least 1",
-        )
+        require_int("model.code", self.code, 1, MAX_UNITS, "it is the length of the code")
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for images of `shape`. `classes` is ignored: an autoencoder has no labels."""
@@ -187,18 +177,8 @@ class DenseAutoencoder:
     code: int = 128
 
     def __post_init__(self) -> None:
-        require(
-            is_whole(self.hidden, 1),
-            "model.hidden",
-            self.hidden,
-            "units of the hidden layers, a whole number of at least 1",
-        )
-        require(
-            is_whole(self.code, 1),
-            "model.code",
-            self.code,
-            "length of the code, a whole number of at least 1",
-        )
+        require_int("model.hidden", self.hidden, 1, MAX_UNITS)
+        require_int("model.code", self.code, 1, MAX_UNITS, "it is the length of the code")
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
         """The module for samples of `shape`. `classes` is ignored: an autoencoder has no labels."""

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 from torch import Tensor, nn
 
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, is_int, require, require_int
 
 
 class ModelSpec(Protocol):
@@ -60,14 +60,7 @@ def dropout2d(share: float) -> nn.Dropout2d | None:
     return nn.Dropout2d(share) if share > 0 else None
 
 
-_MOST = 10**8
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether `value` is a whole number of at least `least`, and no larger than any model; True and
-    False are not numbers here.
-    """
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+MAX_UNITS = 10**8
 
 
 def check_dropout(share: object) -> None:
@@ -81,17 +74,12 @@ def check_dropout(share: object) -> None:
 
 
 def check_classes(classes: object) -> None:
-    require(
-        is_whole(classes, 1),
-        "classes",
-        classes,
-        "the number of outputs, a whole number of at least 1",
-    )
+    require_int("classes", classes, 1, MAX_UNITS, "it is the number of outputs")
 
 
 def check_sample(model: str, shape: tuple[int, ...]) -> None:
     """Refuse what cannot be flattened to at least one feature."""
-    if not shape or not all(is_whole(side, 1) for side in shape):
+    if not shape or not all(is_int(side, 1, MAX_UNITS) for side in shape):
         raise InvalidInputError(
             f"{model} needs samples with at least one axis and no axis of length 0, such as (60,),"
             f" got {_written(shape)}."
@@ -105,7 +93,7 @@ def check_image(model: str, shape: tuple[int, ...], least: int = 1, multiple: in
     needs = f"{model} needs images (channels, height, width) of at least {least}x{least}"
     if multiple > 1:
         needs += f" with sides divisible by {multiple}"
-    fits = len(shape) == 3 and all(is_whole(side, 1) for side in shape)
+    fits = len(shape) == 3 and all(is_int(side, 1, MAX_UNITS) for side in shape)
     if not fits or any(side < least or side % multiple for side in shape[1:]):
         raise InvalidInputError(f"{needs}, got {_written(shape)}{_remedy(shape, multiple)}.")
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedclade.errors import require
+from fedclade.errors import require_int
 from fedclade.models.base import (
     centre,
     chain,
@@ -19,7 +19,6 @@ from fedclade.models.base import (
     check_image,
     dropout,
     dropout2d,
-    is_whole,
 )
 
 _KERNEL = 5
@@ -39,13 +38,7 @@ class LeafCNN:
 
     def __post_init__(self) -> None:
         # With more than 4 the outermost outputs of a 5x5 kernel would see nothing but padding.
-        ok = is_whole(self.padding, 0) and self.padding < _KERNEL
-        require(
-            ok,
-            "model.padding",
-            self.padding,
-            "zeros around the image, a whole number from 0 to 4; 2 keeps its size",
-        )
+        require_int("model.padding", self.padding, 0, _KERNEL - 1, "2 keeps the image's size")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         pixels = _pixels_left("LeafCNN", shape, self.padding)

@@ -9,14 +9,14 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedclade.errors import require
+from fedclade.errors import is_int, require
 from fedclade.models.base import (
+    MAX_UNITS,
     chain,
     check_classes,
     check_dropout,
     check_sample,
     dropout,
-    is_whole,
 )
 
 
@@ -38,7 +38,7 @@ class MLP:
         if isinstance(self.hidden, list):  # an array in a TOML file; the spec has to stay hashable
             object.__setattr__(self, "hidden", tuple(self.hidden))
         widths = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
-        ok = len(widths) > 0 and all(is_whole(width, 1) for width in widths)
+        ok = len(widths) > 0 and all(is_int(width, 1, MAX_UNITS) for width in widths)
         require(
             ok,
             "model.hidden",
@@ -51,7 +51,7 @@ class MLP:
     @property
     def widths(self) -> tuple[int, ...]:
         """Units of each hidden layer."""
-        return (self.hidden,) if isinstance(self.hidden, int) else self.hidden
+        return self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         check_sample("MLP", shape)

@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedclade.errors import InvalidInputError, require
-from fedclade.models.base import chain, check_classes, check_dropout, dropout, is_whole
+from fedclade.errors import InvalidInputError, is_int, require_int
+from fedclade.models.base import MAX_UNITS, chain, check_classes, check_dropout, dropout
 
 
 class Lstm(nn.Module):
@@ -90,24 +90,9 @@ class LstmLanguageModel:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        require(
-            is_whole(self.embedding, 1),
-            "model.embedding",
-            self.embedding,
-            "length of a word's vector, a whole number of at least 1",
-        )
-        require(
-            is_whole(self.hidden, 1),
-            "model.hidden",
-            self.hidden,
-            "units of an LSTM layer, a whole number of at least 1",
-        )
-        require(
-            is_whole(self.layers, 1),
-            "model.layers",
-            self.layers,
-            "LSTM layers, a whole number of at least 1",
-        )
+        require_int("model.embedding", self.embedding, 1, MAX_UNITS)
+        require_int("model.hidden", self.hidden, 1, MAX_UNITS)
+        require_int("model.layers", self.layers, 1, MAX_UNITS)
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -156,7 +141,7 @@ class BiLstmTagger:
 
 def _check_sequence(model: str, shape: tuple[int, ...], of: str, axes: int) -> None:
     """Refuse what is not a sequence of words (one axis) or of vectors (two)."""
-    if len(shape) == axes and all(is_whole(side, 1) for side in shape):
+    if len(shape) == axes and all(is_int(side, 1, MAX_UNITS) for side in shape):
         return
     remedy = ""
     if (len(shape), axes) == (1, 2):

@@ -17,9 +17,7 @@ from fedclade.core.pytree import Tree, tree_map
 
 @lru_cache(maxsize=32)
 def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
-    """Sums of the loss and of each metric over all of a client's examples, and how many there
-    were.
-    """
+    """Sums of the loss and of each metric over a client's examples, and the number of examples."""
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         zero = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
@@ -48,8 +46,8 @@ def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss
 @serializable_program
 @lru_cache(maxsize=32)
 def evaluate_losses(objective: Objective) -> Program:
-    """Sum of the losses of a client's examples under each of several models: a stack in `shared`,
-    or one of its own in `each`.
+    """The sum of the losses of a client's examples under each model of a stack, which is in
+    `broadcast` or, per client, in `params`.
     """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:

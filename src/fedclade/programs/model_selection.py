@@ -1,6 +1,4 @@
-"""Choosing among models: a client takes the one under which its own training examples have the
-least loss.
-"""
+"""Selection of a model: a client takes the one with the least loss on its training examples."""
 
 from __future__ import annotations
 
@@ -20,21 +18,19 @@ from fedclade.programs.evaluation import evaluate_losses
 @serializable_program
 @lru_cache(maxsize=32)
 def choose(objective: Objective) -> Program:
-    """Which of the models in `shared` (a stack) has the least loss: replies with its number, `row`,
-    and nothing else.
-    """
-    every = evaluate_losses(objective)
+    """The index of the model in `broadcast` (a stack) with the least loss. The reply is `row`."""
+    evaluate = evaluate_losses(objective)
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return {"row": _least(carry["loss"])}, None
 
-    return replace(every, finish=finish, name="choose")
+    return replace(evaluate, finish=finish, name="choose")
 
 
 @serializable_program
 def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> ChainedProgram:
-    """Choose as above, then `train` the chosen model, in one message: the reply has `row` too, and
-    on request `loss`, the least one.
+    """Choose a model as `choose` does, then `train` it, in one message. The reply also has `row`
+    and, with `tell_loss`, the least `loss`.
     """
     return chain(evaluate_losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)
 
@@ -47,10 +43,10 @@ def _chosen(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
 
 
 def _chosen_and_its_loss(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:
-    model, told = _chosen(broadcast, params, reply)
-    return model, {**told, "loss": reply["loss"].min()}
+    model, choice = _chosen(broadcast, params, reply)
+    return model, {**choice, "loss": reply["loss"].min()}
 
 
 def _least(loss: Tensor) -> Tensor:
-    """A model that has run away is nobody's choice."""
+    """The index of the least loss. A model with the loss NaN is never chosen."""
     return torch.nan_to_num(loss, nan=torch.inf).argmin()

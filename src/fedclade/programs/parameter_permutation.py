@@ -1,9 +1,8 @@
-"""What CFL asks of clients beside SGD: models as vectors, and vectors in a secret order of
-coordinates.
+"""Models whose parameters are in a secret order, for CFL.
 
 The secret order is the third part of CFL's Algorithm 5: lengths of updates and angles between them
-do not change when all clients permute the coordinates of what they send in the same way, so a
-server can average models and compare clients without seeing which number is which weight.
+do not change if all clients permute the coordinates in the same way. So a server can average models
+and compare clients without knowing which number is which weight.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ def concealed(models: Tree, secret: int) -> Tree:
 
 
 def revealed(models: Tree, secret: int) -> Tree:
-    """What `concealed` hid."""
+    """The inverse of `concealed`."""
     rows = flatten(models)
     return unflatten(rows[:, secret_order(secret, rows.shape[1]).argsort().to(rows.device)], models)
 
 
 @serializable_program
 def in_secret_order(program: Program, secret: int) -> Program:
-    """A program that is sent a model and replies with one, for a server that does not see
-    coordinates: the client puts the model into order first and the reply into the secret order
-    last.
+    """A program that gets a model and replies with one, for a server that only sees permuted
+    models: the client restores the order first and permutes the reply last.
 
-    The name stays: the server asks for the same thing, and the client's batches are the same. The
-    secret is in the client's functions only.
+    The name does not change, so that the client's batches are the same. Only the client's functions
+    have the secret.
     """
     start, finish = _in_secret_order(program.start, program.finish, secret)
     return replace(program, start=start, finish=finish)
@@ -67,9 +65,7 @@ def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> t
 
 @serializable_program
 def from_secret_order(program: Program, secret: int) -> Program:
-    """A program that is sent a stack of models in the secret order, and replies with what is no
-    model.
-    """
+    """A program that gets a stack of permuted models and does not reply with a model."""
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return program.start(broadcast, revealed(params, secret), memory)

@@ -25,9 +25,7 @@ from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 
 @serializable_program
 def sgd(local: LocalTraining) -> Program:
-    """Local SGD from the model the client was given; it replies with the trained weights. Shared by
-    most methods.
-    """
+    """Local SGD from the client's model. The reply is the trained weights. Most methods use it."""
     start, step, finish = _sgd(local.objective, local.momentum, local.weight_decay)
     return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
 
@@ -62,11 +60,19 @@ def sgd_step(
     plus: Tree | None = None,
     at: Tree | None = None,
 ) -> Tree:
-    """One step of SGD as torch.optim.SGD takes it: v <- momentum v + (g + weight_decay w), w <- w -
-    lr v.
+    """One step of SGD as in torch.optim.SGD: v <- momentum v + (g + weight_decay w), w <- w - lr v.
 
-    g is the gradient of the batch at the weights, or at those of `at`; `plus` is added to it. The
-    weights' memory may be used for the result: what else needs them comes first.
+    The result may use the memory of the weights: read them before this call.
+
+    Args:
+        objective: the objective.
+        carry: the weights w under "w/" and, with momentum, the velocity v under "v/".
+        batch: the batch.
+        lr: the learning rate.
+        momentum: the momentum.
+        weight_decay: the weight decay.
+        plus: a tree that is added to the gradient g.
+        at: the weights at which g is taken; None for w.
     """
     w = strip_prefix("w", carry)
     at = w if at is None else at
@@ -83,11 +89,10 @@ def sgd_step(
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """How many plain steps so many steps with momentum amount to: the sum of what each step's
-    gradient counts for in the end.
+    """The number of plain steps that equals `steps` steps with momentum.
 
-    The gradient of step s of τ enters all later steps too, (1 - ρ^(τ-s)) / (1 - ρ) times in all;
-    without momentum this is τ.
+    The gradient of step s of τ also enters all later steps, with a total factor of
+    (1 - ρ^(τ-s)) / (1 - ρ). The result is the sum of these factors; without momentum it is τ.
     """
     if not momentum:
         return steps
@@ -96,9 +101,7 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 @serializable_program
 def chain_training(first: AnyProgram, second: AnyProgram) -> ChainedProgram:
-    """Two programs that each train a model: the second goes on with what the first has made of
-    it.
-    """
+    """Two programs that train a model: the second starts from the result of the first."""
     return chain(first, second, _continue_from)
 
 

@@ -21,7 +21,7 @@ from fedclade.data import Dataset, load
 from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.simulator import pick_device
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.io.checkpoint import read_tensors, write_tensors
 from fedclade.models.autoencoder import (
     Autoencoder,
@@ -104,12 +104,7 @@ def pretrain(
     is called with each epoch's number and mean loss.
     """
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("code", code)):
-        require(
-            isinstance(value, int) and value >= 1,
-            f"pretrain: {name}",
-            value,
-            "must be a whole number of at least 1",
-        )
+        require_int(f"pretrain: {name}", value, 1)
     require(lr > 0, "pretrain: lr", lr, "must be a number above 0")
     target = _writable(out) if out is not None else None
     data = data if isinstance(data, Dataset) else load(data, root)

@@ -24,6 +24,15 @@ _FREE = (
 )
 
 
+def plain(value: Any) -> Any:
+    """The same tables with Python numbers instead of numpy's, which TOML and JSON do not have."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(plain(entry) for entry in value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
     """A hash of what must not change between the parts of one run: configuration, data and first
     model, not how long and how fast.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import get_args
 
 import numpy as np
@@ -15,19 +15,20 @@ from fedclade.core.federation import Aggregator
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training import LocalTraining
 from fedclade.engines.simulator import Precision
-from fedclade.errors import require
+from fedclade.errors import is_int, require, require_int
 
-_MOST = 10**9  # no count that means anything is larger
+_MAX_COUNT = 10**9
 
 
 def _number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _whole(value: object, least: int) -> bool:
-    return (
-        isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
-    )
+def _with_python_numbers(settings: object) -> None:
+    """Replace numpy numbers in the fields: files and messages hold Python's."""
+    for name, value in vars(settings).items():
+        if isinstance(value, np.generic):
+            object.__setattr__(settings, name, value.item())
 
 
 @dataclass(frozen=True)
@@ -42,19 +43,10 @@ class LocalConfig:
     lr_decay: float = 1.0
 
     def __post_init__(self) -> None:
+        _with_python_numbers(self)
         require(_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
-        require(
-            _whole(self.batch_size, 1),
-            "local.batch_size",
-            self.batch_size,
-            "must be a whole number of at least 1",
-        )
-        require(
-            _whole(self.epochs, 1),
-            "local.epochs",
-            self.epochs,
-            "must be a whole number of at least 1",
-        )
+        require_int("local.batch_size", self.batch_size, 1, _MAX_COUNT)
+        require_int("local.epochs", self.epochs, 1, _MAX_COUNT)
         require(
             _number(self.momentum) and 0 <= self.momentum < 1,
             "local.momentum",
@@ -98,47 +90,25 @@ class TrainingConfig:
     max_rejections: int = 3
 
     def __post_init__(self) -> None:
-        require(
-            _whole(self.rounds, 1),
-            "run.rounds",
-            self.rounds,
-            "must be a whole number of at least 1",
-        )
+        _with_python_numbers(self)
+        require_int("run.rounds", self.rounds, 1, _MAX_COUNT)
         share = (
             isinstance(self.clients_per_round, float | np.floating)
             and 0 < self.clients_per_round <= 1
         )
         require(
-            share or _whole(self.clients_per_round, 1),
+            share or is_int(self.clients_per_round, 1, _MAX_COUNT),
             "run.clients_per_round",
             self.clients_per_round,
             "must be a share above 0.0 and at most 1.0, or a whole number of clients of at least 1",
         )
-        require(_whole(self.seed, 0), "run.seed", self.seed, "must be a whole number of at least 0")
-        require(
-            _whole(self.eval_every, 0),
-            "run.eval_every",
-            self.eval_every,
-            "must be a whole number; 0 evaluates at the end only",
+        require_int("run.seed", self.seed, 0, _MAX_COUNT)
+        require_int("run.eval_every", self.eval_every, 0, _MAX_COUNT, "0 for the end only")
+        require_int(
+            "run.checkpoint_every", self.checkpoint_every, 0, _MAX_COUNT, "0 for the end only"
         )
-        require(
-            _whole(self.checkpoint_every, 0),
-            "run.checkpoint_every",
-            self.checkpoint_every,
-            "must be a whole number; 0 for the end only",
-        )
-        require(
-            _whole(self.fine_tune_epochs, 0),
-            "run.fine_tune_epochs",
-            self.fine_tune_epochs,
-            "must be a whole number; 0 for none",
-        )
-        require(
-            _whole(self.max_rejections, 0),
-            "run.max_rejections",
-            self.max_rejections,
-            "must be a whole number; 0 for never",
-        )
+        require_int("run.fine_tune_epochs", self.fine_tune_epochs, 0, _MAX_COUNT, "0 for none")
+        require_int("run.max_rejections", self.max_rejections, 0, _MAX_COUNT, "0 for never")
 
     def cohort_size(self, clients: int) -> int:
         """How many clients are asked in a round."""
@@ -180,3 +150,6 @@ class EngineConfig:
     chunk: int | None = None
     precision: Precision = "tf32"
     threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _with_python_numbers(self)

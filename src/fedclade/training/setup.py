@@ -8,7 +8,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from fedclade.methods.requirements import (
 )
 from fedclade.models import ModelSpec
 from fedclade.training import client_features, encoder_pretraining
-from fedclade.training.fingerprint import Tables, fingerprint
+from fedclade.training.fingerprint import Tables, fingerprint, plain
 from fedclade.training.metrics import RESERVED
 from fedclade.training.settings import LocalConfig, TrainingConfig
 
@@ -123,7 +123,7 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         else {}
     )
     name = type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name
-    return {
+    tables: Tables = {
         "data": {"name": metadata.dataset},
         "partition": {"name": metadata.partition, **metadata.origin},
         "model": {"name": name, **model},
@@ -133,6 +133,7 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         "server": asdict(run.server),
         "engine": asdict(run.engine),
     }
+    return cast(Tables, plain(tables))
 
 
 def inject_context(method: Method, clients: ClientMetadata, seed: int) -> Method:

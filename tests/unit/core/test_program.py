@@ -370,7 +370,7 @@ def test_a_program_draws_as_another_says() -> None:
 
 def test_a_chain_of_programs_that_would_draw_alike_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"'same' and 'same' would draw the same batches.*draws_as"
+        ValueError, match=r"'same' and 'same' use the same random streams.*rng_stream"
     ):
         chain(first_sample("a"), first_sample("b"), lambda broadcast, params, reply: ({}, reply))
 

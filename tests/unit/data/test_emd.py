@@ -155,12 +155,15 @@ def test_own_features_see_inputs_as_a_model_does() -> None:
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"samples": 1}, "earth_movers_distance.samples = 1: must be a whole number, 2 or more."),
+        (
+            {"samples": 1},
+            "earth_movers_distance.samples = 1: must be a whole number of at least 2.",
+        ),
         (
             {"samples": 2.5},
-            "earth_movers_distance.samples = 2.5: must be a whole number, 2 or more.",
+            "earth_movers_distance.samples = 2.5: must be a whole number of at least 2.",
         ),
-        ({"seed": -1}, "earth_movers_distance.seed = -1: must be a whole number, 0 or more."),
+        ({"seed": -1}, "earth_movers_distance.seed = -1: must be a whole number of at least 0."),
         (
             {"features": lambda x: x[:, 0]},
             r"features: gave shape \(4,\) for 4 samples; give a tensor with one row a sample.",

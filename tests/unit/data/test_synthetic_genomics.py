@@ -134,14 +134,14 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"populations": 0}, "genomic.populations = 0: must be a whole number, 1 or more."),
-        ({"reads": 1.5}, "genomic.reads = 1.5: must be a whole number, 1 or more."),
+        ({"populations": 0}, "genomic.populations = 0: must be a whole number of at least 1."),
+        ({"reads": 1.5}, "genomic.reads = 1.5: must be a whole number of at least 1."),
         (
             {"divergence": 1.0},
             "genomic.divergence = 1.0: must be a number from 0 up to, but not including, 1.",
         ),
         ({"divergence": "high"}, "genomic.divergence = 'high': must be a number"),
-        ({"seed": -3}, "genomic.seed = -3: must be a whole number, 0 or more."),
+        ({"seed": -3}, "genomic.seed = -3: must be a whole number of at least 0."),
     ],
 )
 def test_what_cannot_be_made(given: dict[str, object], message: str) -> None:

@@ -77,9 +77,9 @@ def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"clusters": 0}, "method.clusters = 0: must be at least 1"),
-        ({"num_restarts": 0}, "method.num_restarts = 0: must be at least 1"),
-        ({"warm_up": -1}, "method.warm_up = -1: must be at least 0"),
+        ({"clusters": 0}, "method.clusters = 0: must be a whole number of at least 1"),
+        ({"num_restarts": 0}, "method.num_restarts = 0: must be a whole number of at least 1"),
+        ({"warm_up": -1}, "method.warm_up = -1: must be a whole number of at least 0"),
         (
             {"shared_layers": "head"},
             "method.shared_layers = 'head': must be one of 'nothing', 'trunk'",

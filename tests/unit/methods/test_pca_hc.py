@@ -197,7 +197,7 @@ def test_probe_data_are_no_hyper_parameter() -> None:
     ("given", "message"),
     [
         ({"clusters": 0}, "method.clusters = 0: must be a whole number of at least 1"),
-        ({"k": 13}, "method.k = 13: must be a whole number from 1 to 12"),
+        ({"k": 13}, "method.k = 13: must be a whole number of at least 1 and at most 12"),
         ({"k": "auto"}, "method.k = 'auto'"),
         ({"components": 0}, "method.components = 0"),
         ({"basis": "common"}, "method.basis = 'common': must be one of 'own', 'shared'"),

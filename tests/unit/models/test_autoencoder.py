@@ -84,7 +84,7 @@ def test_shapes_that_do_not_fit_are_refused(
 def test_code_is_checked(spec: type[Spec], code: object) -> None:
     with pytest.raises(
         InvalidInputError,
-        match=r"^model\.code = .*: length of the code, a whole number of at least 1",
+        match=r"^model\.code = .*: must be a whole number of at least 1.*length of the code",
     ):
         spec(code=code)  # type: ignore[arg-type]
 

@@ -200,7 +200,7 @@ def test_the_share_of_draws_that_are_right() -> None:
     assert Directions(groups=2).bound() == pytest.approx(math.sqrt(0.5))
     assert right(groups=3, noise=0.3) == 100.0
     assert right(groups=5, noise=10.0) < 50.0
-    with pytest.raises(fc.InvalidInputError, match=r"study\.groups = 1: must be at least 2"):
+    with pytest.raises(fc.InvalidInputError, match=r"study\.groups = 1: must be a whole number"):
         right(groups=1)
     with pytest.raises(fc.InvalidInputError, match=r"study\.noize: unknown key"):
         right(noize=1.0)

@@ -155,6 +155,6 @@ def test_where_every_client_is_refused_the_run_ends_and_says_why(digits: Clients
 
 def test_the_setting_is_checked() -> None:
     with pytest.raises(
-        fc.InvalidInputError, match=r"run\.max_rejections = -1: must be a whole number; 0 for never"
+        fc.InvalidInputError, match=r"run\.max_rejections = -1: must be a whole number"
     ):
         replace(TrainingConfig(), max_rejections=-1)

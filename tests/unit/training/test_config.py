@@ -189,7 +189,7 @@ def test_the_partition_takes_the_seed_of_the_run_unless_it_has_its_own() -> None
         ("partition.clients=0", ["partition.clients", "at least 1"]),
         ("partition.probe=-1", ["partition.probe", "at least 0"]),
         ("partition.seed=-1", ["partition.seed", "at least 0"]),
-        ("partition.clusters=-5", ["partition.clusters", "1 or more"]),
+        ("partition.clusters=-5", ["partition.clusters", "at least 1"]),
         ("model.hidden=-5", ["model.hidden", "at least 1"]),
         ("model.dropout=1.0", ["model.dropout", "1"]),
         ("model.dropout=nan", ["model.dropout", "finite"]),

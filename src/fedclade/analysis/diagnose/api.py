@@ -28,7 +28,7 @@ from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.fedavg import FedAvg
 from fedclade.models import MLP, ModelSpec
 from fedclade.training.runner import TrainingRun
@@ -228,13 +228,7 @@ def _check(clients: Clients | None, probe_rounds: int) -> None:
         raise InvalidInputError(
             f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
         )
-    whole = isinstance(probe_rounds, int) and not isinstance(probe_rounds, bool)
-    require(
-        whole and probe_rounds >= 0,
-        "probe_rounds",
-        probe_rounds,
-        "must be a whole number; 0 for no probe rounds",
-    )
+    require_int("probe_rounds", probe_rounds, 0, note="0 for no probe rounds")
 
 
 def _about(clients: Clients, run: TrainingRun, probe_rounds: int, seen: Look) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -61,11 +61,6 @@ class Scheme(Protocol):
     name: ClassVar[str]
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split: ...
-
-
-def check_whole(field: str, value: object, least: int = 1) -> None:
-    whole = isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-    require(whole, f"partition.{field}", value, f"must be a whole number, {least} or more")
 
 
 def check_positive(field: str, value: object) -> None:

@@ -20,7 +20,6 @@ from fedclade.data.partitioning.base import (
     Transform,
     blocks,
     by_class,
-    check_whole,
     cut,
     deal_classes,
     deal_randomly,
@@ -34,7 +33,7 @@ from fedclade.data.partitioning.transforms import (
     rotate,
 )
 from fedclade.data.validation import type_name
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,9 @@ class LabelClusters:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        check_whole("clusters", self.clusters)
-        check_whole("classes", self.classes)
-        check_whole("overlap", self.overlap, least=0)
+        require_int("partition.clusters", self.clusters, 1)
+        require_int("partition.classes", self.classes, 1)
+        require_int("partition.overlap", self.overlap, 0)
         require(
             2 * self.overlap <= self.classes,
             "partition.overlap",
@@ -73,7 +72,7 @@ class LabelClusters:
             "with an overlap there must be 3 or more",
         )
         if self.samples is not None:
-            check_whole("samples", self.samples)
+            require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, test_labels = self._labels(data)
@@ -177,8 +176,8 @@ class PowerLawClusters:
     classes: int = 5
 
     def __post_init__(self) -> None:
-        check_whole("clusters", self.clusters)
-        check_whole("classes", self.classes)
+        require_int("partition.clusters", self.clusters, 1)
+        require_int("partition.classes", self.classes, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, _ = labels_of(data, self.name)
@@ -233,10 +232,10 @@ class LabelSwap:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("clusters", self.clusters)
-        check_whole("swaps", self.swaps)
+        require_int("partition.clusters", self.clusters, 1)
+        require_int("partition.swaps", self.swaps, 1)
         if self.samples is not None:
-            check_whole("samples", self.samples)
+            require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, classes = labels_of(data, self.name)
@@ -267,9 +266,9 @@ class LabelPermutation:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("clusters", self.clusters)
+        require_int("partition.clusters", self.clusters, 1)
         if self.samples is not None:
-            check_whole("samples", self.samples)
+            require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, classes = labels_of(data, self.name)
@@ -293,9 +292,9 @@ class Rotation:
     samples: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("clusters", self.clusters)
+        require_int("partition.clusters", self.clusters, 1)
         if self.samples is not None:
-            check_whole("samples", self.samples)
+            require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         x = data.x_test  # alike, and nothing is copied to look at it

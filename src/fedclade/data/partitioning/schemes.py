@@ -20,7 +20,6 @@ from fedclade.data.partitioning.base import (
     Scheme,
     Split,
     Transform,
-    check_whole,
     follow_labels,
 )
 from fedclade.data.partitioning.feature_shift import FeatureClusters
@@ -34,7 +33,7 @@ from fedclade.data.partitioning.grouped import (
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId
 from fedclade.data.validation import Pool
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 
 PARTITIONS: dict[str, type[Scheme]] = {
     scheme.name: scheme
@@ -110,8 +109,8 @@ def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> No
             "partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not"
             f" {given}."
         )
-    check_whole("clients", clients)
-    check_whole("seed", seed, least=0)
+    require_int("partition.clients", clients, 1)
+    require_int("partition.seed", seed, 0)
 
 
 def _fields(scheme: Scheme) -> dict[str, Any]:
@@ -129,7 +128,7 @@ def _probe_rows(
     total = len(dataset.y_train)
     if probe is None:
         probe = min(MOST_PROBE, total // 10)
-    check_whole("probe", probe, least=0)
+    require_int("partition.probe", probe, 0)
     require(
         probe < total,
         "partition.probe",

@@ -16,7 +16,6 @@ from fedclade.data.partitioning.base import (
     Split,
     by_class,
     check_positive,
-    check_whole,
     cut,
     deal_classes,
     deal_randomly,
@@ -24,7 +23,7 @@ from fedclade.data.partitioning.base import (
     labels_of,
     shares,
 )
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 
 ATTEMPTS = 10  # how often a random draw is repeated before it is repaired
 
@@ -59,7 +58,7 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
-        check_whole("min_size", self.min_size)
+        require_int("partition.min_size", self.min_size, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, available = labels_of(data, self.name)[0], len(data.y_train)
@@ -99,7 +98,7 @@ class Pathological:
     classes_per_client: int = 2
 
     def __post_init__(self) -> None:
-        check_whole("classes_per_client", self.classes_per_client)
+        require_int("partition.classes_per_client", self.classes_per_client, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         pools = by_class(labels_of(data, self.name)[0], rng)

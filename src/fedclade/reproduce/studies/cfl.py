@@ -29,7 +29,7 @@ from fedclade.core.pytree import Tree, flatten, stack, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.programs.sgd import sgd
 from fedclade.reproduce.metrics import History
 from fedclade.training import config
@@ -172,12 +172,7 @@ class Directions:
 
     def __post_init__(self) -> None:
         for name, least in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
-            require(
-                getattr(self, name) >= least,
-                f"study.{name}",
-                getattr(self, name),
-                f"must be at least {least}",
-            )
+            require_int(f"study.{name}", getattr(self, name), least)
         require(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
 
     def bound(self) -> float:

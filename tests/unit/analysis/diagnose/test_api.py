@@ -208,7 +208,7 @@ ONE = (np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1]))
         (
             from_arrays([ONE, ONE]),
             {"probe_rounds": -1},
-            "probe_rounds = -1: must be a whole number; 0 for no probe rounds",
+            "probe_rounds = -1: must be a whole number of at least 0; 0 for no probe rounds",
         ),
         (from_arrays([ONE, ONE]), {"seed": -1}, "seed = -1: must be a whole number"),
         (from_arrays([ONE, ONE]), {"lr": 0}, "local.lr = 0: must be a number above 0"),

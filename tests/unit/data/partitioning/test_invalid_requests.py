@@ -48,7 +48,7 @@ def message_of(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-WHOLE, POSITIVE = "must be a whole number, 1 or more.", "must be a number above 0 (and finite)."
+WHOLE, POSITIVE = "must be a whole number of at least 1.", "must be a number above 0 (and finite)."
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ WHOLE, POSITIVE = "must be a whole number, 1 or more.", "must be a number above 
         (lambda: LabelClusters(classes=-1), f"partition.classes = -1: {WHOLE}"),
         (
             lambda: LabelClusters(overlap=-1),
-            "partition.overlap = -1: must be a whole number, 0 or more.",
+            "partition.overlap = -1: must be a whole number of at least 0.",
         ),
         (
             lambda: LabelClusters(classes=3, overlap=2),
@@ -230,11 +230,11 @@ def test_more_clients_than_digits() -> None:
 def test_seed_probe_and_wrong_things() -> None:
     assert (
         message_of(lambda: partition(toy(), Iid(), 4, seed=-1))
-        == "partition.seed = -1: must be a whole number, 0 or more."
+        == "partition.seed = -1: must be a whole number of at least 0."
     )
     assert (
         message_of(lambda: partition(toy(), Iid(), 4, probe=-1))
-        == "partition.probe = -1: must be a whole number, 0 or more."
+        == "partition.probe = -1: must be a whole number of at least 0."
     )
     assert (
         message_of(lambda: partition(toy(), Iid(), 4, probe=40))

@@ -1,0 +1,28 @@
+"""`require_int`: one check and one message for all fields that hold an integer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedclade.errors import InvalidInputError, require_int
+
+
+@pytest.mark.parametrize("value", [1, 3, np.int64(3), np.uint8(1)])
+def test_python_and_numpy_integers_are_accepted(value: object) -> None:
+    require_int("run.rounds", value, 1, 3)
+
+
+@pytest.mark.parametrize("value", [0, 4, True, np.True_, 2.0, "2", None, np.int64(0)])
+def test_all_else_is_refused(value: object) -> None:
+    with pytest.raises(InvalidInputError, match=r"^run\.rounds = .*: must be a whole number"):
+        require_int("run.rounds", value, 1, 3)
+
+
+def test_the_message_has_the_limits_and_the_note() -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        require_int("a", -1, 0, note="0 for never")
+    assert str(refused.value) == "a = -1: must be a whole number of at least 0; 0 for never."
+    with pytest.raises(InvalidInputError) as refused:
+        require_int("a", 13, 1, 12)
+    assert str(refused.value) == "a = 13: must be a whole number of at least 1 and at most 12."
