@@ -182,7 +182,7 @@ class Job:
 
 JOBS = {
     "FLT: layout by UMAP": Job(
-        lambda n: planted(n * CENTRES, EMBEDDING), place, QUADRATIC, compiles=True
+        lambda n: planted(n * CENTRES, EMBEDDING), embed, QUADRATIC, compiles=True
     ),
     "FLT: layout by PCA": Job(
         lambda n: planted(n * CENTRES, EMBEDDING), lambda points: embed(points, "pca"), LINEAR
