@@ -68,6 +68,13 @@ def digits() -> Clients:
     return partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
 
 
+@pytest.fixture(scope="session")
+def small_digits() -> Clients:
+    """The groups of `digits` with 12 samples a client, for tests in which nothing is learnt."""
+    scheme = LabelClusters(clusters=5, classes=2, samples=12)
+    return partition(load("digits"), scheme, clients=20, seed=0)
+
+
 @pytest.fixture
 def ragged() -> Clients:
     """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class

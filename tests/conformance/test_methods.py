@@ -34,7 +34,7 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
-from fedclade.data import Clients, LabelClusters, RaggedIndex, load, partition
+from fedclade.data import Clients, RaggedIndex
 from fedclade.engines.simulator import Faults
 from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import METHODS, UNKNOWN
@@ -168,13 +168,6 @@ def usual_run(name: str, engine: str, ragged: Clients) -> Outcome:
         state = case.rounds(case.init(), *cohorts(len(ragged)))
         OUTCOMES[name, engine] = Outcome(state, case.served(state))
     return OUTCOMES[name, engine]
-
-
-@pytest.fixture(scope="module")
-def small_digits() -> Clients:
-    """Twenty clients in five planted groups with few samples, and test data."""
-    scheme = LabelClusters(clusters=5, classes=2, samples=12)
-    return partition(load("digits"), scheme, clients=20, seed=0)
 
 
 def same(one: Tree, other: Tree) -> bool:

@@ -10,11 +10,12 @@ import resource
 import torch
 import fedclade as fc
 
-samples = 2400 * 40
+samples = 2400 * 10
 generator = torch.Generator().manual_seed(0)
 x = torch.randint(0, 256, (samples, 784), generator=generator, dtype=torch.uint8)
 y = torch.randint(0, 47, (samples,), generator=generator)
-clients = fc.data.partition(fc.data.dataset(x, y, x[:470], y[:470]), fc.data.Iid(), clients=2400, seed=0)
+dataset = fc.data.dataset(x, y, x[:470], y[:470])
+clients = fc.data.partition(dataset, fc.data.Iid(), clients=2400, seed=0)
 result = fc.run(fc.FedAvg(), clients, fc.models.MLP(200), rounds=1, clients_per_round=1.0)
 assert result.summary["failures"] == 0
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
