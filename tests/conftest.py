@@ -5,6 +5,7 @@ that want them are skipped.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
@@ -22,6 +23,14 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
 UNPACK = ROOT.parent / "shared" / "data" / "unpack.py"
 UNPACKED = ROOT / "data"
+
+
+def pytest_collection_finish() -> None:
+    """Collections need not look at what is imported: a tenth of a second each, and an engine that
+    runs out of memory asks for one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -193,7 +193,9 @@ def test_a_client_that_is_ill_costs_only_itself(
     code = """    if number == 1:
         raise RuntimeError("the disk of this clinic is broken")
     if number == 2:
-        x, y, x_test, y_test = fc.data.partition(fc.data.load("digits"), fc.data.Iid(), clients=nodes, seed=0).arrays(2)
+        digits = fc.data.load("digits")
+        clients = fc.data.partition(digits, fc.data.Iid(), clients=nodes, seed=0)
+        x, y, x_test, y_test = clients.arrays(2)
         return {"ward-0": (x, y, x_test, y_test), "ill": (x * 0 + 1e30, y, x_test, y_test)}
 """
     ill = changed(app, tmp_path / "ill", code)

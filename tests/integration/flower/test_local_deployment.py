@@ -82,9 +82,11 @@ def main(grid, context):
     print("text", context.run_config["text"], "number", context.run_config["deep.number"])
     if context.run_config["fail"]:
         raise RuntimeError("told to fail")
-    asked = [Message(RecordDict(), message_type="query", dst_node_id=node) for node in grid.get_node_ids()]
-    told = [dict(reply.content["who"]) for reply in grid.send_and_receive(asked)]
-    print("nodes", sorted((each["partition-id"], each["num-partitions"], each["site"], each["ward"]) for each in told))
+    nodes = grid.get_node_ids()
+    asked = [Message(RecordDict(), message_type="query", dst_node_id=node) for node in nodes]
+    replies = [dict(reply.content["who"]) for reply in grid.send_and_receive(asked)]
+    names = "partition-id", "num-partitions", "site", "ward"
+    print("nodes", sorted(tuple(reply[name] for name in names) for reply in replies))
 """
 
 
