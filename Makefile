@@ -13,12 +13,13 @@ export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks tools
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help setup demo test test-all lint docs bench lock clean
+.PHONY: help setup demo test test-docs test-all lint docs bench lock clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
 	@echo "make test      the tests, in minutes"
-	@echo "make test-all  those that take longer too"
+	@echo "make test-docs the tests of the documentation: its commands, code, notebooks and pages"
+	@echo "make test-all  all tests, with those that take longer"
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
@@ -54,7 +55,10 @@ demo: $(READY)
 	@$(BIN)/python -m fedclade compare quickstart --methods fedavg,local,ifca,fedsem,flis_hc,flt,cfl,clade
 
 test: $(TOOLS)
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow and not docs"
+
+test-docs: $(TOOLS)
+	@$(PYTEST) -m docs tests/integration/docs
 
 test-all: $(TOOLS)
 	@$(PYTEST)

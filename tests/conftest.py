@@ -5,6 +5,7 @@ that want them are skipped.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import subprocess
 import sys
@@ -22,6 +23,14 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).resolve().parents[1]
 UNPACK = ROOT.parent / "shared" / "data" / "unpack.py"
 UNPACKED = ROOT / "data"
+
+
+def pytest_collection_finish() -> None:
+    """Collections need not look at what is imported: a tenth of a second each, and an engine that
+    runs out of memory asks for one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +75,13 @@ def _registry_as_it_was() -> Iterator[None]:
 def digits() -> Clients:
     """Twenty clients in five planted groups."""
     return partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
+
+
+@pytest.fixture(scope="session")
+def small_digits() -> Clients:
+    """The groups of `digits` with 12 samples a client, for tests in which nothing is learnt."""
+    scheme = LabelClusters(clusters=5, classes=2, samples=12)
+    return partition(load("digits"), scheme, clients=20, seed=0)
 
 
 @pytest.fixture

@@ -48,7 +48,8 @@ class Eager(fc.FedAvg):
 def spots() -> fc.data.Dataset:
     """Three spots in the plane."""
     y = torch.arange(90) % 3
-    x = torch.stack([y.float(), -y.float()], 1) + 0.1 * torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(90, 2, generator=torch.Generator().manual_seed(0))
+    x = torch.stack([y.float(), -y.float()], 1) + 0.1 * noise
     return fc.data.dataset(x[:60], y[:60], x[60:], y[60:], name="spots")
 
 
@@ -60,7 +61,8 @@ class InRows:
     gap: int = 0
 
     def split(self, data: fc.data.Dataset, clients: int, rng: np.random.Generator) -> fc.data.Split:
-        return fc.data.Split(train=np.array_split(np.arange(len(data.y_train)), clients), groups=np.arange(clients) % 2)
+        train = np.array_split(np.arange(len(data.y_train)), clients)
+        return fc.data.Split(train, groups=np.arange(clients) % 2)
 
 
 @fc.register("model", "thin")
@@ -247,7 +249,6 @@ def test_two_files_of_one_name_in_two_folders_can_both_be_imported(
 
 
 # --- things that are not of the form we want
-# -------------------------------------------------------------------------------------------
 
 PLAIN = """
 import numpy as np

@@ -47,7 +47,8 @@ class AngryModel:
 @dataclass(frozen=True)
 class Counting:
     def build(self, shape, classes):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes))
+        layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)
+        return nn.Sequential(nn.Flatten(), *layers)
 """
 
 

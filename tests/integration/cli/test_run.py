@@ -373,7 +373,8 @@ class Striped:
 
     def split(self, data, clients, rng):
         rows = np.arange(len(data.y_train))
-        return fc.data.Split(train=[rows[i::clients] for i in range(clients)], groups=np.arange(clients) % self.stripes)
+        train = [rows[i::clients] for i in range(clients)]
+        return fc.data.Split(train, groups=np.arange(clients) % self.stripes)
 
 
 @fc.register("model", "line")

@@ -15,15 +15,17 @@ import fedclade as fc
 # "The surface people meet" in the design, with FedAvg until FLT is there, and without the report.
 FIRST = """
 import fedclade as fc
-clients = fc.data.partition(fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=50, seed=0)
+scheme = fc.data.LabelClusters(clusters=5, classes=2)
+clients = fc.data.partition(fc.data.load("digits"), scheme, clients=50, seed=0)
 result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
 result.summary; result.history; result.clusters; result.model_of(7)
 """
 OWN_DATA = """
 clients = fc.data.from_arrays([(x0, y0), (x1, y1)])
 clients.groups; clients.sizes; clients.describe()
-fc.run(method, clients, model, rounds, clients_per_round=0.2, lr=0.1, batch_size=10, epochs=1, momentum=0.0, loss=None,
-       seed=0, eval_every=10, device="auto", chunk=None, out=DIR, resume=False, on_round=None)
+fc.run(method, clients, model, rounds, clients_per_round=0.2, lr=0.1, batch_size=10, epochs=1,
+       momentum=0.0, loss=None, seed=0, eval_every=10, device="auto", chunk=None,
+       out=DIR, resume=False, on_round=None)
 model7 = fc.load(DIR).model_of(1)
 """
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedclade as fc
+from fedclade.cli import main
 from fedclade.io.run_dir import StoredModels
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'fedclade[flower]'")
@@ -77,19 +78,27 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "parts" / "summary.json").read_text())["rounds"] == 4
 
 
-def test_what_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
-    done = run(tmp_path / "a", "--engine", "flour")
-    assert (done.returncode, done.stderr.strip()) == (
-        2,
-        "fedclade: --engine flour: must be simulator or flower.",
-    )
-    done = run(tmp_path / "b", "--nodes", "3")
-    assert (done.returncode, done.stderr.strip()) == (
-        2,
-        "fedclade: --nodes: only --engine flower has any.",
-    )
-    done = run(tmp_path / "c", "--engine", "flower", "--nodes", "1000")
-    assert (done.returncode, done.stderr.strip()) == (
-        2,
-        "fedclade: --nodes = 1000: must be from 1 to the number of clients, 40.",
-    )
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--engine", "flour"), "--engine flour: must be simulator or flower."),
+        (("--nodes", "3"), "--nodes: only --engine flower has any."),
+        (
+            ("--engine", "flower", "--nodes", "1000"),
+            "--nodes = 1000: must be from 1 to the number of clients, 40.",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    options: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = str(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", ["fedclade", "run", "quickstart", "--out", out, *options])
+    with pytest.raises(SystemExit) as stop:
+        main.main()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.strip() == f"fedclade: {message}"

@@ -21,11 +21,23 @@ AVERAGES = pytest.mark.parametrize(
 METHODS = pytest.mark.parametrize(
     "method",
     [
-        fc.FedAvg(), fc.FedProx(), fc.FedNova(), fc.SCAFFOLD(), fc.LGFedAvg(), fc.PerFedAvg(), fc.IFCA(clusters=2), fc.FedSEM(clusters=2),
-        fc.PCAHC(clusters=2), fc.CFL(), fc.FLIS(mode="dc"), fc.FLIS(mode="hc"), fc.Clade(), fc.FLT(manifold="none", k=2),
+        fc.FedAvg(),
+        fc.FedProx(),
+        fc.FedNova(),
+        fc.SCAFFOLD(),
+        fc.LGFedAvg(),
+        fc.PerFedAvg(),
+        fc.IFCA(clusters=2),
+        fc.FedSEM(clusters=2),
+        fc.PCAHC(clusters=2),
+        fc.CFL(),
+        fc.FLIS(mode="dc"),
+        fc.FLIS(mode="hc"),
+        fc.Clade(),
+        fc.FLT(manifold="none", k=2),
     ],
     ids=lambda method: method.name,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -151,6 +152,11 @@ def trained(method: Method, **options: Any) -> fc.Result:
     )
 
 
+@cache
+def undisturbed_run(method: type[Method], workers: int) -> fc.Result:
+    return trained(method(), threads=workers)
+
+
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, PerFedAvg], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("where", ["steps", "sums", "state"])
@@ -159,7 +165,7 @@ def test_a_run_without_room_ends_like_any_other(
 ) -> None:
     if where == "state" and method is not SCAFFOLD:
         pytest.skip("its clients have no state")
-    undisturbed = trained(method(), threads=workers)
+    undisturbed = undisturbed_run(method, workers)
     run_program, add, reserve = simulator.run_program, Accumulator.add, ClientStateStore.reserve
 
     def for_two(many: Sequence[Any] | Tensor) -> None:
@@ -208,6 +214,25 @@ def test_a_run_without_room_ends_like_any_other(
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def poison(key: int, client: int, reply: Tree) -> Tree:
+    return {name: value * torch.nan for name, value in reply.items()} if client == 3 else reply
+
+
+def poisoned_models() -> list[dict[str, Tensor]]:
+    partitioned = clients()
+    fed = fc.Simulator(partitioned, device="cpu", threads=1, chunk=4, faults=poison)
+    settings, local = TrainingConfig(2, 8, eval_every=0, checkpoint_every=0), LocalConfig(lr=0.1)
+    result = TrainingRun(
+        SCAFFOLD(), partitioned, MLP(8), local, settings, EngineConfig(), federation=fed
+    ).run()
+    return [result.model_of(client).state_dict() for client in range(10)]
+
+
+@cache
+def undisturbed_models() -> list[dict[str, Tensor]]:
+    return poisoned_models()
+
+
 @pytest.mark.parametrize("times", range(1, 9))
 @pytest.mark.parametrize("where", ["rows", "sums", "state"])
 def test_memory_that_runs_out_once_counts_nobody_twice(
@@ -217,19 +242,7 @@ def test_memory_that_runs_out_once_counts_nobody_twice(
     what was kept of the chunk before?
     """
 
-    def poison(key: int, client: int, reply: Tree) -> Tree:
-        return {name: value * torch.nan for name, value in reply.items()} if client == 3 else reply
-
-    def models() -> list[dict[str, Tensor]]:
-        dealt = clients()
-        fed = fc.Simulator(dealt, device="cpu", threads=1, chunk=4, faults=poison)
-        settings = TrainingConfig(2, 8, eval_every=0, checkpoint_every=0)
-        result = TrainingRun(
-            SCAFFOLD(), dealt, MLP(8), LocalConfig(lr=0.1), settings, EngineConfig(), federation=fed
-        ).run()
-        return [result.model_of(client).state_dict() for client in range(10)]
-
-    expected, left = models(), times
+    expected, left = undisturbed_models(), times
     owner, name = {
         "rows": (simulator, "tree_index"),
         "sums": (Accumulator, "add"),
@@ -248,7 +261,7 @@ def test_memory_that_runs_out_once_counts_nobody_twice(
     monkeypatch.setattr(owner, name, fails_once)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        retried = models()
+        retried = poisoned_models()
     assert len(caught) == (left < 0)
     assert left < 0 or times > 4  # two chunks in each of two rounds, at least
     for one, other in zip(retried, expected, strict=True):
@@ -284,10 +297,9 @@ xs = [torch.randn(20, 64, generator=torch.Generator().manual_seed(client)) for c
 clients = fc.data.from_arrays([(x, (x[:, 0] > 0).long(), x, (x[:, 0] > 0).long()) for x in xs])
 
 def run(chunk):
-    return fc.run(
-        fc.FedAvg(), clients, fc.models.MLP(4096), rounds=1, clients_per_round=1.0, device="cpu",
-        threads=1, chunk=chunk,
-    )
+    engine = {"device": "cpu", "threads": 1, "chunk": chunk}
+    model = fc.models.MLP(4096)
+    return fc.run(fc.FedAvg(), clients, model, rounds=1, clients_per_round=1.0, **engine)
 
 free = run(2)
 pages = int(open("/proc/self/statm").read().split()[0])

@@ -136,7 +136,6 @@ def test_bad_fields_are_named() -> None:
 
 
 # --- signatures in noise
-# -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "joint"])

@@ -79,7 +79,6 @@ def small(**settings: Any) -> FLT:
 
 
 # --- special cases
-# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_with_everyone_related_it_is_fedavg(ragged: Clients) -> None:
@@ -142,7 +141,6 @@ def test_case_1_is_the_mixing_matrix_over_all_clients(ragged: Clients) -> None:
 
 
 # --- groups and newcomers
-# ------------------------------------------------------------------------------------------------------------
 
 
 def test_finds_the_groups_of_digits(digits: Clients) -> None:
@@ -195,7 +193,6 @@ def test_a_run_that_is_resumed_ends_the_same(digits: Clients, tmp_path: Path) ->
 
 
 # --- what is sent
-# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_of_the_one_off_phase(ragged: Clients) -> None:
@@ -243,7 +240,6 @@ def test_auto_fine_tunes_random_weights_only(ragged: Clients) -> None:
 
 
 # --- the clients' programs
-# -----------------------------------------------------------------------------------------------------------
 
 
 def test_autoencode_is_adam_on_the_reconstruction() -> None:
@@ -371,7 +367,6 @@ def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
 
 
 # --- signatures in noise
-# -------------------------------------------------------------------------------------------------------------
 
 
 def test_finds_the_groups_of_digits_through_noise_until_there_is_too_much(digits: Clients) -> None:
@@ -425,7 +420,6 @@ def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients)
 
 
 # --- hyper-parameters
-# ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,7 +471,6 @@ def test_more_centres_where_no_matching_is_sought() -> None:
 
 
 # --- encoders
-# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_shipped_encoder_is_small_and_trained() -> None:

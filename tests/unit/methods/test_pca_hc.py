@@ -43,7 +43,6 @@ def agreement(method: PCAHC, clients: Clients) -> float:
 
 
 # --- principal axes
-# ------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,7 +88,6 @@ def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) ->
 
 
 # --- what it finds
-# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -158,7 +156,6 @@ def test_a_state_fits_into_a_checkpoint(digits: Clients, tmp_path: Path, basis: 
 
 
 # --- what it refuses
-# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_shared_basis_needs_probe_data(digits: Clients) -> None:

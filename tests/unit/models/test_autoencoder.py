@@ -90,7 +90,6 @@ def test_code_is_checked(spec: type[Spec], code: object) -> None:
 
 
 # --- the residual one
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_residual_one_has_the_parameters_of_its_layers() -> None:

@@ -164,7 +164,7 @@ def test_gradients_of_three_clients_at_once_equal_one_by_one(
 
 
 # Not ResNet9 and ResidualAutoencoder: on the CPU torch's group norm under vmap refuses what
-# convolutions in columns give. On CUDA it takes it (tests/unit/engines/test_cuda.py).
+# convolutions in columns give. On CUDA it takes it (tests/integration/engines/test_cuda.py).
 CONVOLUTIONS = LeafCNN | SmallCNN | LeNet5 | CflCNN | GmccCNN | ConvAutoencoder
 IN_COLUMNS = [
     pytest.param(*case, True, id=f"{case[0]}-in columns")

@@ -27,7 +27,8 @@ def test_sides_are_halved_three_times_and_then_each_map_gives_its_maximum() -> N
         )
     module(torch.rand(1, 3, 32, 32))
     assert list(sides.values()) == [
-        (64, 32, 32), (128, 16, 16), (128, 16, 16), (256, 8, 8), (512, 4, 4), (512, 4, 4), (512, 1, 1), (512,), (10,),
+        (64, 32, 32), (128, 16, 16), (128, 16, 16), (256, 8, 8),
+        (512, 4, 4), (512, 4, 4), (512, 1, 1), (512,), (10,),
     ]  # fmt: skip
 
 

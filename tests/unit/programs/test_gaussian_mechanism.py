@@ -31,7 +31,6 @@ numbers = st.floats(-1e3, 1e3, allow_nan=False)
 
 
 # --- clipping and sensitivity
-# --------------------------------------------------------------------------------------------------------
 
 
 def test_clipping_by_hand() -> None:
@@ -105,7 +104,6 @@ def test_replacing_an_example_moves_a_signature_by_no_more_than_it_says(clip: fl
 
 
 # --- the Gaussian mechanism
-# ----------------------------------------------------------------------------------------------------------
 
 
 def delta_of(sigma: float, epsilon: float) -> float:
@@ -137,7 +135,6 @@ def test_less_privacy_is_less_noise(epsilon: float, delta: float) -> None:
 
 
 # --- where noise comes from
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_noise_is_standard_normal() -> None:
@@ -213,7 +210,6 @@ def test_who_is_asked_again_answers_the_same_whatever_the_key(
 
 
 # --- what is told
-# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["gradient", "features", "joint"])

@@ -279,7 +279,6 @@ def test_what_is_neither_file_nor_preset_is_refused_with_the_nearest_preset(tmp_
 
 
 # --- anything may stand in an experiment file
-# -------------------------------------------------------------------------------------
 
 SCALARS = st.one_of(
     st.booleans(),

@@ -66,7 +66,6 @@ def small_run(clients: Clients, method: fc.Method | None = None, **settings: Any
 
 
 # --- rounds, evaluation, fine-tuning
-# ------------------------------------------------------------------------------------------------
 
 
 @METHODS
@@ -267,7 +266,6 @@ def test_the_cohorts_of_different_rounds_differ_and_in_the_long_run_hold_everyon
 
 
 # --- what is evaluated
-# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_clients_without_test_part_are_trained_evaluated_on_nothing_and_counted(
@@ -364,7 +362,6 @@ def test_a_loss_of_ones_own_is_the_one_that_is_minimised(digits: Clients) -> Non
 
 
 # --- models
-# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @METHODS
@@ -420,7 +417,6 @@ def test_the_first_weights_of_a_spec_depend_on_the_seed_alone(digits: Clients) -
 
 
 # --- what is refused before any training
-# ----------------------------------------------------------------------------------------------
 
 
 def refuse(*_: object) -> NoReturn:
@@ -524,7 +520,6 @@ def test_a_metric_may_not_take_a_name_that_is_taken(name: str, digits: Clients) 
 
 
 # --- runs that go wrong
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def strict_json(text: str) -> Any:

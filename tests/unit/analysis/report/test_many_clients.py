@@ -53,8 +53,10 @@ def test_everything_is_drawn(many: Path, opened: Callable[..., Any]) -> None:
 BRIGHTNESS = """(id) => {
   const canvas = document.getElementById(id);
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-  const at = (x, y) => 4 * (Math.floor(y * canvas.height) * canvas.width + Math.floor(x * canvas.width));
-  return [at(0.1, 0.1), at(0.9, 0.9), at(0.1, 0.9)].map((place) => data[place] + data[place + 1] + data[place + 2]);
+  const { width, height } = canvas;
+  const at = (x, y) => 4 * (Math.floor(y * height) * width + Math.floor(x * width));
+  const places = [at(0.1, 0.1), at(0.9, 0.9), at(0.1, 0.9)];
+  return places.map((place) => data[place] + data[place + 1] + data[place + 2]);
 }"""
 
 

@@ -1,18 +1,31 @@
-"""What holds for every scheme, whatever the data, the number of clients and the seed."""
+"""What holds for every scheme, whatever the data, the number of clients and the seed.
+
+Requests are built so that they can be met: from the classes and ids that are left once the probe is
+set apart, which depends on the data and the seed alone. Each test counts the cases that it checked
+and asserts that there were enough. Requests that cannot be met have tests of their own below.
+"""
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedclade.data import (
+    PARTITIONS,
     Clients,
     Dataset,
     Dirichlet,
+    FeatureClusters,
+    FlippedId,
     Iid,
     LabelClusters,
     LabelPermutation,
@@ -28,7 +41,17 @@ from fedclade.data import (
 )
 from fedclade.errors import InvalidInputError
 
-TEST = 1000  # test samples are numbered from here, so that a sample can be told from its pixels
+TEST = 1000  # test samples are numbered from here, so that the pixels identify a sample
+MANY = 25  # clients of a request
+EXAMPLES = 30  # requests that a property is checked on, for each scheme
+LEAST = 20  # and how many of them must be accepted
+
+CHECKED: Counter[tuple[str, str]] = Counter()  # accepted requests of (property, scheme)
+
+FOLLOWED = ("iid", "dirichlet", "pathological", "quantity_skew")
+PLANTED = ("label_swap", "label_permutation", "rotation")
+CLUSTERED = ("label_clusters", "power_law_clusters")
+NATURAL = ("natural_id", "flipped_id")
 
 
 @st.composite
@@ -51,44 +74,208 @@ def data_sets(draw: st.DrawFn) -> Dataset:
     return dataset(x, y, x_test, y_test, writer=(np.arange(len(y)) % 9, np.arange(len(y_test)) % 4))
 
 
-maybe_samples = st.none() | st.integers(1, 5)
-label_clusters = st.one_of(
-    st.builds(LabelClusters, st.integers(1, 4), st.integers(1, 3), samples=maybe_samples),
-    st.builds(
-        LabelClusters,
-        st.integers(3, 4),
-        st.integers(2, 3),
-        overlap=st.just(1),
-        samples=maybe_samples,
-    ),
-)
-planted = st.one_of(
-    st.builds(LabelSwap, st.integers(1, 5), st.integers(1, 2), maybe_samples),
-    st.builds(LabelPermutation, st.integers(1, 5), maybe_samples),
-    st.builds(Rotation, st.sampled_from([1, 2, 4]), maybe_samples),
-)
-followed = st.one_of(
-    st.just(Iid()),
-    st.builds(Dirichlet, st.sampled_from([1e-3, 0.1, 1.0, 100.0]), st.integers(1, 3)),
-    st.builds(Pathological, st.integers(1, 4)),
-    st.builds(QuantitySkew, st.sampled_from([1e-3, 0.1, 1.0, 100.0])),
-)
-clustered = st.one_of(
-    label_clusters, st.builds(PowerLawClusters, st.integers(1, 3), st.integers(1, 3))
-)
-natural = st.builds(NaturalId, test_fraction=st.sampled_from([0.01, 0.2, 0.99]))
-schemes: st.SearchStrategy[Scheme] = st.one_of(followed, clustered, planted, natural)
-numbers_of_clients, seeds = st.integers(1, 25), st.integers(0, 2**40)
+@dataclass(frozen=True)
+class Rest:
+    """What a data set has besides the probe of a seed. The probe is the same for every scheme."""
+
+    data: Dataset
+    seed: int
+    counts: list[int]  # samples of each class that is left
+    ids: int  # different writers that are left
+
+    @staticmethod
+    def of(data: Dataset, seed: int) -> Rest:
+        everything = partition(data, Iid(), 1, seed)
+        rows = everything.train.index
+        counts = [count for count in everything.y[rows].bincount().tolist() if count]
+        return Rest(data, seed, counts, len(set(data.keys["writer"][0][rows].tolist())))
+
+    @property
+    def samples(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def classes(self) -> int:
+        return len(self.counts)
+
+    @property
+    def fewest(self) -> int:
+        return min(self.counts)
 
 
-def try_to(data: Dataset, scheme: Scheme, clients: int, seed: int) -> Clients | None:
-    """The clients, or None where the request cannot be met and the message says what to change."""
-    try:
-        return partition(data, scheme, clients, seed)
-    except InvalidInputError as error:
-        message = str(error)
-    assert re.match(r"partition\.\w+ = \w+: .*ask for (at most|fewer)", message), message
-    return None
+@dataclass(frozen=True)
+class Request:
+    rest: Rest
+    scheme: Scheme
+    clients: int
+
+    @property
+    def data(self) -> Dataset:
+        return self.rest.data
+
+    def partition(self, seed_offset: int = 0) -> Clients:
+        return partition(self.data, self.scheme, self.clients, self.rest.seed + seed_offset)
+
+
+rests = st.builds(Rest.of, data_sets(), st.integers(0, 2**40))
+alphas = st.sampled_from([1e-3, 0.1, 1.0, 100.0])
+test_fractions = st.sampled_from([0.01, 0.2, 0.99])
+
+
+def clients_from(draw: st.DrawFn, least: int, most: int) -> int:
+    return draw(st.integers(least, max(least, min(MANY, most))))
+
+
+def maybe_samples(draw: st.DrawFn, most: int) -> int | None:
+    return draw(st.none() | st.integers(1, min(5, most))) if most >= 1 else None
+
+
+def iid(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    return Iid(), clients_from(draw, 1, rest.samples)
+
+
+def dirichlet(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    clients = clients_from(draw, 1, rest.samples)
+    return Dirichlet(draw(alphas), draw(st.integers(1, min(3, rest.samples // clients)))), clients
+
+
+def quantity_skew(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    return QuantitySkew(draw(alphas)), clients_from(draw, 1, rest.samples)
+
+
+def pathological(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    wanted = draw(st.integers(1, min(4, rest.classes)))
+    most = max(rest.classes * (rest.fewest // wanted), min(rest.fewest, rest.classes))
+    return Pathological(wanted), clients_from(draw, 1, most)
+
+
+def natural_id(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    return NaturalId(test_fraction=draw(test_fractions)), clients_from(draw, 1, rest.ids)
+
+
+def flipped_id(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    flipped = draw(st.sampled_from([0.0, 0.3, 0.5, 1.0]))
+    scheme = FlippedId("writer", draw(test_fractions), flipped)
+    return scheme, clients_from(draw, 1, rest.ids)
+
+
+def label_clusters(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    # A class that two clusters share gives each about half; a cluster needs a sample a client.
+    overlap = draw(st.integers(0, int(rest.classes >= 3 and rest.fewest >= 2)))
+    most_classes = 1 + rest.classes // 3 if overlap else rest.classes
+    classes = draw(st.integers(1 + overlap, min(3, most_classes)))
+    most_clusters = rest.classes // (classes - overlap)
+    clusters = draw(st.integers(3 if overlap else 1, min(4, most_clusters)))
+    most = clusters * classes * (rest.fewest // (1 + overlap))
+    clients = clients_from(draw, clusters, most)
+    members = math.ceil(clients / clusters)
+    piece = rest.fewest * members // (2 * members + 1) if overlap else rest.fewest
+    samples = maybe_samples(draw, classes * piece // members)
+    return LabelClusters(clusters, classes, overlap, samples), clients
+
+
+def power_law_clusters(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    classes = draw(st.integers(1, 3))
+    clusters = draw(st.integers(1, min(3, (rest.classes - 1) // classes + 1)))
+    cuts = [classes * cluster for cluster in range(clusters)]
+    available = np.add.reduceat(rest.counts, cuts).tolist()
+    return PowerLawClusters(clusters, classes), clients_from(
+        draw, clusters, clusters * min(available)
+    )
+
+
+def planted_clients(draw: st.DrawFn, rest: Rest, clusters: int) -> tuple[int, int | None]:
+    clients = clients_from(draw, clusters, rest.samples)
+    return clients, maybe_samples(draw, rest.samples // clients)
+
+
+def relabellings(classes: int, swaps: int) -> int:
+    return math.comb(classes, 2 * swaps) * math.prod(range(1, 2 * swaps, 2))
+
+
+def label_swap(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    swaps = draw(st.integers(1, min(2, rest.classes // 2)))
+    clusters = draw(st.integers(1, min(5, relabellings(rest.classes, swaps))))
+    clients, samples = planted_clients(draw, rest, clusters)
+    return LabelSwap(clusters, swaps, samples), clients
+
+
+def label_permutation(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    clusters = draw(st.integers(1, min(5, math.factorial(rest.classes))))
+    clients, samples = planted_clients(draw, rest, clusters)
+    return LabelPermutation(clusters, samples), clients
+
+
+def rotation(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    clusters = draw(st.sampled_from([1, 2, 4]))
+    clients, samples = planted_clients(draw, rest, clusters)
+    return Rotation(clusters, samples), clients
+
+
+def feature_clusters(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
+    """Here `emd` is a share of what can be reached: see `reachable`."""
+    emd = draw(st.sampled_from([None, None, 0.1, 0.5, 0.9]))
+    return FeatureClusters(emd), clients_from(draw, 1, rest.fewest)
+
+
+def reachable(request: Request) -> Request:
+    """The request with a distance that these data can have. One out of reach is refused, with those
+    within.
+    """
+    share = request.scheme.emd if isinstance(request.scheme, FeatureClusters) else None
+    if share is None:
+        return request
+    refusal = message_of(replace(request, scheme=FeatureClusters(emd=1e9)))
+    bounds = re.search(r"ask for at most (\S+) and more than (\S+)\.", refusal)
+    if bounds is None:
+        return replace(request, scheme=FeatureClusters())
+    most, least = map(float, bounds.groups())
+    return replace(request, scheme=FeatureClusters(least + share * (most - least)))
+
+
+BUILDERS: dict[str, Callable[[st.DrawFn, Rest], tuple[Scheme, int]]] = {
+    build.__name__: build
+    for build in (
+        iid,
+        dirichlet,
+        pathological,
+        natural_id,
+        label_clusters,
+        power_law_clusters,
+        label_swap,
+        label_permutation,
+        rotation,
+        quantity_skew,
+        feature_clusters,
+        flipped_id,
+    )
+}
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str) -> Request:
+    """A request for the scheme `name` that can be met."""
+    rest = draw(rests)
+    return Request(rest, *BUILDERS[name](draw, rest))
+
+
+def check(case: str, name: str, check_one: Callable[[Request], None]) -> None:
+    """`check_one` on requests for the scheme `name`."""
+
+    @settings(max_examples=EXAMPLES, deadline=None)
+    @given(requests(name))
+    def run(request: Request) -> None:
+        check_one(reachable(request))
+        CHECKED[case, name] += 1
+
+    run()
+    assert CHECKED[case, name] >= LEAST
+
+
+def message_of(request: Request) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        request.partition()
+    return str(caught.value)
 
 
 def numbers(x: torch.Tensor) -> list[int]:
@@ -107,12 +294,18 @@ def test_part(clients: Clients, client: int) -> torch.Tensor:
 test_part.__test__ = False  # type: ignore[attr-defined]
 
 
-@given(data_sets(), schemes, numbers_of_clients, seeds)
-@settings(max_examples=400, deadline=None)
-def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) -> None:
-    clients = try_to(data, scheme, number, seed)
-    if clients is None:
-        return
+def test_every_scheme_has_requests() -> None:
+    assert BUILDERS.keys() == PARTITIONS.keys()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition(name: str) -> None:
+    check("every partition", name, check_partition)
+
+
+def check_partition(request: Request) -> None:
+    data, number, name = request.data, request.clients, request.scheme.name
+    clients = request.partition()
     described = clients.describe()
     assert len(clients) == number == len(clients.test_part_id)
     assert clients.sizes.min() >= 1
@@ -133,27 +326,26 @@ def test_every_partition(data: Dataset, scheme: Scheme, number: int, seed: int) 
         tested = numbers(clients.x_test[test_rows])
         assert len(set(tested)) == len(tested), "no test sample counts twice for a client"
         held, seen = set(clients.y[rows].tolist()), set(clients.y_test[test_rows].tolist())
-        if scheme.name in ("iid", "dirichlet", "pathological", "quantity_skew"):
+        if name in (*FOLLOWED, "feature_clusters"):
             assert seen <= held
         assert described.test_sizes[client] == len(test_rows)
     assert len(clients.test_sample_id) == len(clients.x_test)
     assert clients.test_part_id.min() >= -1
     assert clients.test_part_id.max() < len(clients.test)
     assert (clients.test.sizes > 0).all()
-    if scheme.name != "natural_id":
+    if name not in NATURAL:
         assert (
             torch.tensor(numbers(clients.x_test)) - TEST
         ).tolist() == clients.test_sample_id.tolist()
 
 
-@given(data_sets(), planted, numbers_of_clients, seeds)
-@settings(max_examples=150, deadline=None)
-def test_training_and_test_part_see_the_same_transformation(
-    data: Dataset, scheme: Scheme, number: int, seed: int
-) -> None:
-    clients = try_to(data, scheme, number, seed)
-    if clients is None:
-        return
+@pytest.mark.parametrize("name", PLANTED)
+def test_training_and_test_part_see_the_same_transformation(name: str) -> None:
+    check("same transformation", name, check_transformation)
+
+
+def check_transformation(request: Request) -> None:
+    data, clients = request.data, request.partition()
     assert clients.groups is not None
     tables: dict[int, dict[int, int]] = {}
     corners: dict[int, set[int]] = {}
@@ -173,7 +365,7 @@ def test_training_and_test_part_see_the_same_transformation(
         assert len(test_part(clients, client)) == len(data.y_test)
     for group, table in tables.items():
         assert len(set(table.values())) == len(table)
-        if scheme.name == "rotation":
+        if request.scheme.name == "rotation":
             assert all(k == v for k, v in table.items())
             assert len(corners[group]) <= 1
         else:
@@ -182,14 +374,34 @@ def test_training_and_test_part_see_the_same_transformation(
     assert len(clients.x_test) == len(data.y_test) * len(set(clients.groups.tolist()))
 
 
-@given(data_sets(), clustered, numbers_of_clients, seeds)
-@settings(max_examples=150, deadline=None)
-def test_clusters_are_made_of_classes(
-    data: Dataset, scheme: LabelClusters | PowerLawClusters, number: int, seed: int
-) -> None:
-    clients = try_to(data, scheme, number, seed)
-    if clients is None:
-        return
+def test_flipped_clients_have_all_labels_reversed() -> None:
+    check("reversed labels", "flipped_id", check_reversal)
+
+
+def check_reversal(request: Request) -> None:
+    data, clients = request.data, request.partition()
+    assert isinstance(request.scheme, FlippedId)
+    assert clients.groups is not None
+    assert data.classes is not None
+    assert clients.groups.sum() == round(request.scheme.flipped * request.clients)
+    for client, group in enumerate(clients.groups.tolist()):
+        for x, y, rows in (
+            (clients.x, clients.y, clients.train[client]),
+            (clients.x_test, clients.y_test, test_part(clients, client)),
+        ):
+            originals = original_labels(data, numbers(x[rows]))
+            expected = [data.classes - 1 - y for y in originals] if group else originals
+            assert y[rows].tolist() == expected
+
+
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_clusters_are_made_of_classes(name: str) -> None:
+    check("clusters of classes", name, check_clusters)
+
+
+def check_clusters(request: Request) -> None:
+    data, scheme, clients = request.data, request.scheme, request.partition()
+    assert isinstance(scheme, LabelClusters | PowerLawClusters)
     assert clients.groups is not None
     assert sorted(set(clients.groups.tolist())) == list(range(scheme.clusters))
     sizes = clients.groups.bincount()
@@ -215,40 +427,41 @@ def test_clusters_are_made_of_classes(
             assert seen <= own[group]
 
 
-@given(data_sets(), schemes, numbers_of_clients, seeds)
-@settings(max_examples=100, deadline=None)
-def test_the_seed_decides_everything(data: Dataset, scheme: Scheme, number: int, seed: int) -> None:
-    first, again, other = (try_to(data, scheme, number, s) for s in (seed, seed, seed + 1))
-    if first is None or again is None:
-        assert first is again
-        return
-    for name in ("x", "y", "x_test", "y_test", "test_part_id", "test_sample_id", "probe"):
-        assert getattr(first, name).numpy().tobytes() == getattr(again, name).numpy().tobytes()
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_the_seed_decides_everything(name: str) -> None:
+    check("same seed", name, check_seed)
+    assert CHECKED["other seed", name] >= LEAST // 2
+
+
+def check_seed(request: Request) -> None:
+    first, again = request.partition(), request.partition()
+    for field in ("x", "y", "x_test", "y_test", "test_part_id", "test_sample_id", "probe"):
+        assert getattr(first, field).numpy().tobytes() == getattr(again, field).numpy().tobytes()
     for a, b in ((first.train, again.train), (first.test, again.test)):
         assert torch.equal(a.index, b.index)
         assert torch.equal(a.offsets, b.offsets)
-    if (
-        other is not None
-        and len(data.y_train) >= 30
-        and first.probe is not None
-        and other.probe is not None
-    ):
-        drawn = [
-            (numbers(c.probe), numbers(c.x[c.train.index]))
-            for c in (first, other)
-            if c.probe is not None
-        ]
-        assert drawn[0] != drawn[1]
+    if len(request.data.y_train) < 30:
+        return  # too few for two seeds to differ for certain
+    try:
+        other = request.partition(seed_offset=1)
+    except InvalidInputError:
+        return  # another probe is set apart, and then too few samples of a class may be left
+    assert first.probe is not None
+    assert other.probe is not None
+    assert (numbers(first.probe), numbers(first.x[first.train.index])) != (
+        numbers(other.probe),
+        numbers(other.x[other.train.index]),
+    )
+    CHECKED["other seed", request.scheme.name] += 1
 
 
-@given(data_sets(), followed, numbers_of_clients, seeds)
-@settings(max_examples=100, deadline=None)
-def test_followed_test_parts_have_the_right_size(
-    data: Dataset, scheme: Scheme, number: int, seed: int
-) -> None:
-    clients = try_to(data, scheme, number, seed)
-    if clients is None:
-        return
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_followed_test_parts_have_the_right_size(name: str) -> None:
+    check("test sizes", name, check_test_sizes)
+
+
+def check_test_sizes(request: Request) -> None:
+    data, clients = request.data, request.partition()
     pool = len(data.y_train) - len(data.y_train) // 10
     described = clients.describe()
     assert described.counts is not None
@@ -262,20 +475,112 @@ def test_followed_test_parts_have_the_right_size(
             assert size == wanted
 
 
-@given(data_sets(), schemes, st.integers(20, 200), seeds)
-@settings(max_examples=150, deadline=None)
-def test_advice_on_the_number_of_clients_works(
-    data: Dataset, scheme: Scheme, number: int, seed: int
-) -> None:
+# Requests that cannot be met: (scheme, field) -> such a request, from one that can be met.
+REFUSED: dict[tuple[str, str], Callable[[Rest], tuple[Scheme, int]]] = {
+    ("dirichlet", "min_size"): lambda rest: (Dirichlet(min_size=rest.samples // 3 + 1), 3),
+    ("pathological", "classes_per_client"): lambda rest: (Pathological(rest.classes + 1), 3),
+    # Every client owns a sample of two classes, and there are not two for each.
+    ("pathological", "clients"): lambda rest: (Pathological(2), rest.samples // 2 + 1),
+    ("natural_id", "key"): lambda rest: (NaturalId("author"), 3),
+    ("natural_id", "clients"): lambda rest: (NaturalId(), rest.ids + 1),
+    ("flipped_id", "key"): lambda rest: (FlippedId(), 3),
+    ("flipped_id", "clients"): lambda rest: (FlippedId("writer"), rest.ids + 1),
+    ("label_clusters", "clusters"): lambda rest: (
+        LabelClusters(rest.classes + 1, 1),
+        rest.classes + 1,
+    ),
+    ("label_clusters", "classes"): lambda rest: (LabelClusters(1, rest.classes + 1), 3),
+    ("label_clusters", "clients for clusters"): lambda rest: (LabelClusters(2, 1), 1),
+    ("label_clusters", "clients"): lambda rest: (
+        LabelClusters(rest.classes, 1),
+        rest.classes * (rest.fewest + 1),
+    ),
+    ("label_clusters", "samples"): lambda rest: (
+        LabelClusters(rest.classes, 1, samples=rest.fewest + 1),
+        rest.classes,
+    ),
+    ("power_law_clusters", "clusters"): lambda rest: (
+        PowerLawClusters(rest.classes + 1, 1),
+        rest.classes + 1,
+    ),
+    ("power_law_clusters", "clients for clusters"): lambda rest: (PowerLawClusters(2, 1), 1),
+    ("power_law_clusters", "clients"): lambda rest: (
+        PowerLawClusters(rest.classes, 1),
+        rest.classes * (rest.fewest + 1),
+    ),
+    ("label_swap", "swaps"): lambda rest: (LabelSwap(1, rest.classes // 2 + 1), 3),
+    ("label_swap", "clusters"): lambda rest: (
+        LabelSwap(relabellings(rest.classes, 1) + 1, 1),
+        5,
+    ),
+    ("label_swap", "clients for clusters"): lambda rest: (LabelSwap(1 + rest.classes // 2), 1),
+    ("label_swap", "samples"): lambda rest: (LabelSwap(1, 1, rest.samples // 3 + 1), 3),
+    ("label_permutation", "clusters"): lambda rest: (
+        LabelPermutation(math.factorial(rest.classes) + 1),
+        5,
+    ),
+    ("label_permutation", "clients for clusters"): lambda rest: (LabelPermutation(2), 1),
+    ("label_permutation", "samples"): lambda rest: (
+        LabelPermutation(1, rest.samples // 3 + 1),
+        3,
+    ),
+    ("rotation", "clients for clusters"): lambda rest: (Rotation(4), 3),
+    ("rotation", "samples"): lambda rest: (Rotation(1, rest.samples // 3 + 1), 3),
+    ("feature_clusters", "clients"): lambda rest: (FeatureClusters(), rest.fewest + 1),
+    ("feature_clusters", "emd"): lambda rest: (FeatureClusters(1e9), 2),
+}
+FIELD = {"classes": "clusters", "clients for clusters": "clusters"}  # named in the message
+ADVICE = r"partition\.(\w+) = \S+: .*(ask for (at most|fewer)|leave emd out|has (no|writer))"
+
+
+@pytest.mark.parametrize(("name", "field"), REFUSED)
+@given(rest=rests)
+@settings(max_examples=LEAST, deadline=None)
+def test_a_request_that_cannot_be_met_is_refused(name: str, field: str, rest: Rest) -> None:
+    request = Request(rest, *REFUSED[name, field](rest))
+    assert request.scheme.name == name
+    message = message_of(request)
+    advice = re.match(ADVICE, message)
+    assert advice, message
+    assert advice[1] == FIELD.get(field, field)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_advice_on_the_number_of_clients_works(name: str) -> None:
+    check("advice", name, check_advice)
+
+
+def check_advice(request: Request) -> None:
+    assert follow_advice(replace(request, clients=request.rest.samples + 1 + request.clients))
+    follow_advice(replace(request, clients=20 + request.rest.seed % 181))
+
+
+def follow_advice(request: Request) -> bool:
+    """Follows the advice on the number of clients until the request is accepted; returns whether
+    there was any.
+    """
+    advised = False
     for _ in range(3):
         try:
-            partition(data, scheme, number, seed)
-            return
+            request.partition()
+            return advised
         except InvalidInputError as error:
             message = str(error)
         advice = re.match(r"partition\.clients = \d+: .*ask for at most (\d+)", message)
-        if advice is None:
-            return
-        assert 1 <= int(advice[1]) < number, message
-        number = int(advice[1])
+        if advice is None:  # there are too few samples for this value, not for the clients
+            assert re.match(r"partition\.(samples|min_size|emd) = ", message), message
+            replace(request, scheme=without_size(request.scheme)).partition()
+            return advised
+        assert 1 <= int(advice[1]) < request.clients, message
+        request, advised = replace(request, clients=int(advice[1])), True
     raise AssertionError("three times the advice was wrong")
+
+
+def without_size(scheme: Scheme) -> Scheme:
+    """The scheme without what it demands of each client's samples."""
+    if isinstance(scheme, Dirichlet):
+        return replace(scheme, min_size=1)
+    if isinstance(scheme, FeatureClusters):
+        return FeatureClusters()
+    assert isinstance(scheme, LabelClusters | LabelSwap | LabelPermutation | Rotation)
+    return replace(scheme, samples=None)

@@ -58,7 +58,6 @@ def half_written(folder: Path) -> list[Path]:
 
 
 # --- a real process on a real disk
-# -----------------------------------------------------------------------------------------------------
 
 PAGE = 4096  # what this disk hands out at a time
 # Loaded into the process by --import: right before a write it leaves so little room that the write
@@ -220,7 +219,6 @@ def test_the_process_ends_with_one_line_and_with_room_again_goes_on_to_the_same_
 
 
 # --- what the system says, said by a test
-# ----------------------------------------------------------------------------------------------
 
 
 def do(clients: Clients, out: Path, **changed: Any) -> fc.Result:

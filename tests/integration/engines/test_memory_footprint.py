@@ -10,7 +10,7 @@ import resource
 import torch
 import fedclade as fc
 
-samples = 2400 * 40
+samples = 2400 * 10
 generator = torch.Generator().manual_seed(0)
 x = torch.randint(0, 256, (samples, 784), generator=generator, dtype=torch.uint8)
 y = torch.randint(0, 47, (samples,), generator=generator)

@@ -1,0 +1,76 @@
+"""Which changes make another run, and how the difference is described."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedclade.data import Clients
+from fedclade.training.fingerprint import Tables, difference, fingerprint
+
+
+def tables() -> Tables:
+    return {
+        "run": {"rounds": 10, "eval_every": 5, "checkpoint_every": 5, "seed": 0},
+        "engine": {"chunk": 4, "threads": 2, "device": "cpu"},
+        "method": {"name": "fedavg", "layers": ("fc1", "fc2")},
+    }
+
+
+def stored() -> Tables:
+    """The tables as a file gives them back: tuples are lists."""
+    return json.loads(json.dumps(tables()))  # type: ignore[no-any-return]
+
+
+def with_value(table: str, key: str, value: object) -> Tables:
+    changed = tables()
+    changed[table][key] = value
+    return changed
+
+
+FREE = [
+    ("run", "rounds"),
+    ("run", "eval_every"),
+    ("run", "checkpoint_every"),
+    ("engine", "chunk"),
+    ("engine", "threads"),
+]
+
+
+@pytest.mark.parametrize(("table", "key"), FREE)
+def test_length_and_speed_may_change(table: str, key: str, ragged: Clients) -> None:
+    changed = with_value(table, key, 99)
+    assert fingerprint(changed, ragged, []) == fingerprint(tables(), ragged, [])
+    assert difference(stored(), changed) == "its data or its first model differ"
+
+
+@pytest.mark.parametrize(("table", "key"), [("run", "seed"), ("method", "name"), ("method", "new")])
+def test_any_other_value_makes_another_run(table: str, key: str, ragged: Clients) -> None:
+    changed = with_value(table, key, 99)
+    assert fingerprint(changed, ragged, []) != fingerprint(tables(), ragged, [])
+    before = tables()[table].get(key)
+    assert difference(stored(), changed) == f"{table}.{key} was {before!r}, now 99"
+
+
+@pytest.mark.parametrize("field", ["x", "y", "x_test", "y_test", "test_part_id"])
+def test_one_other_value_of_the_data_makes_another_run(field: str, small_digits: Clients) -> None:
+    values = getattr(small_digits, field).clone()
+    values.view(-1)[-1] += 1
+    changed = replace(small_digits, **{field: values})
+    assert fingerprint(tables(), changed, []) != fingerprint(tables(), small_digits, [])
+
+
+def test_another_first_model_makes_another_run() -> None:
+    zeros, ones = torch.zeros(3), torch.ones(3)
+    assert fingerprint(tables(), None, [zeros]) != fingerprint(tables(), None, [ones])
+    assert fingerprint(tables(), None, [zeros]) == fingerprint(tables(), None, [torch.zeros(3)])
+
+
+def test_a_stored_list_is_the_tuple_that_was_written() -> None:
+    assert difference(stored(), tables()) == "its data or its first model differ"
+    other = stored()
+    other["method"]["layers"] = ["fc1"]
+    assert difference(other, tables()) == "method.layers was ['fc1'], now ('fc1', 'fc2')"
