@@ -69,7 +69,7 @@ docs: $(TOOLS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
 
 bench: $(READY)
-	@$(BIN)/python benchmarks/bench.py $(ARGS)
+	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site

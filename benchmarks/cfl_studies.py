@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from studies import Study, run_studies
+from _studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc

@@ -1,9 +1,9 @@
 """Seconds a round of the simulator, through the public interface.
 
 python benchmarks/engine.py [--device cpu|cuda] [--rounds 30] [--data-root FOLDER] [--only PART]
-[--out benchmarks/results/engine.json]
+[--out results/speed/engine.json]
 
-The job that peers were measured with (benchmarks/bench.py runs them beside us): 100 clients of 200
+The job that other frameworks were measured with (benchmarks/framework_comparison.py runs them too): 100 clients of 200
 samples of 784 numbers, MLP 784-200-62, FedAvg with 20 clients a round, batch 10, learning rate
 0.01, one epoch; as a stack of layers that the hand-written path knows, and as a model that only
 autograd can train (a LayerNorm more). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40
@@ -15,7 +15,6 @@ machine alone. The first rounds, in which kernels are loaded and captured, are s
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import nn
 import fedclade as fc
 from fedclade.data import Clients
 from fedclade.io.environment_info import about
+from fedclade.io.results_json import write_results
 
 WARM_UP = 4
 
@@ -147,9 +147,7 @@ def main() -> None:
             measured[name] = job()
             print(f"{name}: {measured[name]}", flush=True)
     if given.out:
-        given.out.write_text(
-            json.dumps({"about": about(device), "seconds a round": measured}, indent=1) + "\n"
-        )
+        write_results(given.out, {"about": about(device), "seconds a round": measured})
 
 
 if __name__ == "__main__":

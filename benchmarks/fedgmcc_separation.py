@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from _studies import Study, run_studies
 from sklearn.metrics import roc_auc_score
-from studies import Study, run_studies
 from torch import Tensor
 
 import fedclade as fc

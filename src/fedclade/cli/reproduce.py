@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from typing import Annotated
 
@@ -27,6 +26,7 @@ from fedclade.cli.progress import display
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError
 from fedclade.io.atomic import write_text
+from fedclade.io.results_json import write_results
 from fedclade.reproduce.compare_to_paper import Outcome, in_words, outcome
 from fedclade.reproduce.execute import Job, Options, execute, plan, so_far
 from fedclade.reproduce.markdown import number, page, signed, spread
@@ -108,7 +108,7 @@ def reproduce(
         print_err(f"interrupted; go on with the same command and --out {folder} --resume")
         raise SystemExit(130) from None
     result = outcome(planned, done, pick_device(device).type)
-    write_text(folder / "table.json", json.dumps(result.as_json(), indent=1) + "\n")
+    write_results(folder / "table.json", result.as_json())
     write_text(folder / "table.md", page(result))
     _show(result)
     out_console.print(f"Runs, table.json and table.md: {folder}", markup=False, soft_wrap=True)
