@@ -13,13 +13,14 @@ export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks tools
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help setup demo test test-all lint docs bench lock clean
+.PHONY: help setup demo test test-all lint docs pages bench lock clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
 	@echo "make test      the tests, in minutes"
 	@echo "make test-all  those that take longer too"
 	@echo "make docs      the documentation as a site, in site/"
+	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
 	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make lock      locked.txt and locked-dev.txt again, after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
@@ -67,6 +68,9 @@ lint: $(TOOLS)
 
 docs: $(TOOLS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
+
+pages: $(TOOLS)
+	@$(BIN)/python tools/docs/all_pages.py
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)

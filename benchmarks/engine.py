@@ -3,13 +3,13 @@
 python benchmarks/engine.py [--device cpu|cuda] [--rounds 30] [--data-root FOLDER] [--only PART]
 [--out results/speed/engine.json]
 
-The job that other frameworks were measured with (benchmarks/framework_comparison.py runs them too): 100 clients of 200
-samples of 784 numbers, MLP 784-200-62, FedAvg with 20 clients a round, batch 10, learning rate
-0.01, one epoch; as a stack of layers that the hand-written path knows, and as a model that only
-autograd can train (a LayerNorm more). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40
-clients of 50 steps, and FLT's Scenario 4 (2,400 ragged clients of emnist47, 480 a round, five
-epochs, 100 rounds, all clients evaluated every ten). On the CPU pin it (taskset -c 0) and leave the
-machine alone. The first rounds, in which kernels are loaded and captured, are shown apart.
+The first job is that of benchmarks/framework_comparison.py: 100 clients of 200 samples of 784
+numbers, MLP 784-200-62, FedAvg with 20 clients a round, batch 10, learning rate 0.01, one epoch. It
+runs twice: as a stack of layers with a hand-written gradient, and as a model that only autograd can
+train (with a LayerNorm). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40 clients of 50
+steps, and FLT's Scenario 4 (2,400 ragged clients of emnist47, 480 a round, five epochs, 100 rounds,
+all clients evaluated every ten). On the CPU pin the process (taskset -c 0) and run nothing else.
+The first rounds, in which kernels are loaded and captured, are shown separately.
 """
 
 from __future__ import annotations

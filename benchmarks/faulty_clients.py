@@ -1,5 +1,5 @@
-"""Absent clients, malformed replies and flipped labels: how much accuracy do the other clients lose?
-The numbers are in docs/experiments.md.
+"""Absent clients, malformed replies, flipped labels: how much accuracy do other clients lose? The
+numbers are in docs/experiments.md.
 
 python benchmarks/faulty_clients.py --data-root FOLDER [--jobs 2] [--seeds 3]
 [--only rubbish|flippers] [--methods cfl,clade] [--device cuda]

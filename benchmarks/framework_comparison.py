@@ -4,22 +4,22 @@ python benchmarks/framework_comparison.py [--rounds 40] [--repeats 5] [--cores 0
 [--out results/speed/framework_comparison_cpu.json]
 
 The job: 100 clients of 200 samples of 784 numbers, 62 classes, MLP 784-200-62, FedAvg with 20
-clients a round, batch 10, learning rate 0.01, one epoch of plain SGD. Data and first weights are the same for all; so are the clients of
-each round for fedjax, pfl and the plain loop, while fedclade and Flower draw their own. Shuffling
-is everybody's own (pfl does not shuffle).
+clients a round, batch 10, learning rate 0.01, one epoch of plain SGD. All frameworks have the same
+data and initial weights. fedjax, pfl and the plain loop also have the same clients in each round;
+fedclade and Flower sample their own. Each framework shuffles in its own way (pfl does not shuffle).
 
-Every contestant is a process of its own (benchmarks/frameworks/) in its own environment (.bench/), bound
-to the cores it may use, with one thread for mathematics. All wait while one of them runs a few
-rounds, then comes the next, and so on, again and again: a machine that is slow for a while is slow
-for all. A ratio is the median of the ratios of the turns. The first rounds, in which code is
-compiled and memory touched, do not count, and neither does the last, after which fedclade
-evaluates; nobody evaluates in between. The final loss, on the training data of all clients, is
-computed here from everybody's weights by one function: it shows that all did the same work.
+Every framework runs in its own process (benchmarks/frameworks/) and environment (.bench/), bound to
+the cores it may use, with one thread for mathematics. They take turns of a few rounds, and the
+others wait, so that a machine that is slow for a while is slow for all. A ratio is the median of
+the ratios of the turns. The first rounds, in which code is compiled and memory is allocated, do not
+count, and neither does the last, after which fedclade evaluates; no framework evaluates in between.
+The final loss on the training data of all clients is computed here from the weights of each
+framework by one function: it shows that all did the same work.
 
-Section one: one core. Section two: fedclade on two cores beside itself on one. Section three:
-fedclade beside Flower's simulation, both on two; Ray's processes stay up in between, which costs
-fedclade more than the few per cent of a core that they take, since what is done on two cores waits
-for the slower one. A framework that cannot be installed or fails is left out, and the reason is printed.
+Section one: one core. Section two: fedclade on two cores and on one. Section three: fedclade and
+Flower's simulation, both on two. Ray's processes stay alive in between. That costs fedclade more
+than the few per cent of a core that they use, because work on two cores waits for the slower one. A
+framework that cannot be installed or fails is left out, and the reason is printed.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ METHODS: dict[str, fc.Method] = {
     "cfl": fc.CFL(),
     "clade": fc.Clade(),
     "ifca": fc.IFCA(clusters=4),
-    "flis_hc": fc.FLIS(mode="hc"),
+    "flis_hc": fc.FLISHC(),
 }
 GROUPS, NUMBERS, CLASSES, TRAIN, TEST, PROBE = 4, 16, 4, 20, 10, 200
 SETTINGS: dict[str, Any] = {

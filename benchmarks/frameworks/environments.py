@@ -1,5 +1,5 @@
-"""The frameworks' own environments in .bench/. Each is created from the requirements in this folder,
-and created again when the requirements change.
+"""Environments of the frameworks in .bench/. Each is created from the requirements in this folder,
+and again when they change.
 """
 
 from __future__ import annotations

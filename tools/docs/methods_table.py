@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from markdown_table import table
 
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import LocalTraining
@@ -42,11 +43,14 @@ HEAD = [
 ]
 ABOUT = """# The methods
 
-Made by `python tools/docs/methods_table.py` from what the methods declare; a test compares it with the code.
+Made by `python tools/docs/methods_table.py` from what the methods declare; a test compares it with
+the code.
 
-{symbols} Eight bytes beside a model are the number of a cluster. Counted is what the simulator sent for each client of the third
-round of the preset `quickstart` ({clients} clients, half of them in a round, a model of {size:,} bytes), and before the first round on
-average over all clients. `fedclade describe METHOD` tells the same, with what the method does and its parameters.
+{symbols}
+Eight bytes in addition to a model are the number of a cluster. Counted is what the simulator sent
+for each client of the third round of the preset `quickstart` ({clients} clients, half of them in a
+round, a model of {size:,} bytes), and before the first round on average over all clients.
+`fedclade describe METHOD` shows the same, with what the method does and its parameters.
 
 """
 
@@ -116,17 +120,14 @@ def _kb(count: int) -> str:
     return f"{count / 1000:.1f}"
 
 
-def table() -> str:
+def page() -> str:
     chosen = config.experiment(config.read("quickstart"))
     clients = chosen.clients()
     size = nbytes(Objective(module_for(chosen.model, clients, seed=0)).params())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = [row(kind, chosen, clients) for kind in METHODS.values()]
-    lines = [HEAD, ["---"] * len(HEAD), *rows]
-    return ABOUT.format(clients=len(clients), size=size, symbols=SYMBOLS) + "".join(
-        f"| {' | '.join(cells)} |\n" for cells in lines
-    )
+    return ABOUT.format(clients=len(clients), size=size, symbols=SYMBOLS) + table(HEAD, rows)
 
 
 def main() -> None:
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)
-    out.write_text(table())
+    out.write_text(page())
     print(out)
 
 

@@ -16,9 +16,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Licences
 
-fedclade is under Apache-2.0. Made by `python tools/release/licences.py` from what torch and each package of locked.txt and locked-dev.txt
-declares, on Linux with Python 3.11: *needed* are those that `pip install fedclade` brings; the others come with an extra (`flower`,
-`onnx`, `track`, `ot`, `docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
+fedclade is under Apache-2.0. Made by `python tools/release/licences.py` from what torch and each
+package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11: *needed* are those
+that `pip install fedclade` brings; the others come with an extra (`flower`, `onnx`, `track`, `ot`,
+`docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
 
 | package | version | licence | |
 | --- | --- | --- | --- |
@@ -29,16 +30,16 @@ def licence(package: Distribution) -> str:
     """The SPDX expression where there is one, else the classifiers, else the first line of the
     field.
     """
-    told = package.metadata
-    if told.get("License-Expression"):
-        return str(told["License-Expression"])
+    metadata = package.metadata
+    if metadata.get("License-Expression"):
+        return str(metadata["License-Expression"])
     kinds = [
-        each.rsplit("::", 1)[1].strip()
-        for each in told.get_all("Classifier") or []
-        if each.startswith("License ::")
+        classifier.rsplit("::", 1)[1].strip()
+        for classifier in metadata.get_all("Classifier") or []
+        if classifier.startswith("License ::")
     ]
     kinds = [kind for kind in kinds if kind != "OSI Approved"]
-    field = (told.get("License") or "").strip().splitlines()
+    field = (metadata.get("License") or "").strip().splitlines()
     return "; ".join(kinds) or (field[0][:60] if field else "not declared")
 
 
