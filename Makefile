@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks tools
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: help setup demo test test-docs test-all lint docs bench lock clean
+.PHONY: help setup demo test test-docs test-all lint docs pages bench lock clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
@@ -21,7 +21,8 @@ help:
 	@echo "make test-docs the tests of the documentation: its commands, code, notebooks and pages"
 	@echo "make test-all  all tests, with those that take longer"
 	@echo "make docs      the documentation as a site, in site/"
-	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
+	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
+	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make lock      locked.txt and locked-dev.txt again, after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 	@echo "make clean     remove .venv, caches and runs/"
@@ -72,8 +73,11 @@ lint: $(TOOLS)
 docs: $(TOOLS)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "site/index.html"
 
+pages: $(TOOLS)
+	@$(BIN)/python tools/docs/all_pages.py
+
 bench: $(READY)
-	@$(BIN)/python benchmarks/bench.py $(ARGS)
+	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site

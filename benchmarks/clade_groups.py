@@ -1,10 +1,11 @@
-"""Does Clade find the groups, and none where there are none? A table over planted federations on
-real data.
+"""Does Clade find the groups, and none where there are none? Planted federations on real data.
 
-python benchmarks/clade_groups.py --data-root FOLDER [--seeds 5] [--only NAME] [--out
-docs/methods/clade_groups.md]
+python benchmarks/clade_groups.py --data-root FOLDER [--seeds 5] [--only NAME]
+[--out results/methods/clade_groups.json]
 
 Nothing but the clients and the model is given to the method. FOLDER has mnist.npz and emnist47.npz.
+Without --out the rows are only printed. The table of docs/methods/clade_groups.md is made by
+tools/docs/method_tables.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,8 @@ import fedclade as fc
 from fedclade.core.functional_model import Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients, Dataset
+from fedclade.io.environment_info import about
+from fedclade.io.results_json import write_results
 
 Make = Callable[[int], Clients]
 
@@ -35,9 +39,7 @@ def some(data: Dataset, count: int, seed: int) -> Dataset:
 
 
 def federations(root: str) -> dict[str, tuple[Make, int, int]]:
-    """Name -> (how to make it from a seed, true number of groups, how many seeds for each one asked
-    for).
-    """
+    """Name -> (function from seed to clients, true number of groups, factor for --seeds)."""
     data = fc.data
     mnist = data.load("mnist", root)
 
@@ -99,6 +101,28 @@ def groups_of(clients: Clients, seed: int, method: fc.Method) -> torch.Tensor:
     )
 
 
+def measured(name: str, make: Make, true: int, seeds: range, method: fc.Method) -> dict[str, Any]:
+    """The numbers of groups found, the ARI and the seconds of one federation over seeds."""
+    numbers, scores, seconds = [], [], []
+    for seed in seeds:
+        clients = make(seed)
+        begin = time.perf_counter()
+        cluster_ids = groups_of(clients, seed, method)
+        seconds.append(time.perf_counter() - begin)
+        numbers.append(len(cluster_ids.unique()))
+        assert clients.groups is not None
+        scores.append(adjusted_rand_score(clients.groups, cluster_ids))
+    return {
+        "federation": name,
+        "groups": true,
+        "found": {number: numbers.count(number) for number in sorted(set(numbers))},
+        "ari_mean": float(np.mean(scores)),
+        "ari_min": float(min(scores)),
+        "seeds": len(seeds),
+        "seconds": float(np.mean(seconds)),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-root", required=True)
@@ -108,34 +132,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lines = [
-        "| federation | groups found (true) | ARI: mean, least | seeds | seconds |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    print("\n".join(lines))
+    rows = []
     for name, (make, true, times) in federations(args.data_root).items():
-        if args.only not in name:
-            continue
-        found, scores, spent = [], [], []
-        for seed in range(args.seeds * times):
-            clients = make(seed)
-            begin = time.perf_counter()
-            cluster = groups_of(
-                clients, seed, fc.Clade(signature=args.signature, signature_dim=args.size)
-            )
-            spent.append(time.perf_counter() - begin)
-            found.append(len(cluster.unique()))
-            assert clients.groups is not None
-            scores.append(adjusted_rand_score(clients.groups, cluster))
-        counts = ", ".join(f"{number}×{found.count(number)}" for number in sorted(set(found)))
-        line = (
-            f"| {name} | {counts} ({true}) | {np.mean(scores):.3f}, {min(scores):.3f} |"
-            f" {len(found)} | {np.mean(spent):.1f} |"
-        )
-        lines.append(line)
-        print(line, flush=True)
+        if args.only in name:
+            method = fc.Clade(signature=args.signature, signature_dim=args.size)
+            rows.append(measured(name, make, true, range(args.seeds * times), method))
+            print(rows[-1], flush=True)
     if args.out:
-        args.out.write_text("\n".join(lines) + "\n")
+        write_results(args.out, {"about": about(), "rows": rows})
 
 
 if __name__ == "__main__":

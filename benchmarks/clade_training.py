@@ -2,7 +2,7 @@
 Made for a GPU.
 
 python benchmarks/clade_training.py --data-root FOLDER [--device cuda] [--job scenario4|dirichlet]
-[--out FILE.json]
+[--out results/methods/scenario4.json]
 
 scenario4: emnist47 in ten groups by power law, 2,400 clients, 20 % a round, MLP 784-200-47 with
 dropout 0.5, SGD 0.01, batch 10, E=5, 100 rounds. dirichlet: MNIST, Dirichlet(0.1), 100 clients, 20
@@ -12,7 +12,6 @@ a round, MLP 200, E=1, 100 rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ import torch
 
 import fedclade as fc
 from fedclade.core.pytree import Tree, tree_index
+from fedclade.io.results_json import write_results
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class TrueGroups(fc.FedAvg):
         cluster = torch.tensor(self.groups)
         return replace(
             state,
-            cluster=cluster,
+            cluster_ids=cluster,
             models=tree_index(state.models, torch.zeros(int(cluster.max()) + 1, dtype=torch.int64)),
         )
 
@@ -128,10 +128,8 @@ def main() -> None:
         machine = (
             torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor()
         )
-        args.out.write_text(
-            json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1)
-            + "\n"
-        )
+        content = {"machine": machine, "torch": torch.__version__, "rows": rows}
+        write_results(args.out, content)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,20 @@
 """Seconds a round of the simulator, through the public interface.
 
 python benchmarks/engine.py [--device cpu|cuda] [--rounds 30] [--data-root FOLDER] [--only PART]
-[--out benchmarks/results/engine.json]
+[--out results/speed/engine.json]
 
-The job that peers were measured with (benchmarks/bench.py runs them beside us): 100 clients of 200
-samples of 784 numbers, MLP 784-200-62, FedAvg with 20 clients a round, batch 10, learning rate
-0.01, one epoch; as a stack of layers that the hand-written path knows, and as a model that only
-autograd can train (a LayerNorm more). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40
-clients of 50 steps, and FLT's Scenario 4 (2,400 ragged clients of emnist47, 480 a round, five
-epochs, 100 rounds, all clients evaluated every ten). On the CPU pin it (taskset -c 0) and leave the
-machine alone. The first rounds, in which kernels are loaded and captured, are shown apart.
+The first job is that of benchmarks/framework_comparison.py: 100 clients of 200 samples of 784
+numbers, MLP 784-200-62, FedAvg with 20 clients a round, batch 10, learning rate 0.01, one epoch. It
+runs twice: as a stack of layers with a hand-written gradient, and as a model that only autograd can
+train (with a LayerNorm). On CUDA also 480 clients of 25 steps, the LEAF CNN with 40 clients of 50
+steps, and FLT's Scenario 4 (2,400 ragged clients of emnist47, 480 a round, five epochs, 100 rounds,
+all clients evaluated every ten). On the CPU pin the process (taskset -c 0) and run nothing else.
+The first rounds, in which kernels are loaded and captured, are shown separately.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ from torch import nn
 import fedclade as fc
 from fedclade.data import Clients
 from fedclade.io.environment_info import about
+from fedclade.io.results_json import write_results
 
 WARM_UP = 4
 
@@ -81,7 +81,7 @@ def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
             fc.FedAvg(),
             data,
             model,
-            rounds,
+            rounds=rounds,
             clients_per_round=480,
             lr=0.01,
             batch_size=10,
@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    device, rounds = given.device, given.rounds
+    args = parser.parse_args()
+    device, rounds = args.device, args.rounds
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "peers' job, dense": lambda: seconds(clients(100, 200, 784), mlp(), rounds, device, 20),
         "peers' job, any module": lambda: seconds(
@@ -134,22 +134,18 @@ def main() -> None:
         jobs["LEAF CNN, 40 clients of 50 steps"] = lambda: seconds(
             clients(40, 500, 1, 28, 28), fc.models.LeafCNN(), max(5, rounds // 4), device, 40
         )
-    if given.data_root:
-        jobs["Scenario 4, MLP(200)"] = lambda: scenario4(
-            given.data_root, device, fc.models.MLP(200)
-        )
+    if args.data_root:
+        jobs["Scenario 4, MLP(200)"] = lambda: scenario4(args.data_root, device, fc.models.MLP(200))
         jobs["Scenario 4, MLP(200, dropout=0.5)"] = lambda: scenario4(
-            given.data_root, device, fc.models.MLP(200, dropout=0.5)
+            args.data_root, device, fc.models.MLP(200, dropout=0.5)
         )
     measured = {}
     for name, job in jobs.items():
-        if given.only in name:
+        if args.only in name:
             measured[name] = job()
             print(f"{name}: {measured[name]}", flush=True)
-    if given.out:
-        given.out.write_text(
-            json.dumps({"about": about(device), "seconds a round": measured}, indent=1) + "\n"
-        )
+    if args.out:
+        write_results(args.out, {"about": about(device), "seconds a round": measured})
 
 
 if __name__ == "__main__":

@@ -2,25 +2,33 @@
 both variants and both kinds of labels.
 
 python benchmarks/flis_beta.py --data-root FOLDER [--seeds 3] [--only NAME] [--variants hc,dc]
-[--labels onehot,soft] [--out FILE]
+[--labels onehot,soft] [--out results/methods/flis_beta.json]
 
-FOLDER has mnist.npz. All runs: 40 clients, MLP(64), 32 of them in a round, batches of 10. A cell
-has the number of models that clients use, the adjusted Rand index of who uses which, and the
-accuracy, all means over seeds.
+FOLDER has mnist.npz. All runs: 40 clients, MLP(64), 32 of them in a round, batches of 10. Measured
+for every β: the number of models that clients use, the adjusted Rand index of this grouping, and
+the accuracy, all means over seeds. "pairs" are five groups of two classes, "threes" five groups of
+three classes that share one with the next group, "any two" two of ten classes for each client.
+Without --out the rows are only printed. The tables of docs/methods/flis.md are made by
+tools/docs/method_tables.py.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 import fedclade as fc
 from fedclade.data import Clients
+from fedclade.io.environment_info import about
+from fedclade.io.results_json import write_results
 
 BETAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+VARIANTS: dict[str, type[fc.FLISHC] | type[fc.FLISDC]] = {"hc": fc.FLISHC, "dc": fc.FLISDC}
+LABELS = {"onehot": "one-hot", "soft": "soft"}
 
 
 def federations(root: str) -> dict[str, tuple[Callable[[int], Clients], dict[str, float], int]]:
@@ -41,25 +49,25 @@ def federations(root: str) -> dict[str, tuple[Callable[[int], Clients], dict[str
         data.LabelClusters(5, 3, overlap=1, samples=100),
     )
     return {
-        "digits, five groups of two classes, about 32 images a client, E = 2 (quickstart)": (
+        "digits, pairs, E = 2": (
             pairs,
             short,
             20,
         ),
-        "the same, E = 10": (pairs, long, 10),
-        "digits, any two of ten classes a client, E = 10": (
+        "digits, pairs, E = 10": (pairs, long, 10),
+        "digits, any two, E = 10": (
             of(digits, data.Pathological(2)),
             long,
             10,
         ),
-        "digits, one kind of client, E = 10": (of(digits, data.Iid()), long, 10),
-        "MNIST, five groups of two classes, 100 images a client, E = 2": (
+        "digits, one kind, E = 10": (of(digits, data.Iid()), long, 10),
+        "MNIST, pairs, E = 2": (
             of(mnist, two),
             short,
             10,
         ),
-        "the same, lr 0.01, E = 1": (of(mnist, two), {"lr": 0.01, "epochs": 1}, 20),
-        "MNIST, five groups of three classes, one shared with the next, E = 2": (
+        "MNIST, pairs, lr 0.01, E = 1": (of(mnist, two), {"lr": 0.01, "epochs": 1}, 20),
+        "MNIST, threes, E = 2": (
             of(mnist, three),
             short,
             10,
@@ -67,13 +75,14 @@ def federations(root: str) -> dict[str, tuple[Callable[[int], Clients], dict[str
     }
 
 
-def cell(
+def measured(
     make: Callable[[int], Clients],
     local: dict[str, float],
     rounds: int,
     method: fc.Method,
     seeds: int,
-) -> str:
+) -> tuple[float, float | None, float]:
+    """Models in use, ARI (None without true groups) and accuracy, means over seeds."""
     models, scores, accuracies = [], [], []
     for seed in range(seeds):
         clients = make(seed)
@@ -85,8 +94,8 @@ def cell(
         accuracies.append(summary["accuracy"])
         if summary["ari"] is not None:
             scores.append(summary["ari"])
-    found = f", {np.mean(scores):.2f}" if scores else ""
-    return f"{np.mean(models):.1f}{found}, {np.mean(accuracies):.1f}"
+    ari = float(np.mean(scores)) if scores else None
+    return float(np.mean(models)), ari, float(np.mean(accuracies))
 
 
 def main() -> None:
@@ -101,27 +110,36 @@ def main() -> None:
     chosen = {
         name: parts for name, parts in federations(args.data_root).items() if args.only in name
     }
-    lines = []
-    for mode, labels in [
-        (mode, labels) for mode in args.variants.split(",") for labels in args.labels.split(",")
-    ]:
-        lines += [
-            f"**{mode.upper()}, {labels}**",
-            "",
-            f"| β | {' | '.join(map(str, BETAS))} |",
-            f"| --- |{' --- |' * len(BETAS)}",
-        ]
-        print("\n".join(lines[-4:]), flush=True)
+    rows = []
+    for variant, labels in product(args.variants.split(","), args.labels.split(",")):
         for name, (make, local, rounds) in chosen.items():
-            cells = [
-                cell(make, local, rounds, fc.FLIS(mode, beta=beta, labels=labels), args.seeds)
+            columns = [
+                measured(
+                    make, local, rounds, VARIANTS[variant](beta=beta, labels=labels), args.seeds
+                )
                 for beta in BETAS
             ]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-            print(lines[-1], flush=True)
-        lines.append("")
+            models, ari, accuracy = (list(values) for values in zip(*columns, strict=True))
+            rows.append(
+                {
+                    "variant": variant,
+                    "labels": LABELS[labels],
+                    "federation": name,
+                    "models": models,
+                    "ari": ari,
+                    "accuracy": accuracy,
+                }
+            )
+            print(rows[-1], flush=True)
     if args.out:
-        args.out.write_text("\n".join(lines))
+        content = {
+            "about": about(),
+            "betas": BETAS,
+            "default_beta": {variant: method().beta for variant, method in VARIANTS.items()},
+            "seeds": args.seeds,
+            "rows": rows,
+        }
+        write_results(args.out, content)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,9 @@ class Even(fc.Method):
             key=key,
             reduce=add,
         )
-        return replace(state, models=weighted_mean(got.sums, got.total_weight, fallback=state.models))
+        return replace(
+            state, models=weighted_mean(got.sums, got.total_weight, fallback=state.models)
+        )
 
     def add_clients(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:
         state = state.with_num_clients(len(fed.sizes))

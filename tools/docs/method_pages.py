@@ -1,12 +1,11 @@
-"""What the pages of docs/methods/ take from the code: parameters and their defaults, and what
-leaves a client.
+"""The parts of docs/methods/ that come from the code: parameters, defaults, what leaves a client.
 
 python tools/docs/method_pages.py [--check]
 
 A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->`
-before what leaves a client; each ends at `<!-- end -->`. What a parameter means is written by hand
-in the table's last column and stays; names and defaults come from the code, and a parameter that no
-row names, or a row that names no parameter, is refused.
+before what leaves a client; each ends at `<!-- end -->`. Names and defaults of parameters come from
+the code. Their meaning is written by hand in the last column of the table and is kept. The script
+fails if a parameter has no row or a row has no parameter.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def parameters(kinds: list[type[Method]], block: str) -> str:
     settable = {field.name for kind in kinds for field in hyperparameters(kind)}
     if not settable:
         return NONE
-    rows, said = [], set()
+    rows, documented = [], set()
     for line in block.splitlines()[2:]:
         first, default, meaning = (cell.strip() for cell in CELLS.split(line)[1:-1])
         names = re.findall(r"`([a-z_0-9]+)`", first)
@@ -43,23 +42,23 @@ def parameters(kinds: list[type[Method]], block: str) -> str:
             raise SystemExit(f"{', '.join(kind.name for kind in kinds)}: {first} is no parameter")
         if set(names) <= settable:
             default = ", ".join(_defaults(kinds, name) for name in names)
-        said |= set(names)
+        documented |= set(names)
         rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {default} | {meaning} |\n")
-    if missing := sorted(settable - said):
+    if missing := sorted(settable - documented):
         raise SystemExit(f"{kinds[0].name}: the page does not say what {', '.join(missing)} mean")
     return "| parameter | default | |\n| --- | --- | --- |\n" + "".join(rows)
 
 
 def _defaults(kinds: list[type[Method]], name: str) -> str:
-    found = {
+    defaults = {
         kind.name: _default(field)
         for kind in kinds
         for field in hyperparameters(kind)
         if field.name == name
     }
-    if len(set(found.values())) == 1 and len(found) == len(kinds):
-        return next(iter(found.values()))
-    return ", ".join(f"{value} ({kind})" for kind, value in found.items())
+    if len(set(defaults.values())) == 1 and len(defaults) == len(kinds):
+        return next(iter(defaults.values()))
+    return ", ".join(f"{value} ({kind})" for kind, value in defaults.items())
 
 
 def _default(field: Field[Any]) -> str:
@@ -78,14 +77,14 @@ def leaves(kinds: list[type[Method]]) -> str:
 
 def _leaves(kind: type[Method], named: bool) -> list[str]:
     who = f"`{kind.name}`: " if named else ""
+    first, rest = kind.client_disclosure[0], kind.client_disclosure[1:]
+    disclosure = (first if named else first.upper()) + rest
     cost = (
         f"{kind.upload_cost} up, {kind.download_cost}"
         f" down{f'; {kind.extra_traffic}' if kind.extra_traffic else ''}".replace("*", "·")
     )
     return [
-        (
-            f"- {who}{kind.client_disclosure if named else kind.client_disclosure[0].upper() + kind.client_disclosure[1:]}."
-        ),
+        (f"- {who}{disclosure}."),
         (
             f"- The server needs {NEEDS[kind.server_visibility]}. Groups: the method"
             f" {GROUPS[kind.groups]}."
@@ -97,8 +96,8 @@ def _leaves(kind: type[Method], named: bool) -> list[str]:
 def page(text: str) -> str:
     def filled(block: re.Match[str]) -> str:
         kinds = [METHODS[name] for name in block[3].split()]
-        made = parameters(kinds, block[4].strip()) if block[2] == "parameters" else leaves(kinds)
-        return f"{block[1]}\n{made}\n{block[5]}"
+        content = parameters(kinds, block[4].strip()) if block[2] == "parameters" else leaves(kinds)
+        return f"{block[1]}\n{content}\n{block[5]}"
 
     return BLOCK.sub(filled, text)
 
@@ -112,11 +111,11 @@ def main() -> None:
     )
     check = parser.parse_args().check
     for file in sorted(PAGES.glob("*.md")):
-        made = page(file.read_text())
-        if check and made != file.read_text():
+        text = page(file.read_text())
+        if check and text != file.read_text():
             raise SystemExit(f"{file} is out of date: python tools/docs/method_pages.py")
         if not check:
-            file.write_text(made)
+            file.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The table of all methods in docs/methods/README.md, from what the methods declare and what a
-round is counted to cost.
+"""The table of all methods in docs/methods/README.md: what the methods declare, and the bytes that
+the simulator counts in a round.
 
 python tools/docs/methods_table.py [--out docs/methods/README.md]
 
-Every method runs the preset `quickstart`: the phase before the first round, then three rounds. What
-is counted is what the simulator says was sent in the last of them, for each client of the cohort;
-it is compared with the formula that the method declares.
+Every method runs the preset `quickstart`: the phase before the first round, then three rounds. The
+bytes of a client in the last of them are compared with the formula that the method declares.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from markdown_table import table
 
 from fedclade.core.cost_expression import evaluate_cost
 from fedclade.core.functional_model import Objective
@@ -43,11 +43,14 @@ HEAD = [
 ]
 ABOUT = """# The methods
 
-Made by `python tools/docs/methods_table.py` from what the methods declare; a test compares it with the code.
+Made by `python tools/docs/methods_table.py` from what the methods declare; a test compares it with
+the code.
 
-{symbols} Eight bytes beside a model are the number of a cluster. Counted is what the simulator sent for each client of the third
-round of the preset `quickstart` ({clients} clients, half of them in a round, a model of {size:,} bytes), and before the first round on
-average over all clients. `fedclade describe METHOD` tells the same, with what the method does and its parameters.
+{symbols}
+Eight bytes in addition to a model are the number of a cluster. Counted is what the simulator sent
+for each client of the third round of the preset `quickstart` ({clients} clients, half of them in a
+round, a model of {size:,} bytes), and before the first round on average over all clients.
+`fedclade describe METHOD` shows the same, with what the method does and its parameters.
 
 """
 
@@ -117,17 +120,14 @@ def _kb(count: int) -> str:
     return f"{count / 1000:.1f}"
 
 
-def table() -> str:
+def page() -> str:
     chosen = config.experiment(config.read("quickstart"))
     clients = chosen.clients()
     size = nbytes(Objective(module_for(chosen.model, clients.metadata, seed=0)).params())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         rows = [row(kind, chosen, clients) for kind in METHODS.values()]
-    lines = [HEAD, ["---"] * len(HEAD), *rows]
-    return ABOUT.format(clients=len(clients), size=size, symbols=COST_LEGEND) + "".join(
-        f"| {' | '.join(cells)} |\n" for cells in lines
-    )
+    return ABOUT.format(clients=len(clients), size=size, symbols=COST_LEGEND) + table(HEAD, rows)
 
 
 def main() -> None:
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=OUT)
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)
-    out.write_text(table())
+    out.write_text(page())
     print(out)
 
 

@@ -1,42 +1,42 @@
-"""docs/reproduction.md from results/*.json: the papers' tables as they were measured, nothing typed
-by hand.
+"""docs/reproduction.md from results/papers/: the papers' tables as they were measured.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
-A file of results is the table.json that `fedclade reproduce TABLE` writes.
+A file of results/papers/ is the table.json that `fedclade reproduce TABLE` writes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from fedclade.io.results_json import read_results
 from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.spec import tables
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "results"
-FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most telling
+RESULTS = ROOT / "results" / "papers"
+FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
 ABOUT = """# The papers, reproduced
 
-Made by `python tools/docs/reproduction_page.py` from [results](../results), which `fedclade reproduce TABLE` wrote; a test compares. *In
-italics*: rows of ours that the paper does not have. "within" is within the tolerance of the table (`fedclade reproduce` says more, and
-its table file in src/fedclade/reproduce/tables/ has all settings); accuracy is the unweighted mean over all clients, each on its own
-test data.
+Made by `python tools/docs/reproduction_page.py` from [results](../results/papers), which
+`fedclade reproduce TABLE` wrote; a test compares. *In italics*: rows of ours that the paper does
+not have. "within" is within the tolerance of the table (`fedclade reproduce` says more, and its
+table file in src/fedclade/reproduce/tables/ has all settings); accuracy is the unweighted mean over
+all clients, each on its own test data.
 
 """
 
 
 def written() -> str:
     order = [*FIRST, *(name for name in tables() if name not in FIRST)]
-    found = [from_json(json.loads(file.read_text())) for file in RESULTS.glob("*.json")]
-    found.sort(key=lambda outcome: order.index(outcome.table))
-    contents = [f"- [{outcome.title}](#{_anchor(outcome.title)})" for outcome in found]
+    outcomes = [from_json(read_results(file)) for file in RESULTS.glob("*.json")]
+    outcomes.sort(key=lambda outcome: order.index(outcome.table))
+    contents = [f"- [{outcome.title}](#{_anchor(outcome.title)})" for outcome in outcomes]
     missing = [
         f"- {table.title} (`fedclade reproduce {name}`)"
         for name, table in tables().items()
-        if name not in {o.table for o in found}
+        if name not in {o.table for o in outcomes}
     ]
     later = (
         ["", "Not measured at full size yet; each runs with `--quick`:", "", *missing]
@@ -47,7 +47,7 @@ def written() -> str:
         ABOUT
         + "\n".join([*contents, *later, ""])
         + "\n"
-        + "\n".join(page(outcome, level=2) for outcome in found)
+        + "\n".join(page(outcome, level=2) for outcome in outcomes)
     )
 
 

@@ -1,31 +1,28 @@
-"""docs/which.md: which method for which federation, from what was measured and nothing else.
+"""docs/which.md: which method for which federation, from measured results only.
 
 python tools/docs/which_page.py [--out docs/which.md]
 
-Numbers come from results/ (`fedclade reproduce`), benchmarks/results/which.json
-(`which_measured.py`) and dirichlet.json (`clade_training.py`). What the page advises is written
-here; each piece of advice names what must hold in the numbers for it to be true, and the page is
-not written where it does not.
+Numbers come from results/papers (`fedclade reproduce`) and from all_methods.json and dirichlet.json
+in results/methods (benchmarks/all_methods.py and clade_training.py). The advice is written here;
+each piece of advice has a condition on the numbers, and the page is not written if one fails.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from markdown_table import table
+
+from fedclade.io.results_json import read_results
 from fedclade.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-from which_measured import FEDERATIONS  # noqa: E402 (a script of benchmarks/)
-
+RESULTS = ROOT / "results"
 OUT = ROOT / "docs" / "which.md"
-# The columns of the papers' table: heading, file of results/, its column.
+# The columns of the papers' table: heading, file of results/papers/, its column.
 PAPERS = (
     ("five groups of classes, MNIST", "flt_1", "MNIST"),
     ("… CIFAR-10", "flt_1", "CIFAR-10"),
@@ -39,10 +36,24 @@ PAPERS = (
     ("… EMD 49", "fedgmcc_1", "EMNIST62, EMD 48.9"),
 )
 TITLES = {
-    "fedavg": "FedAvg", "local": "Local", "fedprox": "FedProx", "fednova": "FedNova", "scaffold": "SCAFFOLD", "lg_fedavg": "LG-FedAvg",
-    "per_fedavg": "Per-FedAvg", "ifca": "IFCA", "fedsem": "FedSEM", "pca_hc": "PCA+kM+HC", "flt": "FLT", "cfl": "CFL", "flis_dc": "FLIS-DC",
-    "flis_hc": "FLIS-HC", "fedgmcc": "FedGMCC", "clade": "Clade", "oracle": "true groups",
-}  # fmt: skip
+    "fedavg": "FedAvg",
+    "local": "Local",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "scaffold": "SCAFFOLD",
+    "lg_fedavg": "LG-FedAvg",
+    "per_fedavg": "Per-FedAvg",
+    "ifca": "IFCA",
+    "fedsem": "FedSEM",
+    "pca_hc": "PCA+kM+HC",
+    "flt": "FLT",
+    "cfl": "CFL",
+    "flis_dc": "FLIS-DC",
+    "flis_hc": "FLIS-HC",
+    "fedgmcc": "FedGMCC",
+    "clade": "Clade",
+    "oracle": "true groups",
+}
 GROUPING = ("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fedgmcc", "clade")
 
 
@@ -54,6 +65,11 @@ class Numbers:
     papers: dict[tuple[str, str, str], tuple[float, int]]
     dirichlet: dict[str, list[float]]
 
+    @property
+    def federations(self) -> list[str]:
+        """The small federations, in the order of the results."""
+        return list(dict.fromkeys(federation for federation, _ in self.digits))
+
     def small(self, federation: str, method: str, what: str = "accuracy") -> float | None:
         values = [
             row[what] for row in self.digits.get((federation, method), []) if row[what] is not None
@@ -64,26 +80,21 @@ class Numbers:
         return self.papers.get((table, column, method), (None, 0))[0]
 
 
-def numbers() -> Numbers:
+def read_numbers() -> Numbers:
     digits: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for row in _read("benchmarks/results/which.json")["rows"]:
+    for row in read_results(RESULTS / "methods" / "all_methods.json")["rows"]:
         digits.setdefault((row["federation"], row["method"]), []).append(row)
     papers: dict[tuple[str, str, str], tuple[float, int]] = {}
-    for table in dict.fromkeys(table for _, table, _ in PAPERS):
-        for cell in _read(f"results/{table}.json")["cells"]:
+    for name in dict.fromkeys(name for _, name, _ in PAPERS):
+        for cell in read_results(RESULTS / "papers" / f"{name}.json")["cells"]:
             if cell["mean"] is not None and cell["row"] != "Central SGD":
                 papers.setdefault(
-                    (table, cell["column"], cell["method"]), (cell["mean"], len(cell["values"]))
+                    (name, cell["column"], cell["method"]), (cell["mean"], len(cell["values"]))
                 )
     dirichlet: dict[str, list[float]] = {}
-    for row in _read("benchmarks/results/dirichlet.json")["rows"]:
+    for row in read_results(RESULTS / "methods" / "dirichlet.json")["rows"]:
         dirichlet.setdefault(row["method"], []).append(row["accuracy"])
     return Numbers(digits, papers, dirichlet)
-
-
-def _read(path: str) -> dict[str, list[dict[str, object]]]:
-    found: dict[str, list[dict[str, object]]] = json.loads((ROOT / path).read_text())
-    return found
 
 
 def link(method: str) -> str:
@@ -96,69 +107,77 @@ def cell(value: float | None, best: bool = False) -> str:
     return f"**{text}**" if best else text
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in ([*head], ["---"] * len(head), *rows))
-
-
 def near_best(values: list[float | None], reach: float) -> float:
     known = [value for value in values if value is not None]
     return max(known) - reach if known else 0.0
 
 
-def small_table(found: Numbers) -> str:
+def small_table(numbers: Numbers) -> str:
     least = {
-        each: near_best(
-            [found.small(each, method) for method in METHODS if method != "oracle"], 0.5
+        federation: near_best(
+            [numbers.small(federation, method) for method in METHODS if method != "oracle"], 0.5
         )
-        for each in FEDERATIONS
+        for federation in numbers.federations
     }
     rows = []
     for method in METHODS:
-        values = [(each, found.small(each, method)) for each in FEDERATIONS]
+        values = [
+            (federation, numbers.small(federation, method)) for federation in numbers.federations
+        ]
         rows.append(
             [
                 link(method),
                 *(
-                    cell(value, method != "oracle" and value is not None and value >= least[each])
-                    for each, value in values
+                    cell(
+                        value,
+                        method != "oracle" and value is not None and value >= least[federation],
+                    )
+                    for federation, value in values
                 ),
             ]
         )
-    return table(["accuracy, %", *FEDERATIONS], rows)
+    return table(["accuracy, %", *numbers.federations], rows)
 
 
-def groups_table(found: Numbers) -> str:
-    true = [each for each in FEDERATIONS if found.small(each, "oracle") is not None]
+def groups_table(numbers: Numbers) -> str:
+    true = [
+        federation
+        for federation in numbers.federations
+        if numbers.small(federation, "oracle") is not None
+    ]
     rows = [
         [
             link(method),
             *(
-                f"{found.small(each, method, 'clusters'):.1f},"
-                f" {found.small(each, method, 'ari'):.2f}"
-                for each in true
+                f"{numbers.small(federation, method, 'clusters'):.1f},"
+                f" {numbers.small(federation, method, 'ari'):.2f}"
+                for federation in true
             ),
         ]
-        + [f"{found.small(each, method, 'clusters'):.1f}" for each in ("iid", "quantity skew")]
+        + [
+            f"{numbers.small(federation, method, 'clusters'):.1f}"
+            for federation in ("iid", "quantity skew")
+        ]
         for method in GROUPING
     ]
     return table(["groups, ARI", *true, "iid: groups", "quantity skew: groups"], rows)
 
 
-def papers_table(found: Numbers) -> str:
+def papers_table(numbers: Numbers) -> str:
     shown = [
         method
         for method in METHODS
-        if any(found.paper(name, column, method) is not None for _, name, column in PAPERS)
+        if any(numbers.paper(name, column, method) is not None for _, name, column in PAPERS)
     ]
     least = [
         near_best(
-            [found.paper(name, column, method) for method in shown if method != "oracle"], 0.5
+            [numbers.paper(name, column, method) for method in shown if method != "oracle"], 0.5
         )
         for _, name, column in PAPERS
     ]
     rows = []
     for method in shown:
-        values = [found.paper(name, column, method) for _, name, column in PAPERS]
+        values = [numbers.paper(name, column, method) for _, name, column in PAPERS]
         bold = [
             method != "oracle" and value is not None and value >= low
             for value, low in zip(values, least, strict=True)
@@ -169,11 +188,11 @@ def papers_table(found: Numbers) -> str:
     return table(["accuracy, %", *(head for head, _, _ in PAPERS)], rows)
 
 
-def advice(found: Numbers) -> str:
-    """The short table. Each row: what clients are like, what to take, why; and what has to hold for
-    it.
+def advice(numbers: Numbers) -> str:
+    """The short table: kind of clients, recommended method, reason. Raises SystemExit if the
+    numbers do not support a row.
     """
-    small, paper = found.small, found.paper
+    small, paper = numbers.small, numbers.paper
 
     def value(number: float | None) -> float:
         if number is None:
@@ -185,27 +204,30 @@ def advice(found: Numbers) -> str:
             raise SystemExit(f"docs/which.md would say what the numbers do not: {what}")
 
     of = {
-        each: {
-            method: value(small(each, method))
+        federation: {
+            method: value(small(federation, method))
             for method in METHODS
-            if small(each, method) is not None
+            if small(federation, method) is not None
         }
-        for each in FEDERATIONS
+        for federation in numbers.federations
     }
-    for each in ("iid", "quantity skew"):
+    for federation in ("iid", "quantity skew"):
         holds(
-            abs(of[each]["clade"] - of[each]["fedavg"]) < 1
-            and of[each]["local"] < of[each]["fedavg"] - 3,
-            f"{each}: FedAvg",
+            abs(of[federation]["clade"] - of[federation]["fedavg"]) < 1
+            and of[federation]["local"] < of[federation]["fedavg"] - 3,
+            f"{federation}: FedAvg",
         )
-        holds(max(of[each].values()) - of[each]["scaffold"] < 0.5, f"{each}: SCAFFOLD")
-    for each in ("label clusters", "labels swapped", "labels permuted", "rotated"):
-        holds(max(of[each].values()) - of[each]["clade"] < 0.5, f"{each}: Clade")
-    for each in ("any two classes", "Dirichlet(0.1)"):
         holds(
-            max(of[each].values()) - of[each]["lg_fedavg"] < 0.5
-            and of[each]["lg_fedavg"] - of[each]["local"] < 2,
-            f"{each}: own models",
+            max(of[federation].values()) - of[federation]["scaffold"] < 0.5,
+            f"{federation}: SCAFFOLD",
+        )
+    for federation in ("label clusters", "labels swapped", "labels permuted", "rotated"):
+        holds(max(of[federation].values()) - of[federation]["clade"] < 0.5, f"{federation}: Clade")
+    for federation in ("any two classes", "Dirichlet(0.1)"):
+        holds(
+            max(of[federation].values()) - of[federation]["lg_fedavg"] < 0.5
+            and of[federation]["lg_fedavg"] - of[federation]["local"] < 2,
+            f"{federation}: own models",
         )
     holds(
         value(paper("flt_3", "MLP", "fedavg")) > value(paper("flt_3", "MLP", "clade")),
@@ -217,8 +239,8 @@ def advice(found: Numbers) -> str:
         "EMD 49: Local",
     )
 
-    def pair(each: str, *methods: str) -> str:
-        return ", ".join(f"{TITLES[method]} {of[each][method]:.1f}" for method in methods)
+    def pair(federation: str, *methods: str) -> str:
+        return ", ".join(f"{TITLES[method]} {of[federation][method]:.1f}" for method in methods)
 
     def papers(name: str, column: str, *methods: str) -> str:
         return ", ".join(
@@ -267,7 +289,7 @@ def advice(found: Numbers) -> str:
             f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
             " Dirichlet(0.1), two seeds: "
             + ", ".join(
-                f"{TITLES[method]} {statistics.fmean(found.dirichlet[method]):.1f}"
+                f"{TITLES[method]} {statistics.fmean(numbers.dirichlet[method]):.1f}"
                 for method in ("fedavg", "local", "clade")
             ),
         ],
@@ -289,71 +311,80 @@ def advice(found: Numbers) -> str:
 
 
 def written() -> str:
-    found = numbers()
-    seeds = min(len(rows) for rows in found.digits.values())
+    numbers = read_numbers()
+    seeds = min(len(rows) for rows in numbers.digits.values())
     absent = [
         TITLES[name]
         for name in METHODS
-        if not any(found.paper(table, column, name) is not None for _, table, column in PAPERS)
+        if not any(numbers.paper(paper, column, name) is not None for _, paper, column in PAPERS)
     ]
     (first, clade), *others = sorted(
         (
-            (name, _regret(found, name))
+            (name, _regret(numbers, name))
             for name in ("clade", "fedavg", "local", "fedsem", "lg_fedavg")
         ),
-        key=lambda each: each[1],
+        key=lambda item: item[1],
     )
     if first != "clade" or any(
-        _regret(found, name) < clade for name in METHODS if name != "oracle"
+        _regret(numbers, name) < clade for name in METHODS if name != "oracle"
     ):
         raise SystemExit("docs/which.md would say that Clade loses least, and it does not")
     fewest, most = (
-        min(count for _, count in found.papers.values()),
-        max(count for _, count in found.papers.values()),
+        min(count for _, count in numbers.papers.values()),
+        max(count for _, count in numbers.papers.values()),
     )
+    behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
-Made by `python tools/docs/which_page.py` from what was measured; a test compares. What kind of federation is yours? `fedclade diagnose`
-[says so](diagnosis.md). Then:
+Made by `python tools/docs/which_page.py` from results/; a test compares. What kind of federation is
+yours? `fedclade diagnose` [says so](diagnosis.md). Then:
 
-{advice(found)}
-What holds throughout: if clients are of one kind, no grouping helps; if they are in groups that contradict each other, no single model
-helps. Where you do not know, {link("clade")} loses least: on the eight federations below it is never more than {clade:.1f} points
-behind the best method; {", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)}. It is our own method:
-read its numbers with that in mind, and compare on your data (`fedclade compare`).
+{advice(numbers)}
+What holds throughout: if clients are of one kind, no grouping helps; if they are in groups that
+contradict each other, no single model helps. Where you do not know, {link("clade")} loses least: on
+the eight federations below it is never more than {clade:.1f} points behind the best method;
+{behind}. It is our own
+method: read its numbers with that in mind, and compare on your data (`fedclade compare`).
 
 ## All methods, eight small federations
 
-Digits, 20 clients with 64 images on average, half of them in a round, 40 rounds, MLP(64), {seeds} seeds
-(`python benchmarks/which_measured.py`). Every method has its defaults; IFCA, FedSEM and PCA+kM+HC are told the true number of groups.
-Means over all clients, each on its own test data; **bold**: within half a point of the best. The small size matters: methods that need
-more data, more local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) do better elsewhere, as their pages say.
+Digits, 20 clients with 64 images on average, half of them in a round, 40 rounds, MLP(64), {seeds}
+seeds (`python benchmarks/all_methods.py`). Every method has its defaults; IFCA, FedSEM and
+PCA+kM+HC are given the true number of groups. Means over all clients, each on its own test data;
+**bold**: within half a point of the best. The small size matters: methods that need more data, more
+local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) do better elsewhere, as their
+pages say.
 
-{small_table(found)}
-How many groups they make of it, and the agreement with the true ones (ARI: 1 is perfect, 0 is chance):
+{small_table(numbers)}
+The number of groups they find, and the agreement with the true groups (ARI: 1 is perfect, 0 is
+chance):
 
-{groups_table(found)}
+{groups_table(numbers)}
 ## The papers' federations
 
-From [the reproduction](reproduction.md), which has settings and spreads; {fewest} to {most} seeds. The first row of a method is taken
-where a table has several. –: not measured.
+From [the reproduction](reproduction.md), which has settings and spreads; {fewest} to {most} seeds.
+The first row of a method is taken where a table has several. –: not measured.
 
-{papers_table(found)}
+{papers_table(numbers)}
 ## What was not measured
 
-- {", ".join(absent)} on the papers' data. (FedNova and SCAFFOLD on MNIST with Dirichlet(0.1):
-  [the baselines](methods/baselines.md#comparison); FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
-- Groups and mixtures at once on large data; groups that change while training goes on.
-- Accuracy with more than 2,400 clients. Texts with any methods but FedAvg, CFL and Clade ([AG News](reproduction.md)).
-- Every accuracy here is of the simulator. On Flower the models are the same within 1e-5 ([how this is tested](flower.md)).
+- {", ".join(absent)} on the papers' data.
+  (FedNova and SCAFFOLD on MNIST with Dirichlet(0.1):
+  [the baselines](methods/baselines.md#comparison);
+  FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
+- Groups and mixtures at once on large data; groups that change during training.
+- Accuracy with more than 2,400 clients. Texts with any methods but FedAvg, CFL and Clade
+  ([AG News](reproduction.md)).
+- Every accuracy here is of the simulator. On Flower the models are the same within 1e-5
+  ([how this is tested](flower.md)).
 """
 
 
-def _regret(found: Numbers, method: str) -> float:
+def _regret(numbers: Numbers, method: str) -> float:
     """By how much a method is behind the best one, at most."""
     behind = []
-    for each in FEDERATIONS:
-        values = {name: found.small(each, name) for name in METHODS if name != "oracle"}
+    for federation in numbers.federations:
+        values = {name: numbers.small(federation, name) for name in METHODS if name != "oracle"}
         behind.append(
             max(value for value in values.values() if value is not None) - (values[method] or 0.0)
         )

@@ -1,5 +1,5 @@
-"""docs/licences.md: the licences of all that fedclade is installed and tested with, as the packages
-themselves declare them.
+"""docs/licences.md: the licences of all packages that fedclade is installed and tested with, as the
+packages declare them.
 
 python tools/release/licences.py     in an environment with all extras (`make test` sets one up)
 """
@@ -16,9 +16,10 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Licences
 
-fedclade is under Apache-2.0. Made by `python tools/release/licences.py` from what torch and each package of locked.txt and locked-dev.txt
-declares, on Linux with Python 3.11: *needed* are those that `pip install fedclade` brings; the others come with an extra (`flower`,
-`onnx`, `track`, `ot`, `docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
+fedclade is under Apache-2.0. Made by `python tools/release/licences.py` from what torch and each
+package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11: *needed* are those
+that `pip install fedclade` brings; the others come with an extra (`flower`, `onnx`, `track`, `ot`,
+`docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
 
 | package | version | licence | |
 | --- | --- | --- | --- |
@@ -29,33 +30,33 @@ def licence(package: Distribution) -> str:
     """The SPDX expression where there is one, else the classifiers, else the first line of the
     field.
     """
-    told = package.metadata
-    if told.get("License-Expression"):
-        return str(told["License-Expression"])
+    metadata = package.metadata
+    if metadata.get("License-Expression"):
+        return str(metadata["License-Expression"])
     kinds = [
-        each.rsplit("::", 1)[1].strip()
-        for each in told.get_all("Classifier") or []
-        if each.startswith("License ::")
+        classifier.rsplit("::", 1)[1].strip()
+        for classifier in metadata.get_all("Classifier") or []
+        if classifier.startswith("License ::")
     ]
     kinds = [kind for kind in kinds if kind != "OSI Approved"]
-    field = (told.get("License") or "").strip().splitlines()
+    field = (metadata.get("License") or "").strip().splitlines()
     return "; ".join(kinds) or (field[0][:60] if field else "not declared")
 
 
-def needed(name: str, found: set[str]) -> set[str]:
-    """Names of the packages that this one needs without any extra, and theirs."""
+def needed(name: str, names: set[str]) -> set[str]:
+    """Add to `names` the packages that this one needs without any extra, and their own needs."""
     for text in requires(name) or []:
         if "extra ==" in text:
             continue
         other = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
-        if other not in found:
+        if other not in names:
             try:
                 distribution(other)
             except PackageNotFoundError:  # for another platform or Python
                 continue
-            found.add(other)
-            needed(other, found)
-    return found
+            names.add(other)
+            needed(other, names)
+    return names
 
 
 def _plain(name: str) -> str:

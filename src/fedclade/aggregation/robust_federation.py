@@ -20,20 +20,6 @@ from fedclade.core.federation import (
 )
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
-from fedclade.errors import require
-from fedclade.methods.base import Method
-
-
-def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
-    """The federation that a method works with."""
-    allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
-    require(
-        aggregator == "mean" or not method.custom_aggregation,
-        "server.aggregator",
-        aggregator,
-        allowed,
-    )
-    return federation if aggregator == "mean" else RobustFederation(federation, aggregator)
 
 
 @dataclass(frozen=True)

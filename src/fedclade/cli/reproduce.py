@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +66,7 @@ def reproduce(
         return
     from fedclade.engines.simulator import pick_device
     from fedclade.io.atomic import write_text
+    from fedclade.io.results_json import write_results
     from fedclade.reproduce.compare_to_paper import outcome
     from fedclade.reproduce.execute import Options, execute, plan, so_far
     from fedclade.reproduce.markdown import page
@@ -110,7 +110,7 @@ def reproduce(
 
         results = execute(planned, folder, on_entry)
     result = outcome(planned, results, pick_device(device).type)
-    write_text(folder / "table.json", json.dumps(result.as_json(), indent=1) + "\n")
+    write_results(folder / "table.json", result.as_json())
     write_text(folder / "table.md", page(result))
     _show(result)
     print_out(f"Runs, table.json and table.md: {folder}")

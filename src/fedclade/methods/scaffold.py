@@ -158,7 +158,9 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         )
         if not len(results.ids):
             return state
-        y = weighted_mean(strip_prefix("y", results.sums), results.total_weight, fallback=state.models)
+        y = weighted_mean(
+            strip_prefix("y", results.sums), results.total_weight, fallback=state.models
+        )
         c = tree_map(
             lambda c, change: (c + change[0] / p.sum().to(change.device)).to(c.dtype),
             state.c,

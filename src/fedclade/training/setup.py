@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedclade.aggregation.robust_federation import federation_view
-from fedclade.core.federation import Federation
+from fedclade.aggregation.robust_federation import RobustFederation
+from fedclade.core.federation import Aggregator, Federation
 from fedclade.core.functional_model import ExampleLoss, Objective, accuracy, cross_entropy
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
@@ -105,6 +105,18 @@ def prepare(run: TrainingRun) -> RunSetup:
         training=run.settings,
         tables=_tables(run, method, metadata),
     )
+
+
+def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
+    """The federation that a method works with."""
+    allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
+    require(
+        aggregator == "mean" or not method.custom_aggregation,
+        "server.aggregator",
+        aggregator,
+        allowed,
+    )
+    return federation if aggregator == "mean" else RobustFederation(federation, aggregator)
 
 
 def _simulator(run: TrainingRun) -> Simulator:

@@ -32,7 +32,7 @@ def are_finite(row: dict[str, Any], *names: str) -> bool:
 
 @pytest.mark.slow
 def test_simulator_has_a_point_for_each_size(tmp_path: Path) -> None:
-    found = written_by("scaling.py", tmp_path)
+    found = written_by("simulator_scaling.py", tmp_path)
     assert [row["clients"] for row in found["clients"]] == [100, 1_000]
     assert [row["cohort"] for row in found["cohort"]] == [10, 30]
     assert [row["parameters"] for row in found["parameters"]] == [
@@ -56,8 +56,8 @@ def test_simulator_has_a_point_for_each_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_relatedness_has_two_points_for_each_method(tmp_path: Path) -> None:
-    points = written_by("relatedness_scaling.py", tmp_path)["points"]
+def test_clustering_has_two_points_for_each_method(tmp_path: Path) -> None:
+    points = written_by("clustering_scaling.py", tmp_path)["points"]
     first, second = points[::2], points[1::2]
     assert {row["what"].split(":")[0] for row in first} == {
         "FLT",

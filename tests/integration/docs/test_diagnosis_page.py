@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +11,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_page_is_made_from_the_results(tmp_path: Path) -> None:
     page, made = ROOT / "docs" / "diagnosis.md", tmp_path / "diagnosis.md"
-    shutil.copy(page, made)
     subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "diagnosis.py", "--page", made],
+        [sys.executable, ROOT / "tools" / "docs" / "diagnosis_page.py", "--out", made],
         check=True,
         capture_output=True,
     )
-    assert made.read_text() == page.read_text(), (
-        "run python benchmarks/diagnosis.py --page docs/diagnosis.md"
-    )
+    assert made.read_text() == page.read_text(), "run python tools/docs/diagnosis_page.py"

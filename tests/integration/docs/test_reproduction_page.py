@@ -1,4 +1,4 @@
-"""docs/reproduction.md is what its script makes of results/."""
+"""docs/reproduction.md is what its script makes of results/papers/."""
 
 import subprocess
 import sys

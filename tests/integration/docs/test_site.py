@@ -49,6 +49,10 @@ def test_the_pages_have_what_the_code_says() -> None:
     script("method_pages.py", "--check")
 
 
+def test_the_measured_tables_of_methods_are_made_from_the_results() -> None:
+    script("method_tables.py", "--check")
+
+
 def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     script("method_pictures.py", "--out", tmp_path)
     kept = ROOT / "docs" / "images" / "methods"

@@ -585,7 +585,7 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
 def test_three_kills_at_random_moments_change_nothing(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """benchmarks/kills.py does fifty of each of four methods."""
+    """benchmarks/kill_and_resume.py does fifty of each of four methods."""
     draw = random.Random(method)
     sets = ("run.rounds=50", "run.checkpoint_every=1", "run.eval_every=4", f"method.name={method}")
     given = [

@@ -1,0 +1,121 @@
+"""When does FLT's recipe find the groups? Every k, distance, cut and manifold on MNIST, Scenarios 1
+and 2.
+
+python benchmarks/flt_groups.py --data-root FOLDER [--seeds 5]
+[--out results/methods/flt_groups.json]
+
+The shipped encoder, trained on Fashion-MNIST alone, embeds all images of each of 100 clients.
+Signatures are computed once for each k and seed, as `fc.run` with that seed computes them; every
+distance, cut and manifold then reads the same ones. FOLDER has mnist.npz. The tables of
+docs/methods/flt_table.md are made by tools/docs/method_tables.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from sklearn.metrics import adjusted_rand_score
+
+import fedclade as fc
+from fedclade.clustering.flt import Distance, Manifold, on_manifold, relate
+from fedclade.core.rng import fold_in
+from fedclade.data import Clients
+from fedclade.io.environment_info import about
+from fedclade.io.results_json import write_results
+from fedclade.methods.flt import FLT, FLTState
+from fedclade.training.setup import inject_context
+
+CLIENTS, GROUPS, GAMMA = 100, 5, 1.0
+SCENARIOS = {
+    "Scenario 1: five groups of two classes each": fc.data.LabelClusters(GROUPS, 2),
+    "Scenario 2: five groups of three classes on a ring, neighbours share one": (
+        fc.data.LabelClusters(GROUPS, 3, overlap=1)
+    ),
+}
+KS = (2, 3, 5)
+CUTS: dict[str, dict[str, Any]] = {
+    "threshold, γ = 1": {"cut": "threshold", "clusters": None},
+    "gap": {"cut": "gap", "clusters": None},
+    "clusters = 5": {"cut": "threshold", "clusters": GROUPS},
+}
+Setting = tuple[str, str, str, int]  # manifold, distance, cut, k
+Grouping = tuple[int, float]  # number of groups, ARI
+OUT = Path(__file__).resolve().parents[1] / "results" / "methods" / "flt_groups.json"
+
+
+def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """The centres and their counts of all clients, and the key that was used."""
+    key = fold_in(seed, "init")
+    method = inject_context(FLT(k=k, manifold="none"), clients, seed)
+    state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
+    assert isinstance(state, FLTState)
+    return state.centres.numpy(), state.counts.numpy(), key
+
+
+def groupings(clients: Clients, seed: int) -> dict[Setting, Grouping]:
+    """The groups that every setting finds on one federation."""
+    assert clients.groups is not None
+    by_setting: dict[Setting, Grouping] = {}
+    for k in KS:
+        centres, counts, key = signatures(clients, k, seed)
+        for manifold in get_args(Manifold):
+            points = on_manifold(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
+            for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
+                groups, _ = relate(points, counts, "none", distance, gamma=GAMMA, seed=0, **cut)
+                by_setting[manifold, distance, name, k] = (
+                    len(np.unique(groups)),
+                    adjusted_rand_score(clients.groups, groups),
+                )
+    return by_setting
+
+
+def rows(scenario: str, by_seed: list[dict[Setting, Grouping]]) -> list[dict[str, Any]]:
+    """For each setting: how many seeds have the right number of groups, and the mean ARI."""
+    records = []
+    for manifold, distance, cut, k in product(get_args(Manifold), get_args(Distance), CUTS, KS):
+        seeds = [by_setting[manifold, distance, cut, k] for by_setting in by_seed]
+        records.append(
+            {
+                "scenario": scenario,
+                "manifold": manifold,
+                "distance": distance,
+                "cut": cut,
+                "k": k,
+                "seeds": len(seeds),
+                "right": sum(number == GROUPS for number, _ in seeds),
+                "ari": float(np.mean([ari for _, ari in seeds])),
+            }
+        )
+    return records
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-root", default=None)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    mnist = fc.data.load("mnist", args.data_root)
+    begin = time.perf_counter()
+    results: list[dict[str, Any]] = []
+    for scenario, scheme in SCENARIOS.items():
+        by_seed = []
+        for seed in range(args.seeds):
+            by_seed.append(groupings(fc.data.partition(mnist, scheme, CLIENTS, seed), seed))
+            print(f"{scenario}, seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
+        results += rows(scenario, by_seed)
+    content = {"about": about(), "clients": CLIENTS, "groups": GROUPS, "rows": results}
+    write_results(args.out, content)
+
+
+if __name__ == "__main__":
+    main()

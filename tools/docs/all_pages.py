@@ -1,0 +1,35 @@
+"""Regenerate every generated page and picture of docs/.
+
+python tools/docs/all_pages.py
+
+docs/licences.md is not among them: tools/release/licences.py writes it after `make lock`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = (
+    "methods_table.py",
+    "method_pages.py",
+    "method_tables.py",
+    "method_pictures.py",
+    "quickstart_picture.py",
+    "diagnosis_page.py",
+    "privacy_page.py",
+    "reproduction_page.py",
+    "which_page.py",
+)
+
+
+def main() -> None:
+    for script in SCRIPTS:
+        print(script, flush=True)
+        subprocess.run([sys.executable, HERE / script], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The tables of docs/privacy.md: what methods declare, and results/signature_noise.json
+(benchmarks/signature_noise.py).
+
+python tools/docs/privacy_page.py [--out docs/privacy.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markdown_table import replace_block, table
+
+from fedclade.io.results_json import read_results
+from fedclade.methods import METHODS
+from fedclade.methods.base import NEEDS
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "results" / "signature_noise.json", ROOT / "docs" / "privacy.md"
+Row = dict[str, Any]
+FEDERATIONS = {
+    "quickstart": "`quickstart`: 40 clients of {} digits on average, 30 rounds",
+    "scenario1": "MNIST, Scenario 1: 100 clients of {} images on average, 10 rounds",
+}
+HIDDEN_BY_SECURE_AGGREGATION = {
+    "nothing": "nothing leaves",
+    "sum": "all that is summed",
+    "signatures": "the weights, not the signatures",
+    "updates": "not the models, which it looks at one by one",
+    "probe": "not the models that it looks at one by one",
+}
+
+
+def methods_table() -> str:
+    return table(
+        ["method", "what leaves a client", "the server needs", "secure aggregation could hide"],
+        [
+            [
+                name,
+                method.client_disclosure,
+                NEEDS[method.server_visibility],
+                HIDDEN_BY_SECURE_AGGREGATION[method.server_visibility],
+            ]
+            for name, method in METHODS.items()
+        ],
+    )
+
+
+def cost_table(results: Row) -> str:
+    """A row for each method: with noise of every ε, or, for those without noise, one cell."""
+    runs = results["runs"]
+    epsilons = list(dict.fromkeys(run["epsilon"] for run in runs))
+    heads = ["none" if epsilon is None else f"ε = {epsilon:g}" for epsilon in epsilons]
+    lines = []
+    for name, title in FEDERATIONS.items():
+        lines.append([f"**{title.format(results['examples'][name])}**", *[""] * len(heads)])
+        for variant in dict.fromkeys(run["variant"] for run in runs):
+            cells = [
+                _cell([run for run in runs if _key(run) == (name, variant, epsilon)])
+                for epsilon in epsilons
+            ]
+            lines.append([variant, *cells])
+    return table(["", *heads], lines)
+
+
+def _key(run: Row) -> tuple[str, str, float | None]:
+    return run["federation"], run["variant"], run["epsilon"]
+
+
+def _cell(runs: list[Row]) -> str:
+    """Mean ARI and accuracy over seeds."""
+    if not runs:
+        return ""
+    return f"{_mean_ari(runs)}, {np.mean([run['accuracy'] for run in runs]):.1f} %"
+
+
+def _mean_ari(runs: list[Row]) -> str:
+    return f"{round(float(np.mean([run['ari'] for run in runs])), 2) + 0.0:.2f}"  # no "-0.00"
+
+
+def whole_client_table(results: Row) -> str:
+    runs = results["whole_client"]
+    epsilons = sorted({run["epsilon"] for run in runs}, reverse=True)
+    lines = []
+    for name, title in FEDERATIONS.items():
+        for k in (1, 5):
+            cells = [
+                _mean_ari(
+                    [
+                        run
+                        for run in runs
+                        if (run["federation"], run["k"], run["epsilon"]) == (name, k, epsilon)
+                    ]
+                )
+                for epsilon in epsilons
+            ]
+            lines.append([f"{title.split(':')[0]}, k = {k}", *cells])
+    return table(["", *(f"ε = {epsilon:g}" for epsilon in epsilons)], lines)
+
+
+def page(text: str) -> str:
+    results = read_results(RESULTS)
+    for name, content in (
+        ("methods", methods_table()),
+        ("cost", cost_table(results)),
+        ("whole client", whole_client_table(results)),
+    ):
+        text = replace_block(text, name, content)
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=PAGE)
+    parser.parse_args().out.write_text(page(PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
