@@ -23,7 +23,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.clustering.flt import Distance, Manifold, on_manifold, relate
+from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centres
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.io.environment_info import about
@@ -52,7 +52,7 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "methods" / "flt_groups.
 def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
     """The centres and their counts of all clients, and the key that was used."""
     key = fold_in(seed, "init")
-    method = inject_context(FLT(k=k, manifold="none"), clients, seed)
+    method = inject_context(FLT(k=k, manifold="none"), clients.metadata, seed)
     state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
     assert isinstance(state, FLTState)
     return state.centres.numpy(), state.counts.numpy(), key
@@ -65,9 +65,11 @@ def groupings(clients: Clients, seed: int) -> dict[Setting, Grouping]:
     for k in KS:
         centres, counts, key = signatures(clients, k, seed)
         for manifold in get_args(Manifold):
-            points = on_manifold(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
+            points = embed_centres(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
             for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
-                groups, _ = relate(points, counts, "none", distance, gamma=GAMMA, seed=0, **cut)
+                groups, _ = cluster_signatures(
+                    points, counts, "none", distance, gamma=GAMMA, seed=0, **cut
+                )
                 by_setting[manifold, distance, name, k] = (
                     len(np.unique(groups)),
                     adjusted_rand_score(clients.groups, groups),
