@@ -31,9 +31,9 @@ class IFCAState(State):
 @dataclass(frozen=True)
 class IFCA(LossSelectionMethod[IFCAState]):
     """There are k models θ_j (`clusters`). Client i of the cohort receives all, chooses ĵ =
-    argmin_j F_i(θ_j) by the loss on its training examples, trains θ_ĵ and sends it with ĵ; θ_j becomes the
-    mean, weighted by examples, of the clients that chose it. A model that no client chose does not
-    change.
+    argmin_j F_i(θ_j) by the loss on its training examples, trains θ_ĵ and sends it with ĵ; θ_j
+    becomes the mean, weighted by examples, of the clients that chose it. A model that no client
+    chose does not change.
 
     The initial k models are random permutations of the weights of the initial model, so that all
     have its distribution.
