@@ -1,5 +1,5 @@
-"""Errors that a person can mend: each says which field or client, what was given, what is allowed,
-what to do.
+"""Errors for the user. Each message has the field or client, the value, what is allowed and what to
+do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class FedcladeError(Exception):
 
 
 class InvalidInputError(FedcladeError, ValueError):
-    """A value, file or array that cannot be used as it was given."""
+    """A value, file or array that cannot be used."""
 
 
 class DifferentExperimentError(InvalidInputError):
@@ -28,13 +28,11 @@ class VectorizationError(FedcladeError, RuntimeError):
 
 
 class WriteError(FedcladeError, OSError):
-    """A file that the disk did not take: it is full, read-only or broken."""
+    """A file could not be written: the disk is full, read-only or broken."""
 
 
 def nearest(given: str, known: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"` where something known is close to what was given, else what is
-    known.
-    """
+    """`" Did you mean 'x'?"` if a known name is close to `given`, else the list of known names."""
     names = sorted(known)
     close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     if close:

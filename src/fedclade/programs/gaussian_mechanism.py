@@ -1,5 +1,5 @@
-"""What a client does to a signature before it shows it: it clips what each example adds, and hides
-the result in Gaussian noise.
+"""The Gaussian mechanism for signatures: a client clips the contribution of each example and adds
+Gaussian noise to the sum.
 
 Neighbours are two data sets of one client that differ in one example, replaced by any other; the
 number of examples n is known to the server. A vector g of at most `clip` = C is made of each
@@ -34,42 +34,40 @@ that p can be; there it is m/2 + d²/16 ≤ m/2 + (2 - m)²/16: convex in m, 1/4
 
 
 def clipped(vectors: Tensor, clip: float) -> Tensor:
-    """Every row, scaled down to length `clip` where it is longer. One that is not finite counts as
-    zeros: a reply that is refused would tell of it.
+    """Every row, scaled down to the norm `clip` if it is longer. A row that is not finite becomes
+    zeros, since a rejected reply would reveal it.
     """
     lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return torch.where(lengths.isfinite(), vectors / (lengths / clip).clamp_min(1), 0.0)
 
 
 def trace_of(*parts: Tensor | str | float) -> Tensor:
-    """32 bytes that stand for all these: a question, the data that answer it."""
-    told = blake2b(digest_size=32)
+    """A hash of 32 bytes of these values: the arguments of a query and its data."""
+    digest = blake2b(digest_size=32)
     for part in parts:
         head, data = (
             (part, b"")
             if not isinstance(part, Tensor)
             else ((part.dtype, tuple(part.shape)), part.cpu().numpy().tobytes())
         )
-        told.update(repr(head).encode() + b"\0" + data)
-    return torch.frombuffer(bytearray(told.digest()), dtype=torch.uint8)
+        digest.update(repr(head).encode() + b"\0" + data)
+    return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
 
 
 def after(trace: Tensor, *columns: Tensor) -> Tensor:
-    """The trace of what was before and of the samples that now follow, one by one, so that it does
-    not matter in which blocks they come.
-    """
+    """The trace extended by these samples, one by one, so that it does not depend on the blocks."""
     for sample in zip(*(column.cpu() for column in columns), strict=True):
         trace = trace_of(trace, *sample)
     return trace
 
 
 def noise_for(trace: Tensor, secret: int, like: Tensor) -> Tensor:
-    """Standard normal numbers, as many as `like` has, from the client's secret and the trace of
-    question and data.
+    """Standard normal numbers in the shape of `like`, from the client's secret and the trace of
+    query and data.
 
-    The server knows a program's key and could take out again what is made from it: hence the
-    secret. Who is asked the same again answers the same, so that noise is not averaged away;
-    another question, or other data, have other noise, so that it does not cancel out.
+    The server knows the key of a program and could subtract noise made from it: hence the secret.
+    The same query on the same data has the same noise, so that noise cannot be averaged out;
+    another query or other data have other noise, so that it does not cancel.
     """
     seed = f"fedclade noise\0{secret}\0".encode() + trace.numpy().tobytes()
     bits = np.frombuffer(shake_256(seed).digest(8 * like.numel()), "<u8")

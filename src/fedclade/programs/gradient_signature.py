@@ -1,6 +1,4 @@
-"""Sketches: a few numbers for each sample, whose mean over a client's data is the client's
-signature.
-"""
+"""Signatures by sketches: a client's signature is the mean of a vector per sample."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, no
 
 SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
 Sketch: TypeAlias = Callable[[Tree, Batch], Tensor]
-"""(params, batch) -> (samples, e): what is known of each sample."""
+"""(params, batch) -> (samples, e): a vector per sample."""
 
 _FEATURES_PER_CLASS = 4
 
 
 def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
-    """A shared random projection: signs from the key, scaled so that lengths stay the same on
-    average. Nobody has to send it.
+    """A random projection with signs from the key, scaled to preserve norms on average. Clients and
+    server compute it from the key; it is never sent.
     """
     start = torch.tensor(key & 0xFFFFFFFF, device=device)
     signs = (
@@ -83,8 +81,8 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 @serializable_program
 @lru_cache(maxsize=8)
 def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
-    """Mean of the sketch over a client's samples, and their scatter about it (the upper triangle),
-    under the model it was given.
+    """The mean of the sketch over a client's samples and the scatter about it (the upper triangle),
+    under the client's model.
     """
     sketch = sketch_of(objective, kind, size, key)
 
@@ -126,10 +124,10 @@ def private_signature(
     noise: float,
     secret: int,
 ) -> Program:
-    """The same of sketches no longer than `clip`, hidden in Gaussian noise (noise.py) of `noise`
-    times the sensitivity.
+    """The same for sketches clipped to the norm `clip`, with Gaussian noise
+    (`gaussian_mechanism`) of `noise` times the sensitivity.
 
-    The noise of the mean is taken out of the scatter again: its expectation is the scatter of the
+    The scatter is corrected for the noise of the mean: its expectation is the scatter of the
     clipped sketches.
     """
     sketch = sketch_of(objective, kind, size, key)
@@ -141,11 +139,10 @@ def private_signature(
         def alone(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             return sketch(const, Batch(x[None], y[None], weight[None], batch.key))[0]
 
-        # Each example by itself: if one could change what is made of another, the sensitivity would
-        # be another.
+        # Each example alone: if examples could affect each other, the sensitivity would differ.
         g = clipped(vmap(alone)(batch.x, batch.y, batch.weight).double(), clip)
-        told = {"sum": g.sum(0), "moment": g.T @ g, "count": g.new_tensor(len(g))}
-        sums = tree_map(torch.add, told, carry) if "sum" in carry else told
+        block = {"sum": g.sum(0), "moment": g.T @ g, "count": g.new_tensor(len(g))}
+        sums = tree_map(torch.add, block, carry) if "sum" in carry else block
         return sums | {"trace": after(carry["trace"], batch.x, batch.y)}
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
@@ -167,14 +164,14 @@ def private_signature(
 
 
 def dimensions(objective: Objective, kind: SignatureKind, size: int) -> int:
-    """How many numbers a sketch has."""
+    """The dimension of a sketch."""
     if kind == "joint":
         return objective.head_layer().out_features * (1 + _FEATURES_PER_CLASS)
     return size // 2 * 2 if kind == "features" else size
 
 
 def symmetric(triangle: Tensor, size: int) -> Tensor:
-    """The matrices whose upper triangles these are."""
+    """The symmetric matrices with these upper triangles."""
     row, column = torch.triu_indices(size, size)
     full = triangle.new_zeros((*triangle.shape[:-1], size, size))
     full[..., row, column] = triangle

@@ -1,11 +1,10 @@
-"""Gradients of any model for a stack of clients, without ever writing down the gradient of a large
-weight.
+"""Gradients of any model for a stack of clients, without storing the gradient of a large weight.
 
-The gradient of a linear layer's weight is a product: what went in, times the error that comes back.
-Autograd would write it out, as large as all the weights of all clients, to be scaled, added and
-written again. Here a zero, the tap, is added to what the layer puts out: its gradient is the error,
-and a single product adds the weight's gradient to what it changes. Convolutions on CUDA are the
-same once their input is laid out in columns (columns.py).
+The gradient of a linear layer's weight is a product of its inputs and the error of its outputs.
+Autograd would store it, as large as the weights of all clients, then scale and add it. Here a zero
+tensor, the tap, is added to the layer's outputs: its gradient is the error, and a single product
+adds the weight's gradient to its target. Convolutions on CUDA work the same way with im2col inputs
+(im2col.py).
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ if TYPE_CHECKING:
 
 
 class _Passing:
-    """One forward pass of one client: what is added at each tapped layer, and what went in
-    there.
-    """
+    """One forward pass of one client: the tap and the inputs of each tapped layer."""
 
     def __init__(self, taps: Tree) -> None:
         self.taps = taps
@@ -76,9 +73,9 @@ class _Conv2d(nn.Conv2d):
 
 
 def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
-    """Make the layers of `module` that can have a tap have one, in place; gives their names.
+    """Add taps to the layers of `module` that can have one, in place, and return their names.
 
-    These are linear layers and plain convolutions whose weight is trained and is nobody else's.
+    These are linear layers and plain convolutions whose weight is trained and not shared.
     """
     holders = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     tapped: list[str] = []
@@ -87,7 +84,7 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
             holders[id(value)] > 1 for value in layer.parameters()
         ):
             continue
-        # The class alone is changed: the layer keeps its parameters, names and hooks.
+        # Only the class changes: the layer keeps its parameters, names and hooks.
         if type(layer) is nn.Linear:
             layer.__class__ = _Linear
         elif type(layer) is nn.Conv2d and _is_plain(layer):
@@ -100,7 +97,7 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) -> Tensor:
-    """base + the gradient of a weight, from the error at its layer and what went in there."""
+    """base + the gradient of a weight, from the error and the inputs of its layer."""
     if base.ndim == 3:
         return add_product(base, error, rows, overwrite)
     clients, out, channels, *kernel = base.shape
@@ -181,8 +178,8 @@ class Tapped:
             _passing.reset(token)
 
     def _shapes(self, params: Tree, batch: Batch) -> dict[str, torch.Size]:
-        """What each tap looks like for such a batch: that of every tapped layer which is used once.
-        Others are left to autograd.
+        """The shape of each tap for such a batch. Only layers that are used once have a tap;
+        autograd handles the others.
         """
         kind = tuple(batch.x.shape[1:])
         if kind not in self._known:

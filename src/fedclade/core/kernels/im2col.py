@@ -1,8 +1,8 @@
 """Convolutions of many clients at once as matrix products, on CUDA.
 
-Every client has weights of its own, so what a library has for it is a convolution in groups, one
-for each client, which is slow. With the input laid out in columns (for each place of the output all
-that it is computed from) it is one matrix product a client. Measured on an H200 with the LEAF CNN's
+Every client has its own weights, so a library would use a grouped convolution, one group per
+client, which is slow. With the input laid out in columns (for each output position all its inputs)
+it is one matrix product per client. Measured on an H200 with the LEAF CNN's
 second layer (40 clients, batches of 10, 32 to 64 channels, 5 x 5): 0.16 ms forward and 0.31 ms for
 the error of the input, against 0.43 and 0.32 in groups, and the weight's gradient is a product of
 the same columns.
@@ -69,7 +69,7 @@ class _Stacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, error: Tensor, _: Any) -> tuple[Tensor | None, None, None, None]:
-        """The error of x is a convolution too: of the error, with the weight turned round."""
+        """The error of x is a convolution of the error with the flipped weight."""
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         (weight,), (top, left) = ctx.saved_tensors, ctx.padding

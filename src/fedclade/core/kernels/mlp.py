@@ -2,8 +2,8 @@
 
 A chain of linear layers and ReLUs has a backward pass of two matrix products a layer. Written out
 for a stack of clients, the product that makes a layer's gradient adds it to what it changes in the
-same pass over memory. Other models have that from taps.py; what is won here is the time that
-autograd takes besides (benchmarks/engine.py).
+same pass over memory. Other models have that from activation_taps.py; this module also saves the
+overhead of autograd (benchmarks/engine.py).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Layer(NamedTuple):
 
 
 class Dense(NamedTuple):
-    """A network that is nothing but linear layers, all trained, with ReLUs between, and whether it
-    flattens its inputs first.
+    """A network of linear layers, all trained, with ReLUs between, and whether it flattens its
+    inputs first.
     """
 
     layers: tuple[Layer, ...]
@@ -40,10 +40,10 @@ class Dense(NamedTuple):
 
 
 def dense_form(module: nn.Module, trained: tuple[str, ...]) -> Dense | None:
-    """What a module is, if it is a dense network; None for any other module."""
+    """The layers of a module that is a dense network; None for any other module."""
     try:
         nodes = list(fx.symbolic_trace(module).graph.nodes)
-    except Exception:  # whatever a module does that cannot be traced, it is no plain chain
+    except Exception:  # a module that cannot be traced is not a plain chain
         return None
     layers: list[Layer] = []
     flattens = False
@@ -144,7 +144,7 @@ def plus(base: Tensor, gradient: Tensor, overwrite: bool) -> Tensor:
 
 
 def _cross_entropy_error(outputs: Tensor, y: Tensor, share: Tensor) -> Tensor:
-    """Softmax less one for the label, times what the example counts for."""
+    """Softmax minus one-hot label, times the example's share."""
     return (
         outputs.softmax(2).scatter_(2, y.unsqueeze(2), -1.0, reduce="add").mul_(share.unsqueeze(2))
     )
