@@ -48,7 +48,7 @@ def compared(
 ) -> list[dict[str, Any]]:
     rows = []
     for method in methods:
-        result = fc.run(method, clients, model, rounds=100, seed=seed, **settings)
+        result = fc.run(method, clients, model, rounds=100, lr=0.01, seed=seed, **settings)
         row = {
             "job": f"{clients.dataset} {clients.partition}",
             "class": type(method).__name__,

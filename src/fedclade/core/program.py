@@ -159,7 +159,7 @@ class LocalTraining:
     """How a client trains: bound to a method by `run`."""
 
     objective: Objective
-    lr: float = 0.01
+    lr: float = 0.1
     batch_size: int = 10
     epochs: int = 1
     momentum: float = 0.0

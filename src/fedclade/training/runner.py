@@ -51,7 +51,7 @@ def run(
     model: ModelSpec | nn.Module,
     rounds: int = 100,
     clients_per_round: int | float = 0.2,
-    lr: float = 0.01,
+    lr: float = 0.1,
     batch_size: int = 10,
     epochs: int = 1,
     momentum: float = 0.0,

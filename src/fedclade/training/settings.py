@@ -34,7 +34,7 @@ def _whole(value: object, least: int) -> bool:
 class LocalConfig:
     """How a client trains. `lr_decay` multiplies the learning rate after every round."""
 
-    lr: float = 0.01
+    lr: float = 0.1
     batch_size: int = 10
     epochs: int = 1
     momentum: float = 0.0

@@ -22,7 +22,7 @@ result.summary; result.history; result.clusters; result.model_of(7)
 OWN_DATA = """
 clients = fc.data.from_arrays([(x0, y0), (x1, y1)])
 clients.groups; clients.sizes; clients.describe()
-fc.run(method, clients, model, rounds, clients_per_round=0.2, lr=0.01, batch_size=10, epochs=1, momentum=0.0, loss=None,
+fc.run(method, clients, model, rounds, clients_per_round=0.2, lr=0.1, batch_size=10, epochs=1, momentum=0.0, loss=None,
        seed=0, eval_every=10, device="auto", chunk=None, out=DIR, resume=False, on_round=None)
 model7 = fc.load(DIR).model_of(1)
 """
@@ -70,7 +70,7 @@ def test_run_has_the_parameters_of_the_design_in_that_order_with_those_defaults(
     required = ["method", "clients", "model", "rounds"]
     defaults = {
         "clients_per_round": 0.2,
-        "lr": 0.01,
+        "lr": 0.1,
         "batch_size": 10,
         "epochs": 1,
         "momentum": 0.0,

@@ -49,7 +49,7 @@ def test_a_file_that_names_the_four_parts_only_gets_the_documented_defaults(tmp_
     assert (made.partition.clients, made.partition.probe, made.partition.seed) == (100, None, None)
     assert made.model == fc.models.MLP(200)
     local, run, engine = made.local, made.run, made.engine
-    assert (local.lr, local.batch_size, local.epochs) == (0.01, 10, 1)
+    assert (local.lr, local.batch_size, local.epochs) == (0.1, 10, 1)
     assert (local.momentum, local.weight_decay, local.lr_decay) == (0.0, 0.0, 1.0)
     assert (run.rounds, run.clients_per_round, run.seed) == (100, 0.2, 0)
     assert (run.eval_every, run.checkpoint_every, run.fine_tune_epochs) == (10, 10, 0)
