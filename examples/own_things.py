@@ -1,8 +1,8 @@
-"""A data set, a partition, a model and a method of your own, named on the command line:
+r"""A data set, a partition, a model and a method of your own, named on the command line:
 
-fedclade run quickstart --import examples/own_things.py --set data.name=moons --set
-partition.name=halves --set model.name=tiny \
-    --set method.name=even
+    fedclade run quickstart --import examples/own_things.py \
+        --set data.name=moons --set partition.name=halves \
+        --set model.name=tiny --set method.name=even
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Names for the command line: methods, data sets, models and partitions, ours and a user's own.
+"""Names of methods, data sets, models and partitions: those of fedclade and those of the user.
 
-A user's file registers by a decorator and is named with `--import FILE`; nothing is imported
-because an experiment file says so.
+A user's file registers its classes by a decorator, and `--import FILE` runs it. An experiment file
+cannot cause an import.
 
     @fc.register("method", "mine")
     @dataclass(frozen=True)
@@ -33,70 +33,70 @@ _IMPORTED: list[str] = []
 
 
 def register(kind: Kind, name: str) -> Callable[[T], T]:
-    """Make a class (or, for a data set, a function that returns one) known under a name."""
+    """Register a class (or, for a data set, a function that returns one) under a name."""
     if kind not in REGISTRY:
         raise InvalidInputError(f"register: unknown kind '{kind}'.{nearest(kind, REGISTRY)}")
 
-    def enter(thing: T) -> T:
-        known = REGISTRY[kind]
-        if name in known and known[name].__module__.split(".")[0] == "fedclade":
+    def enter(entry: T) -> T:
+        entries = REGISTRY[kind]
+        if name in entries and entries[name].__module__.split(".")[0] == "fedclade":
             raise InvalidInputError(
                 f"register: the {kind} '{name}' is fedclade's own; choose another name."
             )
-        _check(kind, name, thing)
+        _check(kind, name, entry)
         if kind != "dataset":
-            thing.name = name  # type: ignore[attr-defined]
-        known[name] = thing
-        return thing
+            entry.name = name  # type: ignore[attr-defined]
+        entries[name] = entry
+        return entry
 
     return enter
 
 
-def _check(kind: Kind, name: str, thing: Any) -> None:
-    """Refuse what could not be used later, while its author is looking."""
+def _check(kind: Kind, name: str, entry: Any) -> None:
+    """Reject an entry that could not be used later, so that its author sees the error at once."""
     what = f"register: the {kind} '{name}'"
     if kind == "dataset":
-        if not callable(thing):
+        if not callable(entry):
             raise InvalidInputError(f"{what} must be a function that returns fc.data.dataset(…).")
-    elif not isinstance(thing, type):
+    elif not isinstance(entry, type):
         raise InvalidInputError(f"{what} must be a class.")
     elif kind == "method":
         missing = [
             field
             for field in ("title", "paper", "client_disclosure", "server_visibility")
-            if not hasattr(thing, field)
+            if not hasattr(entry, field)
         ]
-        if not issubclass(thing, Method) or missing:
+        if not issubclass(entry, Method) or missing:
             raise InvalidInputError(
-                f"{what} must be a dataclass that extends fc.Method"
-                + (f" and says its {', '.join(missing)}." if missing else ".")
+                f"{what} must subclass fc.Method"
+                + (f" and define: {', '.join(missing)}." if missing else ".")
             )
-    elif not hasattr(thing, verb := "build" if kind == "model" else "split"):
+    elif not hasattr(entry, verb := "build" if kind == "model" else "split"):
         raise InvalidInputError(
             f"{what} must be a class with a method {verb}; see examples/own_things.py."
         )
 
 
 def find(kind: Kind, name: str, where: str) -> Any:
-    """What is registered under the name; `where` is how the name was given."""
+    """The entry with this name; `where` names the setting for the error message."""
     if name not in REGISTRY[kind]:
         raise InvalidInputError(f"{where}: no such {kind}.{nearest(name, REGISTRY[kind])}")
     return REGISTRY[kind][name]
 
 
 def import_file(path: str) -> None:
-    """Run a user's Python file so that it can register its own things."""
+    """Run a user's Python file, which registers its own methods, models, partitions or data."""
     file = Path(path)
     if not file.is_file():
         raise InvalidInputError(f"--import {path}: there is no such file.")
-    # A name of its own, so that a user's json.py is not taken for Python's.
+    # A unique name, so that a user's json.py does not replace Python's.
     name = f"_fedclade_import_{len(_IMPORTED)}_{file.stem}"
     _IMPORTED.append(name)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InvalidInputError(f"--import {path}: not a Python file.")
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up here while their class is being made.
+    # Dataclasses look up their module here while their class is created.
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
