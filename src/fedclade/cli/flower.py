@@ -166,16 +166,16 @@ def _settings(sets: Sequence[str]) -> dict[str, Value]:
     from fedclade.training.config import value_of
 
     settings: dict[str, Value] = {}
-    for given in sets:
-        key, equals, text = given.partition("=")
+    for setting in sets:
+        key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise InvalidInputError(
-                f"--set {given}: write it as key=value, for example --set rounds=3."
+                f"--set {setting}: write it as key=value, for example --set rounds=3."
             )
         value = value_of(text)
         if not isinstance(value, str | int | float | bool):
             raise InvalidInputError(
-                f"--set {given}: Flower's settings are text, numbers, true and false."
+                f"--set {setting}: Flower's settings are text, numbers, true and false."
             )
         settings[key.strip()] = value
     return settings
@@ -195,18 +195,18 @@ def _show(services: Sequence[ServiceStatus]) -> None:
         "ended last",
     ):
         table.add_column(heading, no_wrap=heading != "ended last", overflow="fold")
-    for one in services:
-        online = "–" if one.online is None else "yes" if one.online else "no"
+    for service in services:
+        online = "–" if service.online is None else "yes" if service.online else "no"
         row = (
-            one.name,
-            one.pid or "–",
-            "yes" if one.alive else "no",
-            one.port or "–",
-            one.restarts,
+            service.name,
+            service.pid or "–",
+            "yes" if service.alive else "no",
+            service.port or "–",
+            service.restarts,
             online,
-            one.node_id,
-            one.log.name,
-            one.reason,
+            service.node_id,
+            service.log.name,
+            service.reason,
         )
         table.add_row(*(escape(str(cell)) for cell in row))
     out_console.print(table)
