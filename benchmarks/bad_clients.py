@@ -35,7 +35,7 @@ import fedclade as fc
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, Dataset
 from fedclade.engines.simulator import Faults
-from fedclade.io import environment_info
+from fedclade.io.environment_info import environment_info
 from fedclade.methods import METHODS
 from fedclade.training.runner import TrainingRun
 from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
@@ -253,7 +253,7 @@ def _write(out: Path, row: dict[str, Any], device: str) -> None:
     }
     results = json.loads(out.read_text()) if out.exists() else {"settings": settings, "rows": {}}
     results["rows"][f"{row['study']} {row['method']} {row['seed']}"] = row | {
-        "about": environment_info.about(device)
+        "about": environment_info(device)
     }
     results["rows"] = dict(sorted(results["rows"].items()))
     out.write_text(json.dumps(results, indent=1) + "\n")

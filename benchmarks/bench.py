@@ -45,7 +45,7 @@ from peers.environments import FOLDER, CannotBuild, python_of
 from peers.worker import NAMES
 from torch import nn
 
-from fedclade.io.environment_info import about as about_machine
+from fedclade.io.environment_info import environment_info
 
 ROOT = Path(__file__).parents[1]
 PEERS = Path(__file__).parent / "peers"
@@ -291,7 +291,7 @@ def about() -> dict[str, Any]:
         "network": [INPUTS, HIDDEN, CLASSES],
         "warm-up rounds": WARM_UP,
     }
-    return {"about": about_machine(), "load before": os.getloadavg()[0], "job": job}
+    return {"about": environment_info(), "load before": os.getloadavg()[0], "job": job}
 
 
 def main() -> None:

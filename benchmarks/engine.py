@@ -26,7 +26,7 @@ from torch import nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 
 WARM_UP = 4
 
@@ -148,7 +148,7 @@ def main() -> None:
             print(f"{name}: {measured[name]}", flush=True)
     if given.out:
         given.out.write_text(
-            json.dumps({"about": about(device), "seconds a round": measured}, indent=1) + "\n"
+            json.dumps({"about": environment_info(device), "seconds a round": measured}, indent=1) + "\n"
         )
 
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedclade.io import environment_info
+from fedclade.io.environment_info import environment_info
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kills.json"
 ROUNDS = 40
@@ -126,7 +126,7 @@ def main() -> None:
             found = killed(method, args.kills, random.Random(f"{args.seed} {method}"), Path(root))
         print(method, found, flush=True)
         results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        results[method] = {"rounds": ROUNDS, **found, "about": environment_info.about()}
+        results[method] = {"rounds": ROUNDS, **found, "about": environment_info()}
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 

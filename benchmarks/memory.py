@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 import fedclade as fc
-from fedclade.io import environment_info
+from fedclade.io.environment_info import environment_info
 
 RESULTS = Path(__file__).resolve().parent / "results" / "memory.json"
 METHODS: dict[str, fc.Method] = {
@@ -134,7 +134,7 @@ def main() -> None:
             f"{name:12} {told}  {found['growth %']:+.2f} %  ({groups}, {found['seconds']:.0f} s)",
             flush=True,
         )
-        results[name] = {**found, "about": environment_info.about()}
+        results[name] = {**found, "about": environment_info()}
         args.out.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 

@@ -47,7 +47,7 @@ from fedclade.clustering.similarity import (
     similarity_graph,
 )
 from fedclade.core.functional_model import Objective
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng
@@ -289,7 +289,7 @@ def main() -> None:
             before = now
     print(table("what servers compute", rows))
     if given.out:
-        given.out.write_text(json.dumps({"about": about("cpu"), "points": rows}, indent=1) + "\n")
+        given.out.write_text(json.dumps({"about": environment_info("cpu"), "points": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import torch
 
 import fedclade as fc
 from fedclade.data import Clients, RaggedIndex
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 
 T = TypeVar("T")
 
@@ -305,7 +305,7 @@ def main() -> None:
     print(table("claims", [{"claim": name, **claim} for name, claim in kept.items()]))
     if given.out:
         given.out.write_text(
-            json.dumps({"about": about(given.device), "claims": kept, **rows}, indent=1) + "\n"
+            json.dumps({"about": environment_info(given.device), "claims": kept, **rows}, indent=1) + "\n"
         )
 
 

@@ -21,7 +21,7 @@ import torch
 
 import fedclade as fc
 from fedclade.data.partitioning.base import Scheme
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -85,7 +85,7 @@ def main() -> None:
             if rows and rows[-1]["method"] == name:
                 print(f"{federation}: {name} {rows[-1]['accuracy']:.1f}", flush=True)
     told.out.write_text(
-        json.dumps({"about": about(), "settings": SETTINGS, "rows": rows}, indent=1) + "\n"
+        json.dumps({"about": environment_info(), "settings": SETTINGS, "rows": rows}, indent=1) + "\n"
     )
 
 

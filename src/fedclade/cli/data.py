@@ -113,7 +113,7 @@ def check(
     found = [(published, path) for published in wanted for path in _found(published, data_root)]
     if not found:
         looked = places(data_root)
-        lacking = "".join(published.lacking(looked) for published in wanted)
+        lacking = "".join(published.missing_files(looked) for published in wanted)
         raise InvalidInputError(
             f"data check: {f'{name} is not' if name else 'no known data set is'} in"
             f" {', '.join(map(str, looked))}.{lacking} 'fedclade data get {name or 'NAME'}'"
@@ -143,12 +143,12 @@ def _found(published: Published, data_root: str | None) -> list[Path]:
     """NAME.npz files, and folders with all published files."""
     looked = places(data_root)
     files = [path for place in looked if (path := place / f"{published.name}.npz").is_file()]
-    return files + [place / published.folder for place in looked if published.here([place])]
+    return files + [place / published.folder for place in looked if published.find_files([place])]
 
 
 def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
     """What is wrong, and what there is to say where nothing is."""
-    files = [path] if path.is_file() else published.here([path.parent]) or []
+    files = [path] if path.is_file() else published.find_files([path.parent]) or []
     sums = {path / file.name: file for file in published.files}
     problems = [
         problem for file in files if file in sums and (problem := download.wrong(file, sums[file]))

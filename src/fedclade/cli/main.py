@@ -167,7 +167,7 @@ def describe(
     import_all(imports)
     kind = next((kind for kind, things in REGISTRY.items() if name in things), None)
     if kind is None and name in CATALOGUE:
-        out_console.print(CATALOGUE[name].about(), markup=False, soft_wrap=True)
+        out_console.print(CATALOGUE[name].description(), markup=False, soft_wrap=True)
         return
     if kind is None:
         every = {known for things in REGISTRY.values() for known in things} | CATALOGUE.keys()

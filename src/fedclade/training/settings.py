@@ -20,11 +20,11 @@ from fedclade.errors import require
 _MOST = 10**9  # no count that means anything is larger
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_int(value: object, least: int) -> bool:
     return (
         isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= _MOST
     )
@@ -42,33 +42,35 @@ class LocalConfig:
     lr_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        require(_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
         require(
-            _whole(self.batch_size, 1),
+            _is_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0"
+        )
+        require(
+            _is_int(self.batch_size, 1),
             "local.batch_size",
             self.batch_size,
             "must be a whole number of at least 1",
         )
         require(
-            _whole(self.epochs, 1),
+            _is_int(self.epochs, 1),
             "local.epochs",
             self.epochs,
             "must be a whole number of at least 1",
         )
         require(
-            _number(self.momentum) and 0 <= self.momentum < 1,
+            _is_number(self.momentum) and 0 <= self.momentum < 1,
             "local.momentum",
             self.momentum,
             "must be at least 0 and below 1",
         )
         require(
-            _number(self.weight_decay) and self.weight_decay >= 0,
+            _is_number(self.weight_decay) and self.weight_decay >= 0,
             "local.weight_decay",
             self.weight_decay,
             "must be at least 0",
         )
         require(
-            _number(self.lr_decay) and 0 < self.lr_decay <= 1,
+            _is_number(self.lr_decay) and 0 < self.lr_decay <= 1,
             "local.lr_decay",
             self.lr_decay,
             "must be above 0 and at most 1",
@@ -99,7 +101,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         require(
-            _whole(self.rounds, 1),
+            _is_int(self.rounds, 1),
             "run.rounds",
             self.rounds,
             "must be a whole number of at least 1",
@@ -109,32 +111,34 @@ class TrainingConfig:
             and 0 < self.clients_per_round <= 1
         )
         require(
-            share or _whole(self.clients_per_round, 1),
+            share or _is_int(self.clients_per_round, 1),
             "run.clients_per_round",
             self.clients_per_round,
             "must be a share above 0.0 and at most 1.0, or a whole number of clients of at least 1",
         )
-        require(_whole(self.seed, 0), "run.seed", self.seed, "must be a whole number of at least 0")
         require(
-            _whole(self.eval_every, 0),
+            _is_int(self.seed, 0), "run.seed", self.seed, "must be a whole number of at least 0"
+        )
+        require(
+            _is_int(self.eval_every, 0),
             "run.eval_every",
             self.eval_every,
             "must be a whole number; 0 evaluates at the end only",
         )
         require(
-            _whole(self.checkpoint_every, 0),
+            _is_int(self.checkpoint_every, 0),
             "run.checkpoint_every",
             self.checkpoint_every,
             "must be a whole number; 0 for the end only",
         )
         require(
-            _whole(self.fine_tune_epochs, 0),
+            _is_int(self.fine_tune_epochs, 0),
             "run.fine_tune_epochs",
             self.fine_tune_epochs,
             "must be a whole number; 0 for none",
         )
         require(
-            _whole(self.max_rejections, 0),
+            _is_int(self.max_rejections, 0),
             "run.max_rejections",
             self.max_rejections,
             "must be a whole number; 0 for never",
