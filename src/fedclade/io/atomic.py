@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from fedclade.errors import WriteError
 
-_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your share of the disk is used up"}
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "disk quota exceeded"}
 
 
 @contextmanager

@@ -175,10 +175,8 @@ def _left(store: RunDirectory) -> str:
     except InvalidInputError as error:
         return str(error)
     if found is None:
-        return "There is no checkpoint yet: resumed, the run begins anew."
-    return (
-        f"The last checkpoint, round {found.round}, is whole: resumed, the run goes on from there."
-    )
+        return "No checkpoint yet; resuming will restart the run."
+    return f"The last checkpoint is of round {found.round}; resuming continues from there."
 
 
 class StoredModels:
