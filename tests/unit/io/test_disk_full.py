@@ -391,7 +391,7 @@ def test_a_damaged_checkpoint_is_not_called_whole(
     refuse(monkeypatch, "rounds.jsonl")
     with (
         pytest.warns(UserWarning, match="damaged checkpoint") as told,
-        pytest.raises(WriteError, match="checkpoint, round 2, is whole"),
+        pytest.raises(WriteError, match="checkpoint is of round 2"),
     ):
         do(digits, tmp_path, resume=True)
     assert len(told) == 1  # when it began, and not again at its end
