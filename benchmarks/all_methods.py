@@ -21,7 +21,7 @@ import torch
 
 import fedclade as fc
 from fedclade.data.partitioning.base import Scheme
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 from fedclade.methods import METHODS
 
@@ -84,7 +84,7 @@ def main() -> None:
                     rows.append({"federation": federation, "method": name, "seed": seed, **metrics})
             if rows and rows[-1]["method"] == name:
                 print(f"{federation}: {name} {rows[-1]['accuracy']:.1f}", flush=True)
-    write_results(args.out, {"about": about(), "settings": SETTINGS, "rows": rows})
+    write_results(args.out, {"about": environment_info(), "settings": SETTINGS, "rows": rows})
 
 
 if __name__ == "__main__":

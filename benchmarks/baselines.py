@@ -24,7 +24,7 @@ import torch
 
 import fedclade as fc
 from fedclade.data import Dirichlet, LabelClusters, Rotation, load, partition
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "methods"
@@ -148,7 +148,7 @@ def main() -> None:
         if args.what == "scaffold"
         else ifca(args.seeds)
     )
-    content = {"about": about(), "seeds": args.seeds, "rows": rows}
+    content = {"about": environment_info(), "seeds": args.seeds, "rows": rows}
     write_results(RESULTS / f"{args.what}.json", content)
 
 

@@ -24,7 +24,7 @@ import fedclade as fc
 from fedclade.core.functional_model import Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients, Dataset
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 Make = Callable[[int], Clients]
@@ -139,7 +139,7 @@ def main() -> None:
             rows.append(measured(name, make, true, range(args.seeds * times), method))
             print(rows[-1], flush=True)
     if args.out:
-        write_results(args.out, {"about": about(), "rows": rows})
+        write_results(args.out, {"about": environment_info(), "rows": rows})
 
 
 if __name__ == "__main__":

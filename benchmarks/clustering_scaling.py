@@ -42,7 +42,7 @@ from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.clustering.set_distances import distances
 from fedclade.core.functional_model import Objective
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 Array = NDArray[np.float64]
@@ -286,7 +286,7 @@ def main() -> None:
             before = now
     print(table("what servers compute", rows))
     if args.out:
-        write_results(args.out, {"about": about("cpu"), "points": rows})
+        write_results(args.out, {"about": environment_info("cpu"), "points": rows})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fedclade as fc
 from fedclade.data import Clients, Dataset
-from fedclade.data.partitioning.base import Index, Split, blocks, deal_randomly
+from fedclade.data.partitioning.base import Index, Split, assign_randomly, blocks
 from fedclade.data.partitioning.transforms import rotate
 
 CLIENTS, SAMPLES = 40, 200
@@ -54,7 +54,7 @@ class TurnedHalves:
         train: list[Index] = []
         for half, own in enumerate(halves):
             rows = np.flatnonzero(np.isin(labels, own))
-            dealt = deal_randomly(len(rows), int((groups // 2 == half).sum()), self.samples, rng)
+            dealt = assign_randomly(len(rows), int((groups // 2 == half).sum()), self.samples, rng)
             train += [rows[part] for part in dealt]
         test = [np.flatnonzero(np.isin(test_labels, own)) for own in halves]
         quarter = rotate(4)

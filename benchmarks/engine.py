@@ -25,7 +25,7 @@ from torch import nn
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 WARM_UP = 4
@@ -145,7 +145,7 @@ def main() -> None:
             measured[name] = job()
             print(f"{name}: {measured[name]}", flush=True)
     if args.out:
-        write_results(args.out, {"about": about(device), "seconds a round": measured})
+        write_results(args.out, {"about": environment_info(device), "seconds a round": measured})
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import fedclade as fc
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, Dataset
 from fedclade.engines.simulator import Faults
-from fedclade.io import environment_info
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import read_results, write_results
 from fedclade.methods import METHODS
 from fedclade.training.runner import TrainingRun
@@ -253,7 +253,7 @@ def _write(out: Path, row: dict[str, Any], device: str) -> None:
     }
     results = read_results(out) if out.exists() else {"settings": settings, "rows": {}}
     results["rows"][f"{row['study']} {row['method']} {row['seed']}"] = row | {
-        "about": environment_info.about(device)
+        "about": environment_info(device)
     }
     results["rows"] = dict(sorted(results["rows"].items()))
     write_results(out, results)

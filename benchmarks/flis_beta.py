@@ -23,7 +23,7 @@ import numpy as np
 
 import fedclade as fc
 from fedclade.data import Clients
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 BETAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
@@ -133,7 +133,7 @@ def main() -> None:
             print(rows[-1], flush=True)
     if args.out:
         content = {
-            "about": about(),
+            "about": environment_info(),
             "betas": BETAS,
             "default_beta": {variant: method().beta for variant, method in VARIANTS.items()},
             "seeds": args.seeds,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedclade.integrations.flower.local_deployment.federation import Federation
 from fedclade.integrations.flower.scaffold_app import new_app
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import dumps, write_results
 
 NODES, ROUNDS = 4, 4
@@ -170,7 +170,7 @@ def main() -> None:
     ratio = medians["fedclade, 20 clients on 4 nodes"] / medians["Flower's FedAvg, 4 clients"]
     rounds = {name: [round(value, 2) for value in values] for name, values in seconds.items()}
     results = {
-        "about": about("cpu"),
+        "about": environment_info("cpu"),
         "seconds a round": medians,
         "ratio": round(ratio, 2),
         "all": rounds,

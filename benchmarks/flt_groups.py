@@ -26,7 +26,7 @@ import fedclade as fc
 from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centres
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.training.setup import inject_context
@@ -115,7 +115,7 @@ def main() -> None:
             by_seed.append(groupings(fc.data.partition(mnist, scheme, CLIENTS, seed), seed))
             print(f"{scenario}, seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
         results += rows(scenario, by_seed)
-    content = {"about": about(), "clients": CLIENTS, "groups": GROUPS, "rows": results}
+    content = {"about": environment_info(), "clients": CLIENTS, "groups": GROUPS, "rows": results}
     write_results(args.out, content)
 
 

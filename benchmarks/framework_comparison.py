@@ -44,7 +44,7 @@ from frameworks.environments import FOLDER, BuildError, python_of
 from frameworks.worker import NAMES
 from torch import nn
 
-from fedclade.io.environment_info import about as about_machine
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 ROOT = Path(__file__).parents[1]
@@ -294,7 +294,7 @@ def about() -> dict[str, Any]:
         "network": [INPUTS, HIDDEN, CLASSES],
         "warm-up rounds": WARM_UP,
     }
-    return {"about": about_machine(), "load before": os.getloadavg()[0], "job": job}
+    return {"about": environment_info(), "load before": os.getloadavg()[0], "job": job}
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedclade.io import environment_info
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import read_results, write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "robustness" / "kill_and_resume.json"
@@ -127,7 +127,7 @@ def main() -> None:
             counts = killed(method, args.kills, random.Random(f"{args.seed} {method}"), Path(root))
         print(method, counts, flush=True)
         results: dict[str, Any] = read_results(RESULTS) if RESULTS.exists() else {}
-        results[method] = {"rounds": ROUNDS, **counts, "about": environment_info.about()}
+        results[method] = {"rounds": ROUNDS, **counts, "about": environment_info()}
         write_results(RESULTS, results)
 
 

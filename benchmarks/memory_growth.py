@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import fedclade as fc
-from fedclade.io import environment_info
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import read_results, write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "speed" / "memory_growth.json"
@@ -132,7 +132,7 @@ def main() -> None:
             f"{name:12} {sizes}  {row['growth %']:+.2f} %  ({groups}, {row['seconds']:.0f} s)",
             flush=True,
         )
-        results[name] = {**row, "about": environment_info.about()}
+        results[name] = {**row, "about": environment_info()}
         write_results(args.out, results)
 
 

@@ -31,7 +31,7 @@ import torch
 
 import fedclade as fc
 from fedclade.data import Clients, RaggedIndex
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import write_results
 
 T = TypeVar("T")
@@ -305,7 +305,7 @@ def main() -> None:
     )
     print(table("claims", [{"claim": name, **claim} for name, claim in kept.items()]))
     if args.out:
-        write_results(args.out, {"about": about(args.device), "claims": kept, **rows})
+        write_results(args.out, {"about": environment_info(args.device), "claims": kept, **rows})
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def check(
     ]
     if not paths:
         folders = places(data_root)
-        lacking = "".join(published.lacking(folders) for published in wanted)
+        lacking = "".join(published.missing_files(folders) for published in wanted)
         raise InvalidInputError(
             f"data check: {f'{name} is not' if name else 'no known data set is'} in"
             f" {', '.join(map(str, folders))}.{lacking} 'fedclade data get {name or 'NAME'}'"
@@ -167,7 +167,9 @@ def _local_paths(published: Published, data_root: str | None) -> list[Path]:
 
     folders = places(data_root)
     files = [path for folder in folders if (path := folder / f"{published.name}.npz").is_file()]
-    return files + [folder / published.folder for folder in folders if published.here([folder])]
+    return files + [
+        folder / published.folder for folder in folders if published.find_files([folder])
+    ]
 
 
 def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
@@ -175,7 +177,7 @@ def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
     from fedclade.data import download
     from fedclade.data.datasets import load
 
-    files = [path] if path.is_file() else published.here([path.parent]) or []
+    files = [path] if path.is_file() else published.find_files([path.parent]) or []
     sums = {path / file.name: file for file in published.files}
     problems = [
         problem for file in files if file in sums and (problem := download.wrong(file, sums[file]))

@@ -36,7 +36,7 @@ def describe(
 
     kind = next((kind for kind, entries in REGISTRY.items() if name in entries), None)
     if kind is None and name in CATALOGUE:
-        print_out(CATALOGUE[name].about())
+        print_out(CATALOGUE[name].description())
         return
     if kind is None:
         names = {name for entries in REGISTRY.values() for name in entries} | CATALOGUE.keys()

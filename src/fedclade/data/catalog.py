@@ -54,7 +54,7 @@ class Published:
     def megabytes(self) -> float | None:
         return sum(file.size for file in self.files) / 1e6 if self.files else None
 
-    def about(self) -> str:
+    def description(self) -> str:
         """A few lines for a person."""
         samples = " + ".join(f"{count:,}" for count in self.samples)
         kind = "texts" if self.texts else f"samples of {' × '.join(map(str, self.shape))}"
@@ -69,7 +69,7 @@ class Published:
             f" {self.licence}.\n\n{source}"
         )
 
-    def here(self, places: Iterable[Path]) -> list[Path] | None:
+    def find_files(self, places: Iterable[Path]) -> list[Path] | None:
         """The files of the first place that has all that reading needs."""
         for place in places:
             for names in self._layouts():
@@ -77,7 +77,7 @@ class Published:
                     return [place / self.folder / name for name in names]
         return None
 
-    def lacking(self, places: Iterable[Path]) -> str:
+    def missing_files(self, places: Iterable[Path]) -> str:
         """A sentence for each place that has some of the files: what it lacks."""
         sentences = []
         for place in places:

@@ -100,13 +100,13 @@ def load(
     if published is None:
         raise InvalidInputError(_missing(name, candidates, {*DATASETS, *CATALOGUE}))
     looked = places(root)
-    if (files := published.here(looked)) is not None:
+    if (files := published.find_files(looked)) is not None:
         return published.read(files)
     raise InvalidInputError(
         f"data set '{name}' was not found. Looked for"
         f" {', '.join(str(path) for path in candidates)}, and for the published files in"
         f" {', '.join(str(place / published.folder) for place in looked)}."
-        f"{published.lacking(looked)}"
+        f"{published.missing_files(looked)}"
         f" 'fedclade data get {name}' downloads them, or says what to put where; --data-root or"
         " $FEDCLADE_DATA name another place."
     )
@@ -119,7 +119,7 @@ def is_available(name: str, root: str | os.PathLike[str] | None = None) -> bool:
     if name in DATASETS or any(path.is_file() for path in _candidates(name, root)):
         return True
     published = CATALOGUE.get(name)
-    return published is not None and published.here(places(root)) is not None
+    return published is not None and published.find_files(places(root)) is not None
 
 
 def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
@@ -345,9 +345,10 @@ def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[np.generi
         if header is None:  # the third version is for tables alone
             return None
         shape, _, dtype = header(file)
-        told, has = file.tell() + math.prod(shape) * dtype.itemsize, archive.getinfo(name).file_size
-        if told != has and not dtype.hasobject:  # objects are refused by numpy
-            raise ValueError(f"it has {has} bytes, by its header {told}")
+        expected = file.tell() + math.prod(shape) * dtype.itemsize
+        size = archive.getinfo(name).file_size
+        if expected != size and not dtype.hasobject:  # objects are refused by numpy
+            raise ValueError(f"it has {size} bytes, by its header {expected}")
         file.seek(0)
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 

@@ -100,8 +100,8 @@ def _matrix(
 ) -> tuple[str, NDArray[np.generic]] | None:
     """The name and the values of a matrix; None where these are no real numbers."""
     (_, flags), *rest = _elements(content, order)
-    (about,) = _numbers(f"{order}I", flags, 0)
-    if about & 0xFF not in _CLASSES or about & _COMPLEX:
+    (flag_word,) = _numbers(f"{order}I", flags, 0)
+    if flag_word & 0xFF not in _CLASSES or flag_word & _COMPLEX:
         return None
     if (
         [kind for kind, _ in rest[:2]] != [_INT32, _INT8]
@@ -115,7 +115,7 @@ def _matrix(
     if min(shape, default=-1) < 0 or math.prod(shape) != len(flat):
         raise ValueError(f"{len(flat)} values for the shape {tuple(shape)}")
     kept = np.dtype(
-        _CLASSES[about & 0xFF]
+        _CLASSES[flag_word & 0xFF]
     )  # values are stored in the smallest kind that holds them all
     safe_read.allow(f"{where}, unpacked", kept.itemsize * len(flat))
     return name.tobytes().decode("ascii"), flat.astype(kept, copy=False).reshape(shape, order="F")

@@ -132,7 +132,7 @@ def _idx_array(content: Content, axes: int) -> Bytes:
     where, data = content
     start = 4 + 4 * axes
     packed = data[:2] == b"\x1f\x8b"
-    with _whole(where):
+    with _translate_read_errors(where):
         head = safe_read.gunzip(data, start) if packed else data[:start]
     if head[:4] != bytes((0, 0, 8, axes)):
         raise InvalidInputError(
@@ -142,7 +142,7 @@ def _idx_array(content: Content, axes: int) -> Bytes:
     shape = [int(length) for length in np.frombuffer(head[4:].ljust(4 * axes, b"\0"), ">u4")]
     promised = start + math.prod(shape)
     safe_read.allow(f"{where}, by its header", promised)
-    with _whole(where):
+    with _translate_read_errors(where):
         data = safe_read.gunzip(data, promised + 1) if packed else data
     if len(data) != promised:
         found = len(data) if len(data) < promised else f"more than {promised}"
@@ -276,7 +276,7 @@ def _ag_news_part(path: Path) -> text.Texts:
 def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
     found: dict[str, bytes] = {}
     safe_read.allow(path, safe_read.size(path))
-    with _whole(path), gzip.open(path) as packed:
+    with _translate_read_errors(path), gzip.open(path) as packed:
         content = safe_read.Limited(packed, f"{path}, unpacked")
         with tarfile.open(fileobj=content, mode="r|") as archive:  # type: ignore[call-overload]  # it only reads
             for member in archive:
@@ -302,7 +302,7 @@ def _from_tar(path: Path, members: Sequence[str]) -> list[Content]:
 
 def _from_zip(path: Path, members: Sequence[str]) -> list[Content]:
     safe_read.allow(path, safe_read.size(path))
-    with _whole(path), zipfile.ZipFile(path) as archive:
+    with _translate_read_errors(path), zipfile.ZipFile(path) as archive:
         if missing := sorted(set(members) - set(archive.namelist())):
             raise InvalidInputError(f"{path}: {', '.join(missing)} missing; {_AGAIN}")
         return [(f"{path}: {name}", _zipped(path, archive, name)) for name in members]
@@ -316,7 +316,7 @@ def _zipped(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 @contextmanager
-def _whole(where: str | Path) -> Iterator[None]:
+def _translate_read_errors(where: str | Path) -> Iterator[None]:
     """What an unpacker says of a damaged file, said with the file's name."""
     try:
         yield

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from fedclade.errors import WriteError
 
-_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "your share of the disk is used up"}
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "disk quota exceeded"}
 
 
 @contextmanager
@@ -87,8 +87,8 @@ def _number(error: OSError | SafetensorError) -> int | None:
     """
     if isinstance(error, OSError):
         return error.errno
-    told = re.search(r"\(os error (\d+)\)", str(error))  # safetensors passes on the message alone
-    return int(told[1]) if told else None
+    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors passes on the message alone
+    return int(match[1]) if match else None
 
 
 def _why(number: int, path: Path, size: int | None) -> str:

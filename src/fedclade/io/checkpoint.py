@@ -28,7 +28,7 @@ _KEPT = 2
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that is needed to go on after `round`."""
+    """All that is needed to continue after `round`."""
 
     round: int
     state: Tree
@@ -63,20 +63,20 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     with translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     tensors = add_prefix("state", checkpoint.state) | add_prefix("memory", checkpoint.memory)
-    about = {
+    metadata = {
         "format": FORMAT,
         "round": checkpoint.round,
         "configuration": checkpoint.configuration,
         "history": checkpoint.history,
     }
-    write_tensors(folder / f"round-{checkpoint.round:06d}.safetensors", tensors, about)
+    write_tensors(folder / f"round-{checkpoint.round:06d}.safetensors", tensors, metadata)
     for old in sorted(folder.glob("round-*.safetensors"))[:-_KEPT]:
         old.unlink()
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run that is whole, or None where there is none at all. One that is
-    passed over is told in a warning.
+    """The newest checkpoint of a run that is not damaged, or None where there is none at all. A
+    warning names each damaged one.
     """
     damaged: list[InvalidInputError] = []
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
@@ -85,8 +85,8 @@ def latest(folder: Path) -> Checkpoint | None:
         except InvalidInputError as error:
             damaged.append(error)
             continue
-        for passed in damaged:
-            warnings.warn(f"{passed} The run goes on from round {found.round}.", stacklevel=2)
+        for problem in damaged:
+            warnings.warn(f"{problem} The run goes on from round {found.round}.", stacklevel=2)
         return found
     if damaged:
         raise InvalidInputError(
@@ -97,12 +97,12 @@ def latest(folder: Path) -> Checkpoint | None:
 
 def _read(path: Path) -> Checkpoint:
     try:
-        about, tensors = read_tensors(path)
-        if about.get("format") != FORMAT:
+        metadata, tensors = read_tensors(path)
+        if metadata.get("format") != FORMAT:
             raise InvalidInputError(
                 f"{path}: not a checkpoint of this version of fedclade ({FORMAT})."
             )
-        number, history = about["round"], schemas.history(about["history"])
+        number, history = metadata["round"], schemas.history(metadata["history"])
         if (history[-1]["round"] if history else 0) != number:
             raise ValueError("its history does not end with its round")
         return Checkpoint(
@@ -110,7 +110,7 @@ def _read(path: Path) -> Checkpoint:
             strip_prefix("state", tensors),
             strip_prefix("memory", tensors),
             history,
-            about["configuration"],
+            metadata["configuration"],
         )
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
@@ -118,27 +118,27 @@ def _read(path: Path) -> Checkpoint:
         raise InvalidInputError(f"{path}: damaged checkpoint ({error}).") from error
 
 
-def write_tensors(path: Path, tensors: Tree, about: dict[str, Any]) -> None:
+def write_tensors(path: Path, tensors: Tree, metadata: dict[str, Any]) -> None:
     """A safetensors file that is there whole or not at all, even after a power cut."""
-    here = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    told = json.dumps(about)
+    on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    text = json.dumps(metadata)
     # One entry for everything: safetensors writes several in an order that changes from run to run.
-    metadata = {"fedclade": json.dumps({"about": told, "digest": _digest(told, here)})}
-    size = len(metadata["fedclade"]) + sum(value.nbytes for value in here.values())
+    entry = json.dumps({"about": text, "digest": _digest(text, on_cpu)})
+    size = len(entry) + sum(value.nbytes for value in on_cpu.values())
     with atomic_write(path, size) as temporary:
         # with the permissions that files of this user have; safetensors would make it private
         temporary.touch()
         mode = temporary.stat().st_mode
-        save_file(here, temporary, metadata)
+        save_file(on_cpu, temporary, {"fedclade": entry})
         temporary.chmod(mode)
 
 
-def _digest(about: str, tensors: Tree) -> str:
-    found = hashlib.blake2b(about.encode(), digest_size=16)
+def _digest(metadata: str, tensors: Tree) -> str:
+    digest = hashlib.blake2b(metadata.encode(), digest_size=16)
     for name in sorted(tensors):
-        found.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        found.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
@@ -147,20 +147,20 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
     with safe_open(path, framework="pt") as file:
         entry, tensors = _entry(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     if entry["digest"] != _digest(entry["about"], tensors):
-        raise ValueError("its checksum is another")
-    return _about(entry), tensors
+        raise ValueError("checksum mismatch")
+    return _metadata(entry), tensors
 
 
-def read_about(file: Any) -> dict[str, Any]:
-    """What `write_tensors` wrote beside the tensors."""
-    return _about(_entry(file))
+def read_metadata(file: Any) -> dict[str, Any]:
+    """The metadata that `write_tensors` wrote."""
+    return _metadata(_entry(file))
 
 
-def _about(entry: dict[str, str]) -> dict[str, Any]:
-    about = safe_read.parse_json(entry["about"])
-    if not isinstance(about, dict):
-        raise ValueError("what is written beside its tensors is no table")
-    return about
+def _metadata(entry: dict[str, str]) -> dict[str, Any]:
+    metadata = safe_read.parse_json(entry["about"])
+    if not isinstance(metadata, dict):
+        raise ValueError("its metadata are not a table")
+    return metadata
 
 
 def _entry(file: Any) -> dict[str, str]:

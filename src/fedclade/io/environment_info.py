@@ -15,7 +15,7 @@ from fedclade import __version__
 PACKAGES = ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")
 
 
-def about(device: str = "cpu") -> dict[str, str]:
+def environment_info(device: str = "cpu") -> dict[str, str]:
     """The commit has a "+" where the source was changed since; FEDCLADE_COMMIT says it for a copy
     without its history.
     """

@@ -21,7 +21,7 @@ from fedclade.core.pytree import Tree, add_prefix
 from fedclade.errors import InvalidInputError, WriteError
 from fedclade.io import checkpoint, safe_read, schemas
 from fedclade.io.atomic import append, remove_partials, translate_os_errors, write_text
-from fedclade.io.checkpoint import Checkpoint, read_about, write_tensors
+from fedclade.io.checkpoint import Checkpoint, read_metadata, write_tensors
 from fedclade.io.schemas import RoundRecord, Summary
 
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
@@ -136,14 +136,14 @@ class RunDirectory:
         """
         with translate_os_errors(self.folder / "models"):
             (self.folder / "models").mkdir(exist_ok=True)
-        about = {"shape": shape, "classes": classes}
+        metadata = {"shape": shape, "classes": classes}
         tensors = {
             "assignment": assignment,
             "clusters": clusters,
             **add_prefix("models", models),
             **add_prefix("fixed", fixed),
         }
-        write_tensors(self.folder / "models" / "models.safetensors", tensors, about)
+        write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
 
     def save_checkpoint(self, point: Checkpoint) -> None:
         checkpoint.save(self.folder / "checkpoint", point)
@@ -157,7 +157,7 @@ class RunDirectory:
 
 @contextmanager
 def resumable(store: RunDirectory | None) -> Iterator[None]:
-    """Within it, of a file that cannot be written it is also told what the run can go on from."""
+    """A context in which a WriteError also says from which checkpoint the run can be resumed."""
     try:
         yield
     except WriteError as error:
@@ -169,17 +169,14 @@ def resumable(store: RunDirectory | None) -> Iterator[None]:
 def _left(store: RunDirectory) -> str:
     """What a run that has just broken can be resumed from."""
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of damaged ones the run has told when it began
+        # corrupt checkpoints were already reported at start-up
+        with warnings.catch_warnings(action="ignore"):
             found = store.latest_checkpoint()
     except InvalidInputError as error:
         return str(error)
     if found is None:
-        return "There is no checkpoint yet: resumed, the run begins anew."
-    return (
-        f"The last checkpoint, round {found.round}, is whole: resumed, the run goes on from there."
-    )
+        return "No checkpoint yet; resuming will restart the run."
+    return f"The last checkpoint is of round {found.round}; resuming continues from there."
 
 
 class StoredModels:
@@ -195,7 +192,7 @@ class StoredModels:
         try:
             safe_read.size(self.path)  # no more: rows are read one at a time
             with safe_open(self.path, framework="pt") as file:
-                about = read_about(file)
+                metadata = read_metadata(file)
                 self.assignment: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
                 stored = list(file.keys())
@@ -208,8 +205,8 @@ class StoredModels:
                     for name in stored
                     if name.startswith("models/")
                 ]
-            self.shape: tuple[int, ...] = tuple(about["shape"])
-            self.classes: int | None = about["classes"]
+            self.shape: tuple[int, ...] = tuple(metadata["shape"])
+            self.classes: int | None = metadata["classes"]
             self._check(shapes)
         except InvalidInputError:
             raise
@@ -217,8 +214,8 @@ class StoredModels:
             raise InvalidInputError(f"{self.path}: damaged ({error}).") from error
 
     def _check(self, shapes: list[list[int]]) -> None:
-        """A file of another's making may hold anything: what `row` and whoever builds the model
-        rely on.
+        """Check what `row` and the building of the model rely on: a file from elsewhere may hold
+        anything.
         """
         rows = {shape[0] if shape else 0 for shape in shapes}
         if (

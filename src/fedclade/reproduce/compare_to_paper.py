@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from fedclade.core.cost_expression import evaluate_cost
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.reproduce.execute import Done, Plan
 from fedclade.reproduce.metrics import measure
 from fedclade.reproduce.spec import Claim, Column, Row
@@ -141,14 +141,14 @@ def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
 
 def _made_with(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
     """Machine, versions and commit of the runs; where they differ, all of them."""
-    every = [summary.get("about") or about(device) for summary, _ in done.values()]
+    every = [summary.get("about") or environment_info(device) for summary, _ in done.values()]
     return (
         {
             name: ", ".join(dict.fromkeys(each[name] for each in every if name in each))
             for name in every[0]
         }
         if every
-        else about(device)
+        else environment_info(device)
     )
 
 

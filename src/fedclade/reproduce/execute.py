@@ -20,7 +20,7 @@ from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import schemas
 from fedclade.io.atomic import write_text
-from fedclade.io.environment_info import about
+from fedclade.io.environment_info import environment_info
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
 from fedclade.reproduce.metrics import History, Numbers
@@ -254,7 +254,7 @@ def _run(
         if numbers is None:
             run = experiment.to_run(partitions.clients(experiment), options.device)
             numbers = run.run(store.folder, resume=True, on_round=begins()).summary
-            environment = about(pick_device(options.device).type)
+            environment = environment_info(pick_device(options.device).type)
             write_text(store.folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
         if entry.row.formula:
             numbers = {**numbers, **_traffic(experiment, store, numbers)}
@@ -284,7 +284,7 @@ def _studied(
         content = {
             "rounds": history,
             "seconds": round(time.perf_counter() - start, 3),
-            "about": about(pick_device(options.device).type),
+            "about": environment_info(pick_device(options.device).type),
         }
         write_text(file, json.dumps(content, indent=1) + "\n")
     study = schemas.read(file, schemas.study)

@@ -1,6 +1,4 @@
-"""What was known of each client, kept for pictures: its label counts, and what the method grouped
-it by.
-"""
+"""Features of each client for figures: its label counts, and what the method grouped it by."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ class ClientFeatures:
     """A row for each of the clients `ids`: all, or an even sample of them."""
 
     ids: Tensor  # (M,)
-    # (M, C) training examples by class; None: no classes, too many, or clients elsewhere, who tell
-    # nobody
+    # (M, C) training examples by class; None: no classes, too many, or clients that are not in this
+    # process
     labels: Tensor | None
     # (M, d) None: the method groups by nothing that it keeps for each client
     features: Tensor | None = None
@@ -52,13 +50,18 @@ def _shown(number: int) -> Tensor:
 
 
 def collect(state: State, labels: Tensor | None) -> ClientFeatures:
-    """What `state` grouped by, beside these `label_counts`."""
+    """What `state` grouped the clients by, and these `label_counts`."""
     ids = _shown(len(state.cluster_ids))
-    told = state.features()
-    if told is None:
+    features = state.features()
+    if features is None:
         return ClientFeatures(ids, labels)
     return ClientFeatures(
-        ids, labels, told.rows[ids].float().cpu(), told.known[ids].cpu(), told.what, told.measure
+        ids,
+        labels,
+        features.rows[ids].float().cpu(),
+        features.known[ids].cpu(),
+        features.what,
+        features.measure,
     )
 
 
@@ -77,47 +80,47 @@ def read(folder: Path) -> ClientFeatures | None:
     if not path.exists():
         return None
     try:
-        about, got = read_tensors(path)
-        found = ClientFeatures(
-            got["ids"],
-            got.get("labels"),
-            got.get("features"),
-            got.get("known"),
-            about["what"],
-            about["measure"],
+        metadata, tensors = read_tensors(path)
+        features = ClientFeatures(
+            tensors["ids"],
+            tensors.get("labels"),
+            tensors.get("features"),
+            tensors.get("known"),
+            metadata["what"],
+            metadata["measure"],
         )
-        _check(found)
-        return found
+        _check(features)
+        return features
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(f"{path}: damaged ({error}).") from error
 
 
-def _check(found: ClientFeatures) -> None:
-    """A file of another's making may hold anything: what pictures rely on, and what keeps them
-    small.
+def _check(features: ClientFeatures) -> None:
+    """Check what figures rely on, and what keeps them small: a file from elsewhere may hold
+    anything.
     """
-    rows = len(found.ids) if found.ids.ndim == 1 else -1
+    rows = len(features.ids) if features.ids.ndim == 1 else -1
     kinds = (
-        (found.ids, torch.int64, 1),
-        (found.labels, torch.int64, 2),
-        (found.features, torch.float32, 2),
-        (found.known, torch.bool, 1),
+        (features.ids, torch.int64, 1),
+        (features.labels, torch.int64, 2),
+        (features.features, torch.float32, 2),
+        (features.known, torch.bool, 1),
     )
     for value, dtype, axes in kinds:
         if value is not None and (value.dtype != dtype or value.ndim != axes or len(value) != rows):
             raise ValueError(
                 f"it has {tuple(value.shape)} of {value.dtype} where {axes} axes of {dtype} belong"
             )
-    if rows > MOST_CLIENTS or (rows and int(found.ids.min()) < 0):
+    if rows > MOST_CLIENTS or (rows and int(features.ids.min()) < 0):
         raise ValueError(f"it has {rows} clients, at most {MOST_CLIENTS} are kept, numbered from 0")
-    if found.labels is not None and (
-        found.labels.shape[1] > MOST_CLASSES or bool((found.labels < 0).any())
+    if features.labels is not None and (
+        features.labels.shape[1] > MOST_CLASSES or bool((features.labels < 0).any())
     ):
         raise ValueError(
-            f"it has counts of {found.labels.shape[1]} classes, at most {MOST_CLASSES} are kept,"
+            f"it has counts of {features.labels.shape[1]} classes, at most {MOST_CLASSES} are kept,"
             " from 0 on"
         )
-    if not isinstance(found.what, str) or not isinstance(found.measure, str):
+    if not isinstance(features.what, str) or not isinstance(features.measure, str):
         raise ValueError("it does not say in words what the features are")

@@ -168,14 +168,14 @@ def write(
     module: Autoencoder,
     spec: Spec,
     shape: tuple[int, ...],
-    about: dict[str, Any],
+    metadata: dict[str, Any],
 ) -> None:
     """An encoder file: the weights, what builds the module for them, and how they were made."""
     facts = {
         "format": FORMAT,
         "spec": {"name": spec.name, **asdict(spec)},
         "shape": list(shape),
-        **about,
+        **metadata,
     }
     write_tensors(Path(path), module.state_dict(), facts)
 
@@ -191,16 +191,16 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
             " wrote."
         )
     try:
-        about, weights = read_tensors(path)
-        if about.get("format") != FORMAT:
+        metadata, weights = read_tensors(path)
+        if metadata.get("format") != FORMAT:
             raise InvalidInputError(
                 f"encoder = '{path}': not an encoder file; make one with `fedclade pretrain`."
             )
-        own = tuple(about["shape"])
-        spec = _SPECS[about["spec"].pop("name")](**about["spec"])
+        own = tuple(metadata["shape"])
+        spec = _SPECS[metadata["spec"].pop("name")](**metadata["spec"])
         with torch.device("meta"):  # a module of the size that the file tells, without its memory
-            told = spec.build(own).state_dict()
-        if {name: value.shape for name, value in told.items()} != {
+            expected = spec.build(own).state_dict()
+        if {name: value.shape for name, value in expected.items()} != {
             name: value.shape for name, value in weights.items()
         }:
             raise ValueError("its weights are not those of the encoder that it tells of")

@@ -20,7 +20,7 @@ from fedclade.errors import is_int, require, require_int
 _MAX_COUNT = 10**9
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -44,23 +44,25 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
-        require(_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
+        require(
+            _is_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0"
+        )
         require_int("local.batch_size", self.batch_size, 1, _MAX_COUNT)
         require_int("local.epochs", self.epochs, 1, _MAX_COUNT)
         require(
-            _number(self.momentum) and 0 <= self.momentum < 1,
+            _is_number(self.momentum) and 0 <= self.momentum < 1,
             "local.momentum",
             self.momentum,
             "must be at least 0 and below 1",
         )
         require(
-            _number(self.weight_decay) and self.weight_decay >= 0,
+            _is_number(self.weight_decay) and self.weight_decay >= 0,
             "local.weight_decay",
             self.weight_decay,
             "must be at least 0",
         )
         require(
-            _number(self.lr_decay) and 0 < self.lr_decay <= 1,
+            _is_number(self.lr_decay) and 0 < self.lr_decay <= 1,
             "local.lr_decay",
             self.lr_decay,
             "must be above 0 and at most 1",

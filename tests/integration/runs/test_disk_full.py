@@ -195,7 +195,7 @@ def test_the_process_ends_with_one_line_and_with_room_again_goes_on_to_the_same_
     told = (
         rf"fedclade: {re.escape(str(folder / name))}: it cannot be written, the disk is full"
         rf" \({room}\): make room\. "
-        rf"The last checkpoint, round {newest}, is whole: resumed, the run goes on from there\. "
+        rf"The last checkpoint is of round {newest}; resuming continues from there\. "
         rf"Continue with the same command and --out {re.escape(str(folder))} --resume\.\n"
     )
     assert re.fullmatch(told, process.stderr), process.stderr
@@ -249,7 +249,7 @@ def refuse(
 
 SAYS = {
     errno.ENOSPC: "the disk is full: make room",
-    errno.EDQUOT: "your share of the disk is used up: make room",
+    errno.EDQUOT: "disk quota exceeded: make room",
     errno.EROFS: "the system says: Read-only file system",
     errno.EIO: "the system says: Input/output error",
 }
@@ -361,7 +361,7 @@ def test_from_python_it_is_an_error_that_says_where_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     after, newest = FILES[name]
-    left = f"The last checkpoint, round {newest}, is whole: resumed, the run goes on from there."
+    left = f"The last checkpoint is of round {newest}; resuming continues from there."
     with monkeypatch.context() as full:
         refuse(full, name, after=after)
         with pytest.raises(WriteError) as caught:
@@ -373,7 +373,7 @@ def test_from_python_it_is_an_error_that_says_where_to_go_on(
         said,
     )
     assert said.endswith(
-        left if newest is not None else "There is no checkpoint yet: resumed, the run begins anew."
+        left if newest is not None else "No checkpoint yet; resuming will restart the run."
     )
     assert half_written(tmp_path) == []
     do(digits, tmp_path / "parts", resume=True)
@@ -389,7 +389,7 @@ def test_a_damaged_checkpoint_is_not_called_whole(
     refuse(monkeypatch, "rounds.jsonl")
     with (
         pytest.warns(UserWarning, match="damaged checkpoint") as told,
-        pytest.raises(WriteError, match="checkpoint, round 2, is whole"),
+        pytest.raises(WriteError, match="checkpoint is of round 2"),
     ):
         do(digits, tmp_path, resume=True)
     assert len(told) == 1  # when it began, and not again at its end
@@ -408,7 +408,7 @@ def test_an_interrupt_that_cannot_be_saved_says_so(
     refuse(monkeypatch, "round-000003.safetensors")
     with pytest.raises(
         WriteError,
-        match=r"round-000003\.safetensors: it cannot .* The last checkpoint, round 2, is whole",
+        match=r"round-000003\.safetensors: it cannot .* The last checkpoint is of round 2",
     ):
         do(digits, tmp_path, on_round=interrupt)
 
@@ -466,7 +466,7 @@ def test_a_comparison_is_resumed_as_a_whole(
         "-q",
         "--no-report",
     ]
-    left = "The last checkpoint, round 2, is whole: resumed, the run goes on from there. "
+    left = "The last checkpoint is of round 2; resuming continues from there. "
     go_on = f"Continue with the same command and --out {tmp_path} --resume."
     for where, then in (("fedavg-seed0/summary.json", left + go_on), ("comparison.json", go_on)):
         with monkeypatch.context() as full:

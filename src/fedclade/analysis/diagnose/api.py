@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedclade.analysis.diagnose import text
-from fedclade.analysis.diagnose.class_statistics import Look, look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
 from fedclade.analysis.diagnose.classification import (
     Evidence,
     Kind,
@@ -81,28 +81,28 @@ class Diagnosis:
         return "\n".join(self.sentences())
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        content = {
             "kind": self.kind,
             "groups": self.groups,
             "sentences": self.sentences(),
             "leaves_a_client": LEAVES,
         }
-        return told | {name: _plain(value) for name, value in asdict(self).items()}
+        return content | {name: _plain(value) for name, value in asdict(self).items()}
 
     @staticmethod
-    def from_json(told: Mapping[str, Any]) -> Diagnosis:
-        evidence = dict(told["evidence"])
+    def from_json(content: Mapping[str, Any]) -> Diagnosis:
+        evidence = dict(content["evidence"])
         for name in ("labels", "inputs", "given_labels"):
             evidence[name] = Difference(**evidence[name])
         return Diagnosis(
-            tuple(told["kinds"]),
-            told["sure"],
+            tuple(content["kinds"]),
+            content["sure"],
             Evidence(**evidence),
-            None if told["group"] is None else tuple(told["group"]),
-            told["groups_agree"],
-            Advice(**told["advice"]),
-            tuple(Probe(**probe) for probe in told["probes"]),
-            dict(told["about"]),
+            None if content["group"] is None else tuple(content["group"]),
+            content["groups_agree"],
+            Advice(**content["advice"]),
+            tuple(Probe(**probe) for probe in content["probes"]),
+            dict(content["about"]),
         )
 
 
@@ -156,10 +156,10 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
-    seen = look(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
-    evidence = gathered(seen, rng)
+    statistics = class_statistics(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
+    evidence = gathered(statistics, rng)
     taken = looks(fed, objectives, fold_in(seed, "diagnosis"))
-    grouping = judged(taken, seen, evidence, rng)
+    grouping = judged(taken, statistics, evidence, rng)
 
     faint = evidence.given_labels_differ and (grouping.found is None or grouping.agree < 1)
     differ = any(kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping))
@@ -170,13 +170,13 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     if (
         grouping.found is None and faint and trained is not None
     ):  # groups too faint for the first model may show at a trained one
-        grouping = judged([trained], seen, evidence, rng)
-    evidence = with_renamed(evidence, seen, grouping.found, rng)
+        grouping = judged([trained], statistics, evidence, rng)
+    evidence = with_renamed(evidence, statistics, grouping.found, rng)
     kinds = _kinds(evidence, grouping)
     return Diagnosis(
         kinds,
         (
-            sureness(evidence, seen, rng, grouping.found)
+            sureness(evidence, statistics, rng, grouping.found)
             if kinds != ("target shift",)
             else (grouping.agree * LOOKS + 1) / (LOOKS + 2)
         ),
@@ -185,7 +185,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         grouping.agree,
         advised(differ, _number(grouping), faint, probes),
         tuple(probes),
-        _about(clients, run, probe_rounds, seen),
+        _about(clients, run, probe_rounds, statistics),
     )
 
 
@@ -231,8 +231,10 @@ def _check(clients: Clients | None, probe_rounds: int) -> None:
     require_int("probe_rounds", probe_rounds, 0, note="0 for no probe rounds")
 
 
-def _about(clients: Clients, run: TrainingRun, probe_rounds: int, seen: Look) -> dict[str, Any]:
-    sizes = seen.sizes
+def _about(
+    clients: Clients, run: TrainingRun, probe_rounds: int, statistics: ClassStatistics
+) -> dict[str, Any]:
+    sizes = statistics.sizes
     return {
         "dataset": clients.dataset,
         "partition": clients.partition,
@@ -241,7 +243,7 @@ def _about(clients: Clients, run: TrainingRun, probe_rounds: int, seen: Look) ->
         "smallest": int(sizes.min()),
         "median": float(np.median(sizes)),
         "largest": int(sizes.max()),
-        "classes": None if seen.counts.shape[1] == 1 else seen.counts.shape[1],
+        "classes": None if statistics.counts.shape[1] == 1 else statistics.counts.shape[1],
         "model": (type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name),
         "seed": run.settings.seed,
         "probe_rounds": probe_rounds,

@@ -29,7 +29,7 @@ FEATURES = 32  # d: at most so many for each sample
 
 
 @dataclass(frozen=True)
-class Look:
+class ClassStatistics:
     """What the server knows after one look at M clients, C classes and d features. Without class
     labels C is 1.
     """
@@ -53,16 +53,16 @@ class Look:
         """(C,) degrees of freedom of the scatter: samples less clients that have any."""
         return np.asarray(self.counts.sum(0) - (self.counts > 0).sum(0))
 
-    def only(self, clients: NDArray[np.int64]) -> Look:
+    def only(self, clients: NDArray[np.int64]) -> ClassStatistics:
         """Some of the clients; the scatter is known of all together only, and stays in
         proportion.
         """
-        some = Look(self.counts[clients], self.sums[clients], self.scatter)
+        some = ClassStatistics(self.counts[clients], self.sums[clients], self.scatter)
         return replace(
             some, scatter=self.scatter * (some.degrees / np.maximum(self.degrees, 1))[:, None, None]
         )
 
-    def merged(self, group: NDArray[np.int64]) -> Look:
+    def merged(self, group: NDArray[np.int64]) -> ClassStatistics:
         """Every group as one client. The scatter is still that within the clients."""
         member = np.eye(group.max() + 1)[group]
         return replace(
@@ -70,7 +70,9 @@ class Look:
         )
 
 
-def look(fed: Federation, objective: Objective, classes: int, key: int) -> Look:
+def class_statistics(
+    fed: Federation, objective: Objective, classes: int, key: int
+) -> ClassStatistics:
     """One look at all clients at the objective's own model. Only sizes, counts and means are needed
     client by client.
     """
@@ -95,7 +97,7 @@ def look(fed: Federation, objective: Objective, classes: int, key: int) -> Look:
             f" ({got.failures[0].reason})."
         )
     counts, sums = got.outputs["counts"].cpu().numpy(), got.outputs["sums"].cpu().numpy()
-    return Look(
+    return ClassStatistics(
         counts, sums, symmetric(got.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy()
     )
 
@@ -123,12 +125,12 @@ def class_sums(objective: Objective, classes: int, key: int) -> Program:
         u = ((h.flatten(1, -2).mean(1) if h.ndim > 2 else h) @ onto).double()
         label = batch.y if classes > 1 else torch.zeros(len(u), dtype=torch.int64, device=u.device)
         one = F.one_hot(label, classes).double() * batch.weight[:, None]
-        told = {
+        batch_sums = {
             "counts": one.sum(0),
             "sums": one.T @ u,
             "outer": torch.einsum("bc,bd,be->cde", one, u, u),
         }
-        return tree_map(torch.add, carry, told)
+        return tree_map(torch.add, carry, batch_sums)
 
     def finish(shared: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         means = carry["sums"] / carry["counts"].clamp_min(1)[:, None]

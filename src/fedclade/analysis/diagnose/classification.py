@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.analysis.diagnose import concept_shift, heterogeneity_tests
-from fedclade.analysis.diagnose.class_statistics import Look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 
 Kind: TypeAlias = Literal[
@@ -81,22 +81,24 @@ class Evidence:
         return ("quantity skew",) if self.sizes_differ else ("iid",)
 
 
-def gathered(look: Look, rng: np.random.Generator, group: Groups | None = None) -> Evidence:
+def gathered(
+    statistics: ClassStatistics, rng: np.random.Generator, group: Groups | None = None
+) -> Evidence:
     """The evidence of differences between all clients, or between those of one group; `renamed` is
     not asked yet.
     """
     return Evidence(
-        heterogeneity_tests.of_labels(look.counts, rng, group),
-        heterogeneity_tests.of_inputs(look, group),
-        heterogeneity_tests.of_inputs_given_labels(look, group),
+        heterogeneity_tests.of_labels(statistics.counts, rng, group),
+        heterogeneity_tests.of_inputs(statistics, group),
+        heterogeneity_tests.of_inputs_given_labels(statistics, group),
         None,
-        heterogeneity_tests.of_sizes(look.sizes),
-        look.counts.shape[1],
+        heterogeneity_tests.of_sizes(statistics.sizes),
+        statistics.counts.shape[1],
     )
 
 
 def with_renamed(
-    evidence: Evidence, look: Look, group: Groups | None, rng: np.random.Generator
+    evidence: Evidence, statistics: ClassStatistics, group: Groups | None, rng: np.random.Generator
 ) -> Evidence:
     """Asked only where p(x | y) differs. Between groups, of which more is known than of clients,
     where there are any.
@@ -105,22 +107,24 @@ def with_renamed(
         return evidence
     return replace(
         evidence,
-        renamed=concept_shift.explained(look if group is None else look.merged(group), PAIRS, rng),
+        renamed=concept_shift.explained(
+            statistics if group is None else statistics.merged(group), PAIRS, rng
+        ),
     )
 
 
 def sureness(
-    evidence: Evidence, look: Look, rng: np.random.Generator, group: Groups | None
+    evidence: Evidence, statistics: ClassStatistics, rng: np.random.Generator, group: Groups | None
 ) -> float:
     """How often some of the clients, drawn at random, give the same kinds, (same + 1) / (draws +
     2), so that it is never quite certain; and where nothing was found, whether anything could have
     been: without that it is a coin's toss.
     """
-    kinds, clients, same = evidence.kinds(), len(look.counts), 0
+    kinds, clients, same = evidence.kinds(), len(statistics.counts), 0
     for _ in range(RESAMPLED):
         who = np.sort(rng.permutation(clients)[: max(2, round(PART * clients))])
         part, inner = (
-            look.only(who),
+            statistics.only(who),
             None if group is None else np.unique(group[who], return_inverse=True)[1],
         )
         same += with_renamed(gathered(part, rng), part, inner, rng).kinds() == kinds

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
-from fedclade.analysis.diagnose.class_statistics import Look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.clustering.clade import whitening_matrix
 
 Array = NDArray[np.float64]
 
 
-def explained(look: Look, pairs: int, rng: np.random.Generator) -> float | None:
+def explained(statistics: ClassStatistics, pairs: int, rng: np.random.Generator) -> float | None:
     """The part of the differences between class means that is gone once each class may be matched
     with any class of the other client.
 
@@ -24,20 +24,20 @@ def explained(look: Look, pairs: int, rng: np.random.Generator) -> float | None:
     names. Well below 1 where inputs are turned or shifted: few find a counterpart. None where no
     two clients share a label. At most so many pairs of clients are asked.
     """
-    degrees = float(look.degrees.sum())
+    degrees = float(statistics.degrees.sum())
     if degrees <= 0:
         return None
-    z = look.means @ whitening_matrix(look.scatter.sum(0), degrees)
+    z = statistics.means @ whitening_matrix(statistics.scatter.sum(0), degrees)
     apart = left = 0.0
     for a, b in _pairs(len(z), pairs, rng):
-        mine, theirs = np.flatnonzero(look.counts[a]), np.flatnonzero(look.counts[b])
+        mine, theirs = np.flatnonzero(statistics.counts[a]), np.flatnonzero(statistics.counts[b])
         shared = np.intersect1d(mine, theirs)
         if len(shared):
             before, after = matched(
                 z[a, shared],
-                look.counts[a, shared],
+                statistics.counts[a, shared],
                 z[b, theirs],
-                look.counts[b, theirs],
+                statistics.counts[b, theirs],
                 np.searchsorted(theirs, shared),
             )
             apart, left = apart + before, left + after

@@ -1,5 +1,5 @@
-"""How many groups, and who is in which: Clade's own look, taken several times, and whether the
-groups explain what differs.
+"""How many groups there are, and who is in which: Clade's grouping at several first models, and
+whether the groups explain what differs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.analysis.diagnose.class_statistics import Look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.classification import Evidence, gathered
 from fedclade.analysis.diagnose.heterogeneity_tests import Difference
 from fedclade.clustering.graph import canonical_labels
@@ -52,14 +52,14 @@ def looks(fed: Federation, objectives: list[Objective], key: int) -> list[Groups
 
 
 def judged(
-    taken: list[Groups], look: Look, evidence: Evidence, rng: np.random.Generator
+    taken: list[Groups], statistics: ClassStatistics, evidence: Evidence, rng: np.random.Generator
 ) -> Grouping:
     """Of the groups that were found those that leave nothing to explain, by most looks; none where
     no look found such.
 
     Dirichlet skew has no groups: what is found is small, and clients still differ inside it.
     """
-    held = [group for group in taken if _explains(group, look, evidence, rng)]
+    held = [group for group in taken if _explains(group, statistics, evidence, rng)]
     if not held:
         return Grouping(None, 1.0)
     number, votes = max(
@@ -68,11 +68,13 @@ def judged(
     return Grouping(next(group for group in held if int(group.max()) == number), votes / len(taken))
 
 
-def _explains(group: Groups, look: Look, evidence: Evidence, rng: np.random.Generator) -> bool:
+def _explains(
+    group: Groups, statistics: ClassStatistics, evidence: Evidence, rng: np.random.Generator
+) -> bool:
     """Whether there are some groups, not all as small as pairs, inside which clients are alike."""
     if not 2 <= int(group.max()) + 1 <= len(group) / 2:
         return False
-    within = gathered(look, rng, group)
+    within = gathered(statistics, rng, group)
     whole = max(evidence.labels.share, evidence.given_labels.share)
     labels = not evidence.labels_differ or _explained(whole, within.labels)
     return labels and _explained(whole, within.given_labels)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, stdtr
 
-from fedclade.analysis.diagnose.class_statistics import Look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.clustering.clade import whitening_matrix
 
 Array = NDArray[np.float64]
@@ -106,23 +106,23 @@ def chi_square(table: NDArray[np.number[Any]]) -> float:
     return float(((table - expected) ** 2 / expected).sum())
 
 
-def of_inputs(look: Look, group: Groups | None = None) -> Difference:
+def of_inputs(statistics: ClassStatistics, group: Groups | None = None) -> Difference:
     """p(x): the clients' means of the features, whatever the labels."""
-    return _told([_inputs(look.only(who)) for who in _groups(len(look.counts), group)])
+    return _told([_inputs(statistics.only(who)) for who in _groups(len(statistics.counts), group)])
 
 
-def _inputs(look: Look) -> _Part | None:
-    mean = look.sums.sum(1) / look.sizes[:, None]
-    apart = (look.means - mean[:, None]) * np.sqrt(look.counts)[..., None]
-    scatter = look.scatter.sum(0) + np.einsum("mcd,mce->de", apart, apart)
-    return _between(mean[:, None], look.sizes[:, None], scatter[None])
+def _inputs(statistics: ClassStatistics) -> _Part | None:
+    mean = statistics.sums.sum(1) / statistics.sizes[:, None]
+    apart = (statistics.means - mean[:, None]) * np.sqrt(statistics.counts)[..., None]
+    scatter = statistics.scatter.sum(0) + np.einsum("mcd,mce->de", apart, apart)
+    return _between(mean[:, None], statistics.sizes[:, None], scatter[None])
 
 
-def of_inputs_given_labels(look: Look, group: Groups | None = None) -> Difference:
+def of_inputs_given_labels(statistics: ClassStatistics, group: Groups | None = None) -> Difference:
     """p(x | y): the clients' means of the features of one class, compared with other clients that
     have it.
     """
-    some = (look.only(who) for who in _groups(len(look.counts), group))
+    some = (statistics.only(who) for who in _groups(len(statistics.counts), group))
     return _told([_between(part.means, part.counts, part.scatter) for part in some])
 
 

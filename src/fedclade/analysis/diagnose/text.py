@@ -52,15 +52,15 @@ def sentences(found: Diagnosis) -> list[str]:
     about = ABOUT[", ".join(found.kinds)]
     if found.evidence.classes == 1 and "feature shift" in found.kinds:
         about = "Feature shift: the inputs differ from client to client."
-    told = [f"{about} {_sure(found)}"]
+    lines = [f"{about} {_sure(found)}"]
     if found.evidence.classes == 1:
-        told.append(NO_CLASSES)
+        lines.append(NO_CLASSES)
     if found.evidence.sizes_differ and "quantity skew" not in found.kinds:
-        told.append(
+        lines.append(
             f"Sizes differ too, from {found.about['smallest']} to {found.about['largest']}"
             " examples."
         )
-    return [*told, _groups(found), _advice(found)]
+    return [*lines, _groups(found), _advice(found)]
 
 
 def _sure(found: Diagnosis) -> str:

@@ -41,7 +41,7 @@ def card_of(
         "rounds": summary["rounds"],
         "clients": list(ids),
         "training_examples": sum(run.columns["examples"][client] for client in ids),
-        "labels": _labels(run.seen, ids),
+        "labels": _labels(run.features, ids),
         "test": _measured(run.columns, ids),
         "all_clients": {
             key: summary.get(key)
@@ -55,15 +55,15 @@ def card_of(
     }
 
 
-def _labels(seen: ClientFeatures | None, ids: Sequence[int]) -> dict[str, Any] | None:
+def _labels(features: ClientFeatures | None, ids: Sequence[int]) -> dict[str, Any] | None:
     """How the group's training labels are shared out; of very many clients, of those that were
     counted.
     """
-    if seen is None or seen.labels is None:
+    if features is None or features.labels is None:
         return None
     members = set(ids)
-    rows = [row for row, client in enumerate(seen.ids.tolist()) if client in members]
-    counts = seen.labels[rows].sum(0).tolist()
+    rows = [row for row, client in enumerate(features.ids.tolist()) if client in members]
+    counts = features.labels[rows].sum(0).tolist()
     if not sum(counts):
         return None
     return {

@@ -42,7 +42,7 @@ class FinishedRun:
                 f"{folder}: the run has not ended (there is no summary.json); go on with --resume."
             )
         self.summary, self.tables, self.models = summary, store.tables(), StoredModels(folder)
-        self.columns, self.seen = (
+        self.columns, self.features = (
             store.read_clients(summary["clients"]),
             client_features.read(folder),
         )

@@ -51,13 +51,13 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
 
 def _one(run: StoredRun, metric: Metric, runs: Sequence[StoredRun], mixes: _Once) -> dict[str, Any]:
     side = max(_LEAST_SIDE, min(_SIDE, round(_SIDE / math.sqrt(max(1, len(runs) - 2)))))
-    about = {
+    shown_first = {
         "headline": headlines.headline(run, metric, runs),
         "progress": headlines.progress(run),
         "cohort": _cohort(run),
     }
     return (
-        about
+        shown_first
         | shown(run, metric, min(_CLIENTS, _ALL_CLIENTS // len(runs)), side)
         | {"mix": mixes.place(mix(run))}
     )

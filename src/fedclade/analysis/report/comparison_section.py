@@ -50,9 +50,9 @@ def _row(title: str, runs: Sequence[StoredRun], metric: Metric) -> dict[str, Any
 
 
 def _worst(run: StoredRun, metric: Metric) -> float | None:
-    told = run.last.get(f"{metric.key}_worst10")
-    if told is not None or run.clients is None or metric.key not in run.clients:
-        return told
+    reported = run.last.get(f"{metric.key}_worst10")
+    if reported is not None or run.clients is None or metric.key not in run.clients:
+        return reported
     return metric.worst_tenth(run.clients[metric.key])
 
 
@@ -63,7 +63,10 @@ def _curve(runs: Sequence[StoredRun], metric: Metric) -> list[list[float]]:
         for row in run.rounds:
             if row.get(metric.key) is not None:
                 by_round.setdefault(row["round"], []).append(row[metric.key])
-    whole = {number: found for number, found in sorted(by_round.items()) if len(found) == len(runs)}
+    complete = {
+        number: found for number, found in sorted(by_round.items()) if len(found) == len(runs)
+    }
     return [
-        [number, statistics.fmean(found), min(found), max(found)] for number, found in whole.items()
+        [number, statistics.fmean(found), min(found), max(found)]
+        for number, found in complete.items()
     ]

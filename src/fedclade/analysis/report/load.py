@@ -22,8 +22,8 @@ _SEED = re.compile(r"-seed\d+$")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's folder. summary and clients are None until the run has ended; seen is None where
-    nothing was written of it.
+    """A run's folder. summary and clients are None until the run has ended; features is None
+    where none were written.
     """
 
     name: str
@@ -33,7 +33,7 @@ class StoredRun:
     rounds: list[Row]
     summary: Row | None
     clients: dict[str, list[Any]] | None
-    seen: ClientFeatures | None
+    features: ClientFeatures | None
 
     @property
     def method(self) -> str:
@@ -47,7 +47,7 @@ class StoredRun:
 
 
 @dataclass(frozen=True)
-class Found:
+class ReportData:
     """All that some folders hold. differences: what comparisons say about which differences are
     real, in sentences.
     """
@@ -57,7 +57,7 @@ class Found:
     differences: list[str]
 
 
-def read(folders: Sequence[Path]) -> Found:
+def read(folders: Sequence[Path]) -> ReportData:
     """All runs and all diagnoses in these folders and one level below, as `compare` nests them."""
     if not folders:
         raise InvalidInputError(
@@ -77,20 +77,20 @@ def read(folders: Sequence[Path]) -> Found:
         found = {
             path: _title(path.name, compared) for path in inside if RunDirectory(path).holds_run()
         }
-        told = [path for path in inside if (path / "diagnosis.json").exists()]
-        if not found and not told:
+        diagnosed = [path for path in inside if (path / "diagnosis.json").exists()]
+        if not found and not diagnosed:
             raise InvalidInputError(
                 f"report: '{given}' holds no run, no comparison and no diagnosis; give a folder"
                 " that fedclade wrote."
             )
         titles |= found
-        diagnoses += told
+        diagnoses += diagnosed
         differences += compared.get("differences", {}).get("in_words", [])
     runs = [
         _run(name, titles[path], path)
         for name, path in zip(_names(list(titles)), titles, strict=True)
     ]
-    return Found(
+    return ReportData(
         runs,
         [
             (path.name, schemas.read(path / "diagnosis.json", schemas.diagnosis))
@@ -137,11 +137,11 @@ def _run(name: str, title: str, folder: Path) -> StoredRun:
     summary = store.summary()
     # A run that was resumed still has the clients.csv of its earlier end.
     clients = store.read_clients(summary["clients"]) if summary is not None else None
-    looked = client_features.read(folder)
+    features = client_features.read(folder)
     if (
-        looked is not None
+        features is not None
         and clients is not None
-        and not bool((looked.ids < len(clients["client"])).all())
+        and not bool((features.ids < len(clients["client"])).all())
     ):
         raise InvalidInputError(
             f"{folder / client_features.FILE}: damaged (it has clients that the run has not)."
@@ -154,7 +154,7 @@ def _run(name: str, title: str, folder: Path) -> StoredRun:
         _rounds(folder / "rounds.jsonl"),
         summary,
         clients,
-        looked,
+        features,
     )
 
 

@@ -43,9 +43,12 @@ def shown(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, 
 
 def mix(run: StoredRun) -> dict[str, Any] | None:
     """The labels of each client, the most frequent first: [class, percent] pairs."""
-    if run.seen is None or run.seen.labels is None:
+    if run.features is None or run.features.labels is None:
         return None
-    return {"ids": run.seen.ids.tolist(), "top": [_top(row) for row in run.seen.labels.numpy()]}
+    return {
+        "ids": run.features.ids.tolist(),
+        "top": [_top(row) for row in run.features.labels.numpy()],
+    }
 
 
 def _top(counts: NDArray[np.int64]) -> list[list[int]]:
@@ -149,10 +152,10 @@ def _groups(run: StoredRun, metric: Metric) -> list[dict[str, Any]] | None:
 
 
 def _classes(run: StoredRun, cluster: Labels) -> dict[int, list[list[int]]]:
-    seen = run.seen
-    if seen is None or seen.labels is None:
+    features = run.features
+    if features is None or features.labels is None:
         return {}
-    labels, mine = seen.labels.numpy(), cluster[seen.ids.numpy()]
+    labels, mine = features.labels.numpy(), cluster[features.ids.numpy()]
     return {int(group): _top(labels[mine == group].sum(0)) for group in np.unique(mine)}
 
 
@@ -184,11 +187,11 @@ def _pictures(run: StoredRun, metric: Metric, cluster: Labels | None, side: int)
     related = Related.of(points)
     xy, share = flat(points)
     values = run.clients.get(metric.key) if run.clients is not None else None
-    told = f"What is compared: {what}, by {measure} distance." + (
+    caption = f"What is compared: {what}, by {measure} distance." + (
         f" {left:,} clients are not known and left out." if left else ""
     )
     return {
-        "pictured": told,
+        "pictured": caption,
         "map": short(
             {
                 "id": points.ids.tolist(),
@@ -209,22 +212,22 @@ def _compared(
     run: StoredRun,
 ) -> tuple[Labels, Array, NDArray[np.bool_], Literal["euclidean", "cosine"], str] | None:
     """Clients, a row for each, which rows are known, how they are compared, and what they are."""
-    seen = run.seen
-    if seen is None:
+    features = run.features
+    if features is None:
         return None
-    ids = seen.ids.numpy()
-    if seen.features is not None:
-        known = seen.known.numpy() if seen.known is not None else np.ones(len(ids), bool)
+    ids = features.ids.numpy()
+    if features.features is not None:
+        known = features.known.numpy() if features.known is not None else np.ones(len(ids), bool)
         return (
             ids,
-            seen.features.numpy().astype(np.float64),
+            features.features.numpy().astype(np.float64),
             known,
-            "cosine" if seen.measure == "cosine" else "euclidean",
-            seen.what,
+            "cosine" if features.measure == "cosine" else "euclidean",
+            features.what,
         )
-    if seen.labels is None:
+    if features.labels is None:
         return None
-    counts = seen.labels.numpy().astype(np.float64)
+    counts = features.labels.numpy().astype(np.float64)
     total = counts.sum(1, keepdims=True)
     return (
         ids,

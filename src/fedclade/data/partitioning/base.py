@@ -120,7 +120,7 @@ def blocks(clients: int, clusters: int) -> Index:
     return np.sort(np.arange(clients) % clusters)
 
 
-def deal_randomly(
+def assign_randomly(
     rows: int, clients: int, samples: int | None, rng: np.random.Generator
 ) -> list[Index]:
     """All rows evenly, or `samples` of them to each client."""
@@ -136,7 +136,7 @@ def deal_randomly(
     return cut(order, np.full(clients, samples))
 
 
-def deal_classes(
+def assign_classes(
     pools: Mapping[int, Index], owners: Mapping[int, Index], clients: int
 ) -> list[Index]:
     """Each class evenly to its owners; what does not divide goes to those who have least so far, so

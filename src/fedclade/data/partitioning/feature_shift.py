@@ -84,12 +84,14 @@ class FeatureClusters:
         codes = codes_of(data.x_train, features)
         test_codes = codes_of(data.x_test, features) if len(data.x_test) else codes[:0]
         centres = _centres(codes, labels, clients, rng)
-        train = _Dealt(codes, labels, centres, rng)
-        test = _Dealt(test_codes, data.y_test.numpy(), centres, rng)
+        train = _ClusteredRows(codes, labels, centres, rng)
+        test = _ClusteredRows(test_codes, data.y_test.numpy(), centres, rng)
         share = 0.0 if self.emd is None else self._share(self.emd, train, codes, rng)
         return Split(train.mixed(share), test=test.mixed(share))
 
-    def _share(self, wanted: float, train: _Dealt, codes: Codes, rng: np.random.Generator) -> float:
+    def _share(
+        self, wanted: float, train: _ClusteredRows, codes: Codes, rng: np.random.Generator
+    ) -> float:
         """How much has to be mixed. The distance falls with the share: in a straight line, but for
         what sampling blurs.
         """
@@ -112,7 +114,7 @@ class FeatureClusters:
         return float(brentq(lambda share: distance(share) - wanted, 0.0, 1.0, xtol=PRECISION))
 
 
-class _Dealt:
+class _ClusteredRows:
     """Samples of each class at the centres of that class, client by client. Samples of a class
     without centres belong to nobody.
     """
@@ -136,8 +138,8 @@ class _Dealt:
         self._seed = int(rng.integers(2**63))
 
     def mixed(self, share: float) -> list[Index]:
-        """The rows of each client when `share` of each class is dealt anew among those that had
-        it.
+        """The rows of each client when `share` of each class is shuffled among the clients that
+        have it.
         """
         rng, rows = np.random.default_rng(self._seed), self._rows.copy()
         for places in by_class(self._labels, rng).values():

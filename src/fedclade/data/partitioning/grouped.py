@@ -18,11 +18,11 @@ from fedclade.data.partitioning.base import (
     Index,
     Split,
     Transform,
+    assign_classes,
+    assign_randomly,
     blocks,
     by_class,
     cut,
-    deal_classes,
-    deal_randomly,
     labels_of,
     shares,
 )
@@ -83,10 +83,10 @@ class LabelClusters:
         pieces: dict[tuple[int, int], Index] = {}  # what each cluster has of each of its classes
         for label in np.unique(own):
             sharing = np.flatnonzero((own == label).any(1))
-            dealt = cut(pools[label], shares(len(pools[label]), members[sharing]))
+            by_cluster = cut(pools[label], shares(len(pools[label]), members[sharing]))
             pieces |= {
                 (int(cluster), int(label)): piece
-                for cluster, piece in zip(sharing, dealt, strict=True)
+                for cluster, piece in zip(sharing, by_cluster, strict=True)
             }
         mine = [
             {label: pieces[cluster, label] for label in labels}
@@ -107,7 +107,7 @@ class LabelClusters:
         )
         train: list[Index] = []
         for cluster, rows in enumerate(mine):
-            train += self._deal(cluster, rows, int(members[cluster]), most)
+            train += self._assign(cluster, rows, int(members[cluster]), most)
         return Split(train, test=_test_rows(test_labels, own), test_part_id=groups, groups=groups)
 
     def _labels(self, data: Dataset) -> tuple[Index, Index]:
@@ -140,11 +140,11 @@ class LabelClusters:
         ]
         return ring
 
-    def _deal(
+    def _assign(
         self, cluster: int, mine: Mapping[int, Index], members: int, most: int
     ) -> list[Index]:
         if self.samples is None:
-            return deal_classes(mine, {label: np.arange(members) for label in mine}, members)
+            return assign_classes(mine, {label: np.arange(members) for label in mine}, members)
         each, left = divmod(self.samples, self.classes)
         quota = np.full((members, self.classes), each)
         # The odd samples go round the classes, so that each class gives equally many.
@@ -157,8 +157,8 @@ class LabelClusters:
                     f" samples of class {label} for its {members} clients and has"
                     f" {len(mine[label])}; ask for {fewer}."
                 )
-        dealt = [cut(rows, quota[:, column]) for column, rows in enumerate(mine.values())]
-        return [np.concatenate(parts) for parts in zip(*dealt, strict=True)]
+        pieces = [cut(rows, quota[:, column]) for column, rows in enumerate(mine.values())]
+        return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ def _planted(
     each.
     """
     groups = blocks(clients, clusters)
-    train = deal_randomly(len(data.y_train), clients, samples, rng)
+    train = assign_randomly(len(data.y_train), clients, samples, rng)
     return Split(
         train,
         test=[np.arange(len(data.y_test))],

@@ -60,7 +60,7 @@ STREAM = 0xDA7A  # keeps these random numbers apart from any other use of the sa
 def partition(
     dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = None
 ) -> Clients:
-    """Deals `dataset` to `clients` clients. The same seed gives the same bytes.
+    """Partition `dataset` among `clients` clients. The same seed gives the same bytes.
 
     Before anything else `probe` training samples are set apart (None: a tenth, 2,500 at most), the
     same for every scheme; they are in nobody's train or test part.
@@ -70,7 +70,7 @@ def partition(
         np.random.default_rng, np.random.SeedSequence([seed, STREAM]).spawn(4)
     )
     apart, keep = _probe_rows(dataset, clients, probe, draw_probe)
-    split = _dealt(dataset, keep, scheme, clients, draw_split, draw_test)
+    split = _split_without_probe(dataset, keep, scheme, clients, draw_split, draw_test)
 
     # Schemes deal class by class; a batch taken in order should not be of one class.
     train = [draw_order.permutation(rows) for rows in split.train]
@@ -147,7 +147,7 @@ def _probe_rows(
     return order[:probe], np.sort(order[probe:])
 
 
-def _dealt(
+def _split_without_probe(
     dataset: Dataset,
     keep: Index,
     scheme: Scheme,
@@ -155,10 +155,10 @@ def _dealt(
     draw_split: np.random.Generator,
     draw_test: np.random.Generator,
 ) -> Split:
-    """The scheme's split of the rows `keep`, with test parts, in rows of `dataset`: the pool stays
-    whole and is not copied.
+    """The scheme's split of the rows `keep`, with test parts, in rows of `dataset`: the pool is not
+    copied.
     """
-    data = _Rest.of(dataset, torch.from_numpy(keep))
+    data = _WithoutProbe.of(dataset, torch.from_numpy(keep))
     split = _as_arrays(scheme.split(data, clients, draw_split))
     _check_split(split, data, clients, type(scheme).__name__)
     return replace(
@@ -169,7 +169,7 @@ def _dealt(
     )
 
 
-class _Rest(Dataset):
+class _WithoutProbe(Dataset):
     """A data set without its probe samples. Most schemes look at no inputs: they are copied when
     one does.
     """
@@ -178,12 +178,17 @@ class _Rest(Dataset):
     keep: Tensor
 
     @staticmethod
-    def of(whole: Dataset, keep: Tensor) -> Dataset:
-        if len(keep) == len(whole.y_train):
-            return whole
-        keys = {key: (train[keep], test) for key, (train, test) in whole.keys.items()}
-        rest = _Rest(
-            whole.name, whole.x_train, whole.y_train[keep], whole.x_test, whole.y_test, keys
+    def of(dataset: Dataset, keep: Tensor) -> Dataset:
+        if len(keep) == len(dataset.y_train):
+            return dataset
+        keys = {key: (train[keep], test) for key, (train, test) in dataset.keys.items()}
+        rest = _WithoutProbe(
+            dataset.name,
+            dataset.x_train,
+            dataset.y_train[keep],
+            dataset.x_test,
+            dataset.y_test,
+            keys,
         )
         vars(rest).update(pool=vars(rest).pop("x_train"), keep=keep)
         return rest

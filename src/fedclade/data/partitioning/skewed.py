@@ -14,11 +14,11 @@ from fedclade.data.datasets import Dataset
 from fedclade.data.partitioning.base import (
     Index,
     Split,
+    assign_classes,
+    assign_randomly,
     by_class,
     check_positive,
     cut,
-    deal_classes,
-    deal_randomly,
     fill_up,
     labels_of,
     shares,
@@ -38,7 +38,8 @@ class Iid:
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         return Split(
-            deal_randomly(len(data.y_train), clients, None, rng), groups=np.zeros(clients, np.int64)
+            assign_randomly(len(data.y_train), clients, None, rng),
+            groups=np.zeros(clients, np.int64),
         )
 
 
@@ -78,11 +79,11 @@ class Dirichlet:
     def _draw(
         self, pools: Mapping[int, Index], clients: int, rng: np.random.Generator
     ) -> list[Index]:
-        dealt = [
+        by_class_pieces = [
             cut(rows, shares(len(rows), rng.dirichlet(np.full(clients, self.alpha))))
             for rows in pools.values()
         ]
-        return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
+        return [np.concatenate(pieces) for pieces in zip(*by_class_pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Pathological:
             for k, label in enumerate(known)
             if (chosen == k).any()
         }
-        return Split(deal_classes(pools, owners, clients))
+        return Split(assign_classes(pools, owners, clients))
 
     def _choose(self, clients: int, known: int, rng: np.random.Generator) -> Index:
         """(clients, classes_per_client) numbers of classes. With few clients the classes that

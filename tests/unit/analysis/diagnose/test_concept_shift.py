@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedclade.analysis.diagnose.class_statistics import Look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.concept_shift import explained, matched
 
 FIVE = np.array([5.0, 5.0])
@@ -32,10 +32,10 @@ def test_a_class_may_be_matched_with_one_that_is_not_shared() -> None:
     assert (before, after) == (pytest.approx(2 * (9 - 0.5)), pytest.approx(-2 * 0.5))
 
 
-def clients(*means: list[float]) -> Look:
+def clients(*means: list[float]) -> ClassStatistics:
     n = 50.0
     counts = np.full((len(means), len(means[0])), n)
-    return Look(
+    return ClassStatistics(
         counts, n * np.array(means)[..., None], np.full((len(means[0]), 1, 1), len(means) * (n - 1))
     )
 
@@ -47,5 +47,7 @@ def test_renamed_labels_are_explained_and_moved_inputs_are_not() -> None:
 
 
 def test_nothing_is_told_where_no_label_is_shared() -> None:
-    apart = Look(np.array([[9.0, 0.0], [0.0, 9.0]]), np.ones((2, 2, 1)), np.ones((2, 1, 1)))
+    apart = ClassStatistics(
+        np.array([[9.0, 0.0], [0.0, 9.0]]), np.ones((2, 2, 1)), np.ones((2, 1, 1))
+    )
     assert explained(apart, 10, np.random.default_rng(0)) is None

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedclade.analysis.diagnose.class_statistics import Look
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.heterogeneity_tests import (
     NONE,
     chi_square,
@@ -18,7 +18,9 @@ from fedclade.analysis.diagnose.heterogeneity_tests import (
     of_sizes,
 )
 
-TWO = Look(np.array([[20.0], [20.0]]), np.array([[[20.0]], [[-20.0]]]), np.array([[[38.0]]]))
+TWO = ClassStatistics(
+    np.array([[20.0], [20.0]]), np.array([[[20.0]], [[-20.0]]]), np.array([[[38.0]]])
+)
 
 
 def rng() -> np.random.Generator:
@@ -61,7 +63,7 @@ def test_inputs_by_hand() -> None:
 
 
 def test_inputs_of_other_labels_are_not_compared() -> None:
-    apart = Look(
+    apart = ClassStatistics(
         np.array([[20.0, 0.0], [0.0, 20.0]]),
         np.array([[[20.0], [0.0]], [[0.0], [-20.0]]]),
         np.array([[[19.0]], [[19.0]]]),
@@ -71,7 +73,7 @@ def test_inputs_of_other_labels_are_not_compared() -> None:
 
 
 def test_nothing_is_said_of_too_few_samples() -> None:
-    few = Look(np.ones((3, 1)), np.ones((3, 1, 4)), np.zeros((1, 4, 4)))
+    few = ClassStatistics(np.ones((3, 1)), np.ones((3, 1, 4)), np.zeros((1, 4, 4)))
     assert of_inputs(few) == of_inputs_given_labels(few) == NONE
     assert of_labels(np.array([[3.0, 4.0]]), rng()) == NONE
 
@@ -113,7 +115,7 @@ def test_clients_of_one_source_differ_by_chance_only(sizes: list[int]) -> None:
                 if len(own):
                     counts[client, c], sums[client, c] = len(own), own.sum(0)
                     scatter[c] += (own - own.mean(0)).T @ (own - own.mean(0))
-        found = of_inputs_given_labels(Look(counts, sums, scatter))
+        found = of_inputs_given_labels(ClassStatistics(counts, sums, scatter))
         ratios.append(found.times_chance)
         assert found.p > 1e-3
     assert np.mean(ratios) == pytest.approx(1, abs=0.05)

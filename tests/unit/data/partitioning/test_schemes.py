@@ -33,9 +33,9 @@ from fedclade.data import (
     partition,
 )
 from fedclade.data.partitioning.base import (
+    assign_classes,
     blocks,
     by_class,
-    deal_classes,
     fill_up,
     follow_labels,
     shares,
@@ -83,7 +83,7 @@ def test_blocks_are_even_and_side_by_side() -> None:
 def test_deal_classes_keeps_totals_even() -> None:
     pools = {0: np.arange(3), 1: np.arange(3, 6)}
     everyone = np.arange(4)
-    parts = deal_classes(pools, {0: everyone, 1: everyone}, 4)
+    parts = assign_classes(pools, {0: everyone, 1: everyone}, 4)
     assert sorted(map(len, parts)) == [
         1,
         1,
