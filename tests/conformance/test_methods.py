@@ -45,7 +45,7 @@ from fedclade.training.setup import inject_context
 
 ENGINES: dict[str, Callable[..., Any]] = {
     "simulator": lambda clients, here, **options: Simulator(clients, **options),
-    "sites": Remote,  # two places, reached by letters
+    "remote": Remote,  # two nodes, reached by messages
 }
 CHUNKS = (1, 2, 5)
 MOST_STATEMENTS = 120  # of a method's module, however its lines are broken
@@ -204,7 +204,7 @@ def test_gives_every_client_a_finite_model(name: str, engine: str, ragged: Clien
 
 
 def test_chunk_size_changes_no_bit(name: str, engine: str, ragged: Clients) -> None:
-    if engine == "sites":
+    if engine == "remote":
         pytest.skip("chunks are the simulator's")
     expected = usual_run(name, engine, ragged)  # all clients at once
     for chunk in CHUNKS:
@@ -367,8 +367,8 @@ def test_a_federation_of_one(name: str, engine: str, ragged: Clients) -> None:
 def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragged: Clients) -> None:
     if "," in name:
         pytest.skip("what options cost more is declared in words")
-    if engine == "sites":
-        pytest.skip("a letter has each model once, however many clients of a site get it")
+    if engine == "remote":
+        pytest.skip("a message has each model once, however many clients of a node get it")
     case = Federation(name, engine, ragged)
     state = case.rounds(case.init(), torch.arange(len(ragged)))
     state, cohort = case.method.prepare_cohort(

@@ -1,4 +1,4 @@
-"""Sites in this process: letters go through JSON and copies, as a real post would carry them."""
+"""Nodes in this process: messages are copied and go through JSON, as in a real transport."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ABOUT = {"fedclade": "test", "configuration": "one"}
 
 
 class InProcessTransport:
-    """A post to sites in this process."""
+    """A transport to nodes in this process."""
 
     def __init__(self, nodes: Mapping[str, Node]) -> None:
         self.here = dict(nodes)
         self.carried: list[dict[str, Message]] = []
         self.lost: Callable[[str, Message], bool] = lambda node, message: (
             False
-        )  # whether a letter gets no answer in time
+        )  # whether a message gets no answer in time
 
     def nodes(self) -> list[str]:
         return sorted(self.here)
@@ -54,7 +54,7 @@ def copied(message: Message) -> Message:
 def nodes_of(
     clients: Clients, count: int, make: Callable[[Clients, list[str]], Node]
 ) -> dict[str, Node]:
-    """The clients dealt out to so many sites, one to each in turn."""
+    """The clients on `count` nodes, one to each in turn."""
     everyone = torch.arange(len(clients))
     dealt = {f"site-{node}": everyone[node::count] for node in range(count)}
     return {
@@ -100,7 +100,7 @@ class Remote(RemoteFederation):
         ]  # numbers as the simulator has them
 
     def read(self, ids: Tensor) -> Tree:
-        """What these clients remember, looked up where they live."""
+        """The committed state of these clients, read from their nodes."""
         rows: dict[int, Tree] = {}
         for client in ids.tolist():
             client_record = self.client_records[client]
