@@ -11,7 +11,8 @@ TORCH := 2.13.0
 # Small models are fastest on one thread a process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks tools
-PYTEST := $(BIN)/python -m pytest -n 2
+# Each process takes tests that stand next to each other, so that what they share is made once.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: help setup demo test test-docs test-all lint docs pages bench lock clean
 

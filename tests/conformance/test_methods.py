@@ -48,7 +48,7 @@ from fedclade.training.setup import inject_context
 
 ENGINES: dict[str, Callable[..., Any]] = {
     "simulator": lambda clients, context, **options: Simulator(clients, **options),
-    "nodes": Remote,  # two nodes, reached by messages
+    "remote": Remote,  # two nodes, reached by messages
 }
 CHUNKS = (1, 2, 5)
 MOST_STATEMENTS = 120  # of a method's module, however its lines are broken
@@ -207,7 +207,7 @@ def test_gives_every_client_a_finite_model(name: str, engine: str, ragged: Clien
 
 
 def test_chunk_size_changes_no_bit(name: str, engine: str, ragged: Clients) -> None:
-    if engine == "nodes":
+    if engine == "remote":
         pytest.skip("chunks are the simulator's")
     expected = usual_run(name, engine, ragged)  # all clients at once
     for chunk in CHUNKS:
@@ -370,7 +370,7 @@ def test_a_federation_of_one(name: str, engine: str, ragged: Clients) -> None:
 def test_a_round_costs_the_bytes_that_are_declared(name: str, engine: str, ragged: Clients) -> None:
     if "," in name:
         pytest.skip("what options cost more is declared in words")
-    if engine == "nodes":
+    if engine == "remote":
         pytest.skip("a message has each model once, even if several clients of a node get it")
     case = Federation(name, engine, ragged)
     state = case.rounds(case.init(), torch.arange(len(ragged)))

@@ -49,7 +49,7 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
         "lr": 0.1,
         "eval_every": 5,
         "checkpoint_every": 5,
-        "workers": 1,
+        "threads": 1,
         "device": "cpu",
         "on_round": on_round,
     }

@@ -333,7 +333,7 @@ def test_the_checkpoint_of_another_version_is_passed_over(
 ) -> None:
     _, last = broken_after_four(digits, tmp_path)
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", "fedclade-checkpoint-3")
+        later.setattr(checkpoint, "FORMAT", "fedclade-checkpoint-of-another-version")
         now = checkpoint.Checkpoint(4, {}, {}, [], "")
         checkpoint.save(last.parent, now)
     with pytest.warns(
@@ -587,7 +587,7 @@ def test_three_kills_at_random_moments_change_nothing(
 ) -> None:
     """benchmarks/kill_and_resume.py does fifty of each of four methods."""
     draw = random.Random(method)
-    sets = ("run.rounds=50", "run.checkpoint_every=1", "run.eval_every=4", f"method.name={method}")
+    sets = ("run.rounds=36", "run.checkpoint_every=1", "run.eval_every=4", f"method.name={method}")
     given = [
         "run",
         "quickstart",

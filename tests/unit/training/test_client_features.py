@@ -115,5 +115,5 @@ def test_a_damaged_file_is_told_with_its_name(tmp_path: Path) -> None:
     assert again.ids.tolist() == [0, 1]
     path = tmp_path / client_features.FILE
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(InvalidInputError, match=r"seen\.safetensors: damaged"):
+    with pytest.raises(InvalidInputError, match=r"client_features\.safetensors: damaged"):
         client_features.read(tmp_path)
