@@ -1,6 +1,4 @@
-"""What scripts of several studies have in common: which of them to run, on what, and where their
-numbers go.
-"""
+"""The command line of scripts with several studies: select studies, run them, write results."""
 
 from __future__ import annotations
 
@@ -22,11 +20,9 @@ def run_studies(
     about: str | None,
     studies: Mapping[str, Callable[[T, bool], Study]],
     prepare: Callable[[str], T],
-) -> tuple[dict[str, Study], Path]:
-    """Run those that the command line names on what `prepare` makes of --data-root, and write a
-    JSON file for each.
-
-    Returns what they found, and the folder.
+) -> None:
+    """Run the studies that the command line selects on `prepare(--data-root)`, and write a JSON
+    file for each.
     """
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -37,12 +33,9 @@ def run_studies(
     parser.add_argument("--only", nargs="+", choices=list(studies), default=list(studies))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
-    data, found = prepare(options.data_root), {}
+    data = prepare(options.data_root)
     for name in options.only:
         print(f"{name}: {(studies[name].__doc__ or '').splitlines()[0]}", flush=True)
         begin = time.perf_counter()
-        found[name] = studies[name](data, options.quick)
-        write_results(options.out / f"{name}.json", found[name])
+        write_results(options.out / f"{name}.json", studies[name](data, options.quick))
         print(f"  {time.perf_counter() - begin:.0f} s", flush=True)
-    return found, options.out

@@ -4,17 +4,15 @@
 python benchmarks/cfl_studies.py --data-root FOLDER --out FOLDER [--quick] [--only congruence points
 rounds margins]
 
-FOLDER of --data-root has mnist.npz. Writes a JSON file for each study, and a PNG where matplotlib
-can be imported. One core, an MLP with 64 hidden units; the full version takes minutes, --quick
-seconds.
+FOLDER of --data-root has mnist.npz. Writes a JSON file for each study; tools/docs/cfl_figures.py
+draws figures from them. One core, an MLP with 64 hidden units; the full version takes minutes,
+--quick seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,13 +58,13 @@ class Federation:
     ) -> tuple[Tree, Tensor]:
         """All clients' weights after local training, and their updates as vectors."""
         everyone = torch.arange(len(self.clients))
-        got = fed.map(
+        replies = fed.map(
             fc.sgd(local),
             everyone,
             per_client=fc.ModelAssignment(stack([model]), torch.zeros_like(everyone)),
             key=key,
         )
-        return got.outputs, flatten_models(got.outputs) - flatten_models(stack([model]))
+        return replies.outputs, flatten_models(replies.outputs) - flatten_models(stack([model]))
 
     def train(self, rounds: int) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
         """The updates of each round, and on demand the gradients (with a minus) at the model they
@@ -173,14 +171,14 @@ def gaps(data: Dataset, points: int, rounds: int, at: list[int], seed: int) -> d
         data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed
     )
     assert clients.groups is not None
-    groups, found = clients.groups.numpy(), {}
+    groups, by_round = clients.groups.numpy(), {}
     for number, updates, gradients in Federation.of(clients, seed).train(rounds):
         if number in at:
-            found[number] = {
+            by_round[number] = {
                 "updates": look(cosine(updates).numpy(), groups),
                 "gradients": look(cosine(gradients()).numpy(), groups),
             }
-    return found
+    return by_round
 
 
 def by_points(data: Dataset, quick: bool) -> Study:
@@ -268,50 +266,6 @@ def _at_rest(federation: Federation, rounds: int, groups: np.ndarray) -> Study |
     return None
 
 
-def plot(studies: dict[str, Study], out: Path) -> None:
-    """The figures, where matplotlib is there."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
-    except ImportError:
-        print("matplotlib is not installed: no figures")
-        return
-    if "congruence" in studies:
-        curves = {
-            name: study for name, study in studies["congruence"].items() if isinstance(study, dict)
-        }
-        figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.6), sharey=True)
-        for axis, (name, study) in zip(axes, curves.items(), strict=True):
-            for kind, label in (("mean", "‖mean Δθ‖"), ("max", "max ‖Δθ_i‖")):
-                axis.loglog(range(1, len(study[kind]) + 1), study[kind], label=label)
-            axis.set_title(name, fontsize=9)
-            axis.set_xlabel("round")
-            axis.legend()
-        _save(figure, out / "congruence.png")
-    for name, key, label in (
-        ("points", "points", "points a client"),
-        ("rounds", "rounds", "round"),
-    ):
-        if name in studies:
-            figure, axis = plt.subplots(figsize=(5, 3.6))
-            for kind in ("updates", "gradients"):
-                series = studies[name][key]
-                values = np.array([[run[kind]["gap"] for run in runs] for runs in series.values()])
-                axis.errorbar(list(series), values.mean(1), values.std(1), label=kind, capsize=2)
-            axis.axhline(0, color="grey", linewidth=0.5)
-            axis.set(xlabel=label, ylabel="separation gap g(α)")
-            axis.legend()
-            _save(figure, out / f"gap_by_{name}.png")
-
-
-def _save(figure: Any, path: Path) -> None:
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    print(f"wrote {path}")
-
-
 STUDIES: dict[str, Callable[[Dataset, bool], Study]] = {
     "congruence": congruence,
     "points": by_points,
@@ -321,8 +275,7 @@ STUDIES: dict[str, Callable[[Dataset, bool], Study]] = {
 
 
 def main() -> None:
-    studies, out = run_studies(__doc__, STUDIES, lambda root: fc.data.load("mnist", root))
-    plot(studies, out)
+    run_studies(__doc__, STUDIES, lambda root: fc.data.load("mnist", root))
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def cfl_newcomers(vectors: Tensor) -> Tensor:
 
 
 def gmcc_scores(clients: int) -> Tensor:
-    """Made anew each time: `Paths` remembers what it has learned."""
+    """New for each call: `Paths` caches what it has learned."""
     objective = Objective(fc.models.MLP(20).build((784,), CLASSES))
     noise = torch.Generator().manual_seed(0)
     models = {
@@ -242,12 +242,12 @@ def measured(name: str, clients: int) -> dict[str, float]:
     torch.set_num_threads(1)
     with threadpool_limits(1):
         job.work(job.inputs(min(clients, job.warm_up)))
-        given = job.inputs(clients)
+        inputs = job.inputs(clients)
         before = peak_mb()
         times: list[float] = []
         while len(times) < 5 and sum(times) < 0.5:
             begin = time.perf_counter()
-            job.work(given)
+            job.work(inputs)
             times.append(time.perf_counter() - begin)
     return {"seconds": min(times), "more MB": peak_mb() - before, "peak MB": peak_mb()}
 
@@ -266,13 +266,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--only", default="", help="those whose name has these words")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name, job in JOBS.items():
-        if given.only not in name or (given.quick and job.compiles):
+        if args.only not in name or (args.quick and job.compiles):
             continue
         before = None
-        for clients in (job.sizes[0], 3 * job.sizes[0]) if given.quick else job.sizes:
+        for clients in (job.sizes[0], 3 * job.sizes[0]) if args.quick else job.sizes:
             now: dict[str, Any] = {
                 "what": name,
                 "clients": clients,
@@ -288,8 +288,8 @@ def main() -> None:
             print(f"{name}, {clients}: {now['seconds']:.4g} s, {now['more MB']:.0f} MB", flush=True)
             before = now
     print(table("what servers compute", rows))
-    if given.out:
-        write_results(given.out, {"about": about("cpu"), "points": rows})
+    if args.out:
+        write_results(args.out, {"about": about("cpu"), "points": rows})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ CLIENTS, SAMPLES = 40, 200
 
 @dataclass(frozen=True)
 class Planted:
-    """What a diagnosis should say; `groups` is None where there are none to be found."""
+    """What a diagnosis should say; `groups` is None where there are no groups."""
 
     kind: str
     groups: int | None

@@ -115,8 +115,8 @@ def main() -> None:
     parser.add_argument("--data-root")
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    device, rounds = given.device, given.rounds
+    args = parser.parse_args()
+    device, rounds = args.device, args.rounds
     jobs: dict[str, Callable[[], dict[str, float]]] = {
         "peers' job, dense": lambda: seconds(clients(100, 200, 784), mlp(), rounds, device, 20),
         "peers' job, any module": lambda: seconds(
@@ -134,20 +134,18 @@ def main() -> None:
         jobs["LEAF CNN, 40 clients of 50 steps"] = lambda: seconds(
             clients(40, 500, 1, 28, 28), fc.models.LeafCNN(), max(5, rounds // 4), device, 40
         )
-    if given.data_root:
-        jobs["Scenario 4, MLP(200)"] = lambda: scenario4(
-            given.data_root, device, fc.models.MLP(200)
-        )
+    if args.data_root:
+        jobs["Scenario 4, MLP(200)"] = lambda: scenario4(args.data_root, device, fc.models.MLP(200))
         jobs["Scenario 4, MLP(200, dropout=0.5)"] = lambda: scenario4(
-            given.data_root, device, fc.models.MLP(200, dropout=0.5)
+            args.data_root, device, fc.models.MLP(200, dropout=0.5)
         )
     measured = {}
     for name, job in jobs.items():
-        if given.only in name:
+        if args.only in name:
             measured[name] = job()
             print(f"{name}: {measured[name]}", flush=True)
-    if given.out:
-        write_results(given.out, {"about": about(device), "seconds a round": measured})
+    if args.out:
+        write_results(args.out, {"about": about(device), "seconds a round": measured})
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 numbers are in docs/experiments.md.
 
 python benchmarks/faulty_clients.py --data-root FOLDER [--jobs 2] [--seeds 3]
-[--only rubbish|flippers] [--methods cfl,clade] [--device cuda]
+[--only malformed|flippers] [--methods cfl,clade] [--device cuda]
 
 FOLDER has mnist.npz. Results go to results/robustness/faulty_clients.json after every run.
 
-rubbish: at each request 30 % of the clients do not answer, and 10 % of the clients send malformed
+malformed: at each request 30 % of the clients do not answer, and 10 % of the clients send malformed
 replies, two clients for each of `KINDS`. Every method is compared with a run with the same absences
 and no malformed replies. flippers: 20 % of the clients replace every label y by 9 - y. The accuracy
 of the others is compared with that in a federation without the flippers.
@@ -43,7 +43,7 @@ from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "robustness" / "faulty_clients.json"
 CLIENTS, ROUNDS = 100, 30
 MODEL, LOCAL = fc.models.MLP(64), LocalConfig(lr=0.1, batch_size=10, epochs=1)
-AWAY, RUBBISH, FLIPPERS = 0.3, 0.1, 0.2
+AWAY, MALFORMED, FLIPPERS = 0.3, 0.1, 0.2
 FLIP_METHODS = ("fedavg", "cfl", "clade", "ifca", "local")
 
 
@@ -73,9 +73,9 @@ KINDS: tuple[Callable[[Tree], Tree], ...] = (_nan, _infinite, _misshapen, _huge,
 
 
 @dataclass
-class Mischief:
-    """Absences drawn for a client and how often it was asked before, and rubbish from the clients
-    in `bad`; counts what it sent.
+class InjectedFaults:
+    """Faults of the simulator: random absences, and malformed replies from the clients in `bad`.
+    Counts the malformed replies.
     """
 
     bad: Sequence[int]
@@ -119,37 +119,37 @@ def run(
 
 
 def accuracy(result: fc.Result, who: Sequence[int]) -> float:
-    """Mean over these clients, less those that have no model: FLIS-DC's clients choose one each
-    time, and some are away then.
+    """Mean over these clients, without those that have no model: FLIS-DC's clients choose a model
+    in each round, and some are absent then.
     """
-    found = [result.clients["accuracy"][client] for client in who]
-    return fmean(value for value in found if value is not None)
+    accuracies = [result.clients["accuracy"][client] for client in who]
+    return fmean(value for value in accuracies if value is not None)
 
 
-def rubbish(
+def malformed(
     clients: Clients, name: str, groups: int, seed: int, rounds: int = ROUNDS, device: str = "cpu"
 ) -> dict[str, Any]:
-    """A method with clients that are away and send rubbish, and without the rubbish."""
-    bad = evenly_spaced(len(clients), RUBBISH)
+    """A method with absent clients and malformed replies, and with absent clients only."""
+    bad = evenly_spaced(len(clients), MALFORMED)
     honest = [client for client in range(len(clients)) if client not in bad]
-    clean = run(method_of(name, groups), clients, seed, rounds, Mischief([], seed), device)
-    mischief = Mischief(bad, seed)
-    found = run(method_of(name, groups), clients, seed, rounds, mischief, device)
-    refused = [
-        failure for row in found.history for failure in row["failures"] if failure["rejected"]
+    clean = run(method_of(name, groups), clients, seed, rounds, InjectedFaults([], seed), device)
+    faults = InjectedFaults(bad, seed)
+    faulty = run(method_of(name, groups), clients, seed, rounds, faults, device)
+    rejected = [
+        failure for row in faulty.history for failure in row["failures"] if failure["rejected"]
     ]
     return {
         "clean": accuracy(clean, honest),
-        "found": accuracy(found, honest),
-        "sent": mischief.sent,
-        "refused": len(refused),
-        "refused_honest": sum(failure["client"] not in bad for failure in refused),
-        "set_aside": found.summary["blocked_clients"],
+        "faulty": accuracy(faulty, honest),
+        "sent": faults.sent,
+        "rejected": len(rejected),
+        "rejected_honest": sum(failure["client"] not in bad for failure in rejected),
+        "blocked": faulty.summary["blocked_clients"],
     }
 
 
 def flipped(clients: Clients, who: Sequence[int]) -> Clients:
-    """The same clients, where the training labels of these are turned round."""
+    """The same clients; the training labels of some are flipped."""
     assert clients.classes is not None
     y = clients.y.clone()
     for client in who:
@@ -166,13 +166,13 @@ def flippers(
     """A method with flippers among the clients, and on the honest clients alone."""
     who = evenly_spaced(len(clients), FLIPPERS)
     honest = [client for client in range(len(clients)) if client not in who]
-    found = run(method_of(name, 2), flipped(clients, who), seed, rounds, device=device)
+    mixed = run(method_of(name, 2), flipped(clients, who), seed, rounds, device=device)
     alone = run(method_of(name, 2), clients.only(honest), seed, rounds, device=device)
     return {
         "without": accuracy(alone, range(len(honest))),
-        "with": accuracy(found, honest),
-        "mixed": _mixed(found.clusters, who),
-        "clusters": found.summary["clusters"],
+        "with": accuracy(mixed, honest),
+        "mixed": _mixed(mixed.clusters, who),
+        "clusters": mixed.summary["clusters"],
     }
 
 
@@ -186,7 +186,7 @@ def _mixed(cluster: Tensor, who: Sequence[int]) -> int:
 def federation(study: str, seed: int, data: Dataset) -> Clients:
     scheme = (
         fc.data.Rotation(clusters=2, samples=200)
-        if study == "rubbish"
+        if study == "malformed"
         else fc.data.Rotation(clusters=1, samples=200)
     )
     return fc.data.partition(data, scheme, clients=CLIENTS, seed=seed, probe=200)
@@ -196,16 +196,16 @@ def one(job: tuple[str, str, int], root: str, device: str) -> dict[str, Any]:
     study, name, seed = job
     torch.set_num_threads(1)
     clients = federation(study, seed, fc.data.load("mnist", root))
-    found = (
-        rubbish(clients, name, 2, seed, device=device)
-        if study == "rubbish"
+    measured = (
+        malformed(clients, name, 2, seed, device=device)
+        if study == "malformed"
         else flippers(clients, name, seed, device=device)
     )
-    return {"study": study, "method": name, "seed": seed, **found}
+    return {"study": study, "method": name, "seed": seed, **measured}
 
 
 def jobs(seeds: int, only: str | None, methods: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-    for study, known in (("rubbish", tuple(METHODS)), ("flippers", FLIP_METHODS)):
+    for study, known in (("malformed", tuple(METHODS)), ("flippers", FLIP_METHODS)):
         if only in (None, study):
             yield from (
                 (study, name, seed)
@@ -222,8 +222,8 @@ def main() -> None:
     parser.add_argument("--data-root", required=True)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", choices=("rubbish", "flippers"))
-    parser.add_argument("--methods", type=lambda given: given.split(","), default=[])
+    parser.add_argument("--only", choices=("malformed", "flippers"))
+    parser.add_argument("--methods", type=lambda names: names.split(","), default=[])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()

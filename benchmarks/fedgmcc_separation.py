@@ -1,5 +1,5 @@
-"""How well FedGMCC's score tells pairs inside a group from pairs across, what the bends add to
-that, and what the method makes of it.
+"""How well FedGMCC's score separates pairs inside a group from pairs across groups, what learned
+bends add, and how well the method clusters.
 
 python benchmarks/fedgmcc_separation.py --data-root FOLDER --out FOLDER [--quick] [--only separation
 training inputs bends method]
@@ -95,14 +95,14 @@ def trained(
         torch.arange(len(clients)),
     )
     for number in range(1, rounds + 1):
-        got = fed.map(
+        replies = fed.map(
             fc.sgd(local),
             everyone,
             per_client=fc.ModelAssignment(model, torch.zeros_like(everyone)),
             key=fold_in(seed, "round", number),
         )
-        yield number, got.outputs
-        model = {name: value.mean(0, keepdim=True) for name, value in got.outputs.items()}
+        yield number, replies.outputs
+        model = {name: value.mean(0, keepdim=True) for name, value in replies.outputs.items()}
 
 
 def noise(shape: tuple[int, ...], seed: int, samples: int = MC_SAMPLES) -> Tensor:
@@ -160,7 +160,7 @@ def separation(settings: dict[str, Setting], quick: bool) -> Study:
 def _separated(
     setting: Setting, kind: str, at: list[int], seed: int, more: bool
 ) -> dict[int, dict[str, float]]:
-    clients, found = setting.clients(kind, seed), {}
+    clients, by_round = setting.clients(kind, seed), {}
     local, inputs = setting.local(clients, seed), noise(clients.shape, seed)
     plain = local.objective.outputs
     ways: dict[str, tuple[Outputs, int, float]] = {
@@ -175,11 +175,11 @@ def _separated(
         }
     for number, weights in trained(clients, local, at[-1], seed):
         if number in at:
-            found[number] = {
+            by_round[number] = {
                 way: auc(Paths(outputs, weights, inputs, steps, lr).scores(), clients)
                 for way, (outputs, steps, lr) in ways.items()
             }
-    return found
+    return by_round
 
 
 def training(settings: dict[str, Setting], quick: bool) -> Study:
@@ -192,7 +192,7 @@ def training(settings: dict[str, Setting], quick: bool) -> Study:
         for epochs in (2, 10) if quick else (1, 2, 5, 10, 20, 50):
             runs = []
             for seed in range(seeds):
-                clients, found = settings["digits"].clients(kind, seed), {}
+                clients, by_round = settings["digits"].clients(kind, seed), {}
                 local = replace(settings["digits"].local(clients, seed), epochs=epochs)
                 assert clients.probe is not None
                 inputs = {
@@ -201,13 +201,13 @@ def training(settings: dict[str, Setting], quick: bool) -> Study:
                 }
                 for number, weights in trained(clients, local, at[-1], seed):
                     if number in at:
-                        found[number] = {
+                        by_round[number] = {
                             way: auc(
                                 Paths(local.objective.outputs, weights, x, 0).scores(), clients
                             )
                             for way, x in inputs.items()
                         }
-                runs.append(found)
+                runs.append(by_round)
             study[f"{kind}, E = {epochs}"] = summed_up(runs)
             say(f"{kind}, E = {epochs}", summed_up(runs))
     return study
@@ -298,7 +298,7 @@ def _mean_losses(
 
 def method(settings: dict[str, Setting], quick: bool) -> Study:
     """The method itself for 15 rounds: clusters, adjusted Rand index, percentile, accuracy;
-    straight and bent, beside FedAvg.
+    straight and bent, and FedAvg.
     """
     study: Study = {}
     for name, setting in settings.items():

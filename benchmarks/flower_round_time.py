@@ -1,5 +1,5 @@
-"""Seconds of a round in a real federation of four nodes on this machine: fedclade with 20 clients
-beside Flower's own FedAvg with four.
+"""Seconds per round in a real federation of four nodes on this machine: fedclade with 20 clients,
+and Flower's own FedAvg with four.
 
     python benchmarks/flower_round_time.py
 
@@ -126,27 +126,27 @@ def write_app(folder: Path, wards: int, times: Path | None = None) -> Path:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as place:
-        times = Path(place) / "times"
+    with tempfile.TemporaryDirectory() as root:
+        times = Path(root) / "times"
         ours, theirs = (
-            write_app(Path(place) / "ours", 5),
-            write_app(Path(place) / "theirs", 1, times),
+            write_app(Path(root) / "ours", 5),
+            write_app(Path(root) / "theirs", 1, times),
         )
-        federation = Federation.up(Path(place) / "fed", NODES, secure=False)
+        federation = Federation.up(Path(root) / "fed", NODES, secure=False)
         try:
             seconds: dict[str, list[float]] = {
                 "fedclade, 20 clients on 4 nodes": [],
                 "Flower's FedAvg, 4 clients": [],
             }
             for turn in range(2):  # one after the other, twice
-                out = Path(place) / f"out-{turn}"
-                given = {
+                out = Path(root) / f"out-{turn}"
+                config = {
                     "method.name": "fedavg",
                     "run.rounds": ROUNDS,
                     "federation.sites": NODES,
                     "federation.out": str(out),
                 }
-                if federation.run(ours, given):
+                if federation.run(ours, config):
                     raise SystemExit("the run with fedclade failed")
                 rows = [
                     json.loads(line)

@@ -50,7 +50,7 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "methods" / "flt_groups.
 
 
 def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """The centres and their counts of all clients, and the key they were made with."""
+    """The centres and their counts of all clients, and the key that was used."""
     key = fold_in(seed, "init")
     method = inject_context(FLT(k=k, manifold="none"), clients, seed)
     state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)

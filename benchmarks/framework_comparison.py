@@ -147,7 +147,7 @@ class Worker:
         return dict(self._answer())
 
     def run(self, rounds: int) -> list[float]:
-        with suppress(BrokenPipeError):  # it has ended: there will be no answer either
+        with suppress(BrokenPipeError):  # the process has ended and will not answer
             self._questions.write(f"{rounds}\n")
             self._questions.flush()
         return list(self._answer())
@@ -314,10 +314,10 @@ def main() -> None:
         type=Path,
         default=ROOT / "results" / "speed" / "framework_comparison_cpu.json",
     )
-    given = parser.parse_args()
-    if given.rounds < 2 or given.repeats < 1 or given.rounds % given.repeats:
+    args = parser.parse_args()
+    if args.rounds < 2 or args.repeats < 1 or args.rounds % args.repeats:
         parser.error("--rounds must be a multiple of --repeats, and at least 2")
-    cores = tuple(int(core) for core in given.cores.split(","))
+    cores = tuple(int(core) for core in args.cores.split(","))
     one, two = cores[:1], cores[:2]
 
     sections = {
@@ -332,35 +332,35 @@ def main() -> None:
     if len(two) == 2:
         ours = Contestant("fedclade", "fedclade_worker.py", two)
         sections["two cores"] = [ours, Contestant("fedclade, one core", "fedclade_worker.py", one)]
-        if not given.skip_flower:
+        if not args.skip_flower:
             sections["two cores, beside Flower"] = [
                 ours,
                 Contestant("Flower simulation", "flower_worker.py", two, "flower"),
             ]
     WORK.mkdir(parents=True, exist_ok=True)
-    write_job(WARM_UP + given.rounds + 1)
+    write_job(WARM_UP + args.rounds + 1)
     with np.load(JOB) as file:
         print(f"loss of the first weights: {mean_loss(dict(file)):.4f}", flush=True)
 
-    found: dict[str, Any] = {**about(), "sections": {}}
-    if found["load before"] > 0.5:
+    results: dict[str, Any] = {**about(), "sections": {}}
+    if results["load before"] > 0.5:
         print(
-            f"The machine is busy (load {found['load before']:.1f}): what is said of two cores will"
+            f"The machine is busy (load {results['load before']:.1f}): times on two cores will"
             " be wrong.",
             flush=True,
         )
     for title, contestants in sections.items():
         print(f"\n{title}", flush=True)
-        entries, left_out = in_turns(contestants, given.rounds, given.repeats)
+        entries, left_out = in_turns(contestants, args.rounds, args.repeats)
         if "fedclade" not in entries:
             sys.exit(1)
         first = entries["fedclade"]
         print(table(entries, first), flush=True)
-        found["sections"][title] = {"left out": left_out} | {
+        results["sections"][title] = {"left out": left_out} | {
             name: summary(entry, first) for name, entry in entries.items()
         }
-    write_results(given.out, found)
-    print(f"\n{given.out}")
+    write_results(args.out, results)
+    print(f"\n{args.out}")
 
 
 if __name__ == "__main__":

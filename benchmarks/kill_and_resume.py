@@ -38,7 +38,7 @@ SETTINGS = (
 
 
 def command(method: str, folder: Path, resume: bool) -> list[str]:
-    sets = [word for given in (*SETTINGS, f"method.name={method}") for word in ("--set", given)]
+    sets = [word for setting in (*SETTINGS, f"method.name={method}") for word in ("--set", setting)]
     return [
         sys.executable,
         "-m",

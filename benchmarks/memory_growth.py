@@ -80,12 +80,12 @@ def measured(method: str, clients: int, rounds: int, teachers: bool) -> dict[str
     """Resident megabytes at some rounds of one run."""
     torch.set_num_threads(1)
     looks = [rounds // 20, *(rounds * quarter // 4 for quarter in (1, 2, 3, 4))]
-    found: list[float] = []
+    resident_mb: list[float] = []
     clusters: list[int] = []
 
     def on_round(row: dict[str, Any]) -> None:
         if row["round"] in looks:
-            found.append(round(resident() / 1e6, 1))
+            resident_mb.append(round(resident() / 1e6, 1))
             clusters.append(row["clusters"])
 
     with tempfile.TemporaryDirectory() as folder:
@@ -101,10 +101,10 @@ def measured(method: str, clients: int, rounds: int, teachers: bool) -> dict[str
             on_round=on_round,
             **SETTINGS,
         )
-    told = {name: result.summary[name] for name in ("rounds", "clients", "accuracy", "seconds")}
-    growth = round(100 * (found[-1] / found[0] - 1), 2)
-    seen = {"after": looks, "resident MB": found, "clusters": clusters, "growth %": growth}
-    return {**told, "model": f"MLP({HIDDEN})", "settings": SETTINGS, **seen}
+    summary = {name: result.summary[name] for name in ("rounds", "clients", "accuracy", "seconds")}
+    growth = round(100 * (resident_mb[-1] / resident_mb[0] - 1), 2)
+    samples = {"after": looks, "resident MB": resident_mb, "clusters": clusters, "growth %": growth}
+    return {**summary, "model": f"MLP({HIDDEN})", "settings": SETTINGS, **samples}
 
 
 def main() -> None:
@@ -121,20 +121,18 @@ def main() -> None:
     for method in args.methods.split(","):
         # A process each: what one has allocated must not hide what the next one does.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
-            found = alone.submit(
-                measured, method, args.clients, args.rounds, args.teachers
-            ).result()
-        told = "  ".join(
+            row = alone.submit(measured, method, args.clients, args.rounds, args.teachers).result()
+        sizes = "  ".join(
             f"{number}: {size:.1f}"
-            for number, size in zip(found["after"], found["resident MB"], strict=True)
+            for number, size in zip(row["after"], row["resident MB"], strict=True)
         )
         name = f"{method} teachers" if args.teachers else method
-        groups = f"{found['clusters'][0]} to {found['clusters'][-1]} groups"
+        groups = f"{row['clusters'][0]} to {row['clusters'][-1]} groups"
         print(
-            f"{name:12} {told}  {found['growth %']:+.2f} %  ({groups}, {found['seconds']:.0f} s)",
+            f"{name:12} {sizes}  {row['growth %']:+.2f} %  ({groups}, {row['seconds']:.0f} s)",
             flush=True,
         )
-        results[name] = {**found, "about": environment_info.about()}
+        results[name] = {**row, "about": environment_info.about()}
         write_results(args.out, results)
 
 

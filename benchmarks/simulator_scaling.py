@@ -55,7 +55,7 @@ class Sizes:
     """What is varied, one thing at a time; the others are `base`, `cohort` and HIDDEN."""
 
     clients: tuple[int, ...]
-    base: int  # round times are compared with those of so many clients
+    base: int  # number of clients that round times are compared with
     cohort: int
     cohorts: tuple[int, ...]
     hidden: tuple[int, ...]
@@ -82,10 +82,10 @@ FULL = Sizes(
 QUICK = Sizes((100, 1_000), 100, 10, (10, 30), (20, 200), rounds=2, repeats=1)
 
 
-def alone(function: Callable[..., T], *given: object, start: str = "spawn") -> T:
+def alone(function: Callable[..., T], *arguments: object, start: str = "spawn") -> T:
     """The function's result from a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context(start)) as process:
-        return process.submit(function, *given).result()
+        return process.submit(function, *arguments).result()
 
 
 def peak_mb() -> float:
@@ -109,7 +109,7 @@ def federation(clients: int) -> Clients:
     x = torch.from_numpy(rng.integers(0, 256, (rows, INPUTS), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, CLASSES, rows))
     train = RaggedIndex(torch.arange(rows), SAMPLES * torch.arange(clients + 1))
-    nobody = torch.full((clients,), -1)
+    no_test_data = torch.full((clients,), -1)
     return Clients(
         x,
         y,
@@ -117,8 +117,8 @@ def federation(clients: int) -> Clients:
         x[:0],
         y[:0],
         RaggedIndex.of([]),
-        test_part_id=nobody,
-        test_sample_id=nobody[:0],
+        test_part_id=no_test_data,
+        test_sample_id=no_test_data[:0],
         classes=CLASSES,
     )
 
@@ -149,7 +149,7 @@ def measured(point: Point, rounds: int, device: str) -> dict[str, float]:
     *times, last = np.diff(
         ends[WARM_UP - 1 :]
     ).tolist()  # all clients are evaluated in the last round
-    found = {
+    row = {
         "seconds": statistics.median(times),
         "fastest": min(times),
         "evaluation": last - statistics.median(times),
@@ -160,8 +160,8 @@ def measured(point: Point, rounds: int, device: str) -> dict[str, float]:
         ),
     }
     if device != "cpu":
-        found["cuda MB"] = torch.cuda.max_memory_allocated() / 1e6
-    return found
+        row["cuda MB"] = torch.cuda.max_memory_allocated() / 1e6
+    return row
 
 
 def empty_map(clients: int, asked: int, calls: int, device: str) -> float:
@@ -209,11 +209,11 @@ def measure(sizes: Sizes, device: str) -> dict[str, list[dict[str, Any]]]:
         point: [] for points in studies.values() for point in points
     }
     for _ in range(sizes.repeats):
-        for point, found in runs.items():
-            found.append(alone(measured, point, sizes.rounds, device))
+        for point, points in runs.items():
+            points.append(alone(measured, point, sizes.rounds, device))
             print(
-                f"{point}: {1e3 * found[-1]['seconds']:.2f} ms a round,"
-                f" {found[-1]['peak MB']:.0f} MB",
+                f"{point}: {1e3 * points[-1]['seconds']:.2f} ms a round,"
+                f" {points[-1]['peak MB']:.0f} MB",
                 flush=True,
             )
 
@@ -252,7 +252,7 @@ def claims(rows: dict[str, list[dict[str, Any]]], base: int) -> dict[str, dict[s
     growth = [
         larger["ms a client"] / smaller["ms a client"] for smaller, larger in pairwise(cohorts)
     ]
-    found = {
+    measured_and_bound = {
         f"round with {most['clients']} clients / with {base}": (
             most["seconds"] / start["seconds"],
             MOST_GROWTH,
@@ -263,7 +263,7 @@ def claims(rows: dict[str, list[dict[str, Any]]], base: int) -> dict[str, dict[s
     }
     return {
         name: {"value": value, "at most": bound, "holds": value <= bound}
-        for name, (value, bound) in found.items()
+        for name, (value, bound) in measured_and_bound.items()
     }
 
 
@@ -292,20 +292,20 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    sizes = QUICK if given.quick else FULL
-    rows = measure(sizes, given.device)
+    args = parser.parse_args()
+    sizes = QUICK if args.quick else FULL
+    rows = measure(sizes, args.device)
     kept = claims(rows, sizes.base)
     print(
         *(
-            table(f"against {name}" if name != "empty map" else name, found)
-            for name, found in rows.items()
+            table(f"against {name}" if name != "empty map" else name, points)
+            for name, points in rows.items()
         ),
         sep="\n",
     )
     print(table("claims", [{"claim": name, **claim} for name, claim in kept.items()]))
-    if given.out:
-        write_results(given.out, {"about": about(given.device), "claims": kept, **rows})
+    if args.out:
+        write_results(args.out, {"about": about(args.device), "claims": kept, **rows})
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import faulty_clients
 
 @pytest.fixture(autouse=True)
 def longer_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of digits a client has some fifty."""
+    """Digits have only about fifty samples per client."""
     monkeypatch.setattr(faulty_clients, "LOCAL", replace(faulty_clients.LOCAL, epochs=5))
 
 
@@ -32,33 +32,33 @@ def digits(groups: int) -> Clients:
 
 @pytest.mark.filterwarnings("ignore:manifold")
 @pytest.mark.parametrize("name", METHODS)
-def test_a_third_away_and_a_tenth_of_rubbish_costs_less_than_two_points(
+def test_absences_and_malformed_replies_cost_less_than_two_points(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
         faulty_clients.METHODS, "flt", lambda: fc.FLT(manifold="pca")
-    )  # UMAP is long in compiling
-    found = faulty_clients.rubbish(
+    )  # UMAP compiles for long
+    row = faulty_clients.malformed(
         digits(2), name, 2, seed=0, rounds=6 if name == "fedgmcc" else 20
     )
-    assert found["refused"] == found["sent"]
-    assert found["refused_honest"] == 0
+    assert row["rejected"] == row["sent"]
+    assert row["rejected_honest"] == 0
     if name != "local":  # where nothing is sent
-        assert found["sent"] >= 6
-        assert found["set_aside"] == 2
-    assert abs(found["found"] - found["clean"]) < 2
+        assert row["sent"] >= 6
+        assert row["blocked"] == 2
+    assert abs(row["faulty"] - row["clean"]) < 2
 
 
-def test_every_kind_of_rubbish_is_told_with_its_reason() -> None:
+def test_every_kind_of_malformed_reply_is_reported_with_its_reason() -> None:
     bad = list(range(len(faulty_clients.KINDS)))
-    result = faulty_clients.run(fc.FedAvg(), digits(1), 0, 8, faulty_clients.Mischief(bad))
-    told = {
-        (each["client"], each["reason"].split(":")[0])
+    result = faulty_clients.run(fc.FedAvg(), digits(1), 0, 8, faulty_clients.InjectedFaults(bad))
+    reasons = {
+        (failure["client"], failure["reason"].split(":")[0])
         for row in result.history
-        for each in row["failures"]
-        if each["rejected"]
+        for failure in row["failures"]
+        if failure["rejected"]
     }
-    assert told == {
+    assert reasons == {
         (0, "'fc1.weight' is not finite"),
         (1, "'fc1.weight' is not finite"),
         (2, "shape of 'fc1.weight'"),
@@ -69,10 +69,10 @@ def test_every_kind_of_rubbish_is_told_with_its_reason() -> None:
 
 @pytest.mark.parametrize("name", ["cfl", "clade"])
 def test_label_flippers_end_in_a_group_of_their_own(name: str) -> None:
-    found = faulty_clients.flippers(digits(1), name, seed=0, rounds=20)
-    assert found["mixed"] == 0
-    assert found["clusters"] == 2
-    assert abs(found["with"] - found["without"]) < 1
+    row = faulty_clients.flippers(digits(1), name, seed=0, rounds=20)
+    assert row["mixed"] == 0
+    assert row["clusters"] == 2
+    assert abs(row["with"] - row["without"]) < 1
 
 
 def test_without_groups_flippers_are_among_the_others() -> None:
