@@ -21,7 +21,7 @@ help:
 	@echo "make test-all  those that take longer too"
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
-	@echo "make bench     seconds a round beside fedjax, pfl and Flower (environments of their own in .bench/, 3 GB)"
+	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make lock      locked.txt and locked-dev.txt again, after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 	@echo "make clean     remove .venv, caches and runs/"

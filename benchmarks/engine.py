@@ -81,7 +81,7 @@ def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
             fc.FedAvg(),
             data,
             model,
-            rounds,
+            rounds=rounds,
             clients_per_round=480,
             lr=0.01,
             batch_size=10,

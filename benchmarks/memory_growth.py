@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "batch_size": 10,
     "eval_every": 10,
     "checkpoint_every": 10,
-    "workers": 1,
+    "threads": 1,
 }
 HIDDEN = 16
 
@@ -95,7 +95,7 @@ def measured(method: str, clients: int, rounds: int, teachers: bool) -> dict[str
             METHODS[method],
             dealt,
             model,
-            rounds,
+            rounds=rounds,
             out=folder,
             device="cpu",
             on_round=on_round,

@@ -1,4 +1,4 @@
-"""What the pictures of docs/methods/ are drawn of: circles for clients, squares for models, trees,
+"""The shapes in the pictures of docs/methods/: circles for clients, squares for models, trees,
 clouds and arrows, as SVG.
 """
 

@@ -1,12 +1,11 @@
-"""What the pages of docs/methods/ take from the code: parameters and their defaults, and what
-leaves a client.
+"""The parts of docs/methods/ that come from the code: parameters, defaults, what leaves a client.
 
 python tools/docs/method_pages.py [--check]
 
 A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->`
-before what leaves a client; each ends at `<!-- end -->`. What a parameter means is written by hand
-in the table's last column and stays; names and defaults come from the code, and a parameter that no
-row names, or a row that names no parameter, is refused.
+before what leaves a client; each ends at `<!-- end -->`. Names and defaults of parameters come from
+the code. Their meaning is written by hand in the last column of the table and is kept. The script
+fails if a parameter has no row or a row has no parameter.
 """
 
 from __future__ import annotations

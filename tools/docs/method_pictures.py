@@ -1,10 +1,10 @@
-"""The pictures of docs/methods/: for each method two or three panels that show its idea, drawn as
-SVG and nothing measured.
+"""The pictures of docs/methods/: for each method one to three panels that show its idea, as SVG.
+Nothing in them is measured.
 
 python tools/docs/method_pictures.py [--out docs/images/methods]
 
-Colour is the group that a client belongs to, a circle a client, a square a model. Colours are told
-apart by the colour-blind too, and every picture says in words what it shows.
+The colour is the group of a client; a circle is a client, a square a model. Colour-blind readers
+can distinguish the colours, and every picture has a description in words.
 """
 
 from __future__ import annotations
@@ -178,13 +178,13 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
 
 def svg(title: str, panels: Sequence[tuple[Glyph, str, str]]) -> str:
     width, height = WIDTH * len(panels) + 20, HEIGHT + TEXT + 14
-    said = "; ".join(f"{head}{': ' + rest if rest else ''}" for _, head, rest in panels)
+    description = "; ".join(f"{head}{': ' + rest if rest else ''}" for _, head, rest in panels)
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
             f' width="{width}" height="{height}" role="img" font-family="system-ui, sans-serif">'
         ),
-        f"<title>{escape(title)}</title><desc>{escape(said)}</desc>",
+        f"<title>{escape(title)}</title><desc>{escape(description)}</desc>",
         f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
         "<defs>",
         *(

@@ -1,11 +1,10 @@
-"""The table of all methods in docs/methods/README.md, from what the methods declare and what a
-round is counted to cost.
+"""The table of all methods in docs/methods/README.md: what the methods declare, and the bytes that
+the simulator counts in a round.
 
 python tools/docs/methods_table.py [--out docs/methods/README.md]
 
-Every method runs the preset `quickstart`: the phase before the first round, then three rounds. What
-is counted is what the simulator says was sent in the last of them, for each client of the cohort;
-it is compared with the formula that the method declares.
+Every method runs the preset `quickstart`: the phase before the first round, then three rounds. The
+bytes of a client in the last of them are compared with the formula that the method declares.
 """
 
 from __future__ import annotations

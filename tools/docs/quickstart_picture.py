@@ -1,5 +1,5 @@
-"""docs/images/quickstart.svg: what Clade sees of the quickstart's clients, and what each of them
-gains over FedAvg.
+"""docs/images/quickstart.svg: the clients of the quickstart as Clade groups them, and what each
+client gains over FedAvg.
 
 python tools/docs/quickstart_picture.py [--out docs/images/quickstart.svg]
 
@@ -27,15 +27,15 @@ COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#d55e00", "#56b4e9", INK)
 WIDTH, HEIGHT, LEFT, TOP, SIDE = 760, 330, 56, 40, 240
 
 
-def ran(method: str, folder: Path) -> Result:
-    told = config.apply(config.read("quickstart"), [f"method.name={method}"])
-    chosen = config.experiment(told)
-    return chosen.to_run(chosen.clients(), "cpu").run(folder, False, lambda row: None)
+def train(method: str, folder: Path) -> Result:
+    settings = config.apply(config.read("quickstart"), [f"method.name={method}"])
+    experiment = config.experiment(settings)
+    return experiment.to_run(experiment.clients(), "cpu").run(folder, False, lambda row: None)
 
 
 def picture() -> str:
     with tempfile.TemporaryDirectory() as folder:
-        clade, fedavg = (ran(name, Path(folder) / name) for name in ("clade", "fedavg"))
+        clade, fedavg = (train(name, Path(folder) / name) for name in ("clade", "fedavg"))
         known = client_features.read(Path(folder) / "clade")
     if known is None or known.features is None:
         raise SystemExit("the run kept nothing of what Clade grouped by")

@@ -1,8 +1,8 @@
-"""What mkdocs needs to know about this repository: pages and files that are outside docs/.
+"""Hooks for mkdocs: pages and files that are outside docs/.
 
-Pages link to each other as a forge shows them, so docs/extend.md links to ../CONTRIBUTING.md. On
-the site there is nothing above docs/: pages of the root and notebooks become pages of the site, a
-single file is put beside it, and a link to a folder is left as plain text.
+Links between pages work in the repository, so docs/extend.md links to ../CONTRIBUTING.md. The site
+has nothing above docs/: pages of the root and notebooks become pages of the site, a single file is
+copied to files/, and a link to a folder becomes plain text.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     at = page.file.src_uri
     outside = next((name for name, inside in PAGES.items() if inside == at != "index.md"), None)
     folder = (ROOT / (outside or f"docs/{at}")).parent
-    return LINK.sub(lambda link: _inside(link, folder, posixpath.dirname(at)), markdown)
+    return LINK.sub(lambda link: _site_link(link, folder, posixpath.dirname(at)), markdown)
 
 
-def _inside(link: re.Match[str], folder: Path, here: str) -> str:
-    """The link as it has to be on the site."""
+def _site_link(link: re.Match[str], folder: Path, site_folder: str) -> str:
+    """The link for the site, seen from `site_folder`."""
     text, target, anchor = link[1], (folder / link[2]).resolve(), link[3] or ""
     if not _is_ours(target):
         return link[0]
@@ -69,15 +69,15 @@ def _inside(link: re.Match[str], folder: Path, here: str) -> str:
         path = f"files/{name}"
     else:
         return text if target.exists() else link[0]
-    return f"[{text}]({posixpath.relpath(path, here or '.')}{anchor})"
+    return f"[{text}]({posixpath.relpath(path, site_folder or '.')}{anchor})"
 
 
 def _text(file: Path) -> str:
-    """A page as Markdown; of a notebook its words and its code."""
+    """A page as Markdown; for a notebook its text and its code."""
     if file.suffix != ".ipynb":
         return file.read_text()
     cells = json.loads(file.read_text())["cells"]
-    said = [
+    parts = [
         (
             "".join(cell["source"])
             if cell["cell_type"] == "markdown"
@@ -85,7 +85,7 @@ def _text(file: Path) -> str:
         )
         for cell in cells
     ]
-    return "\n\n".join(said) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def _is_ours(target: Path) -> bool:

@@ -1,5 +1,5 @@
-"""docs/licences.md: the licences of all that fedclade is installed and tested with, as the packages
-themselves declare them.
+"""docs/licences.md: the licences of all packages that fedclade is installed and tested with, as the
+packages declare them.
 
 python tools/release/licences.py     in an environment with all extras (`make test` sets one up)
 """
@@ -43,20 +43,20 @@ def licence(package: Distribution) -> str:
     return "; ".join(kinds) or (field[0][:60] if field else "not declared")
 
 
-def needed(name: str, found: set[str]) -> set[str]:
-    """Names of the packages that this one needs without any extra, and theirs."""
+def needed(name: str, names: set[str]) -> set[str]:
+    """Add to `names` the packages that this one needs without any extra, and their own needs."""
     for text in requires(name) or []:
         if "extra ==" in text:
             continue
         other = _plain(re.split(r"[^A-Za-z0-9._-]", text, maxsplit=1)[0])
-        if other not in found:
+        if other not in names:
             try:
                 distribution(other)
             except PackageNotFoundError:  # for another platform or Python
                 continue
-            found.add(other)
-            needed(other, found)
-    return found
+            names.add(other)
+            needed(other, names)
+    return names
 
 
 def _plain(name: str) -> str:

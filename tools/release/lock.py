@@ -1,16 +1,16 @@
-"""locked.txt and locked-dev.txt: what `make` installs beside torch, each package at one version
-with the SHA-256 of all its files.
+"""Write locked.txt and locked-dev.txt: the packages that `make` installs in addition to torch, each
+at one version and with the SHA-256 of all its files.
 
-make lock                      after a change of pyproject.toml or of torch: versions stay where
-they can make lock ARGS=--upgrade       the newest of all (or any other options of `uv pip compile`)
+    make lock                      after a change of pyproject.toml or of torch: keeps versions
+    make lock ARGS=--upgrade       newest versions (or any other option of `uv pip compile`)
 
-locked.txt is what `make demo` needs (fedclade with Flower, and what fedclade is built with);
-locked-dev.txt is what tests, checks and the site need on top. One resolution, for all systems and
-Pythons at once, makes both, and no package is in both.
+locked.txt is what `make demo` needs (fedclade with Flower, and what builds fedclade);
+locked-dev.txt is what tests, checks and the site need in addition. Both come from one resolution
+for all systems and Python versions, and no package is in both.
 
-torch is not in them: which build of it fits depends on the machine (CPU or CUDA), and each has
-another hash. What only a CUDA build needs is left out too, as it would be gigabytes for nothing
-elsewhere. All else that torch needs is locked.
+torch is not locked: the right build depends on the machine (CPU or CUDA), and each build has its
+own hash. Packages that only a CUDA build needs are left out too, because they have gigabytes. All
+other packages that torch needs are locked.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ HEAD = "# Made by `make lock`; do not edit. {}\n"
 def packages(text: str) -> list[tuple[str, str]]:
     """The name and all lines of each package: a version, then its hashes on lines of their own."""
     return [
-        (found[1], found[0])
-        for found in re.finditer(r"^([a-z0-9-]+)==(?:.*\\\n)*.*\n", text, re.MULTILINE)
+        (match[1], match[0])
+        for match in re.finditer(r"^([a-z0-9-]+)==(?:.*\\\n)*.*\n", text, re.MULTILINE)
     ]
 
 
 def split(everything: str, first: set[str]) -> tuple[str, str]:
-    """The lines of the packages that are in `first`, and of all others, less what comes with
-    torch.
+    """The lines of the packages that are in `first`, and of all others, without those that
+    come with torch.
     """
     kept = [
         (name, lines)
@@ -57,7 +57,7 @@ def main(torch: str, *options: str) -> None:
         wanted.write_text(
             "\n".join([torch, *build, "editables"])
         )  # hatchling asks for editables when fedclade is installed with -e
-        # uv keeps to the versions that it finds in the file that it writes.
+        # uv keeps the versions that its output file has.
         everything.write_text(
             "".join(file.read_text().replace("-r locked.txt\n", "") for file in (FIRST, MORE))
         )
@@ -73,7 +73,7 @@ def main(torch: str, *options: str) -> None:
 
 
 def _compile(wanted: Path, *options: str | Path) -> str:
-    # No header, no index: an address that is good on one machine only has no place in these files.
+    # No header and no index: they have addresses that are valid on one machine only.
     plain = ["--quiet", "--no-header", "--no-annotate", "--no-emit-index-url"]
     everywhere = [
         "--universal",
@@ -98,7 +98,7 @@ def _compile(wanted: Path, *options: str | Path) -> str:
     ]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
-        sys.exit(done.returncode)  # uv has said why
+        sys.exit(done.returncode)  # uv has printed the reason
     return done.stdout
 
 
