@@ -29,7 +29,7 @@ def main(job_path: str, out_path: str) -> None:
     server_app = ServerApp()
 
     @server_app.main()
-    def assign_models(grid: Grid, context: Context) -> None:
+    def run_rounds(grid: Grid, context: Context) -> None:
         def after_round(number: int, arrays: ArrayRecord) -> None:
             if number:  # Flower also calls before the first round
                 turns.round_done()
