@@ -12,7 +12,7 @@ from fedclade.data.partitioning.grouped import (
     PowerLawClusters,
     Rotation,
 )
-from fedclade.data.partitioning.schemes import PARTITIONS, partition
+from fedclade.data.partitioning.partition import PARTITIONS, partition
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic
 
