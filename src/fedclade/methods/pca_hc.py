@@ -1,6 +1,4 @@
-"""PCA+kM+HC: clients are grouped by the k-means centres of their data, projected on principal
-components.
-"""
+"""PCA+kM+HC: groups by the k-means centres of each client's data in principal components."""
 
 from __future__ import annotations
 
@@ -111,19 +109,12 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
         )
         if not len(replies.ids):
             return state
-        centres, counts = (
-            replies.outputs["centres"].cpu(),
-            replies.outputs["count"].cpu().clamp(1, self.k),
-        )
+        centres = replies.outputs["centres"].cpu()
+        counts = replies.outputs["count"].cpu().clamp(1, self.k)
         known = (state.cluster_ids != UNKNOWN).nonzero().flatten()
         if len(known):
-            nearest = nearest_signature(
-                centres.numpy(),
-                counts.numpy(),
-                state.centres[known].numpy(),
-                state.counts[known].numpy(),
-                "matching",
-            )
+            signatures = (state.centres[known].numpy(), state.counts[known].numpy())
+            nearest = nearest_signature(centres.numpy(), counts.numpy(), *signatures, "matching")
             cluster = state.cluster_ids[known[torch.from_numpy(nearest)]]
         else:
             tree = linkage(distances(centres.numpy(), counts.numpy()), "ward")
