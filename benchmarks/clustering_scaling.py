@@ -34,10 +34,10 @@ import fedclade as fc
 from fedclade.clustering.cfl import bipartition, most_similar, noise_level
 from fedclade.clustering.clade import assign_new, split_groups
 from fedclade.clustering.cosine import cosine
+from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
 from fedclade.clustering.flis import cluster_predictions, similarity_graph
 from fedclade.clustering.flt import embed, mixing_matrix, nearest_signature
 from fedclade.clustering.graph import close_components, components, threshold_graph
-from fedclade.clustering.kmeans import kmeans_labels, nearest_centre
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.clustering.set_distances import distances

@@ -37,8 +37,8 @@ from fedclade.engines.simulator import Faults
 from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import read_results, write_results
 from fedclade.methods import METHODS
+from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "robustness" / "faulty_clients.json"
 CLIENTS, ROUNDS = 100, 30

@@ -16,8 +16,8 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from fedclade.integrations.flower.local_deployment.federation import Federation
-from fedclade.integrations.flower.scaffold_app import new_app
+from fedclade.integrations.flower.app_template import new_app
+from fedclade.integrations.flower.local_deployment.deployment import Federation
 from fedclade.io.environment_info import environment_info
 from fedclade.io.results_json import dumps, write_results
 

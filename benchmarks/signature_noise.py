@@ -30,7 +30,7 @@ from fedclade.core.rng import fold_in
 from fedclade.io.results_json import write_results
 from fedclade.methods._dp_signature import gaussian_sigma
 from fedclade.methods.flt import FLTState
-from fedclade.training import config
+from fedclade.training import experiment_file
 from fedclade.training.setup import inject_context
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "signature_noise.json"
@@ -59,7 +59,9 @@ def federation(
 ) -> tuple[fc.data.Clients, fc.models.ModelSpec, dict[str, Any]]:
     """Clients, model, and how they train."""
     if name == "quickstart":
-        chosen = config.experiment(config.apply(config.read("quickstart"), [f"run.seed={seed}"]))
+        chosen = experiment_file.experiment(
+            experiment_file.apply(experiment_file.read("quickstart"), [f"run.seed={seed}"])
+        )
         training = {
             "lr": chosen.local.lr,
             "batch_size": chosen.local.batch_size,

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
     from fedclade.core.functional_model import Batch, accuracy, cross_entropy
     from fedclade.core.local_training import LocalTraining
+    from fedclade.core.method_state import State
     from fedclade.core.program import Program, chain
     from fedclade.core.program_serialization import serializable_program
-    from fedclade.core.state import State
     from fedclade.engines.simulator import Simulator
     from fedclade.errors import FedcladeError, InvalidInputError, VectorizationError, WriteError
     from fedclade.methods import (
@@ -129,7 +129,7 @@ _MODULES = {
     "fedclade.core.local_training": "LocalTraining",
     "fedclade.core.program": "Program chain",
     "fedclade.core.program_serialization": "serializable_program",
-    "fedclade.core.state": "State",
+    "fedclade.core.method_state": "State",
     "fedclade.engines.simulator": "Simulator",
     "fedclade.errors": "FedcladeError InvalidInputError VectorizationError WriteError",
     "fedclade.methods": (

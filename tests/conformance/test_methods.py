@@ -30,19 +30,19 @@ from fedclade import (
     Simulator,
     State,
 )
-from fedclade.core.cost_expression import evaluate_cost
+from fedclade.core.communication_cost import evaluate_cost
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
-from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, RaggedIndex
 from fedclade.engines.simulator import Faults
 from fedclade.io.checkpoint import flatten, restore
 from fedclade.methods import METHODS
 from fedclade.methods.flis import FLISDC, FLISHC
-from fedclade.methods.requirements import NeedsEncoder, NeedsSecret
+from fedclade.methods.required_context import NeedsEncoder, NeedsSecret
 from fedclade.models import MLP
 from fedclade.training.setup import inject_context
 

@@ -32,7 +32,7 @@ from fedclade.data import readers
 from fedclade.errors import FedcladeError
 from fedclade.io import checkpoint
 from fedclade.models import ConvAutoencoder
-from fedclade.training import client_features, config, encoder_pretraining
+from fedclade.training import encoder_pretraining, experiment_file, plot_data
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "60"))
 often = settings(
@@ -249,7 +249,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(seed: int) -> None:
     ("name", "whole", "read"),
     [
         ("e", ENCODER, encoder_pretraining.read),
-        (client_features.FILE, CHECKPOINT, lambda path: client_features.read(path.parent)),
+        (plot_data.FILE, CHECKPOINT, lambda path: plot_data.read(path.parent)),
     ],
 )
 @given(seed=st.integers(0, 2**32))
@@ -262,7 +262,7 @@ def test_other_files_of_tensors_too(
         assert name in (refused(lambda: read(path)) or name)
 
 
-EXPERIMENT = config.read("quickstart")
+EXPERIMENT = experiment_file.read("quickstart")
 words = st.sampled_from(
     sorted(
         {key for table in EXPERIMENT.values() for key in table}
@@ -304,7 +304,9 @@ def test_an_experiment_of_any_values_is_an_experiment_or_an_error_of_ours(
         return
     with tempfile.TemporaryDirectory() as folder:
         path = at(Path(folder), "mine.toml", text.encode("utf-8", "surrogatepass"))
-        assert refused(lambda: config.experiment(config.read(path)).clients()) != ""
+        assert (
+            refused(lambda: experiment_file.experiment(experiment_file.read(path)).clients()) != ""
+        )
 
 
 @given(seed=st.integers(0, 2**32))
@@ -312,7 +314,7 @@ def test_an_experiment_of_any_values_is_an_experiment_or_an_error_of_ours(
 def test_a_damaged_experiment_file_is_an_experiment_or_an_error_of_ours(seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = at(Path(folder), "mine.toml", damaged(tomli_w.dumps(EXPERIMENT).encode(), seed))
-        assert refused(lambda: config.experiment(config.read(path))) != ""
+        assert refused(lambda: experiment_file.experiment(experiment_file.read(path))) != ""
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +361,7 @@ IN_RUNS = [
     "experiment.toml",
     "comparison.json",
     "diagnosis.json",
-    client_features.FILE,
+    plot_data.FILE,
 ]
 
 

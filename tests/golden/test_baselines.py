@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedclade import IFCA, SCAFFOLD, FedNova, FedProx, InvalidInputError, LGFedAvg, PerFedAvg
-from fedclade.core.state import UNKNOWN
+from fedclade.core.method_state import UNKNOWN
 
 
 def numbers(*values: float) -> Any:

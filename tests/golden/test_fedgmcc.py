@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from fedclade import InvalidInputError, LocalTraining, Simulator
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
-from fedclade.core.state import UNKNOWN
 from fedclade.data import from_arrays
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
 

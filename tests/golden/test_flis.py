@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import InvalidInputError, LocalTraining, Simulator, State
-from fedclade.core.cost_expression import evaluate_cost
+from fedclade.core.communication_cost import evaluate_cost
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
-from fedclade.core.state import UNKNOWN
 from fedclade.data import from_arrays
 from fedclade.methods.flis import FLIS, FLISDC, FLISHC, FLISHCState
 

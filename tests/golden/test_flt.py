@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from fedclade import LocalTraining, Simulator
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
-from fedclade.core.state import UNKNOWN
 from fedclade.data import from_arrays
 from fedclade.methods.flt import FLT, FLTState
 

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from fedclade import LocalTraining, Simulator
 from fedclade.clustering.set_distances import distances
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
-from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.programs.pca_signature import pca_basis

@@ -16,7 +16,7 @@ from torch import nn
 import fedclade as fc
 from fedclade.errors import InvalidInputError
 from fedclade.registry import REGISTRY, find, import_file
-from fedclade.training.config import apply, experiment, read
+from fedclade.training.experiment_file import apply, experiment, read
 
 OWN = '''
 """Things of a user's own."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from markdown_table import table
 
-from fedclade.core.cost_expression import evaluate_cost
+from fedclade.core.communication_cost import evaluate_cost
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training import LocalTraining
 from fedclade.core.pytree import nbytes
@@ -25,7 +25,7 @@ from fedclade.data import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.methods import METHODS
 from fedclade.methods.base import COST_LEGEND, GROUPS, NEEDS, Method
-from fedclade.training import config
+from fedclade.training import experiment_file
 from fedclade.training.client_sampling import cohort_of
 from fedclade.training.setup import inject_context, module_for
 
@@ -56,7 +56,7 @@ round, a model of {size:,} bytes), and before the first round on average over al
 
 
 def counted(
-    kind: type[Method], chosen: config.Experiment, clients: Clients
+    kind: type[Method], chosen: experiment_file.Experiment, clients: Clients
 ) -> tuple[int, int, int, int, int]:
     """K, the bytes up and down of a client in the last round, and those of a client before the
     first, on average.
@@ -86,7 +86,7 @@ def counted(
     return symbols["K"], up, down, *once
 
 
-def row(kind: type[Method], chosen: config.Experiment, clients: Clients) -> list[str]:
+def row(kind: type[Method], chosen: experiment_file.Experiment, clients: Clients) -> list[str]:
     models, up, down, once_up, once_down = counted(kind, chosen, clients)
     pages = (f"{kind.name}.md", f"{kind.name.partition('_')[0]}.md")  # FLIS's two methods share one
     page = next(
@@ -121,7 +121,7 @@ def _kb(count: int) -> str:
 
 
 def page() -> str:
-    chosen = config.experiment(config.read("quickstart"))
+    chosen = experiment_file.experiment(experiment_file.read("quickstart"))
     clients = chosen.clients()
     size = nbytes(Objective(module_for(chosen.model, clients.metadata, seed=0)).params())
     with warnings.catch_warnings():

@@ -19,7 +19,7 @@ import torch
 from method_glyphs import BLUE, GREEN, INK, ORANGE, circle, line, words
 from sklearn.decomposition import PCA
 
-from fedclade.training import client_features, config
+from fedclade.training import experiment_file, plot_data
 from fedclade.training.result import Result
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "images" / "quickstart.svg"
@@ -28,15 +28,15 @@ WIDTH, HEIGHT, LEFT, TOP, SIDE = 760, 330, 56, 40, 240
 
 
 def train(method: str, folder: Path) -> Result:
-    settings = config.apply(config.read("quickstart"), [f"method.name={method}"])
-    experiment = config.experiment(settings)
+    settings = experiment_file.apply(experiment_file.read("quickstart"), [f"method.name={method}"])
+    experiment = experiment_file.experiment(settings)
     return experiment.to_run(experiment.clients(), "cpu").run(folder, False, lambda row: None)
 
 
 def picture() -> str:
     with tempfile.TemporaryDirectory() as folder:
         clade, fedavg = (train(name, Path(folder) / name) for name in ("clade", "fedavg"))
-        known = client_features.read(Path(folder) / "clade")
+        known = plot_data.read(Path(folder) / "clade")
     if known is None or known.features is None:
         raise SystemExit("the run kept nothing of what Clade grouped by")
     groups = np.unique(np.asarray(clade.clusters), return_inverse=True)[1]

@@ -14,8 +14,8 @@ from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import Summary
 from fedclade.registry import REGISTRY, find
-from fedclade.training import config
-from fedclade.training.config import Experiment, Table
+from fedclade.training import experiment_file
+from fedclade.training.experiment_file import Experiment, Table
 from fedclade.training.result import Result
 
 _AVERAGED = (
@@ -45,7 +45,8 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     own_sets = [
         given
         for given in sets
-        if (head := given.split(".")[0]) in REGISTRY["method"] and head not in config.TABLES
+        if (head := given.split(".")[0]) in REGISTRY["method"]
+        and head not in experiment_file.TABLES
     ]
     for given in own_sets:
         if given.split(".")[0] not in methods:

@@ -11,8 +11,8 @@ from dataclasses import replace
 from itertools import product
 
 from fedclade.errors import InvalidInputError
-from fedclade.training import config
-from fedclade.training.config import Experiment, Table
+from fedclade.training import experiment_file
+from fedclade.training.experiment_file import Experiment, Table
 
 # A title begins with the method, and the seeds of one setting have one title.
 _NOT_IN_TITLE = ("method.name", "run.seed")
@@ -29,7 +29,7 @@ def expand(tables: dict[str, Table], sets: Sequence[str]) -> list[Experiment]:
     experiments = []
     for combination in product(*choices):
         assignments = [f"{key}={value}" for key, value in combination]
-        experiment = config.experiment(config.apply(tables, assignments))
+        experiment = experiment_file.experiment(experiment_file.apply(tables, assignments))
         listed = [
             pair for pair, values in zip(combination, choices, strict=True) if len(values) > 1
         ]
@@ -89,5 +89,5 @@ def _last(sets: Sequence[str]) -> dict[str, str]:
 
 def _bare(value: str) -> str:
     """Text without its quotes."""
-    read = config.value_of(value)
+    read = experiment_file.value_of(value)
     return read if isinstance(read, str) else value

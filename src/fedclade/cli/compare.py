@@ -29,7 +29,7 @@ from fedclade.cli.run_output import RunOutput, output_folder, resumable_errors
 from fedclade.cli.tables import show_comparison
 
 if TYPE_CHECKING:
-    from fedclade.training.config import Experiment
+    from fedclade.training.experiment_file import Experiment
     from fedclade.training.result import Result
 
 
@@ -60,9 +60,11 @@ def compare(
     output = RunOutput(quiet, live, port, track, report)
     import_all(imports)
     from fedclade.analysis import comparison
-    from fedclade.training import config
+    from fedclade.training import experiment_file
 
-    experiments = comparison.plan(config.read(experiment), comma_separated(methods), sets or [])
+    experiments = comparison.plan(
+        experiment_file.read(experiment), comma_separated(methods), sets or []
+    )
     folder = output_folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
     run_all(comparison.runs(experiments, seeds), folder, resume, output, device, data_root)
 

@@ -24,7 +24,7 @@ from fedclade.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from fedclade.analysis.diagnose.api import Diagnosis
-    from fedclade.analysis.diagnose.heterogeneity_tests import Difference
+    from fedclade.analysis.diagnose.hypothesis_tests import Difference
 
 FILE = "diagnosis.json"
 _ROWS = {
@@ -53,11 +53,11 @@ def diagnose(
     import_all(imports)
     from fedclade.analysis.diagnose.api import diagnose_run
     from fedclade.io.atomic import write_text
-    from fedclade.training import config
+    from fedclade.training import experiment_file
 
-    tables = config.apply(config.read(experiment), sets or [])
+    tables = experiment_file.apply(experiment_file.read(experiment), sets or [])
     # The diagnosis recommends the method, so the file need not name one.
-    chosen = config.experiment({"method": {"name": "fedavg"}} | tables)
+    chosen = experiment_file.experiment({"method": {"name": "fedavg"}} | tables)
     folder = out or new_folder(f"{Path(experiment).stem}-diagnosis")
     if (folder / FILE).exists():
         raise InvalidInputError(
@@ -76,7 +76,7 @@ def diagnose(
 
 
 def _show(diagnosis: Diagnosis) -> None:
-    from fedclade.analysis.diagnose.heterogeneity_tests import DRAWS
+    from fedclade.analysis.diagnose.hypothesis_tests import DRAWS
 
     for sentence in diagnosis.sentences():
         print_out(sentence)

@@ -16,7 +16,7 @@ from fedclade.cli.console import out_console, print_err, print_out
 from fedclade.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from fedclade.integrations.flower.local_deployment.federation import (
+    from fedclade.integrations.flower.local_deployment.deployment import (
         Federation,
         ServiceStatus,
         Value,
@@ -45,7 +45,7 @@ def new(
     It has a server, a client, and one file for your data and model.
     """
     _local()
-    from fedclade.integrations.flower.scaffold_app import new_app
+    from fedclade.integrations.flower.app_template import new_app
 
     written = new_app(folder)
     for path in written:
@@ -156,14 +156,14 @@ def _local() -> type[Federation]:
             "fedclade flower: flwr is not installed. Install it with: pip install"
             " 'fedclade[flower]'"
         )
-    from fedclade.integrations.flower.local_deployment.federation import Federation
+    from fedclade.integrations.flower.local_deployment.deployment import Federation
 
     return Federation
 
 
 def _settings(sets: Sequence[str]) -> dict[str, Value]:
     """Parse `key=value` texts. A value is read as TOML; a value that is not TOML is a string."""
-    from fedclade.training.config import value_of
+    from fedclade.training.experiment_file import value_of
 
     settings: dict[str, Value] = {}
     for setting in sets:

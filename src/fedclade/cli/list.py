@@ -51,17 +51,17 @@ def read_index() -> Index:
 
 def build_index() -> Index:
     """The names in the registry, the data catalogue, the presets and the paper tables."""
-    from fedclade.data.catalog import CATALOGUE
+    from fedclade.data.published_datasets import CATALOGUE
     from fedclade.registry import REGISTRY
     from fedclade.reproduce.spec import tables
-    from fedclade.training import config
+    from fedclade.training import experiment_file
 
     index = {
         f"{kind}s": {name: _first_line(entry) for name, entry in entries.items()}
         for kind, entries in REGISTRY.items()
     }
     index["datasets"] |= {name: published.title for name, published in CATALOGUE.items()}
-    index["presets"] = config.presets()
+    index["presets"] = experiment_file.presets()
     index["tables"] = {name: table.title for name, table in tables().items()}
     return index
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     from rich.console import Console
 
-from fedclade.io.schemas import RoundRecord
+    from fedclade.io.schemas import RoundRecord
 
 _SILENCE = 30.0  # seconds without a line
 _LONG_START = 5.0

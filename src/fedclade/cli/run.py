@@ -62,9 +62,9 @@ def run(
         raise InvalidInputError("--nodes: only --engine flower has any.")
     from fedclade.analysis import comparison, sweep
     from fedclade.io.run_dir import RunDirectory
-    from fedclade.training import config
+    from fedclade.training import experiment_file
 
-    tables = config.read(experiment)
+    tables = experiment_file.read(experiment)
     if sweep.is_sweep(sets or []):
         if engine == "flower" or profile:
             option = "--profile" if profile else "--engine flower"
@@ -73,8 +73,8 @@ def run(
         planned = comparison.runs(sweep.expand(tables, sets or []), 1)
         run_all(planned, folder, resume, output, device, data_root)
         return
-    tables = config.apply(tables, sets or [])
-    chosen = config.experiment(tables)
+    tables = experiment_file.apply(tables, sets or [])
+    chosen = experiment_file.experiment(tables)
     method, rounds = chosen.method.name, chosen.run.rounds
     folder = output_folder(out, resume, "run", f"{Path(experiment).stem}-{method}")
     if resume and not RunDirectory(folder).holds_run():

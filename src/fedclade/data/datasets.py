@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.data import validation
+from fedclade.data import array_checks
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
@@ -87,7 +87,9 @@ def load(
     these places. An .npz file holds x_train, y_train, x_test and y_test; further pairs of whole
     numbers or text such as writer_train and writer_test are keys.
     """
-    from fedclade.data.catalog import CATALOGUE  # its readers make data sets by this module
+    from fedclade.data.published_datasets import (
+        CATALOGUE,  # its readers make data sets by this module
+    )
 
     name = os.fspath(name_or_path)
     if name in DATASETS:
@@ -114,7 +116,9 @@ def load(
 
 def is_available(name: str, root: str | os.PathLike[str] | None = None) -> bool:
     """Whether `load` would find the files of this data set. They are not read."""
-    from fedclade.data.catalog import CATALOGUE  # its readers make data sets by this module
+    from fedclade.data.published_datasets import (
+        CATALOGUE,  # its readers make data sets by this module
+    )
 
     if name in DATASETS or any(path.is_file() for path in _candidates(name, root)):
         return True
@@ -144,22 +148,24 @@ def from_arrays(
                 f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}."
             )
     rows = sum(_length(given[1]) for given in clients)
-    train = validation.Pool(
-        rows, *validation.samples(clients[0][0], clients[0][1], "x", "y", "client 0: ")
+    train = array_checks.Pool(
+        rows, *array_checks.samples(clients[0][0], clients[0][1], "x", "y", "client 0: ")
     )
-    test = validation.Pool(
+    test = array_checks.Pool(
         sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y
     )
     test_part_id: list[int] = []
     for number, given in enumerate(clients):
         where = f"client {number}: "
         train.add(
-            *validation.samples(given[0], given[1], "x", "y", where), f"client {number}", "client 0"
+            *array_checks.samples(given[0], given[1], "x", "y", where),
+            f"client {number}",
+            "client 0",
         )
         test_part_id.append(len(test.offsets) - 1 if len(given) == 4 else -1)
         if len(given) == 4:
             test.add(
-                *validation.samples(given[2], given[3], "x_test", "y_test", where),
+                *array_checks.samples(given[2], given[3], "x_test", "y_test", where),
                 f"{where}its test part",
                 "client 0",
             )
@@ -203,19 +209,19 @@ def _build(
     keys: Mapping[str, tuple[object, object]],
     where: str = "",
 ) -> Dataset:
-    x_train, y_train = validation.samples(
+    x_train, y_train = array_checks.samples(
         given["x_train"], given["y_train"], "x_train", "y_train", where
     )
     x_test, y_test = x_train[:0], y_train[:0]
     if "x_test" in given:
-        x_test, y_test = validation.samples(
+        x_test, y_test = array_checks.samples(
             given["x_test"], given["y_test"], "x_test", "y_test", where
         )
-        validation.alike(
+        array_checks.alike(
             x_test, y_test, x_train, y_train, f"{where}the test part", "the training part"
         )
     checked = {
-        key: validation.ids(train, test, len(y_train), len(y_test), where + key)
+        key: array_checks.ids(train, test, len(y_train), len(y_test), where + key)
         for key, (train, test) in keys.items()
     }
     return Dataset(name, x_train, y_train, x_test, y_test, checked)
@@ -268,7 +274,7 @@ def _read(path: Path) -> Dataset:
 
 
 def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dataset:
-    from fedclade.data.text import language_model  # it makes data sets by this module
+    from fedclade.data.text_dataset import language_model  # it makes data sets by this module
 
     for part in ("train", "test"):
         x, y = found[f"x_{part}"], found[f"y_{part}"]
@@ -380,9 +386,9 @@ def _consecutive(offsets: Sequence[int]) -> RaggedIndex:
 def _groups(groups: Sequence[int] | Tensor | None, clients: int) -> Tensor | None:
     if groups is None:
         return None
-    checked = validation.targets(groups, "groups")
+    checked = array_checks.targets(groups, "groups")
     if checked.is_floating_point() or len(checked) != clients:
-        kind = validation.type_name(checked)
+        kind = array_checks.type_name(checked)
         raise InvalidInputError(
             f"groups has {len(checked)} entries of type {kind} for {clients} clients: give one"
             " whole number a client."

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from fedclade.data.array_checks import type_name
 from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.data.partitioning.base import Index
-from fedclade.data.validation import type_name
 from fedclade.errors import InvalidInputError, require_int
 
 Features: TypeAlias = Callable[

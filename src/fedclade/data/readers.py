@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.data import matlab, text
+from fedclade.data import matlab, text_dataset
 from fedclade.data.datasets import Dataset, dataset
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
@@ -98,7 +98,7 @@ def ag_news(files: Sequence[Path]) -> Dataset:
     set; the key is the topic 0 … 3.
     """
     train, test = (_ag_news_part(file) for file in files)
-    return text.language_model(train, test, name="ag_news")
+    return text_dataset.language_model(train, test, name="ag_news")
 
 
 def _contents(files: Sequence[Path]) -> list[Content]:
@@ -249,7 +249,7 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
         ) from error
 
 
-def _ag_news_part(path: Path) -> text.Texts:
+def _ag_news_part(path: Path) -> text_dataset.Texts:
     texts, topics = [], []
     safe_read.allow(path, safe_read.size(path))
     try:

@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix
-from fedclade.core.state import State
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read, schemas
 from fedclade.io.atomic import atomic_write, translate_os_errors

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedclade.core.state import Features, State
+from fedclade.core.method_state import Features, State
 
 
 @dataclass(frozen=True)

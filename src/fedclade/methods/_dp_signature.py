@@ -14,7 +14,7 @@ from scipy.special import log_ndtr
 
 from fedclade.errors import require
 from fedclade.methods.base import Method, S, check_choices
-from fedclade.methods.requirements import NeedsSecret
+from fedclade.methods.required_context import NeedsSecret
 from fedclade.programs.gaussian_mechanism import SUM
 
 

@@ -21,14 +21,14 @@ from typing import (
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedclade.core.cost_expression import SYMBOLS
+from fedclade.core.communication_cost import SYMBOLS
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training import LocalTraining
+from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes
-from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import FedcladeError, require
-from fedclade.methods.requirements import INJECTED, is_injected
+from fedclade.methods.required_context import INJECTED, is_injected
 
 S = TypeVar("S", bound=State, default=Any)
 """The state of a method. `Method` without it is a method of any state."""

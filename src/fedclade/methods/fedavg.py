@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
+from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, stack
-from fedclade.core.state import State
 from fedclade.methods.base import Method, Needs, S
 from fedclade.programs.sgd import sgd
 

@@ -17,13 +17,13 @@ from fedclade.clustering.flis import (
     similarity_graph,
 )
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
-from fedclade.core.state import UNKNOWN, State
 from fedclade.errors import require
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs, S, check_choices
 from fedclade.methods.fedavg import fedavg_round
-from fedclade.methods.requirements import NeedsProbe
+from fedclade.methods.required_context import NeedsProbe
 from fedclade.programs.model_selection import choose_then
 from fedclade.programs.sgd import sgd
 

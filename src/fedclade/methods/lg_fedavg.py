@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training import LocalTraining
+from fedclade.core.method_state import State
 from fedclade.core.program import Finish, Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, nbytes, strip_prefix
-from fedclade.core.state import State
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedavg import FedAvg, fedavg_round
 from fedclade.programs.sgd import sgd

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training import LocalTraining
+from fedclade.core.method_state import State
 from fedclade.core.program import Finish, Program, Start
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, stack
-from fedclade.core.state import State
 from fedclade.methods.base import Method, Needs
 from fedclade.programs.sgd import sgd
 

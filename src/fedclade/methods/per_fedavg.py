@@ -13,10 +13,10 @@ from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_training import LocalTraining
+from fedclade.core.method_state import State
 from fedclade.core.program import Program, Step, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, strip_prefix, tree_map
-from fedclade.core.state import State
 from fedclade.errors import require
 from fedclade.methods.base import check_choices
 from fedclade.methods.fedavg import FedAvg, fedavg_round

@@ -13,10 +13,10 @@ from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_training import LocalTraining
+from fedclade.core.method_state import State
 from fedclade.core.program import Finish, Program, Start, Step, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
-from fedclade.core.state import State
 from fedclade.errors import require
 from fedclade.methods.base import Method, Needs, check_choices
 from fedclade.programs.sgd import effective_steps, sgd, sgd_step

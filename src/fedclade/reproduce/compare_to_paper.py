@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from fedclade.core.cost_expression import evaluate_cost
+from fedclade.core.communication_cost import evaluate_cost
 from fedclade.io.environment_info import environment_info
 from fedclade.reproduce.execute import Done, Plan
-from fedclade.reproduce.metrics import measure
+from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.spec import Claim, Column, Row
 
 Mark = Literal["within", "above", "below", "not reached", ""]

@@ -23,12 +23,12 @@ from fedclade.io.atomic import write_text
 from fedclade.io.environment_info import environment_info
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
-from fedclade.reproduce.metrics import History, Numbers
+from fedclade.reproduce.paper_metrics import History, Numbers
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
-from fedclade.training import config, encoder_pretraining
+from fedclade.training import encoder_pretraining, experiment_file
 from fedclade.training.callbacks import OnRound
-from fedclade.training.config import Experiment
+from fedclade.training.experiment_file import Experiment
 
 ENCODER_EPOCHS = 5
 
@@ -44,7 +44,7 @@ class TableEntry:
     data: str
     seed: int
     sets: tuple[str, ...]
-    base: dict[str, config.Table] = field(repr=False)
+    base: dict[str, experiment_file.Table] = field(repr=False)
     study: str = ""
 
     @property
@@ -62,13 +62,13 @@ class TableEntry:
         return f"{self.study or self.row.method}-{self.data}-{digest}-seed{self.seed}"
 
     @property
-    def tables(self) -> dict[str, config.Table]:
+    def tables(self) -> dict[str, experiment_file.Table]:
         """The experiment file with all that is set."""
-        return config.apply(self.base, self.sets)
+        return experiment_file.apply(self.base, self.sets)
 
     def experiment(self, encoder: Path | None) -> Experiment:
         sets = [*self.sets, *([f'method.encoder="{encoder}"'] if encoder is not None else [])]
-        return config.experiment(config.apply(self.base, sets))
+        return experiment_file.experiment(experiment_file.apply(self.base, sets))
 
 
 @dataclass(frozen=True)

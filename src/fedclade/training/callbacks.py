@@ -10,7 +10,7 @@ from fedclade.engines.profiler import Profiler
 from fedclade.io.checkpoint import Checkpoint, flatten
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
-from fedclade.training import client_features
+from fedclade.training import plot_data
 from fedclade.training.setup import RunSetup
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class CheckpointFiles:
             return
         with self.setup.engine.clock.whole("saving"):
             self._save()
-            features = client_features.collect(self.progress.state, self.setup.label_counts)
-            client_features.write(self.store.folder, features)
+            features = plot_data.collect(self.progress.state, self.setup.label_counts)
+            plot_data.write(self.store.folder, features)
 
     def save_after_interrupt(self) -> None:
         """Write a checkpoint of the last whole round, if state and client state are both of it: the

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from fedclade.core.method_state import State
 from fedclade.core.rng import fold_in
-from fedclade.core.state import State
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.errors import InvalidInputError

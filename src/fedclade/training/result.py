@@ -21,8 +21,8 @@ from fedclade.io import safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.io.schemas import RoundRecord, Summary
 from fedclade.registry import REGISTRY
-from fedclade.training import client_features
-from fedclade.training.client_features import ClientFeatures
+from fedclade.training import plot_data
+from fedclade.training.plot_data import ClientFeatures
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -143,7 +143,7 @@ def write_outcome(
 ) -> None:
     """Write what a finished run has besides its models. The summary is last: it marks the end."""
     store.write_clients(clients)
-    client_features.write(store.folder, features)
+    plot_data.write(store.folder, features)
     store.write_summary(summary)
 
 

@@ -23,8 +23,8 @@ from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
-from fedclade.training import client_features
 from fedclade.training import metrics as client_metrics
+from fedclade.training import plot_data
 from fedclade.training.callbacks import (
     Callback,
     CallFunction,
@@ -32,13 +32,13 @@ from fedclade.training.callbacks import (
     HistoryFile,
     OnRound,
 )
+from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.evaluation import Evaluation, evaluate, final_models, summarize
-from fedclade.training.fingerprint import difference
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress, start, train
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
 from fedclade.training.round_stats import Counters
-from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.run_fingerprint import difference
 from fedclade.training.setup import RunSetup, prepare
 
 
@@ -179,7 +179,7 @@ class TrainingRun:
         summary = summarize(setup, clients, evaluation, history)
         columns = client_metrics.columns(clients, state.cluster_ids, values)
         models = final_models(setup, evaluation, personalize)
-        features = client_features.collect(state, setup.label_counts)
+        features = plot_data.collect(state, setup.label_counts)
         if store is not None:
             store.write_models(
                 models.models,

@@ -23,17 +23,17 @@ from fedclade.engines.base import Engine
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.base import Method, hyperparameters
-from fedclade.methods.requirements import (
+from fedclade.methods.required_context import (
     NeedsEncoder,
     NeedsInputShape,
     NeedsProbe,
     NeedsTrueGroups,
 )
 from fedclade.models import ModelSpec
-from fedclade.training import client_features, encoder_pretraining
-from fedclade.training.fingerprint import Tables, fingerprint, plain
+from fedclade.training import encoder_pretraining, plot_data
+from fedclade.training.config import LocalConfig, TrainingConfig
 from fedclade.training.metrics import RESERVED
-from fedclade.training.settings import LocalConfig, TrainingConfig
+from fedclade.training.run_fingerprint import Tables, fingerprint, plain
 
 if TYPE_CHECKING:
     from fedclade.training.runner import TrainingRun
@@ -73,7 +73,7 @@ class RunSetup:
 
     @cached_property
     def label_counts(self) -> Tensor | None:
-        return client_features.label_counts(self.clients)
+        return plot_data.label_counts(self.clients)
 
 
 def prepare(run: TrainingRun) -> RunSetup:

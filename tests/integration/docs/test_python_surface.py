@@ -95,7 +95,7 @@ def test_run_has_the_parameters_of_the_design_in_that_order_with_those_defaults(
 
 
 def test_an_experiment_file_knows_every_setting_that_run_has() -> None:
-    from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
+    from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 
     known = set(inspect.signature(fc.run).parameters)
     for settings in (LocalConfig, TrainingConfig, EngineConfig):

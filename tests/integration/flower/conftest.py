@@ -16,7 +16,7 @@ class Start(Protocol):
 @pytest.fixture(scope="module")
 def start_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """`Federation.up` in a new folder; after the tests of the module every federation is ended."""
-    from fedclade.integrations.flower.local_deployment.federation import Federation
+    from fedclade.integrations.flower.local_deployment.deployment import Federation
     from fedclade.integrations.flower.local_deployment.supervisor import processes
 
     folders: list[Path] = []

@@ -24,9 +24,9 @@ from tests.integration.flower.conftest import Start
 
 import fedclade as fc
 from fedclade.errors import FedcladeError
-from fedclade.integrations.flower.local_deployment.federation import Federation
+from fedclade.integrations.flower.app_template import new_app
+from fedclade.integrations.flower.local_deployment.deployment import Federation
 from fedclade.integrations.flower.local_deployment.supervisor import processes
-from fedclade.integrations.flower.scaffold_app import new_app
 from fedclade.io.run_dir import StoredModels
 
 pytestmark = pytest.mark.slow

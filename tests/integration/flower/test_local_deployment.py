@@ -32,8 +32,8 @@ from typer.testing import CliRunner, Result
 from fedclade.cli import flower
 from fedclade.cli.flower import flower_app
 from fedclade.errors import FedcladeError, InvalidInputError
-from fedclade.integrations.flower.local_deployment import certificates, federation, supervisor
-from fedclade.integrations.flower.local_deployment.federation import Federation
+from fedclade.integrations.flower.local_deployment import certificates, deployment, supervisor
+from fedclade.integrations.flower.local_deployment.deployment import Federation
 from fedclade.integrations.flower.local_deployment.supervisor import (
     NEXT_WAIT,
     NODE_WAIT,
@@ -331,10 +331,10 @@ def test_a_federation_of_another_shape_is_not_overwritten(tmp_path: Path) -> Non
 
 def test_what_a_node_is_told_can_be_added_to_and_replaced() -> None:
     assert (
-        federation._config(1, 4, "", Path("/fed/node-1"))
+        deployment._config(1, 4, "", Path("/fed/node-1"))
         == 'partition-id=1 num-partitions=4 node-name="node-1" home="/fed/node-1"'
     )
-    told = federation._config(1, 4, 'node-name="St Mary" ward=7', Path("/fed/node-1"))
+    told = deployment._config(1, 4, 'node-name="St Mary" ward=7', Path("/fed/node-1"))
     assert told == 'partition-id=1 num-partitions=4 node-name="St Mary" home="/fed/node-1" ward=7'
 
 
@@ -367,12 +367,12 @@ def test_settings_are_read_as_toml_and_else_as_text() -> None:
 
 
 def test_a_setting_that_the_app_does_not_have_is_named(app_dir: Path) -> None:
-    federation._check_settings(app_dir / "pyproject.toml", {"text": "x", "deep.number": 2})
+    deployment._check_settings(app_dir / "pyproject.toml", {"text": "x", "deep.number": 2})
     with pytest.raises(
         InvalidInputError,
         match=r"txt: .* has no such setting in \[tool.flwr.app.config\]\. Did you mean 'text'\?",
     ):
-        federation._check_settings(app_dir / "pyproject.toml", {"txt": "x"})
+        deployment._check_settings(app_dir / "pyproject.toml", {"txt": "x"})
 
 
 # From here on with real processes.
@@ -396,7 +396,7 @@ def secure(start_federation: Callable[..., Federation], told: Told) -> Federatio
 
 
 def ids(federation: Federation) -> list[str]:
-    return [service.node_id for service in federation.state.services[1:]]
+    return [service.node_id for service in deployment.state.services[1:]]
 
 
 def wait_for(condition: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
@@ -590,7 +590,7 @@ def test_a_superlink_that_dies_at_once_is_told_with_the_end_of_its_log(
 def test_nodes_that_are_not_online_in_time_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(federation, "ONLINE_WITHIN", 20.0)
+    monkeypatch.setattr(deployment, "ONLINE_WITHIN", 20.0)
     with pytest.raises(
         FedcladeError,
         match=r"not all nodes are online after 20 s \(node-0: .+\)\. Their logs: .*/fed/logs\.",

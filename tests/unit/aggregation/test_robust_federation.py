@@ -12,8 +12,8 @@ from fedclade.aggregation.robust_federation import RobustFederation
 from fedclade.core.federation import Aggregator, SegmentSum
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
+from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 
 AVERAGES = pytest.mark.parametrize(
     "average", [name for name in get_args(Aggregator) if name != "mean"]

@@ -18,7 +18,7 @@ import fedclade as fc
 from fedclade.analysis.comparison import execute, plan, runs
 from fedclade.errors import InvalidInputError
 from fedclade.registry import REGISTRY
-from fedclade.training.config import Experiment, read
+from fedclade.training.experiment_file import Experiment, read
 
 TABLES = {**read("quickstart"), "run": {"rounds": 1, "clients_per_round": 0.2}}
 

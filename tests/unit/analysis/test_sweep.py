@@ -16,7 +16,7 @@ from fedclade.analysis.comparison import plan, runs
 from fedclade.analysis.sweep import expand, is_sweep, values_of
 from fedclade.cli import main
 from fedclade.errors import InvalidInputError
-from fedclade.training.config import Experiment, read, value_of
+from fedclade.training.experiment_file import Experiment, read, value_of
 
 TABLES = {**read("quickstart"), "run": {"rounds": 1, "clients_per_round": 0.2}}
 

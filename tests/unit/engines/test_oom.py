@@ -27,8 +27,8 @@ from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.oom import OomRetry
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
+from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 CPU = torch.device("cpu")
 NO_MEMORY = [

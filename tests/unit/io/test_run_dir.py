@@ -22,7 +22,7 @@ import fedclade as fc
 from fedclade.data import Clients
 from fedclade.io.run_dir import RunDirectory
 from fedclade.registry import REGISTRY
-from fedclade.training import config
+from fedclade.training import experiment_file
 
 KEYS = [
     *(
@@ -294,7 +294,7 @@ def test_the_experiment_that_was_written_runs_again_to_the_same_bytes(
         chunk=3,
         fine_tune_epochs=1,
     )
-    again = config.experiment(config.read(tmp_path / "first" / "experiment.toml"))
+    again = experiment_file.experiment(experiment_file.read(tmp_path / "first" / "experiment.toml"))
     again.to_run(again.clients(), "auto").run(tmp_path / "second")
     for name in ("experiment.toml", "clients.csv", "models/models.safetensors"):
         assert (tmp_path / "first" / name).read_bytes() == (

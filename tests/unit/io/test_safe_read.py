@@ -27,12 +27,12 @@ from scipy.io import savemat
 import fedclade as fc
 from fedclade.analysis import report
 from fedclade.data import download, readers
-from fedclade.data.catalog import CATALOGUE, File
+from fedclade.data.published_datasets import CATALOGUE, File
 from fedclade.errors import InvalidInputError
 from fedclade.io import checkpoint, safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.models.autoencoder import DenseAutoencoder
-from fedclade.training import client_features, config, encoder_pretraining
+from fedclade.training import encoder_pretraining, experiment_file, plot_data
 
 MEGA = 1 << 20
 SMALL = 40 * MEGA
@@ -85,9 +85,9 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "leaf": ("train.json", lambda path: readers.leaf("femnist", 62, [path.parent] * 2)),
     "csv": ("train.csv", lambda path: readers.ag_news([path, path])),
     "npz": ("mine.npz", fc.data.load),
-    "experiment": ("mine.toml", config.read),
+    "experiment": ("mine.toml", experiment_file.read),
     "encoder": ("mine.safetensors", encoder_pretraining.read),
-    "seen": (client_features.FILE, lambda path: client_features.read(path.parent)),
+    "seen": (plot_data.FILE, lambda path: plot_data.read(path.parent)),
     "checkpoint": ("round-000001.safetensors", lambda path: checkpoint.latest(path.parent)),
     "models": ("models/models.safetensors", lambda path: StoredModels(path.parent.parent)),
     "summary": ("summary.json", lambda path: RunDirectory(path.parent).summary()),
@@ -401,10 +401,10 @@ def test_an_encoder_is_not_built_larger_than_its_weights(tmp_path: Path) -> None
 def test_what_was_seen_of_clients_is_of_a_size_that_can_be_drawn(
     wrong: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    checkpoint.write_tensors(tmp_path / client_features.FILE, wrong, {"what": "", "measure": ""})
+    checkpoint.write_tensors(tmp_path / plot_data.FILE, wrong, {"what": "", "measure": ""})
     refused(
-        lambda: client_features.read(tmp_path),
-        f"{tmp_path / client_features.FILE}: damaged (it has",
+        lambda: plot_data.read(tmp_path),
+        f"{tmp_path / plot_data.FILE}: damaged (it has",
     )
 
 
@@ -418,8 +418,8 @@ def test_what_is_told_beside_tensors_is_checked_too(
             "dumps",
             lambda told: about if told == "about" else json.JSONEncoder().encode(told),
         )
-        checkpoint.write_tensors(tmp_path / client_features.FILE, {"ids": torch.arange(2)}, "about")  # type: ignore[arg-type]
-    refused(lambda: client_features.read(tmp_path), f"{tmp_path / client_features.FILE}: damaged (")
+        checkpoint.write_tensors(tmp_path / plot_data.FILE, {"ids": torch.arange(2)}, "about")  # type: ignore[arg-type]
+    refused(lambda: plot_data.read(tmp_path), f"{tmp_path / plot_data.FILE}: damaged (")
 
 
 # nesting
@@ -460,7 +460,7 @@ def test_what_is_honest_is_read_as_it_is() -> None:
     assert safe_read.parse_toml("[a]\nb = [0.1, 0.2]\nc.d = 1\n") == {
         "a": {"b": [0.1, 0.2], "c": {"d": 1}}
     }
-    assert config.value_of("[" * 100_000) == "[" * 100_000
+    assert experiment_file.value_of("[" * 100_000) == "[" * 100_000
 
 
 # archives that would write elsewhere

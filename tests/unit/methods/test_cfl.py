@@ -25,15 +25,15 @@ from fedclade.clustering.cfl import (
 from fedclade.clustering.cosine import cosine
 from fedclade.core import pytree
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
-from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, LabelSwap, load, partition
 from fedclade.io.checkpoint import flatten as flatten_state
 from fedclade.io.checkpoint import restore
 from fedclade.methods.cfl import AUTO_EPS1, AUTO_EPS2, CFL, CFLState
 from fedclade.models import MLP
-from fedclade.programs.parameter_permutation import concealed, revealed
+from fedclade.programs.secret_permutation import concealed, revealed
 
 ROUNDS = 22  # enough for two groups to part, and to be looked at again
 

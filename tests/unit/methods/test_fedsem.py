@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import fedclade as fc
 from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
-from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, LabelClusters, Rotation, load, partition
 from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
 from fedclade.methods.fedsem import FedSEM, FedSEMState

@@ -18,9 +18,9 @@ import fedclade as fc
 from fedclade import FedAvg, LocalTraining, Method, Simulator, State
 from fedclade.aggregation.mean import unique_rows
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
-from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
 from fedclade.io.checkpoint import flatten
 from fedclade.methods import flis

@@ -20,9 +20,9 @@ from fedclade import FedAvg, Local, LocalTraining, Method, Simulator
 from fedclade.cli import main
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
 from fedclade.core.pytree import Tree, add_prefix, nbytes
-from fedclade.core.state import UNKNOWN
 from fedclade.data import Clients, from_arrays
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io.checkpoint import flatten, restore

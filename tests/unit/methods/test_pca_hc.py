@@ -18,7 +18,7 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
 from fedclade.core.functional_model import Objective
-from fedclade.core.state import UNKNOWN
+from fedclade.core.method_state import UNKNOWN
 from fedclade.data import Clients, LabelClusters, Rotation, Scheme, from_arrays, load, partition
 from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
 from fedclade.methods.base import hyperparameters

@@ -18,7 +18,7 @@ from fedclade.reproduce import spec as definitions
 from fedclade.reproduce.compare_to_paper import Outcome, in_words
 from fedclade.reproduce.execute import Options, TableEntry, plan, thinned
 from fedclade.reproduce.markdown import from_json, page
-from fedclade.reproduce.metrics import measure
+from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.spec import Claim, Table
 
 Done = Callable[..., tuple[Outcome, list[TableEntry]]]

@@ -33,7 +33,7 @@ from fedclade.reproduce.studies.cfl import (
     two_clients,
 )
 from fedclade.reproduce.studies.fedgmcc import curves
-from fedclade.training import config
+from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
 Tables = dict[str, dict[str, Any]]
@@ -55,7 +55,7 @@ def experiment(**changes: dict[str, Any]) -> Tables:
 
 
 def dealt(tables: Tables) -> Clients:
-    return config.experiment(tables).clients()
+    return experiment_file.experiment(tables).clients()
 
 
 def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
 
 
 def test_the_rounds_are_those_of_fedavg() -> None:
-    settings = config.experiment(experiment(local={"lr_decay": 0.5, "momentum": 0.5}))
+    settings = experiment_file.experiment(experiment(local={"lr_decay": 0.5, "momentum": 0.5}))
     clients, local = settings.clients(), settings.local
     moved = [
         round.updates.mean(0) for round in rounds(settings, clients, "cpu", gradients=False)
@@ -144,7 +144,7 @@ def test_two_clients_by_hand() -> None:
     tables = experiment(partition={"clients": 2}, run={"rounds": 4})
     clients = dealt(tables)
     history = two_clients(tables, clients, "cpu")
-    first = next(iter(rounds(config.experiment(tables), clients, "cpu"))).updates.double()
+    first = next(iter(rounds(experiment_file.experiment(tables), clients, "cpu"))).updates.double()
     a, b = first
     assert history[0]["cosine"] == pytest.approx(float(a @ b / (a.norm() * b.norm())))
     assert history[0]["mean"] / history[0]["longest"] == pytest.approx(
@@ -334,7 +334,7 @@ def test_the_studies_of_the_papers_are_well_formed(
     planned = plan(table, Options(quick=quick))
     for entry in planned.entries.values():
         if entry.data == SYNTHETIC:
-            config.build(Directions, entry.tables["study"], "study")
+            experiment_file.build(Directions, entry.tables["study"], "study")
         else:
             assert (
                 quick or entry.row.at is None or entry.row.at <= entry.experiment(None).run.rounds

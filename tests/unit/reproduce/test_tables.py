@@ -9,11 +9,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import DATASETS
-from fedclade.data.catalog import CATALOGUE
+from fedclade.data.published_datasets import CATALOGUE
 from fedclade.methods import FLT, LGFedAvg
 from fedclade.reproduce.execute import Options, Plan, plan
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table, tables
-from fedclade.training import config
+from fedclade.training import experiment_file
 
 SHAPES = {  # of the inputs, and the number of classes
     **dict.fromkeys(("mnist", "fashion_mnist"), ((1, 28, 28), 10)),
@@ -206,4 +206,4 @@ def test_numbers_of_the_papers_are_possible(table: Table) -> None:
 def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
     for entry in planned(table, quick).entries.values():
         if entry.data != SYNTHETIC:  # those that make their own data have settings of their own
-            config.experiment(config.apply(entry.base, entry.sets))
+            experiment_file.experiment(experiment_file.apply(entry.base, entry.sets))

@@ -14,8 +14,8 @@ from fedclade.core.pytree import Tree
 from fedclade.data import Clients
 from fedclade.errors import FedcladeError
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
+from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 
 
 def row(number: int, *failures: tuple[int, bool]) -> dict[str, Any]:

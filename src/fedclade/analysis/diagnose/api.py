@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from fedclade.analysis.diagnose import text
+from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
-from fedclade.analysis.diagnose.classification import (
+from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
+from fedclade.analysis.diagnose.heterogeneity_kind import (
     Evidence,
     Kind,
     gathered,
     sureness,
     with_renamed,
 )
-from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
-from fedclade.analysis.diagnose.heterogeneity_tests import Difference
+from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, advised
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
@@ -31,8 +31,8 @@ from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.fedavg import FedAvg
 from fedclade.models import MLP, ModelSpec
+from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.setup import metrics_for, module_for
 
 DEFAULT_MODEL = MLP(64)
@@ -75,7 +75,7 @@ class Diagnosis:
 
     def sentences(self) -> list[str]:
         """The diagnosis in words, the most important first."""
-        return text.sentences(self)
+        return diagnosis_text.sentences(self)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences())

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics
-from fedclade.analysis.diagnose.classification import Evidence, gathered
-from fedclade.analysis.diagnose.heterogeneity_tests import Difference
+from fedclade.analysis.diagnose.heterogeneity_kind import Evidence, gathered
+from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective

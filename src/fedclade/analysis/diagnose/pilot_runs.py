@@ -22,8 +22,8 @@ from fedclade.methods.clade import Clade
 from fedclade.methods.fedavg import FedAvg
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.local import Local
+from fedclade.training.config import ServerConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import ServerConfig, TrainingConfig
 
 Array = NDArray[np.float64]
 HELD_OUT = 0.2

@@ -14,9 +14,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
+from fedclade.analysis.export.finished_run import FinishedRun
 from fedclade.analysis.export.model_card import card_of, markdown
 from fedclade.analysis.export.onnx import OnnxWriter, missing_packages
-from fedclade.analysis.export.source_run import FinishedRun
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.training.result import with_weights
 

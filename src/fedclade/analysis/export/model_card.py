@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import fedclade
-from fedclade.analysis.export.source_run import FinishedRun
+from fedclade.analysis.export.finished_run import FinishedRun
 from fedclade.core.pytree import Tree
 from fedclade.registry import REGISTRY
-from fedclade.training.client_features import ClientFeatures
+from fedclade.training.plot_data import ClientFeatures
 
 _SHOWN_CLIENTS = 30  # in the Markdown; the JSON has all
 _SHOWN_CLASSES = 12

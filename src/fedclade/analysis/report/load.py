@@ -13,8 +13,8 @@ from typing import Any
 from fedclade.errors import InvalidInputError
 from fedclade.io import schemas
 from fedclade.io.run_dir import RunDirectory
-from fedclade.training import client_features
-from fedclade.training.client_features import ClientFeatures
+from fedclade.training import plot_data
+from fedclade.training.plot_data import ClientFeatures
 
 Row = Mapping[str, Any]
 _SEED = re.compile(r"-seed\d+$")
@@ -137,14 +137,14 @@ def _run(name: str, title: str, folder: Path) -> StoredRun:
     summary = store.summary()
     # A run that was resumed still has the clients.csv of its earlier end.
     clients = store.read_clients(summary["clients"]) if summary is not None else None
-    features = client_features.read(folder)
+    features = plot_data.read(folder)
     if (
         features is not None
         and clients is not None
         and not bool((features.ids < len(clients["client"])).all())
     ):
         raise InvalidInputError(
-            f"{folder / client_features.FILE}: damaged (it has clients that the run has not)."
+            f"{folder / plot_data.FILE}: damaged (it has clients that the run has not)."
         )
     return StoredRun(
         name,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 
+from fedclade.data.array_checks import type_name
 from fedclade.data.datasets import Dataset
 from fedclade.data.partitioning.base import (
     Index,
@@ -32,7 +33,6 @@ from fedclade.data.partitioning.transforms import (
     relabel,
     rotate,
 )
-from fedclade.data.validation import type_name
 from fedclade.errors import InvalidInputError, require, require_int
 
 

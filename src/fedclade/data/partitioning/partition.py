@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.data.array_checks import Pool
 from fedclade.data.datasets import Dataset
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.data.partitioning.base import (
@@ -32,7 +33,6 @@ from fedclade.data.partitioning.grouped import (
 )
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId
-from fedclade.data.validation import Pool
 from fedclade.errors import InvalidInputError, require, require_int
 
 PARTITIONS: dict[str, type[Scheme]] = {

@@ -40,12 +40,12 @@ from fedclade.integrations.flower.local_deployment.supervisor import write_json
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import Method
-from fedclade.methods.requirements import NeedsSecret
+from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
-from fedclade.training import config
+from fedclade.training import experiment_file
+from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
-from fedclade.training.settings import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.setup import inject_context, measured, metrics_for
 
 BuildModel: TypeAlias = Callable[[], nn.Module]
@@ -121,10 +121,12 @@ class AppSettings:
             for key, value in tables["federation"].items()
         }
         return AppSettings(
-            config.build(find("method", str(name), f"method.name = '{name}'"), method, "method"),
-            config.build(LocalConfig, tables["local"], "local"),
-            config.build(TrainingConfig, run, "run"),
-            config.build(FederationSettings, federation, "federation"),
+            experiment_file.build(
+                find("method", str(name), f"method.name = '{name}'"), method, "method"
+            ),
+            experiment_file.build(LocalConfig, tables["local"], "local"),
+            experiment_file.build(TrainingConfig, run, "run"),
+            experiment_file.build(FederationSettings, federation, "federation"),
         )
 
     def module(self, build_model: BuildModel) -> nn.Module:

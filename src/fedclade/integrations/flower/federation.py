@@ -20,7 +20,7 @@ from fedclade.engines.remote.node import PROTOCOL
 from fedclade.errors import FedcladeError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
-from fedclade.methods.requirements import NeedsEncoder
+from fedclade.methods.required_context import NeedsEncoder
 
 _POLL_SECONDS = 1.0
 

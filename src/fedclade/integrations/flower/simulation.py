@@ -34,9 +34,9 @@ from fedclade.integrations.flower.federation import (
 )
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment import supervisor
-from fedclade.methods.requirements import NeedsSecret
+from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import import_file
-from fedclade.training import config
+from fedclade.training import experiment_file
 from fedclade.training.callbacks import OnRound
 from fedclade.training.result import Result
 from fedclade.training.setup import inject_context, measured, module_for
@@ -47,7 +47,7 @@ _DEADLINE = 24 * 3600.0  # seconds; in a simulation a slow node is just working
 
 
 def simulate(
-    tables: dict[str, config.Table],
+    tables: dict[str, experiment_file.Table],
     clients: Clients,
     folder: Path,
     *,
@@ -71,7 +71,7 @@ def simulate(
             "--engine flower: Ray starts no worker if the path of Python has a space"
             f" ({sys.executable}); move it."
         )
-    experiment = config.experiment(tables)
+    experiment = experiment_file.experiment(tables)
     objective = Objective(
         module_for(experiment.model, clients.metadata, experiment.run.seed), cross_entropy
     )
@@ -142,7 +142,7 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     options = json.loads(spec)
     for file in options["imports"]:
         import_file(file)
-    experiment = config.experiment(options["tables"])
+    experiment = experiment_file.experiment(options["tables"])
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
     objective = Objective(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedclade.data.federated_dataset import Clients
-from fedclade.reproduce.metrics import History
+from fedclade.reproduce.paper_metrics import History
 from fedclade.reproduce.studies.cfl import noisy_directions, separation, two_clients
 from fedclade.reproduce.studies.fedgmcc import curves
 

@@ -31,9 +31,9 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.programs.sgd import sgd
-from fedclade.reproduce.metrics import History
-from fedclade.training import config
-from fedclade.training.config import Experiment
+from fedclade.reproduce.paper_metrics import History
+from fedclade.training import experiment_file
+from fedclade.training.experiment_file import Experiment
 from fedclade.training.setup import module_for
 
 Tables = dict[str, dict[str, Any]]
@@ -56,7 +56,7 @@ def separation(tables: Tables, clients: Clients | None, device: str) -> History:
     seeds is the share of them).
     """
     assert clients is not None
-    experiment = config.experiment(tables)
+    experiment = experiment_file.experiment(tables)
     if clients.groups is None:
         raise InvalidInputError(
             f"partition.name = '{clients.partition}': it has no true groups; use label_swap or"
@@ -82,7 +82,7 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
     first three rounds (`CFL`'s scale) the lengths ‖mean Δθ‖ and max ‖Δθ_i‖.
     """
     assert clients is not None
-    experiment = config.experiment(tables)
+    experiment = experiment_file.experiment(tables)
     require(len(clients) == 2, "partition.clients", len(clients), "this study is of 2 clients")
     rows: list[dict[str, Any]] = []
     for number, updates, _ in rounds(experiment, clients, device, gradients=False):
@@ -196,7 +196,7 @@ class Directions:
 
 def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> History:
     """In how many percent of the draws of `Directions` the bipartition keeps all groups whole."""
-    setting = config.build(Directions, tables.get("study", {}), "study")
+    setting = experiment_file.build(Directions, tables.get("study", {}), "study")
     rng = np.random.default_rng(tables["run"]["seed"])
     right = 0
     for _ in range(setting.draws):

@@ -24,8 +24,8 @@ from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.programs.sgd import sgd
-from fedclade.reproduce.metrics import History
-from fedclade.training import config
+from fedclade.reproduce.paper_metrics import History
+from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
 
@@ -38,7 +38,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     `method.curve_lr`, on these inputs.
     """
     assert clients is not None
-    experiment = config.experiment(tables)
+    experiment = experiment_file.experiment(tables)
     if not isinstance(method := experiment.method, FedGMCC):
         raise InvalidInputError(f"method.name = '{method.name}': this study is of fedgmcc's paths.")
     require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2, for a pair")

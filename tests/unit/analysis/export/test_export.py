@@ -125,7 +125,7 @@ def test_the_card_says_who_on_what_and_how_good(grouped: Path, tmp_path: Path) -
 def test_where_test_sizes_are_known_the_card_has_them(
     grouped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedclade.analysis.export.source_run import FinishedRun
+    from fedclade.analysis.export.finished_run import FinishedRun
 
     run = FinishedRun(grouped, None)
     run.columns["test_examples"] = [10 * client for client in range(6)]

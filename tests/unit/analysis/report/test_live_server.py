@@ -296,7 +296,7 @@ def test_the_command_says_where_and_serves_the_run_while_it_goes_on(
             return self
 
         def __exit__(self, *_: object) -> None: ...
-        def row(self, row: dict[str, Any]) -> None:
+        def after_round(self, row: dict[str, Any]) -> None:
             (line,) = told
             found = re.fullmatch(
                 r"live report, on this machine only and until the end: http://127\.0\.0\.1:(\d+)/",

@@ -25,6 +25,7 @@ from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import StateSnapshot
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower import grid_transport
+from fedclade.integrations.flower.app_template import new_app
 from fedclade.integrations.flower.apps import AppSettings, ClientRegistry, _secret
 from fedclade.integrations.flower.client_state_store import MAX_RUNS, DiskStateStore
 from fedclade.integrations.flower.federation import compatibility_info
@@ -33,7 +34,6 @@ from fedclade.integrations.flower.grid_transport import (
     message_from_records,
     records_from_message,
 )
-from fedclade.integrations.flower.scaffold_app import new_app
 from fedclade.models import MLP
 
 

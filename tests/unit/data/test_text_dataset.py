@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedclade.data import load
-from fedclade.data.text import END, UNKNOWN, language_model, vocabulary, words
+from fedclade.data.text_dataset import END, UNKNOWN, language_model, vocabulary, words
 from fedclade.errors import InvalidInputError
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from fedclade.clustering import kmeans as kmeans_module
-from fedclade.clustering.kmeans import kmeans_labels, nearest_centre
+from fedclade.clustering import fedsem as kmeans_module
+from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
 from fedclade.errors import InvalidInputError
 
 # Whole numbers, so that sums are exact and equal points are not rare.

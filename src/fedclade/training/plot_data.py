@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedclade.core.state import State
+from fedclade.core.method_state import State
 from fedclade.data.federated_dataset import Clients
 from fedclade.errors import InvalidInputError
 from fedclade.io.checkpoint import read_tensors, write_tensors

@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.analysis.diagnose import concept_shift, heterogeneity_tests
+from fedclade.analysis.diagnose import concept_shift, hypothesis_tests
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics
-from fedclade.analysis.diagnose.heterogeneity_tests import Difference
+from fedclade.analysis.diagnose.hypothesis_tests import Difference
 
 Kind: TypeAlias = Literal[
     "iid", "quantity skew", "label skew", "feature shift", "concept shift", "target shift"
@@ -88,11 +88,11 @@ def gathered(
     not asked yet.
     """
     return Evidence(
-        heterogeneity_tests.of_labels(statistics.counts, rng, group),
-        heterogeneity_tests.of_inputs(statistics, group),
-        heterogeneity_tests.of_inputs_given_labels(statistics, group),
+        hypothesis_tests.of_labels(statistics.counts, rng, group),
+        hypothesis_tests.of_inputs(statistics, group),
+        hypothesis_tests.of_inputs_given_labels(statistics, group),
         None,
-        heterogeneity_tests.of_sizes(statistics.sizes),
+        hypothesis_tests.of_sizes(statistics.sizes),
         statistics.counts.shape[1],
     )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedclade.analysis.diagnose.classification import Evidence
-from fedclade.analysis.diagnose.heterogeneity_tests import NONE, Difference
+from fedclade.analysis.diagnose.heterogeneity_kind import Evidence
+from fedclade.analysis.diagnose.hypothesis_tests import NONE, Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates
 from fedclade.analysis.diagnose.recommendation import advised
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedclade.data import Clients
-from fedclade.training.fingerprint import Tables, difference, fingerprint
+from fedclade.training.run_fingerprint import Tables, difference, fingerprint
 
 
 def tables() -> Tables:

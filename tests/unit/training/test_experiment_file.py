@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import fedclade as fc
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.registry import REGISTRY
-from fedclade.training import config
-from fedclade.training.config import TABLES, apply, experiment, presets, read
+from fedclade.training import experiment_file
+from fedclade.training.experiment_file import TABLES, apply, experiment, presets, read
 
 BASIC = {
     "data": {"name": "digits"},
@@ -29,7 +29,7 @@ BASIC = {
 }
 
 
-def with_sets(*sets: str) -> config.Experiment:
+def with_sets(*sets: str) -> experiment_file.Experiment:
     return experiment(apply(read("quickstart"), sets))
 
 
@@ -257,16 +257,16 @@ def test_an_experiment_from_a_pipe_is_refused_and_not_waited_for(tmp_path: Path)
     with pytest.raises(
         fc.InvalidInputError, match="it is a pipe, a socket or a device; put a file there"
     ):
-        config.read(tmp_path / "pipe")
+        experiment_file.read(tmp_path / "pipe")
 
 
 def test_dots_in_a_comment_are_no_key_of_many_parts(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(f"# {'.' * 300}\n[run]\nrounds = 3\n")
-    assert config.read(file) == {"run": {"rounds": 3}}
+    assert experiment_file.read(file) == {"run": {"rounds": 3}}
     file.write_text(f"[run]\n{'a.' * 300}b = 3\n")
     with pytest.raises(fc.InvalidInputError, match="more than 200 dots in line 2"):
-        config.read(file)
+        experiment_file.read(file)
 
 
 def test_what_is_neither_file_nor_preset_is_refused_with_the_nearest_preset(tmp_path: Path) -> None:

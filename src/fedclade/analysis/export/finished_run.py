@@ -11,7 +11,7 @@ from fedclade.core.pytree import Tree
 from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.registry import REGISTRY
-from fedclade.training import client_features
+from fedclade.training import plot_data
 from fedclade.training.result import load, with_weights
 
 
@@ -44,7 +44,7 @@ class FinishedRun:
         self.summary, self.tables, self.models = summary, store.tables(), StoredModels(folder)
         self.columns, self.features = (
             store.read_clients(summary["clients"]),
-            client_features.read(folder),
+            plot_data.read(folder),
         )
         known = model is not None or self.tables["model"]["name"] in REGISTRY["model"]
         self.module = load(folder, model).module if known else None

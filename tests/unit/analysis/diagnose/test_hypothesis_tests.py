@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics
-from fedclade.analysis.diagnose.heterogeneity_tests import (
+from fedclade.analysis.diagnose.hypothesis_tests import (
     NONE,
     chi_square,
     of_inputs,

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fedclade as fc
-from fedclade.core.state import State
+from fedclade.core.method_state import State
 from fedclade.errors import InvalidInputError
 from fedclade.methods._centroid_state import CentredState
-from fedclade.training import client_features, metrics
-from fedclade.training.client_features import MOST_CLIENTS, ClientFeatures
+from fedclade.training import metrics, plot_data
+from fedclade.training.plot_data import MOST_CLIENTS, ClientFeatures
 
 
 def clients(number: int = 6) -> fc.data.Clients:
@@ -29,7 +29,7 @@ def test_every_run_keeps_the_label_counts_and_what_its_method_grouped_by(
 ) -> None:
     them = clients()
     fc.run(method, them, fc.models.MLP(8), rounds=2, clients_per_round=1.0, out=tmp_path / "run")
-    kept = client_features.read(tmp_path / "run")
+    kept = plot_data.read(tmp_path / "run")
     assert kept is not None
     assert kept.labels is not None
     assert kept.ids.tolist() == list(range(6))
@@ -52,7 +52,7 @@ def test_clades_features_are_the_whitened_signatures_in_which_groups_lie_apart(
 ) -> None:
     them = clients(10)
     fc.run(fc.Clade(), them, fc.models.MLP(8), rounds=1, out=tmp_path / "run")
-    kept = client_features.read(tmp_path / "run")
+    kept = plot_data.read(tmp_path / "run")
     assert kept is not None
     assert kept.features is not None
     assert them.groups is not None
@@ -63,7 +63,7 @@ def test_clades_features_are_the_whitened_signatures_in_which_groups_lie_apart(
 
 def test_of_many_clients_an_even_sample_is_kept() -> None:
     number = 3 * MOST_CLIENTS
-    kept = client_features.collect(State({}, torch.zeros(number, dtype=torch.int64)), None)
+    kept = plot_data.collect(State({}, torch.zeros(number, dtype=torch.int64)), None)
     assert torch.equal(kept.ids, 3 * torch.arange(MOST_CLIENTS))
     assert kept.labels is None
 
@@ -107,13 +107,13 @@ def test_accuracy_by_cluster_is_the_mean_over_its_clients() -> None:
 
 
 def test_a_damaged_file_is_told_with_its_name(tmp_path: Path) -> None:
-    assert client_features.read(tmp_path) is None
-    client_features.write(tmp_path, ClientFeatures(torch.arange(2), None))
-    again = client_features.read(tmp_path)
+    assert plot_data.read(tmp_path) is None
+    plot_data.write(tmp_path, ClientFeatures(torch.arange(2), None))
+    again = plot_data.read(tmp_path)
     assert again is not None
     assert again.labels is None
     assert again.ids.tolist() == [0, 1]
-    path = tmp_path / client_features.FILE
+    path = tmp_path / plot_data.FILE
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(InvalidInputError, match=r"client_features\.safetensors: damaged"):
-        client_features.read(tmp_path)
+        plot_data.read(tmp_path)
