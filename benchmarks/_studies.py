@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedclade.io.results_json import write_results
+from fedclade.io.compact_json import write_results
 
 Study = dict[str, Any]
 T = TypeVar("T")

@@ -21,8 +21,8 @@ import torch
 
 import fedclade as fc
 from fedclade.data.partitioning.base import Scheme
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 from fedclade.methods import METHODS
 
 OUT = Path(__file__).resolve().parents[1] / "results" / "methods" / "all_methods.json"

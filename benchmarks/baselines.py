@@ -24,8 +24,8 @@ import torch
 
 import fedclade as fc
 from fedclade.data import Dirichlet, LabelClusters, Rotation, load, partition
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "methods"
 Row = dict[str, Any]

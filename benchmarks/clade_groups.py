@@ -24,8 +24,8 @@ import fedclade as fc
 from fedclade.core.functional_model import Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients, Dataset
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 Make = Callable[[int], Clients]
 

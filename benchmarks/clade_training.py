@@ -22,7 +22,7 @@ import torch
 
 import fedclade as fc
 from fedclade.core.pytree import Tree, tree_index
-from fedclade.io.results_json import write_results
+from fedclade.io.compact_json import write_results
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.mode_connectivity import Paths
 from fedclade.clustering.set_distances import distances
 from fedclade.core.functional_model import Objective
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 Array = NDArray[np.float64]
 RNG = np.random.default_rng

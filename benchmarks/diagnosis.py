@@ -25,7 +25,7 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade.analysis.diagnose import Diagnosis, diagnose
 from fedclade.data import Clients, Dataset
-from fedclade.io.results_json import read_results, write_results
+from fedclade.io.compact_json import read_results, write_results
 from fedclade.registry import REGISTRY
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "diagnosis.json"

@@ -25,8 +25,8 @@ from torch import nn
 
 import fedclade as fc
 from fedclade.data import Clients
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 WARM_UP = 4
 

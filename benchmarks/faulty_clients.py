@@ -34,8 +34,8 @@ import fedclade as fc
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, Dataset
 from fedclade.engines.simulator import Faults
+from fedclade.io.compact_json import read_results, write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import read_results, write_results
 from fedclade.methods import METHODS
 from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun

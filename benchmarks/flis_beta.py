@@ -23,8 +23,8 @@ import numpy as np
 
 import fedclade as fc
 from fedclade.data import Clients
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 BETAS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
 VARIANTS: dict[str, type[fc.FLISHC] | type[fc.FLISDC]] = {"hc": fc.FLISHC, "dc": fc.FLISDC}

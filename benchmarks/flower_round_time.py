@@ -18,8 +18,8 @@ from pathlib import Path
 
 from fedclade.integrations.flower.app_template import new_app
 from fedclade.integrations.flower.local_deployment.deployment import Federation
+from fedclade.io.compact_json import dumps, write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import dumps, write_results
 
 NODES, ROUNDS = 4, 4
 RESULT = Path(__file__).resolve().parents[1] / "results" / "speed" / "flower_round_time.json"

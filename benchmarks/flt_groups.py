@@ -26,8 +26,8 @@ import fedclade as fc
 from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centres
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 from fedclade.methods.flt import FLT, FLTState
 from fedclade.training.setup import inject_context
 

@@ -44,8 +44,8 @@ from frameworks.environments import FOLDER, BuildError, python_of
 from frameworks.worker import NAMES
 from torch import nn
 
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 ROOT = Path(__file__).parents[1]
 WORKERS = Path(__file__).parent / "frameworks"

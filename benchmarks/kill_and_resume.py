@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fedclade.io.compact_json import read_results, write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import read_results, write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "robustness" / "kill_and_resume.json"
 ROUNDS = 40

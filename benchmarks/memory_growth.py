@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 import fedclade as fc
+from fedclade.io.compact_json import read_results, write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import read_results, write_results
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "speed" / "memory_growth.json"
 METHODS: dict[str, fc.Method] = {

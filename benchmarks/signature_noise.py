@@ -27,7 +27,7 @@ from sklearn.metrics import adjusted_rand_score
 import fedclade as fc
 from fedclade.clustering.flt import cluster_signatures
 from fedclade.core.rng import fold_in
-from fedclade.io.results_json import write_results
+from fedclade.io.compact_json import write_results
 from fedclade.methods._dp_signature import gaussian_sigma
 from fedclade.methods.flt import FLTState
 from fedclade.training import experiment_file

@@ -31,8 +31,8 @@ import torch
 
 import fedclade as fc
 from fedclade.data import Clients, RaggedIndex
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
-from fedclade.io.results_json import write_results
 
 T = TypeVar("T")
 

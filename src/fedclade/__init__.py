@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedclade.core.batching import Batches
     from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
     from fedclade.core.functional_model import Batch, accuracy, cross_entropy
-    from fedclade.core.local_training import LocalTraining
+    from fedclade.core.local_training_config import LocalTraining
     from fedclade.core.method_state import State
     from fedclade.core.program import Program, chain
     from fedclade.core.program_serialization import serializable_program
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from fedclade.programs.sgd import sgd
     from fedclade.registry import register
-    from fedclade.training.encoder_pretraining import pretrain
+    from fedclade.training.encoders import pretrain
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
 
@@ -126,7 +126,7 @@ _MODULES = {
     "fedclade.core.batching": "Batches",
     "fedclade.core.federation": "ClientResults Federation ModelAssignment SegmentSum",
     "fedclade.core.functional_model": "Batch accuracy cross_entropy",
-    "fedclade.core.local_training": "LocalTraining",
+    "fedclade.core.local_training_config": "LocalTraining",
     "fedclade.core.program": "Program chain",
     "fedclade.core.program_serialization": "serializable_program",
     "fedclade.core.method_state": "State",
@@ -138,7 +138,7 @@ _MODULES = {
     ),
     "fedclade.programs.sgd": "sgd",
     "fedclade.registry": "register",
-    "fedclade.training.encoder_pretraining": "pretrain",
+    "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",
     "fedclade.training.runner": "run",
 }

@@ -32,7 +32,7 @@ from fedclade.data import readers
 from fedclade.errors import FedcladeError
 from fedclade.io import checkpoint
 from fedclade.models import ConvAutoencoder
-from fedclade.training import encoder_pretraining, experiment_file, plot_data
+from fedclade.training import encoders, experiment_file, plot_data
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "60"))
 often = settings(
@@ -222,7 +222,7 @@ def checkpoint_file() -> bytes:
 def encoder_file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path, spec = Path(folder) / "e.safetensors", ConvAutoencoder(4)
-        encoder_pretraining.write(path, spec.build((1, 28, 28), 0), spec, (1, 28, 28), {})
+        encoders.write(path, spec.build((1, 28, 28), 0), spec, (1, 28, 28), {})
         return path.read_bytes()
 
 
@@ -248,7 +248,7 @@ def test_a_damaged_checkpoint_is_never_taken_for_a_whole_one(seed: int) -> None:
 @pytest.mark.parametrize(
     ("name", "whole", "read"),
     [
-        ("e", ENCODER, encoder_pretraining.read),
+        ("e", ENCODER, encoders.read),
         (plot_data.FILE, CHECKPOINT, lambda path: plot_data.read(path.parent)),
     ],
 )

@@ -1,8 +1,10 @@
 """Three clients worked by hand.
 
 The model is one number w, the loss (w x - y)^2, so a full-batch step is w <- w - 2 lr x (w x - y).
-With lr = 0.1 from w = 0: client 0, one sample (1, 2):    gradient -4,  w = 0.4 client 1, two
-samples (1, 4):   gradient -8,  w = 0.8 client 2, three samples (2, 3): gradient -12, w = 1.2
+With lr = 0.1 from w = 0:
+client 0, one sample (1, 2):    gradient -4,  w = 0.4
+client 1, two samples (1, 4):   gradient -8,  w = 0.8
+client 2, three samples (2, 3): gradient -12, w = 1.2
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """FedGMCC worked by hand, with straight paths.
 
 The model is one number w, the loss (w x - y)², so a full-batch step with lr = 0.1 is w <- w - 0.2 x
-(w x - y). From w = 0: client 0, one sample (1, 2):    w = 0.4 client 1, two samples (1, 3):   w =
-0.6 client 2, three samples (2, 3): w = 1.2
+(w x - y). From w = 0:
+client 0, one sample (1, 2):    w = 0.4
+client 1, two samples (1, 3):   w = 0.6
+client 2, three samples (2, 3): w = 1.2
 
 On a straight path the outputs of w_k and w_l differ by (w_k - w_l) x, those of γ(u) and w_k by u
 times that, of γ(u) and w_l by 1 - u times. The loss at u is ½ (u² + (1 - u)²) (w_k - w_l)² E x²,

@@ -31,7 +31,7 @@ from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
-from fedclade.programs.pca_signature import pca_basis
+from fedclade.programs.pca_centroid_signature import pca_basis
 
 POINTS = [
     [(1.0, 2.0), (5.0, 2.0)],

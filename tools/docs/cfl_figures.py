@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedclade.io.results_json import read_results
+from fedclade.io.compact_json import read_results
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "methods" / "cfl"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from markdown_table import replace_block, table
 
-from fedclade.io.results_json import read_results
+from fedclade.io.compact_json import read_results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES, RESULTS = ROOT / "docs" / "methods", ROOT / "results" / "methods"

@@ -18,7 +18,7 @@ from markdown_table import table
 
 from fedclade.core.communication_cost import evaluate_cost
 from fedclade.core.functional_model import Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.pytree import nbytes
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients

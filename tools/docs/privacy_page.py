@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from markdown_table import replace_block, table
 
-from fedclade.io.results_json import read_results
+from fedclade.io.compact_json import read_results
 from fedclade.methods import METHODS
 from fedclade.methods.base import NEEDS
 

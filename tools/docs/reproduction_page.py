@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedclade.io.results_json import read_results
+from fedclade.io.compact_json import read_results
 from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.spec import tables
 

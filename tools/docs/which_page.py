@@ -16,7 +16,7 @@ from pathlib import Path
 
 from markdown_table import table
 
-from fedclade.io.results_json import read_results
+from fedclade.io.compact_json import read_results
 from fedclade.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]

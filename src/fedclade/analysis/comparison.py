@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedclade.analysis import significance
-from fedclade.analysis.sweep import expand
+from fedclade.analysis.sweep_grid import expand
 from fedclade.errors import InvalidInputError
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import Summary

@@ -25,8 +25,8 @@ from fedclade.cli.options import (
     comma_separated,
     import_all,
 )
-from fedclade.cli.run_output import RunOutput, output_folder, resumable_errors
-from fedclade.cli.tables import show_comparison
+from fedclade.cli.result_tables import show_comparison
+from fedclade.cli.run_monitoring import RunOutput, output_folder, resumable_errors
 
 if TYPE_CHECKING:
     from fedclade.training.experiment_file import Experiment

@@ -39,13 +39,13 @@ def pretrain(
 
     Use it with --set method.encoder=FILE.
     """
-    from fedclade.training import encoder_pretraining
+    from fedclade.training import encoders
 
     def on_epoch(epoch: int, loss: float) -> None:
         if not quiet:
             print_out(f"epoch {epoch}/{epochs}  loss {loss:.5f}")
 
-    encoder_pretraining.pretrain(
+    encoders.pretrain(
         data,
         out,
         epochs=epochs,

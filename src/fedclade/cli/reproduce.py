@@ -21,7 +21,7 @@ from fedclade.cli.options import (
     comma_separated,
 )
 from fedclade.cli.progress import display
-from fedclade.cli.run_output import resumable_errors
+from fedclade.cli.run_monitoring import resumable_errors
 from fedclade.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def reproduce(
         return
     from fedclade.engines.simulator import pick_device
     from fedclade.io.atomic import write_text
-    from fedclade.io.results_json import write_results
+    from fedclade.io.compact_json import write_results
     from fedclade.reproduce.compare_to_paper import outcome
     from fedclade.reproduce.execute import Options, execute, plan, so_far
     from fedclade.reproduce.markdown import page

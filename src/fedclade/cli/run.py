@@ -26,8 +26,8 @@ from fedclade.cli.options import (
     TrackOption,
     import_all,
 )
-from fedclade.cli.run_output import RunOutput, output_folder, resumable_errors
-from fedclade.cli.tables import show_result
+from fedclade.cli.result_tables import show_result
+from fedclade.cli.run_monitoring import RunOutput, output_folder, resumable_errors
 from fedclade.errors import InvalidInputError
 
 _DEFAULT_NODES = 4
@@ -60,17 +60,17 @@ def run(
         raise InvalidInputError(f"--engine {engine}: must be simulator or flower.")
     if nodes is not None and engine != "flower":
         raise InvalidInputError("--nodes: only --engine flower has any.")
-    from fedclade.analysis import comparison, sweep
+    from fedclade.analysis import comparison, sweep_grid
     from fedclade.io.run_dir import RunDirectory
     from fedclade.training import experiment_file
 
     tables = experiment_file.read(experiment)
-    if sweep.is_sweep(sets or []):
+    if sweep_grid.is_sweep(sets or []):
         if engine == "flower" or profile:
             option = "--profile" if profile else "--engine flower"
             raise InvalidInputError(f"{option}: for one run; give each --set one value.")
         folder = output_folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
-        planned = comparison.runs(sweep.expand(tables, sets or []), 1)
+        planned = comparison.runs(sweep_grid.expand(tables, sets or []), 1)
         run_all(planned, folder, resume, output, device, data_root)
         return
     tables = experiment_file.apply(tables, sets or [])

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, ChainedProgram, Program
 from fedclade.errors import InvalidInputError, nearest
 

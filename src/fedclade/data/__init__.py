@@ -1,10 +1,11 @@
 """Data: data sets, and the ways of dealing them to clients."""
 
 from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
-from fedclade.data.emd import EarthMovers, earth_movers_distance
+from fedclade.data.feature_emd import EarthMovers, earth_movers_distance
 from fedclade.data.federated_dataset import Clients, Description, RaggedIndex
+from fedclade.data.partitioning.apply_scheme import PARTITIONS, partition
 from fedclade.data.partitioning.base import Scheme, Split
-from fedclade.data.partitioning.feature_shift import FeatureClusters
+from fedclade.data.partitioning.feature_clusters import FeatureClusters
 from fedclade.data.partitioning.grouped import (
     LabelClusters,
     LabelPermutation,
@@ -12,7 +13,6 @@ from fedclade.data.partitioning.grouped import (
     PowerLawClusters,
     Rotation,
 )
-from fedclade.data.partitioning.partition import PARTITIONS, partition
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic
 

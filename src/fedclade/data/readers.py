@@ -1,7 +1,7 @@
 """Data sets read from their files as they are published. A file that is damaged, cut short or
 something else is refused by its name.
 
-Every reader takes the files that `catalogue` found. Archives are read where they lie and nothing is
+Every reader takes the files that `published_datasets` found. Archives are read where they lie and nothing is
 unpacked to disk or unpickled, nor in memory beyond `safe_read.MOST`.
 """
 

@@ -19,7 +19,7 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator, check_sum, in_order_asked
 from fedclade.engines.base import EvalRequest, Traffic
-from fedclade.engines.client_loop import ClientBatch, CompiledSteps, run_program
+from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.device_dataset import DeviceDataset
 from fedclade.engines.oom import OomRetry
@@ -31,7 +31,7 @@ from fedclade.engines.reply_validation import (
     rows_out_of_range,
     spec_of,
 )
-from fedclade.engines.thread_pool import ThreadPool, cores, keep_freed_memory
+from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.programs.evaluation import evaluate_metrics
 

@@ -23,7 +23,7 @@ from typing_extensions import TypeVar
 
 from fedclade.core.communication_cost import SYMBOLS
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, nbytes

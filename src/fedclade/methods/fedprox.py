@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program, Start, Step, natively_batched
 from fedclade.core.program_serialization import serializable_program

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Finish, Program
 from fedclade.core.program_serialization import serializable_program

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Finish, Program, Start
 from fedclade.core.program_serialization import serializable_program

@@ -15,11 +15,11 @@ from fedclade.core.federation import Federation
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.errors import InvalidInputError, require_int
-from fedclade.methods._centroid_state import CentredState
+from fedclade.methods._data_centroids_state import CentredState
 from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsProbe
-from fedclade.programs.pca_signature import flat, pca_basis, pca_signature
+from fedclade.programs.pca_centroid_signature import flat, pca_basis, pca_signature
 from fedclade.programs.sgd import sgd
 
 

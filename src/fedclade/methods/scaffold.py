@@ -12,7 +12,7 @@ from torch import Tensor
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Finish, Program, Start, Step, natively_batched
 from fedclade.core.program_serialization import serializable_program

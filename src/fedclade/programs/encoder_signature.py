@@ -120,8 +120,8 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
 
 @serializable_program
 def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) -> Program:
-    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise (noise.py)
-    of `noise` times its sensitivity.
+    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise
+    (gaussian_mechanism.py) of `noise` times its sensitivity.
 
     More centres have no sensitivity to speak of: one example may move them as far as all of them.
     """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.functional_model import Batch, Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import (
     AnyProgram,
     ChainedProgram,

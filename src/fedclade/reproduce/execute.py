@@ -26,7 +26,7 @@ from fedclade.methods import FLT, IFCA, FedSEM
 from fedclade.reproduce.paper_metrics import History, Numbers
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
-from fedclade.training import encoder_pretraining, experiment_file
+from fedclade.training import encoders, experiment_file
 from fedclade.training.callbacks import OnRound
 from fedclade.training.experiment_file import Experiment
 
@@ -305,9 +305,7 @@ def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> N
         "W": nbytes(models.row(0)),
     }
     if isinstance(method, FLT) and isinstance(method.k, int):
-        encoder = Encoder(
-            encoder_pretraining.resolve(method.encoder, models.shape, experiment.run.seed)
-        )
+        encoder = Encoder(encoders.resolve(method.encoder, models.shape, experiment.run.seed))
         sent = encoder.needed(encoder.weights())
         symbols |= {
             "E": nbytes(sent),
@@ -331,7 +329,7 @@ def _encoder(entry: TableEntry, folder: Path, options: Options, samples: int | N
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         data = load(name, options.data_root)
-        encoder_pretraining.pretrain(
+        encoders.pretrain(
             data if samples is None else thinned(data, samples),
             file,
             epochs=epochs,

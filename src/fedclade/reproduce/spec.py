@@ -1,24 +1,25 @@
-"""A table of a paper: what is run for each of its cells, and the number that the paper prints
-there. Tables are TOML files in tables/.
+"""A table of a paper: the run of each cell, and the number that the paper prints there. Tables are
+TOML files in tables/.
 
-title, paper            what it is, and where it is printed
-metric, tolerance       what is compared (a number of summary.json, or see `measures`), and how far
-it may lie from the paper's seeds, notes            how many runs a cell has; what has to be known
-to read the table [experiment]            the experiment file that all cells have in common [quick]
-set, samples    what --quick changes, and how many training samples of a data set it uses
-[[columns]]             name; data: data sets, the first that is here is used; set: what this column
-changes [[rows]]                name; method; set: what this row changes; paper: numbers by column;
-why: what explains a difference [[claims]]              rows in rising order: what the paper says in
-words and what must hold whatever the numbers are
+title, paper: what the table is, and where it is printed.
+metric, tolerance: the compared number (of summary.json, or see `paper_metrics`), and the allowed
+    difference from the paper's.
+seeds, notes: the number of runs of a cell; what a reader of the table must know.
+[experiment]: the experiment file that all cells share.
+[quick] set, samples: what --quick changes, and how many training samples of a data set it uses.
+[[columns]]: name; data: data sets, of which the first available one is used; set: what the column
+    changes.
+[[rows]]: name; method; set: what the row changes; paper: numbers by column; why: the reason of a
+    difference.
+[[claims]]: rows in rising order: what the paper claims in words.
 
-part_of, columns        instead of all this: some columns of another table, as a table of their own
+part_of, columns: instead of all this, some columns of another table as their own table.
 
-study                   what is done with [experiment] where a cell is no training run (see
-`studies`): rows then have no method, and
-                        a study that makes its own data has the data set "synthetic"
-at                      of a row: the round whose numbers it shows, not the last
-formula, besides        of a row: the paper's number as an expression, and what is sent beyond it
-(see `evaluate_cost`)
+study: what is done with [experiment] if a cell is no training run (see `studies`); rows then have
+    no method, and a study that makes its own data has the data set "synthetic".
+at: of a row, the round whose numbers it shows instead of the last.
+formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
+    `evaluate_cost`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedclade.core.federation import Aggregator
 from fedclade.core.functional_model import Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.engines.simulator import Precision
 from fedclade.errors import is_int, require, require_int
 

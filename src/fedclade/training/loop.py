@@ -19,7 +19,7 @@ from fedclade.training import metrics
 from fedclade.training.callbacks import Callback
 from fedclade.training.client_sampling import cohort_of, exclude_blocked
 from fedclade.training.evaluation import Evaluation, evaluate
-from fedclade.training.round_stats import Counters
+from fedclade.training.round_costs import Counters
 from fedclade.training.setup import RunSetup
 
 

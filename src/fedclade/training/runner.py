@@ -37,7 +37,7 @@ from fedclade.training.evaluation import Evaluation, evaluate, final_models, sum
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress, start, train
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
-from fedclade.training.round_stats import Counters
+from fedclade.training.round_costs import Counters
 from fedclade.training.run_fingerprint import difference
 from fedclade.training.setup import RunSetup, prepare
 

@@ -30,7 +30,7 @@ from fedclade.methods.required_context import (
     NeedsTrueGroups,
 )
 from fedclade.models import ModelSpec
-from fedclade.training import encoder_pretraining, plot_data
+from fedclade.training import encoders, plot_data
 from fedclade.training.config import LocalConfig, TrainingConfig
 from fedclade.training.metrics import RESERVED
 from fedclade.training.run_fingerprint import Tables, fingerprint, plain
@@ -154,9 +154,7 @@ def inject_context(method: Method, clients: ClientMetadata, seed: int) -> Method
     """
     context: dict[str, Any] = {}
     if isinstance(method, NeedsEncoder) and method.encoder_module is None:
-        context["encoder_module"] = encoder_pretraining.resolve(
-            method.encoder_source, clients.shape, seed
-        )
+        context["encoder_module"] = encoders.resolve(method.encoder_source, clients.shape, seed)
     if isinstance(method, NeedsProbe):
         probe = clients.probe if method.probe is None else method.probe
         context["probe"] = None if probe is None else _probe(probe, clients.shape)

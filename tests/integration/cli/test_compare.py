@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedclade.cli import tables
+from fedclade.cli import result_tables
 
 Call = Callable[..., tuple[int, str, str]]
 SHORT = ["compare", "quickstart", "--set", "run.rounds=2"]
@@ -178,7 +178,7 @@ def test_the_learning_rate_can_be_set_for_a_comparison(call: Call) -> None:
 def test_the_table_is_whole_on_a_terminal_of_80_columns(
     seeds: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "out_console", Console(highlight=False, width=80))
+    monkeypatch.setattr(result_tables, "out_console", Console(highlight=False, width=80))
     _, out, _ = call(*SHORT, "--methods", "fedavg,local", "--seeds", seeds, "--out", "out", "-q")
     assert "…" not in out
 

@@ -15,8 +15,8 @@ from fedclade.analysis.export import FORMATS
 from fedclade.cli.list import build_index, read_index
 from fedclade.cli.main import app
 from fedclade.data.datasets import CACHE
-from fedclade.training.encoder_pretraining import CODE
-from fedclade.training.encoder_pretraining import pretrain as pretrain_encoder
+from fedclade.training.encoders import CODE
+from fedclade.training.encoders import pretrain as pretrain_encoder
 
 
 def test_the_index_of_list_agrees_with_the_registry() -> None:

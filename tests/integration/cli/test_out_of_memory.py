@@ -9,7 +9,7 @@ import torch
 from tests.integration.cli.conftest import Call
 
 from fedclade.engines import simulator
-from fedclade.engines.client_loop import ClientBatch
+from fedclade.engines.chunk_execution import ClientBatch
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has …")
 SHORT = ["run", "quickstart", "--set", "run.rounds=2", "-q", "--no-report", "--out", "x"]

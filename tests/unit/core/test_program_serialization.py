@@ -11,7 +11,7 @@ import fedclade as fc
 from fedclade.core.batching import Batches
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import (
     NodeContext,

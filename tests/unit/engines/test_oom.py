@@ -22,7 +22,7 @@ from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
 from fedclade.engines import accumulator, simulator
 from fedclade.engines.accumulator import Accumulator
-from fedclade.engines.client_loop import ClientBatch
+from fedclade.engines.chunk_execution import ClientBatch
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.oom import OomRetry
 from fedclade.errors import InvalidInputError

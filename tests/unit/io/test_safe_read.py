@@ -32,7 +32,7 @@ from fedclade.errors import InvalidInputError
 from fedclade.io import checkpoint, safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.models.autoencoder import DenseAutoencoder
-from fedclade.training import encoder_pretraining, experiment_file, plot_data
+from fedclade.training import encoders, experiment_file, plot_data
 
 MEGA = 1 << 20
 SMALL = 40 * MEGA
@@ -86,7 +86,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "csv": ("train.csv", lambda path: readers.ag_news([path, path])),
     "npz": ("mine.npz", fc.data.load),
     "experiment": ("mine.toml", experiment_file.read),
-    "encoder": ("mine.safetensors", encoder_pretraining.read),
+    "encoder": ("mine.safetensors", encoders.read),
     "seen": (plot_data.FILE, lambda path: plot_data.read(path.parent)),
     "checkpoint": ("round-000001.safetensors", lambda path: checkpoint.latest(path.parent)),
     "models": ("models/models.safetensors", lambda path: StoredModels(path.parent.parent)),
@@ -373,12 +373,12 @@ def test_an_encoder_is_not_built_larger_than_its_weights(tmp_path: Path) -> None
         (DenseAutoencoder(hidden=50_000, code=50_000), (3,)),
         (spec, (10_000, 100_000)),
     ):
-        encoder_pretraining.write(tmp_path / "e", module, told, shape, {})
+        encoders.write(tmp_path / "e", module, told, shape, {})
         before = resource.getrusage(
             resource.RUSAGE_SELF
         ).ru_maxrss  # torch's memory is not Python's
         refused(
-            lambda: encoder_pretraining.read(tmp_path / "e"),
+            lambda: encoders.read(tmp_path / "e"),
             "a damaged encoder file",
             "not those of the encoder that it tells of",
         )

@@ -17,7 +17,7 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients, LabelClusters, LabelPermutation, from_arrays, load, partition
-from fedclade.data.partitioning.partition import Scheme
+from fedclade.data.partitioning.apply_scheme import Scheme
 from fedclade.methods.fedgmcc import FedGMCC, FedGMCCState
 from fedclade.models import MLP
 from fedclade.training.setup import inject_context

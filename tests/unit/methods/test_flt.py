@@ -41,8 +41,8 @@ from fedclade.programs.encoder_signature import (
     private_signature,
     signature,
 )
-from fedclade.training import encoder_pretraining
-from fedclade.training.encoder_pretraining import pretrain, read, resolve, spec_for
+from fedclade.training import encoders
+from fedclade.training.encoders import pretrain, read, resolve, spec_for
 from fedclade.training.setup import inject_context
 
 
@@ -477,12 +477,7 @@ def test_the_shipped_encoder_is_small_and_trained() -> None:
     module = resolve("default", (1, 28, 28), seed=0)
     assert module.pretrained
     assert sum(value.numel() for value in module.parameters()) == 51_577
-    path = (
-        Path(encoder_pretraining.__file__).parents[1]
-        / "models"
-        / "pretrained"
-        / encoder_pretraining.SHIPPED
-    )
+    path = Path(encoders.__file__).parents[1] / "models" / "pretrained" / encoders.SHIPPED
     assert path.stat().st_size < 250_000
 
 
@@ -555,7 +550,7 @@ def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
 
     def other_weights() -> Path:
         path = folder / "weights.safetensors"
-        encoder_pretraining.write(
+        encoders.write(
             path, Autoencoder(nn.Linear(2, 1), nn.Linear(1, 2)), DenseAutoencoder(), (2,), {}
         )
         return path

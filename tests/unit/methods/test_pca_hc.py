@@ -24,7 +24,7 @@ from fedclade.io.checkpoint import Checkpoint, flatten, latest, restore, save
 from fedclade.methods.base import hyperparameters
 from fedclade.methods.pca_hc import PCAHC, PCAHCState
 from fedclade.models import MLP
-from fedclade.programs.pca_signature import pca_basis, pca_signature
+from fedclade.programs.pca_centroid_signature import pca_basis, pca_signature
 from fedclade.training.setup import inject_context
 
 

@@ -12,7 +12,7 @@ from fedclade.data import from_arrays
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP, ConvAutoencoder, ResidualAutoencoder
 from fedclade.models.autoencoder import DenseAutoencoder
-from fedclade.training import encoder_pretraining
+from fedclade.training import encoders
 
 Spec = ConvAutoencoder | ResidualAutoencoder
 BOTH = [ConvAutoencoder(code=9), ResidualAutoencoder(hidden=16, code=9)]
@@ -162,7 +162,7 @@ def test_its_maps_are_checked(hidden: object) -> None:
     ],
 )
 def test_it_is_the_encoder_of_colour_images_that_fit(shape: tuple[int, ...], spec: object) -> None:
-    assert encoder_pretraining.spec_for(shape) == spec
+    assert encoders.spec_for(shape) == spec
 
 
 def stripes(count: int) -> Tensor:
@@ -183,7 +183,7 @@ def test_it_is_pretrained_into_a_file_and_read_again(tmp_path: Path) -> None:
         data, path, epochs=3, batch_size=8, on_epoch=lambda _, loss: losses.append(loss)
     )
     assert losses[2] < losses[1] < losses[0]
-    again = encoder_pretraining.read(path, (3, 24, 24))
+    again = encoders.read(path, (3, 24, 24))
     assert again.pretrained
     assert all(
         torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items()
@@ -200,7 +200,7 @@ def test_it_is_pretrained_on_the_command_line(tmp_path: Path) -> None:
         ["pretrain", "--data", str(tmp_path / "stripes.npz"), "--out", str(out), "--epochs", "1"],
     )
     assert done.exit_code == 0, done.output
-    assert encoder_pretraining.read(out, (3, 24, 24)).encode(torch.rand(2, 3, 24, 24)).shape == (
+    assert encoders.read(out, (3, 24, 24)).encode(torch.rand(2, 3, 24, 24)).shape == (
         2,
         128,
     )

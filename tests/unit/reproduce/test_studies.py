@@ -23,7 +23,7 @@ from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Options, TableEntry, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import SYNTHETIC, Table, tables
-from fedclade.reproduce.studies.cfl import (
+from fedclade.reproduce.studies.cfl_updates import (
     Directions,
     gradient,
     keeps_whole,
@@ -32,7 +32,7 @@ from fedclade.reproduce.studies.cfl import (
     separation,
     two_clients,
 )
-from fedclade.reproduce.studies.fedgmcc import curves
+from fedclade.reproduce.studies.fedgmcc_paths import curves
 from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 

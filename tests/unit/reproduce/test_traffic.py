@@ -17,7 +17,7 @@ from fedclade.reproduce.compare_to_paper import Cell, Outcome, in_words, outcome
 from fedclade.reproduce.execute import Options, execute, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import Table, find
-from fedclade.training import encoder_pretraining
+from fedclade.training import encoders
 
 M, N, T, C, K = 6, 3, 2, 2, 4
 W = 4 * (64 * 8 + 8 + 8 * 10 + 10)  # an MLP with 8 hidden units on 8 × 8 pixels, 4 bytes a number
@@ -85,7 +85,7 @@ def cell(result: Outcome, row: str) -> Cell:
 
 def encoder_bytes() -> tuple[int, int]:
     """What FLT sends of the encoder for digits, and how many numbers a code has."""
-    module = encoder_pretraining.resolve("default", (1, 8, 8), seed=0)
+    module = encoders.resolve("default", (1, 8, 8), seed=0)
     sent = [value for name, value in module.state_dict().items() if not name.startswith("decoder.")]
     code = module.encode(fc.data.federated_dataset.as_inputs(fc.data.load("digits").x_test[:1]))  # type: ignore[operator]
     return sum(value.numel() * value.element_size() for value in sent), code.shape[1]

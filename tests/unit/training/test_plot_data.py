@@ -10,7 +10,7 @@ import torch
 import fedclade as fc
 from fedclade.core.method_state import State
 from fedclade.errors import InvalidInputError
-from fedclade.methods._centroid_state import CentredState
+from fedclade.methods._data_centroids_state import CentredState
 from fedclade.training import metrics, plot_data
 from fedclade.training.plot_data import MOST_CLIENTS, ClientFeatures
 

@@ -16,7 +16,7 @@ from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
-from fedclade.core.local_training import LocalTraining
+from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.rng import fold_in
 from fedclade.methods.clade import Clade
 

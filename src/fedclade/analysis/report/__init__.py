@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedclade.analysis.report.build import collect
 from fedclade.analysis.report.html import page
+from fedclade.analysis.report.page_data import collect
 from fedclade.io.atomic import write_text
 
 __all__ = ["collect", "page", "write_figures", "write_report"]
@@ -29,7 +29,7 @@ def write_figures(
     folders: Sequence[Path], out: Path, formats: Sequence[str] = ("png", "svg", "pdf")
 ) -> list[Path]:
     """The figures of these folders as files in the folder `out`."""
-    from fedclade.analysis.report.figures import (
+    from fedclade.analysis.report.paper_figures import (
         draw,
     )  # matplotlib takes a second to import, and a page needs none of it
 

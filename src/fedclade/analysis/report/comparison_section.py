@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedclade.analysis.report.formatting import Metric, mean, short
 from fedclade.analysis.report.load import StoredRun
+from fedclade.analysis.report.metric import Metric, mean, short
 
 _AVERAGED = ("clusters", "ari", "bytes_up", "bytes_down", "seconds", "failures")
 

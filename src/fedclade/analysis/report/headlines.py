@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedclade.analysis.report.formatting import ACCURACY, Metric
 from fedclade.analysis.report.load import StoredRun
+from fedclade.analysis.report.metric import ACCURACY, Metric
 
 # How often a run is looked at and saved changes nothing in it.
 _FREE = {"run": ("eval_every", "checkpoint_every", "fine_tune_epochs")}

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.analysis.report.formatting import Metric, evenly, mean, short
 from fedclade.analysis.report.load import Row, StoredRun
-from fedclade.analysis.report.similarity_plots import FEWEST, Array, Labels, Points, Related, flat
+from fedclade.analysis.report.metric import Metric, evenly, mean, short
+from fedclade.analysis.report.similarity_layout import FEWEST, Array, Labels, Points, Related, flat
 
 MOST_FAILURES = 500
 MOST_GROUPS = 50  # more are neither listed nor coloured: Local has one for each client

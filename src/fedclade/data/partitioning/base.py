@@ -24,15 +24,16 @@ Transform = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 class Split:
     """Who gets which rows of `data.x_train` and `data.x_test`.
 
-    train      rows of x_train, one array a client, none of them empty
-    test       rows of x_test, one array a test part; None: a test part for each client that follows
-    its own labels is drawn
-    test_of    the entry of `test` that each client is tested on; None: client i on entry i
-    held_out   rows of x_train that belong to the test parts as well, one array a test part; in no
-    client's `train`
-    groups     the true group of each client; None: not known
-    transform  (x, y, group) -> (x, y) changes the samples of a group's clients, training and test
-    alike
+    Args:
+        train: rows of x_train, one array per client, none of them empty.
+        test: rows of x_test, one array per test part; None to draw a test part for each client that
+            follows its labels.
+        test_part_id: the entry of `test` of each client; None: client i has entry i.
+        held_out: rows of x_train that also belong to the test parts, one array per test part; they
+            are in no client's `train`.
+        groups: the true group of each client; None if it is not known.
+        transform: (x, y, group) -> (x, y) changes the training and test samples of a group's
+            clients.
     """
 
     train: Sequence[Index]

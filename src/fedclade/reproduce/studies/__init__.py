@@ -14,8 +14,8 @@ from typing import Any
 
 from fedclade.data.federated_dataset import Clients
 from fedclade.reproduce.paper_metrics import History
-from fedclade.reproduce.studies.cfl import noisy_directions, separation, two_clients
-from fedclade.reproduce.studies.fedgmcc import curves
+from fedclade.reproduce.studies.cfl_updates import noisy_directions, separation, two_clients
+from fedclade.reproduce.studies.fedgmcc_paths import curves
 
 Study = Callable[[dict[str, dict[str, Any]], Clients | None, str], History]
 

@@ -20,7 +20,7 @@ import fedclade as fc
 from fedclade.analysis import report
 from fedclade.analysis.report import live_server
 from fedclade.analysis.report.live_server import Live
-from fedclade.cli import main, run_output
+from fedclade.cli import main, run_monitoring
 from fedclade.errors import InvalidInputError
 
 Answer = tuple[int, dict[str, str], str]
@@ -306,8 +306,8 @@ def test_the_command_says_where_and_serves_the_run_while_it_goes_on(
             data = json.loads(ask(int(found[1]), "/data.json")[2])
             seen.append((data["title"], data["runs"][0]["progress"]))
 
-    monkeypatch.setattr(run_output, "print_err", told.append)
-    monkeypatch.setattr(run_output, "display", Reader)
+    monkeypatch.setattr(run_monitoring, "print_err", told.append)
+    monkeypatch.setattr(run_monitoring, "display", Reader)
     monkeypatch.setattr(live_server, "_SHARE", 0)
     out = tmp_path / "run"
     done = CliRunner().invoke(

@@ -10,7 +10,7 @@ import pytest
 
 from fedclade.core.federation import Failure
 from fedclade.engines.base import Traffic
-from fedclade.training.round_stats import Counters
+from fedclade.training.round_costs import Counters
 
 
 def federation(up: int, down: int, failures: list[Failure]) -> Any:

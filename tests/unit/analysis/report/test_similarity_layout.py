@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade.analysis.report.similarity_plots import LEAVES, MIXED, Labels, Points, Related, flat
+from fedclade.analysis.report.similarity_layout import LEAVES, MIXED, Labels, Points, Related, flat
 
 
 def points(

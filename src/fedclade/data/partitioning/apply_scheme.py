@@ -23,7 +23,7 @@ from fedclade.data.partitioning.base import (
     Transform,
     follow_labels,
 )
-from fedclade.data.partitioning.feature_shift import FeatureClusters
+from fedclade.data.partitioning.feature_clusters import FeatureClusters
 from fedclade.data.partitioning.grouped import (
     LabelClusters,
     LabelPermutation,

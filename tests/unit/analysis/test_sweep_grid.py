@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from fedclade.analysis.comparison import plan, runs
-from fedclade.analysis.sweep import expand, is_sweep, values_of
+from fedclade.analysis.sweep_grid import expand, is_sweep, values_of
 from fedclade.cli import main
 from fedclade.errors import InvalidInputError
 from fedclade.training.experiment_file import Experiment, read, value_of

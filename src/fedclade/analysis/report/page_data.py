@@ -13,8 +13,8 @@ from typing import Any
 import fedclade
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.comparison_section import compared
-from fedclade.analysis.report.formatting import METRICS, Metric, short
 from fedclade.analysis.report.load import Row, StoredRun, read
+from fedclade.analysis.report.metric import METRICS, Metric, short
 from fedclade.analysis.report.run_section import mix, shown
 
 # A page of one run shows this much; of many, each shows less, so that the page stays small.

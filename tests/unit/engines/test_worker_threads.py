@@ -11,7 +11,7 @@ import torch
 
 from fedclade import FedAvg, run
 from fedclade.data import Clients
-from fedclade.engines.thread_pool import ThreadPool, cores
+from fedclade.engines.worker_threads import ThreadPool, cores
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
 

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedclade.analysis.report.similarity_plots import MIXED
+from fedclade.analysis.report.similarity_layout import MIXED
 from fedclade.errors import InvalidInputError, nearest
 
 FORMATS = ("png", "svg", "pdf")

@@ -16,8 +16,8 @@ import torch
 import fedclade as fc
 from fedclade.analysis import report
 from fedclade.analysis.report import headlines
-from fedclade.analysis.report.formatting import METRICS, evenly, short
 from fedclade.analysis.report.load import StoredRun
+from fedclade.analysis.report.metric import METRICS, evenly, short
 from fedclade.analysis.report.run_section import MOST_FAILURES
 from fedclade.errors import InvalidInputError
 

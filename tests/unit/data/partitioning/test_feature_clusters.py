@@ -25,8 +25,8 @@ from fedclade.data import (
     load,
     partition,
 )
-from fedclade.data.emd import Features
-from fedclade.data.partitioning.feature_shift import nearest_with_room
+from fedclade.data.feature_emd import Features
+from fedclade.data.partitioning.feature_clusters import nearest_with_room
 from fedclade.errors import InvalidInputError
 
 MANNERS = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]])

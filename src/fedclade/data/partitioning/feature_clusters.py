@@ -15,7 +15,7 @@ from scipy.optimize import brentq, linear_sum_assignment
 from scipy.spatial.distance import cdist
 
 from fedclade.data.datasets import Dataset
-from fedclade.data.emd import (
+from fedclade.data.feature_emd import (
     FITTED,
     PIVOTS,
     SAMPLES,

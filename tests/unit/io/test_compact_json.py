@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedclade.io.results_json import dumps, read_results, write_results
+from fedclade.io.compact_json import dumps, read_results, write_results
 
 CONTENT = {
     "machine": "AMD EPYC",

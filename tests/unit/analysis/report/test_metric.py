@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedclade.analysis.report.formatting import ACCURACY, METRICS, evenly, mean, short
+from fedclade.analysis.report.metric import ACCURACY, METRICS, evenly, mean, short
 
 PERPLEXITY = METRICS[1]
 

@@ -26,7 +26,7 @@ from fedclade.data import (
     load,
     partition,
 )
-from fedclade.data.emd import transport_cost
+from fedclade.data.feature_emd import transport_cost
 from fedclade.errors import InvalidInputError
 
 numbers = st.lists(st.floats(-100, 100), min_size=1, max_size=8)

@@ -3,7 +3,7 @@ bent paths.
 
 Lucchetti et al., arXiv 2204.11017. w_k, w_l: the models of two clients after local training from
 one model; γ_θ(u): the chain between them with the bend θ; X_MC: inputs ~ U(0, 1). See
-`relatedness.paths` for the loss.
+`clustering.mode_connectivity` for the loss.
 """
 
 from __future__ import annotations
