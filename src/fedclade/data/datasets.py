@@ -83,9 +83,9 @@ def load(
     """A data set by name or by path of an `.npz` file.
 
     A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and
-    ~/.cache/fedclade, then as the published files that `published_datasets` lists, in the folder NAME of
-    these places. An .npz file holds x_train, y_train, x_test and y_test; further pairs of whole
-    numbers or text such as writer_train and writer_test are keys.
+    ~/.cache/fedclade, then as the published files that `published_datasets` lists, in the folder
+    NAME of these places. An .npz file holds x_train, y_train, x_test and y_test; further pairs of
+    whole numbers or text such as writer_train and writer_test are keys.
     """
     from fedclade.data.published_datasets import (
         CATALOGUE,  # its readers make data sets by this module

@@ -1,8 +1,8 @@
 """Data sets read from their files as they are published. A file that is damaged, cut short or
 something else is refused by its name.
 
-Every reader takes the files that `published_datasets` found. Archives are read where they lie and nothing is
-unpacked to disk or unpickled, nor in memory beyond `safe_read.MOST`.
+Every reader takes the files that `published_datasets` found. Archives are read where they lie and
+nothing is unpacked to disk or unpickled, nor in memory beyond `safe_read.MOST`.
 """
 
 from __future__ import annotations
