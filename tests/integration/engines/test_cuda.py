@@ -52,7 +52,7 @@ def replies(model: ModelSpec, clients: Clients, device: str, chunk: int | None =
     everyone = torch.arange(len(clients))
     each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     out = fed.map(
-        sgd(LocalTraining(objective, momentum=0.5)), everyone, per_client=each, key=7
+        sgd(LocalTraining(objective, lr=0.01, momentum=0.5)), everyone, per_client=each, key=7
     ).outputs
     return {name: value.cpu() for name, value in out.items()}
 
