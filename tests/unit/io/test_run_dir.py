@@ -395,6 +395,16 @@ def test_a_damaged_file_of_a_run_is_named_when_it_is_loaded(
         fc.load(tmp_path)
 
 
+def test_a_run_of_version_0_1_is_refused_by_the_name_of_its_old_column(
+    digits: Clients, tmp_path: Path
+) -> None:
+    do(digits, tmp_path)
+    path = tmp_path / "clients.csv"
+    path.write_text(path.read_text().replace("true_group", "group", 1))
+    with pytest.raises(fc.InvalidInputError, match=r"clients\.csv.*'group'.*'true_group'"):
+        fc.load(tmp_path)
+
+
 def test_a_table_of_clients_that_ends_with_a_whole_line_is_damaged_too(
     digits: Clients, tmp_path: Path
 ) -> None:

@@ -414,3 +414,25 @@ def test_any_bytes_as_a_file_are_read_or_refused_in_words(
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_bytes(content)
     taken_or_refused(lambda: experiment(read(file)))
+
+
+@pytest.mark.parametrize(("old", "new"), experiment_file.RENAMED_KEYS.items())
+def test_a_key_of_version_0_1_is_refused_with_its_new_name(old: str, new: str) -> None:
+    owners = {"signature_dim": "clade", "noise_ratio": "clade", "recluster_every": "clade"}
+    method = owners.get(new.split(".")[1], "flt" if "signature" in new else "ifca")
+    with pytest.raises(InvalidInputError) as refused:
+        with_sets(f"method.name={method}", f"{old}=1")
+    assert str(refused.value).startswith(f"{old}: ")
+    assert new in str(refused.value)
+
+
+def test_every_new_name_is_a_setting() -> None:
+    tables = {"server.aggregator=median", "run.max_rejections=2", "engine.threads=1"}
+    clade = {"signature_dim=8", "noise_ratio=1.5", "recluster_every=0", "signature_epsilon=1.0"}
+    ifca = {"trial_rounds=2", "num_restarts=2", 'shared_layers="trunk"'}
+    noise = {"signature_delta=1e-6", "signature_clip=2.0"}
+    with_sets("method.name=clade", *tables, *(f"method.{each}" for each in clade | noise))
+    with_sets("method.name=ifca", *(f"method.{each}" for each in ifca))
+    named = {each.split("=")[0] for each in tables}
+    named |= {f"method.{each.split('=')[0]}" for each in clade | noise | ifca}
+    assert named == set(experiment_file.RENAMED_KEYS.values())
