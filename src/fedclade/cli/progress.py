@@ -67,7 +67,7 @@ class _Lines(_Silent):
         self.since, self.seconds = time.perf_counter(), []
         score = f"  {_score(row)}" if evaluated else ""
         self.console.print(
-            f"{self.label}: round {row['round']}/{self.rounds}{score}  {_clusters(row)}  {pace:.2f}"
+            f"{self.label}: round {row['round']}/{self.rounds}{score}  {_groups(row)}  {pace:.2f}"
             " s/round"
         )
 
@@ -107,12 +107,12 @@ class _Bar(_Silent):
             self.score = _score(row)
         pace = f"{row['seconds']:.2f} s/round"
         self.progress.update(
-            self.task, completed=row["round"], clusters=_clusters(row), pace=pace, score=self.score
+            self.task, completed=row["round"], clusters=_groups(row), pace=pace, score=self.score
         )
 
 
-def _clusters(row: RoundRecord) -> str:
-    return "1 cluster" if row["clusters"] == 1 else f"{row['clusters']} clusters"
+def _groups(row: RoundRecord) -> str:
+    return "1 group" if row["clusters"] == 1 else f"{row['clusters']} groups"
 
 
 def _score(row: RoundRecord) -> str:

@@ -22,7 +22,7 @@ def show_result(result: Result) -> None:
     rows = [
         ("method", summary["method"]),
         ("clients", summary["clients"]),
-        ("clusters", summary["clusters"]),
+        ("groups", summary["clusters"]),
     ]
     if summary["accuracy"] is not None:
         rows.append(
@@ -57,7 +57,7 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
         *(["seeds"] if several else []),
         "var.",
         "worst10",
-        "clusters",
+        "groups",
         "ARI",
         "up",
         "down",

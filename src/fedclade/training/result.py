@@ -92,7 +92,7 @@ class Result:
         score = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         return (
             f"Result({self.summary['method']}, {self.summary['clients']} clients,"
-            f" {self.summary['clusters']} clusters{score})"
+            f" {self.summary['clusters']} groups{score})"
         )
 
     def model_of(self, client: int) -> nn.Module:
@@ -106,8 +106,7 @@ class Result:
         weights = self.models.weights_of(client)
         if weights is None:
             raise InvalidInputError(
-                f"client {client} has no model: it has not answered yet, so its cluster is not"
-                " known."
+                f"client {client} has no model: it has not answered yet, so its group is not known."
             )
         return with_weights(self.module, weights)
 

@@ -177,14 +177,14 @@ def test_into_a_file_go_plain_lines(processes: Processes) -> None:
     assert "\r" not in out
     lines = out.splitlines()
     assert re.fullmatch(
-        r"fedavg: round 3/3  accuracy \d+\.\d\d %  1 clusters?  \d+\.\d\d s/round", lines[0]
+        r"fedavg: round 3/3  accuracy \d+\.\d\d %  1 groups?  \d+\.\d\d s/round", lines[0]
     )
     assert lines[-1] == f"Run directory: {folder}"
     shown = {
         line.split("  ")[0]: line.split("  ")[-1].strip() or line.split()[-1]
         for line in lines[1:-1]
     }
-    assert {"method", "clients", "clusters", "accuracy", "seconds"} <= shown.keys()
+    assert {"method", "clients", "groups", "accuracy", "seconds"} <= shown.keys()
     summary = json.loads((folder / "summary.json").read_text())
     assert (
         f"{summary['accuracy']:.2f} ± {summary['accuracy_stderr']:.2f} % (worst tenth"
@@ -235,7 +235,7 @@ def test_a_terminal_gets_one_bar_with_round_accuracy_clusters_and_seconds_a_roun
     text = seen.decode()
     assert "\x1b[" in text
     bar = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).split("Run directory")[0]
-    assert re.search(r"fedavg .*━.* 3/3 accuracy \d+\.\d\d % 1 clusters? \d+\.\d\d s/round", bar)
+    assert re.search(r"fedavg .*━.* 3/3 accuracy \d+\.\d\d % 1 groups? \d+\.\d\d s/round", bar)
     assert "fedavg: round" not in bar  # not both
     assert "method" in bar
     assert "Run directory: run" in text

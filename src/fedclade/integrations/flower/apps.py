@@ -107,8 +107,8 @@ class AppSettings:
             method |= tomllib.loads("\n".join(extra.split(";")))
         except tomllib.TOMLDecodeError as error:
             raise InvalidInputError(
-                f"method.settings = {extra!r}: write it as 'clusters = 3; share = \"trunk\"'"
-                f" ({error})."
+                f"method.settings = {extra!r}: write it as"
+                f" 'clusters = 3; shared_layers = \"trunk\"' ({error})."
             ) from error
         run = {
             "clients_per_round": 1.0,
@@ -257,7 +257,7 @@ def server_app(
         accuracy = result.summary["accuracy"]
         accuracy_text = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         _log.info(
-            "fedclade: %s, %s clusters%s: %s",
+            "fedclade: %s, %s groups%s: %s",
             result.summary["method"],
             result.summary["clusters"],
             accuracy_text,
@@ -339,7 +339,7 @@ def _serve_in(
         reasons = "; ".join(sorted({failure["reason"] for failure in row["failures"]}))
         problems = f", {len(row['failures'])} clients failed ({reasons})" if reasons else ""
         note(
-            f"round {row['round']} of {settings.run.rounds}: {row['clusters']} clusters,"
+            f"round {row['round']} of {settings.run.rounds}: {row['clusters']} groups,"
             f" {row['seconds']:.1f} s{problems}"
         )
 
