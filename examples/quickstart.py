@@ -1,4 +1,4 @@
-"""Who serves its clients best on data with groups: one model for all, everyone for himself, or a
+"""Which serves clients best on data with groups: one model for all, one model per client, or a
 model for each group? Seconds.
 """
 

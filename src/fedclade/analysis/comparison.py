@@ -79,8 +79,8 @@ def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
     for label in labels:
         if labels.count(label) > 1:
             raise InvalidInputError(
-                f"--set: two of the runs would be written to one folder, {label}; give values that"
-                " are told apart."
+                f"--set: two runs would use the same folder, {label}; use values with different"
+                " labels."
             )
     return planned
 

@@ -150,7 +150,7 @@ class _Cells:
         grid = np.floor((points - points.min(0)) / side)
         of = np.unique(grid, axis=0, return_inverse=True)[1].reshape(-1)
         self._sort(points, of)
-        # If the points spread over so many cells that a cell's number is inexact, a cell may be too
+        # If there are too many cells for exact cell numbers, a cell may be too
         # wide: its points then become cells of their own.
         wide = _length(self.high - self.low) >= gamma
         if wide.any():

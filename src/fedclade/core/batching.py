@@ -47,7 +47,7 @@ class Batches:
         return self._groups(sizes) * self.epochs
 
     def most(self, longest: int) -> int:
-        """Steps of a client with so many samples, as a plain number."""
+        """The number of steps of a client with `longest` samples."""
         batches = -(-longest // self.size)
         return -(-batches // self.group) * self.epochs
 

@@ -126,7 +126,7 @@ def alike(x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, what: str, oth
 
 
 class Pool:
-    """Tensors for so many samples like these, filled part by part: beside them only the part that
+    """Tensors for more samples like these, filled part by part: in addition only the part that
     is put in need be there.
     """
 

@@ -172,5 +172,5 @@ def codes_of(x: Tensor, features: Features) -> Codes:
 
 
 def some(rows: Index, most: int, rng: np.random.Generator) -> Index:
-    """At most so many of the rows, drawn without putting back."""
+    """At most this number of rows, drawn without replacement."""
     return rng.choice(rows, min(most, len(rows)), replace=False)

@@ -36,9 +36,8 @@ class Published:
 
     name: str
     title: str
-    samples: tuple[
-        int, ...
-    ]  # training and test part; one number where whoever makes the files splits them
+    # Of the training and the test part; one number if the script that makes the files splits them.
+    samples: tuple[int, ...]
     shape: tuple[int, ...]  # of one sample, as it is read
     classes: int
     licence: str

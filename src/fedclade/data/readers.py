@@ -213,7 +213,7 @@ def _leaf_users(path: Path, classes: int) -> Iterator[tuple[str, Bytes, Array]]:
     """Images are stored as k / 255 for the byte k; as bytes they take an eighth of the memory and
     lose nothing.
     """
-    safe_read.fit(path, safe_read.size(path))  # whoever makes it decides how many users a file has
+    safe_read.fit(path, safe_read.size(path))  # the number of users in a file is not fixed
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -22,7 +22,7 @@ from fedclade.engines.compile_cache import LazyLRUCache
 
 # A step is traced after this many runs: tracing takes as long as about fifty runs.
 TRACE_AFTER = 30
-# Importing the tracer takes two seconds; a node's process may end sooner. So many steps run first.
+# Importing the tracer takes two seconds; a node's process may end sooner. These steps run first.
 WARMUP_STEPS = 10_000
 MAX_TRACES = 64
 

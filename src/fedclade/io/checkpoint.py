@@ -90,7 +90,7 @@ def latest(folder: Path) -> Checkpoint | None:
         return found
     if damaged:
         raise InvalidInputError(
-            f"{damaged[0]} There is no other to go on from: start the run anew in another folder."
+            f"{damaged[0]} There is no other checkpoint: restart the run in another folder."
         )
     return None
 

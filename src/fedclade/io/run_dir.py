@@ -118,7 +118,7 @@ class RunDirectory:
         return schemas.read(self.folder / "comparison.json", schemas.comparison)
 
     def read_clients(self, number: int) -> dict[str, list[Any]]:
-        """The columns of clients.csv of a run with so many clients."""
+        """The columns of clients.csv of a run with this number of clients."""
         return schemas.read(self.folder / "clients.csv", lambda text: schemas.columns(text, number))
 
     def write_models(

@@ -140,7 +140,7 @@ def tables(text: str) -> dict[str, Table]:
 
 
 def columns(text: str, number: int) -> dict[str, list[Any]]:
-    """clients.csv, which has a line for each of so many clients; an empty place is None."""
+    """clients.csv, which has one line per client; an empty cell is None."""
     header, *rows = list(csv.reader(text.splitlines()))
     if "group" in header and "true_group" not in header:
         raise ValueError(

@@ -41,13 +41,13 @@ NEEDS: dict[Needs, str] = {
     "signatures": "each client's signature in clear",
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
-Groups: TypeAlias = Literal["none", "given", "found", "told"]
+Groups: TypeAlias = Literal["none", "given", "found", "known"]
 COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKG") + "."
 GROUPS: dict[Groups, str] = {
     "none": "makes none",
     "given": "must be given their number",
     "found": "finds their number",
-    "told": "is told who is in which",
+    "known": "gets the true groups",
 }
 
 

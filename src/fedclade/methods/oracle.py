@@ -36,7 +36,7 @@ class Oracle(NeedsTrueGroups, Method[State]):
         "the trained weights, once a round; only their weighted sum is needed"
     )
     server_visibility: ClassVar[Needs] = "sum"
-    groups: ClassVar[Groups] = "told"
+    groups: ClassVar[Groups] = "known"
 
     def _groups(self, clients: int) -> Tensor:
         if self.truth is None or len(self.truth) != clients:

@@ -87,7 +87,7 @@ class TrainingConfig:
     seed: int = 0
     eval_every: int = 10  # 0: at the end only
     checkpoint_every: int = 10  # 0: at the end only
-    fine_tune_epochs: int = 0  # above 0: accuracy after so many local epochs too, as accuracy_tuned
+    fine_tune_epochs: int = 0  # above 0: also accuracy after these local epochs (accuracy_tuned)
     # a client whose replies were refused so often is not asked again; 0: it always is
     max_rejections: int = 3
 
@@ -116,9 +116,7 @@ class TrainingConfig:
         """How many clients are asked in a round."""
         if isinstance(self.clients_per_round, float | np.floating):
             return max(1, round(self.clients_per_round * clients))
-        allowed = (
-            f"there are {clients} clients; ask for at most so many, or for a share such as 0.2"
-        )
+        allowed = f"there are {clients} clients; use at most that number, or a fraction such as 0.2"
         require(
             self.clients_per_round <= clients,
             "run.clients_per_round",

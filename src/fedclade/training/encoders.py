@@ -48,7 +48,7 @@ def resolve(encoder: str, shape: tuple[int, ...], seed: int) -> Autoencoder:
 
     The default for (1, 28, 28) is the shipped one, trained on Fashion-MNIST. For any other shape it
     is that of `spec_for` with random weights from the seed (`pretrained` is False): FLT then trains
-    it by `fine_tune="federated"` unless it is told otherwise.
+    it by `fine_tune="federated"` unless `fine_tune` says otherwise.
     """
     if encoder != DEFAULT:
         return read(encoder, shape)

@@ -61,7 +61,7 @@ class RunSetup:
         return self.method.with_local_config(self.local.training(self.objective, round_number))
 
     def is_due(self, round_number: int, every: int) -> bool:
-        """Whether what is done `every` so many rounds, and after the last one, is done now."""
+        """Whether this round is the last, or a multiple of `every`."""
         return round_number == self.training.rounds or (every > 0 and round_number % every == 0)
 
     @cached_property

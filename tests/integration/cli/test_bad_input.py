@@ -288,7 +288,7 @@ def test_another_experiments_checkpoint_and_a_damaged_one(call: Call) -> None:
     file.write_bytes(file.read_bytes()[:-10])
     check(
         call(*longer, "--resume"),
-        ["round-000001.safetensors", "damaged checkpoint", "start the run anew"],
+        ["round-000001.safetensors", "damaged checkpoint", "restart the run"],
     )
 
 

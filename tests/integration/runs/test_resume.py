@@ -349,7 +349,7 @@ def test_where_no_checkpoint_is_whole_the_run_is_not_begun_anew_in_silence(
         file.write_bytes(b"not a checkpoint")
     with pytest.raises(
         fc.InvalidInputError,
-        match=r"round-000004\.safetensors: damaged .* no other to go on from: start the run anew",
+        match=r"round-000004\.safetensors: damaged .* no other checkpoint: restart the run",
     ):
         do(digits, fc.FedAvg(), tmp_path, resume=True)
 

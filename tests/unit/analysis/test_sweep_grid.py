@@ -157,7 +157,7 @@ def test_a_wrong_value_is_refused_before_anything_runs() -> None:
 def test_folders_have_safe_names_and_none_twice() -> None:
     one, two = runs(expand(TABLES, ["data.name=a b/c.npz,digits"]), 1)
     assert (one.label, two.label) == ("fedavg-name=a-b-c.npz-seed0", "fedavg-name=digits-seed0")
-    with pytest.raises(InvalidInputError, match="two of the runs would be written to one folder"):
+    with pytest.raises(InvalidInputError, match="two runs would use the same folder"):
         runs(expand(TABLES, ["data.name=a/b,a b"]), 1)
 
 

@@ -25,7 +25,7 @@ from fedclade.errors import InvalidInputError
 from fedclade.programs.gradient_signature import projection, symmetric
 
 Array = NDArray[np.float64]
-FEATURES = 32  # d: at most so many for each sample
+FEATURES = 32  # d: the maximum for each sample
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ def explained(statistics: ClassStatistics, pairs: int, rng: np.random.Generator)
 
     About 1 where labels were renamed, however: the same clouds of inputs are there under other
     names. Well below 1 where inputs are turned or shifted: few find a counterpart. None where no
-    two clients share a label. At most so many pairs of clients are asked.
+    two clients share a label. At most `most` pairs of clients are compared.
     """
     degrees = float(statistics.degrees.sum())
     if degrees <= 0:
@@ -45,7 +45,7 @@ def explained(statistics: ClassStatistics, pairs: int, rng: np.random.Generator)
 
 
 def _pairs(clients: int, most: int, rng: np.random.Generator) -> list[tuple[int, int]]:
-    """All pairs, or so many at random."""
+    """All pairs, or a random sample of them."""
     if clients * (clients - 1) // 2 <= most:
         return list(combinations(range(clients), 2))
     first, step = rng.integers(clients, size=most), rng.integers(1, clients, size=most)

@@ -1,10 +1,10 @@
 """Do clients differ, in what, and by how much more than chance: pure functions over what they said
 of themselves.
 
-Three things may differ: the labels p(y), the inputs p(x), and the inputs of one label p(x | y). Of
-each is told which share of the variance is between clients, corrected for chance: 0 on average
-where nothing differs, whatever the sizes. `group` limits the question to differences between
-clients of one group.
+Three things may differ: the labels p(y), the inputs p(x), and the inputs of one label p(x | y). For
+each the module estimates the share of the variance between clients, corrected for chance: 0 on
+average if nothing differs, for any sizes. `group` limits the test to differences between clients
+of one group.
 """
 
 from __future__ import annotations

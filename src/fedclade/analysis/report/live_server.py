@@ -13,10 +13,9 @@ from typing import Any, Self
 
 from fedclade.errors import FedcladeError, InvalidInputError
 
-# the page is made anew after this many times what it took to make: looking costs the run a tenth at
-# most
+# The page is made again after this multiple of the time that it took: at most a tenth of the run.
 _SHARE = 10
-_RECENT = 5.0  # seconds: a page that asked so lately is open
+_RECENT = 5.0  # seconds: a page that asked within them is open
 _FAREWELL = 3.0  # seconds that an open page is given to fetch the end of the run; it asks every two
 _HEADERS = {
     # What the page itself allows is stricter; a page cannot forbid to be framed.
@@ -72,8 +71,8 @@ class Live:
 
 
 class View:
-    """What a folder holds, as the page and as its data. Made anew only if a file has changed, and
-    seldom enough not to slow the run.
+    """The page of a folder and its data. They are made again only if a file has changed, and
+    rarely enough not to slow the run.
     """
 
     def __init__(self, folder: Path) -> None:

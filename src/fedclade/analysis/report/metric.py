@@ -42,7 +42,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def short(value: Any, digits: int = 5) -> Any:
-    """JSON with numbers cut to so many significant digits; what is not finite is None."""
+    """JSON with numbers rounded to significant digits; None for a number that is not finite."""
     if isinstance(value, dict):
         return {str(key): short(each, digits) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

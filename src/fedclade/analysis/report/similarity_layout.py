@@ -175,8 +175,8 @@ class Related:
         }
 
     def _cut(self, groups: int) -> float | None:
-        """A height between the merge that leaves so many groups and the next; None where all
-        clients are in one.
+        """A height between the merge that leaves `groups` groups and the next; None for one
+        group.
         """
         if groups == 1:
             return None

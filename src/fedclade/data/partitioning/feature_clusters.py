@@ -38,10 +38,10 @@ class FeatureClusters:
     """Each class is cut into as many clusters as there are clients, in feature space: client k has
     cluster k of every class.
 
-    FedGMCC's appendix (Lucchetti et al., arXiv 2204.11017). Then a share of each class is dealt
-    anew at random, as large as it takes to bring the earth mover's distance
-    (`earth_movers_distance`, default features and samples) down to `emd`; None mixes nothing, the
-    farthest apart there is. Test samples are dealt in the same way, so that clients are tested on
+    FedGMCC's appendix (Lucchetti et al., arXiv 2204.11017). Then a share of each class is
+    assigned at random, large enough to bring the earth mover's distance (`earth_movers_distance`,
+    default features and samples) down to `emd`; None mixes nothing, which gives the largest
+    distance. Test samples are dealt in the same way, so that clients are tested on
     their own kind.
 
     Clusters are k-means centres with equal room: the assignment of least total squared distance in

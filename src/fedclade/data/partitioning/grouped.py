@@ -187,7 +187,7 @@ class PowerLawClusters:
             self.clusters <= most,
             "partition.clusters",
             self.clusters,
-            f"{len(known)} classes do not fill so many clusters of {self.classes}; ask for at most"
+            f"{len(known)} classes are too few for these clusters of {self.classes}; ask for at most"
             f" {most} clusters or fewer classes",
         )
         own = np.split(known, self.classes * np.arange(1, self.clusters))

@@ -159,8 +159,8 @@ class Pathological:
 
 @dataclass(frozen=True)
 class NaturalId:
-    """A client is whoever made the samples: one for each id of the data set's `key`, as many as
-    asked for. Flower: `NaturalIdPartitioner`.
+    """One client for each id of the data set's `key`, such as the writer of the samples; `clients`
+    of them. Flower: `NaturalIdPartitioner`.
 
     The test part is what the test data have of this id; where they have nothing, `test_fraction` of
     the client's samples is cut off.

@@ -47,7 +47,7 @@ class GridTransport:
     Args:
         grid: Flower's connection to the nodes.
         deadline: the seconds after which a call continues without the nodes that have not answered.
-        min_nodes: so many nodes must have answered; otherwise the call keeps waiting.
+        min_nodes: the number of nodes that must have answered; otherwise the call keeps waiting.
         note: is called with a line about what the call waits for.
     """
 

@@ -165,7 +165,7 @@ def test_fields(make: Callable[[], Scheme], message: str) -> None:
             PowerLawClusters(3, 2),
             6,
             (
-                "partition.clusters = 3: 4 classes do not fill so many clusters of 2; ask for at"
+                "partition.clusters = 3: 4 classes are too few for these clusters of 2; ask for at"
                 " most 2 clusters or fewer classes."
             ),
         ),
