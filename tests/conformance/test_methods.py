@@ -30,7 +30,7 @@ from fedclade import (
     Simulator,
     State,
 )
-from fedclade.core.communication_cost import evaluate_cost
+from fedclade.core.cost_formula import evaluate_cost
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN

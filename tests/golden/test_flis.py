@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade import InvalidInputError, LocalTraining, Simulator, State
-from fedclade.core.communication_cost import evaluate_cost
+from fedclade.core.cost_formula import evaluate_cost
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from markdown_table import table
 
-from fedclade.core.communication_cost import evaluate_cost
+from fedclade.core.cost_formula import evaluate_cost
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.pytree import nbytes

@@ -59,14 +59,14 @@ def compare(
     """
     output = RunOutput(quiet, live, port, track, report)
     import_all(imports)
-    from fedclade.analysis import comparison
+    from fedclade.analysis import comparison_runs
     from fedclade.training import experiment_file
 
-    experiments = comparison.plan(
+    experiments = comparison_runs.plan(
         experiment_file.read(experiment), comma_separated(methods), sets or []
     )
     folder = output_folder(out, resume, "comparison", f"{Path(experiment).stem}-compare")
-    run_all(comparison.runs(experiments, seeds), folder, resume, output, device, data_root)
+    run_all(comparison_runs.runs(experiments, seeds), folder, resume, output, device, data_root)
 
 
 def run_all(
@@ -78,7 +78,7 @@ def run_all(
     data_root: str | None,
 ) -> None:
     """Execute the runs, each in its own folder below this one, and show the table."""
-    from fedclade.analysis import comparison
+    from fedclade.analysis import comparison_runs
     from fedclade.io.run_dir import RunDirectory
 
     def execute(experiment: Experiment) -> Result:
@@ -93,7 +93,7 @@ def run_all(
         seeds = f", {runs // settings} seeds each" if runs > settings else ""
         print_out(f"{runs} runs: {settings} settings{seeds}")
     with resumable_errors(folder), output.live_page(folder):
-        rows = comparison.execute(experiments, folder, resume, execute)
+        rows = comparison_runs.execute(experiments, folder, resume, execute)
     show_comparison(rows)
     for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
         print_out(line)
@@ -102,4 +102,4 @@ def run_all(
             "These accuracies are on test data: the best of many settings looks better than it is."
         )
     output.write_report(folder)
-    print_out(f"Run directories and comparison.json: {folder}")
+    print_out(f"Run directories and comparison_runs.json: {folder}")

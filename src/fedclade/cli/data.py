@@ -16,8 +16,8 @@ from fedclade.cli.options import DataRootOption
 from fedclade.errors import FedcladeError, InvalidInputError, nearest
 
 if TYPE_CHECKING:
+    from fedclade.data.dataset_catalog import File, Published
     from fedclade.data.datasets import Dataset
-    from fedclade.data.published_datasets import File, Published
 
 data_app = typer.Typer(help="List, download and check the published data sets.")
 
@@ -35,7 +35,7 @@ def root(context: typer.Context) -> None:
 @data_app.command("list")
 def list_(data_root: DataRootOption = None) -> None:
     """List the known data sets: size, licence, location."""
-    from fedclade.data.published_datasets import CATALOGUE
+    from fedclade.data.dataset_catalog import CATALOGUE
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("name", "samples", "classes", "MB", "licence", "here"):
@@ -123,8 +123,8 @@ def check(
 
     Compares SHA-256 sums and reads the files.
     """
+    from fedclade.data.dataset_catalog import CATALOGUE
     from fedclade.data.datasets import places
-    from fedclade.data.published_datasets import CATALOGUE
 
     wanted = list(CATALOGUE.values()) if name is None else [_published(name)]
     paths = [
@@ -151,7 +151,7 @@ def check(
 
 
 def _published(name: str) -> Published:
-    from fedclade.data.published_datasets import CATALOGUE
+    from fedclade.data.dataset_catalog import CATALOGUE
 
     if name not in CATALOGUE:
         raise InvalidInputError(

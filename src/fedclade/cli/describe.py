@@ -31,7 +31,7 @@ def describe(
     Shows its parameters; for a method also what a client discloses, and the paper.
     """
     import_all(imports)
-    from fedclade.data.published_datasets import CATALOGUE
+    from fedclade.data.dataset_catalog import CATALOGUE
     from fedclade.registry import REGISTRY
 
     kind = next((kind for kind, entries in REGISTRY.items() if name in entries), None)

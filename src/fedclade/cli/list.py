@@ -51,7 +51,7 @@ def read_index() -> Index:
 
 def build_index() -> Index:
     """The names in the registry, the data catalogue, the presets and the paper tables."""
-    from fedclade.data.published_datasets import CATALOGUE
+    from fedclade.data.dataset_catalog import CATALOGUE
     from fedclade.registry import REGISTRY
     from fedclade.reproduce.spec import tables
     from fedclade.training import experiment_file

@@ -60,7 +60,7 @@ def run(
         raise InvalidInputError(f"--engine {engine}: must be simulator or flower.")
     if nodes is not None and engine != "flower":
         raise InvalidInputError("--nodes: only --engine flower has any.")
-    from fedclade.analysis import comparison, sweep_grid
+    from fedclade.analysis import comparison_runs, sweep_grid
     from fedclade.io.run_dir import RunDirectory
     from fedclade.training import experiment_file
 
@@ -70,7 +70,7 @@ def run(
             option = "--profile" if profile else "--engine flower"
             raise InvalidInputError(f"{option}: for one run; give each --set one value.")
         folder = output_folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
-        planned = comparison.runs(sweep_grid.expand(tables, sets or []), 1)
+        planned = comparison_runs.runs(sweep_grid.expand(tables, sets or []), 1)
         run_all(planned, folder, resume, output, device, data_root)
         return
     tables = experiment_file.apply(tables, sets or [])

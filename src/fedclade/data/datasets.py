@@ -87,7 +87,7 @@ def load(
     NAME of these places. An .npz file holds x_train, y_train, x_test and y_test; further pairs of
     whole numbers or text such as writer_train and writer_test are keys.
     """
-    from fedclade.data.published_datasets import (
+    from fedclade.data.dataset_catalog import (
         CATALOGUE,  # its readers make data sets by this module
     )
 
@@ -116,7 +116,7 @@ def load(
 
 def is_available(name: str, root: str | os.PathLike[str] | None = None) -> bool:
     """Whether `load` would find the files of this data set. They are not read."""
-    from fedclade.data.published_datasets import (
+    from fedclade.data.dataset_catalog import (
         CATALOGUE,  # its readers make data sets by this module
     )
 

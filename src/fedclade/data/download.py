@@ -12,7 +12,7 @@ from typing import TypeAlias
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fedclade.data.published_datasets import File, Published
+from fedclade.data.dataset_catalog import File, Published
 from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.io import safe_read
 

@@ -21,7 +21,7 @@ from typing import (
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from fedclade.core.communication_cost import SYMBOLS
+from fedclade.core.cost_formula import SYMBOLS
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import UNKNOWN, State
@@ -86,7 +86,7 @@ class Method(ABC, Generic[S]):
     server_visibility: ClassVar[Needs]  # what the server must see
     groups: ClassVar[Groups] = "none"
     # Bytes that one client of a cohort sends and receives in a round, as expressions
-    # (`core.cost_expression`), and what else is sent, as text.
+    # (`core.cost_formula`), and what else is sent, as text.
     upload_cost: ClassVar[str] = "W"
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""

@@ -20,7 +20,7 @@ from fedclade.errors import require, require_int
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.required_context import INJECTED, NeedsSecret
 from fedclade.programs.evaluation import evaluate_losses
-from fedclade.programs.secret_permutation import (
+from fedclade.programs.secret_parameter_order import (
     concealed,
     from_secret_order,
     in_secret_order,

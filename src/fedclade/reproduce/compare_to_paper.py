@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from fedclade.core.communication_cost import evaluate_cost
+from fedclade.core.cost_formula import evaluate_cost
 from fedclade.io.environment_info import environment_info
 from fedclade.reproduce.execute import Done, Plan
 from fedclade.reproduce.paper_metrics import measure

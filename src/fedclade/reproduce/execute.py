@@ -293,7 +293,7 @@ def _studied(
 
 
 def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> Numbers:
-    """The values of a formula's letters (see `core.cost_expression`), and all bytes that the
+    """The values of a formula's letters (see `core.cost_formula`), and all bytes that the
     simulator counted, both ways.
     """
     models, method = StoredModels(store.folder), experiment.method

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from fedclade.core.communication_cost import SYMBOLS, evaluate_cost
+from fedclade.core.cost_formula import SYMBOLS, evaluate_cost
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.reproduce.studies import STUDIES
 

@@ -150,7 +150,7 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
 
 def inject_context(method: Method, clients: ClientMetadata, seed: int) -> Method:
     """The method with what it needs of the federation besides the clients' replies; see
-    `methods.requirements`. A value that the user gave stays.
+    `methods.required_context`. A value that the user gave stays.
     """
     context: dict[str, Any] = {}
     if isinstance(method, NeedsEncoder) and method.encoder_module is None:

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedclade.cli import data
-from fedclade.data.published_datasets import CATALOGUE, MNIST_FILES, Published
+from fedclade.data.dataset_catalog import CATALOGUE, MNIST_FILES, Published
 from fedclade.errors import FedcladeError
 
 Call = Callable[..., tuple[str, str]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from fedclade.analysis.comparison import plan, runs
+from fedclade.analysis.comparison_runs import plan, runs
 from fedclade.analysis.sweep_grid import expand, is_sweep, values_of
 from fedclade.cli import main
 from fedclade.errors import InvalidInputError

@@ -24,7 +24,7 @@ from fedclade.programs.encoder_signature import signature as centres
 from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.gradient_signature import signature
 from fedclade.programs.model_selection import choose_then
-from fedclade.programs.secret_permutation import in_secret_order
+from fedclade.programs.secret_parameter_order import in_secret_order
 from fedclade.programs.sgd import sgd
 
 

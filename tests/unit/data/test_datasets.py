@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from fedclade.data import DATASETS, Dataset, dataset, from_arrays, load
+from fedclade.data.dataset_catalog import CATALOGUE
 from fedclade.data.datasets import is_available
-from fedclade.data.published_datasets import CATALOGUE
 from fedclade.errors import InvalidInputError
 
 Arrays = dict[str, np.ndarray]

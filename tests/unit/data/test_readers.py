@@ -20,7 +20,7 @@ import torch
 from scipy.io import savemat
 
 from fedclade.data import Dataset, readers
-from fedclade.data.published_datasets import CATALOGUE, CIFAR10_FILES, CIFAR100_FILES, MNIST_FILES
+from fedclade.data.dataset_catalog import CATALOGUE, CIFAR10_FILES, CIFAR100_FILES, MNIST_FILES
 from fedclade.errors import InvalidInputError
 
 Write = Callable[[Path], Dataset]

@@ -27,7 +27,7 @@ from scipy.io import savemat
 import fedclade as fc
 from fedclade.analysis import report
 from fedclade.data import download, readers
-from fedclade.data.published_datasets import CATALOGUE, File
+from fedclade.data.dataset_catalog import CATALOGUE, File
 from fedclade.errors import InvalidInputError
 from fedclade.io import checkpoint, safe_read
 from fedclade.io.run_dir import RunDirectory, StoredModels

@@ -33,7 +33,7 @@ from fedclade.io.checkpoint import flatten as flatten_state
 from fedclade.io.checkpoint import restore
 from fedclade.methods.cfl import AUTO_EPS1, AUTO_EPS2, CFL, CFLState
 from fedclade.models import MLP
-from fedclade.programs.secret_permutation import concealed, revealed
+from fedclade.programs.secret_parameter_order import concealed, revealed
 
 ROUNDS = 22  # enough for two groups to part, and to be looked at again
 

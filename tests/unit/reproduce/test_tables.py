@@ -9,7 +9,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import DATASETS
-from fedclade.data.published_datasets import CATALOGUE
+from fedclade.data.dataset_catalog import CATALOGUE
 from fedclade.methods import FLT, LGFedAvg
 from fedclade.reproduce.execute import Options, Plan, plan
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table, tables

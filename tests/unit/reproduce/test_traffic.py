@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 import fedclade as fc
-from fedclade.core.communication_cost import SYMBOLS, evaluate_cost
+from fedclade.core.cost_formula import SYMBOLS, evaluate_cost
 from fedclade.reproduce.compare_to_paper import Cell, Outcome, in_words, outcome
 from fedclade.reproduce.execute import Options, execute, plan
 from fedclade.reproduce.markdown import page

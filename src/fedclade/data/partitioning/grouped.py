@@ -187,8 +187,8 @@ class PowerLawClusters:
             self.clusters <= most,
             "partition.clusters",
             self.clusters,
-            f"{len(known)} classes are too few for these clusters of {self.classes}; ask for at most"
-            f" {most} clusters or fewer classes",
+            f"{len(known)} classes are too few for these clusters of {self.classes}; ask for at"
+            f" most {most} clusters or fewer classes",
         )
         own = np.split(known, self.classes * np.arange(1, self.clusters))
         rows = [rng.permutation(np.flatnonzero(np.isin(labels, mine))) for mine in own]

@@ -2,7 +2,7 @@
 die, and writes their status to DIR/state.json.
 
 `python -m fedclade.integrations.flower.local_deployment.supervisor DIR`. It imports nothing from
-fedclade, so that `federation.py` can start the file itself: importing the package would load torch,
+fedclade, so that `deployment.py` can start the file itself: importing the package would load torch,
 300 MB in a process that only waits.
 """
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from fedclade.data import dataset, download, load
-from fedclade.data.published_datasets import CATALOGUE, MNIST_FILES, File, Published
+from fedclade.data.dataset_catalog import CATALOGUE, MNIST_FILES, File, Published
 from fedclade.errors import InvalidInputError
 
 

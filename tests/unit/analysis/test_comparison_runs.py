@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import fedclade as fc
-from fedclade.analysis.comparison import execute, plan, runs
+from fedclade.analysis.comparison_runs import execute, plan, runs
 from fedclade.errors import InvalidInputError
 from fedclade.registry import REGISTRY
 from fedclade.training.experiment_file import Experiment, read
