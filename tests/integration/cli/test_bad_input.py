@@ -175,7 +175,7 @@ CASES = {
     ),
     "more clients a round than clients": (
         of("run.clients_per_round=41"),
-        ["run.clients_per_round = 41", "40 clients", "share"],
+        ["run.clients_per_round = 41", "40 clients", "fraction"],
     ),
     "a key that the data do not have": (
         of("partition.name=natural_id"),

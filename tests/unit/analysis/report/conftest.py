@@ -143,7 +143,7 @@ def pages(
             "classes": 8,
         },
         "probes": [{"method": "fedavg", "gain": 0.0}, {"method": "clade", "gain": 20.5}],
-        "true_group": [0, 1, 0, 0],
+        "group": [0, 1, 0, 0],
     }
     (diagnosis / "diagnosis.json").write_text(json.dumps(said))
     wanted = {
