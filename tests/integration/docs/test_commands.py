@@ -39,7 +39,7 @@ NOT_RUN = {
     (
         "*",
         "fedclade data get",
-    ): "needs the network; tests/unit/data/test_catalog.py serves files of its own",
+    ): "needs the network; tests/unit/data/test_dataset_catalog.py serves files of its own",
     (
         "docs/datasets.md",
         "fedclade data check",
