@@ -130,18 +130,18 @@ class CFL(NeedsSecret, Method[CFLState]):
             cohort.sort().values
         )  # from here on ids are in rising order, so that the order of the cohort decides nothing
         state = self._second_look(fed, state, cohort, key)
-        got, updates = self._train(fed, state, cohort, state.cluster_ids, key)
-        if not len(got.ids):
+        results, updates = self._train(fed, state, cohort, state.cluster_ids, key)
+        if not len(results.ids):
             return state
         node, size, projected = (
-            state.cluster_ids[got.ids],
-            fed.sizes[got.ids],
+            state.cluster_ids[results.ids],
+            fed.sizes[results.ids],
             self._projected(updates),
         )
         for leaf in sorted(set(node.tolist())):
             here = torch.nonzero(
                 node == leaf
-            ).flatten()  # places among the replies: the clients are got.ids[here]
+            ).flatten()  # places among the replies: the clients are results.ids[here]
             if len(here) >= self.min_size and not state.frozen[leaf]:
                 side = bisect(
                     updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage
@@ -149,13 +149,13 @@ class CFL(NeedsSecret, Method[CFLState]):
                 state = (
                     state
                     if side is None
-                    else state.split(leaf, got.ids[here], side, projected[here])
+                    else state.split(leaf, results.ids[here], side, projected[here])
                 )
-        state = state.trained(got.ids, update_norms(updates), projected)
+        state = state.trained(results.ids, update_norms(updates), projected)
         return replace(
             state,
             models=segment_mean(
-                got.outputs, state.cluster_ids[got.ids], size, state.models, fed.aggregator
+                results.outputs, state.cluster_ids[results.ids], size, state.models, fed.aggregator
             ),
         )
 
@@ -163,10 +163,10 @@ class CFL(NeedsSecret, Method[CFLState]):
         state, ids, depth = state.with_num_clients(len(fed.sizes)), ids.sort().values, 0
         cluster, leaf = state.cluster_ids.index_fill(0, ids, 0), state.is_leaf()
         while len(ids := ids[~leaf[cluster[ids]]]):
-            got, updates = self._train(fed, state, ids, cluster, fold_in(key, "walk", depth))
-            child = state.next_node(cluster[got.ids], self._projected(updates))
-            cluster = cluster.index_fill(0, ids, UNKNOWN).index_copy(0, got.ids, child)
-            ids, depth = got.ids, depth + 1
+            results, updates = self._train(fed, state, ids, cluster, fold_in(key, "walk", depth))
+            child = state.next_node(cluster[results.ids], self._projected(updates))
+            cluster = cluster.index_fill(0, ids, UNKNOWN).index_copy(0, results.ids, child)
+            ids, depth = results.ids, depth + 1
         return replace(state, cluster_ids=cluster)
 
     def assign_models(self, state: CFLState, ids: Tensor) -> ModelAssignment:
@@ -190,9 +190,9 @@ class CFL(NeedsSecret, Method[CFLState]):
         the updates as vectors.
         """
         program = in_secret_order(sgd(self.local), self.secret) if self.permute else sgd(self.local)
-        got = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
-        before = flatten(tree_index(state.models, at[got.ids]))
-        return got, flatten(got.outputs) - before if len(got.ids) else before
+        results = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
+        before = flatten(tree_index(state.models, at[results.ids]))
+        return results, flatten(results.outputs) - before if len(results.ids) else before
 
     def _projected(self, updates: Tensor) -> Tensor:
         bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))
@@ -220,7 +220,7 @@ class CFL(NeedsSecret, Method[CFLState]):
             name: torch.stack([value[state.parent], value], 1)
             for name, value in state.models.items()
         }
-        got = fed.map(
+        results = fed.map(
             from_secret_order(ask, self.secret) if self.permute else ask,
             cohort[due],
             per_client=ModelAssignment(pairs, state.cluster_ids[cohort[due]]),
@@ -229,9 +229,9 @@ class CFL(NeedsSecret, Method[CFLState]):
                 segment_ids=up[due], weights=torch.ones(int(due.sum())), num_segments=len(state)
             ),
         )
-        if not got.sums:
+        if not results.sums:
             return state
-        before, now = got.sums["loss"].cpu().unbind(1)
-        return replace(state, frozen=state.frozen | (got.total_weight > 0)).revert(
+        before, now = results.sums["loss"].cpu().unbind(1)
+        return replace(state, frozen=state.frozen | (results.total_weight > 0)).revert(
             torch.nonzero(now > before).flatten()
         )

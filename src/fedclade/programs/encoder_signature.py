@@ -134,8 +134,8 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
         # Each example by itself: if one could change what is made of another, the sensitivity would
         # be another.
         codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
-        told = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
-        sums = tree_map(torch.add, told, carry) if "sum" in carry else told
+        batch_sums = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
+        sums = tree_map(torch.add, batch_sums, carry) if "sum" in carry else batch_sums
         return sums | {"trace": after(carry["trace"], batch.x)}
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:

@@ -74,13 +74,38 @@ def run(
 ) -> Result:
     """Train `method` on `clients` and evaluate every client.
 
-    model: one of `fc.models`, or any nn.Module (its weights are the first model); loss and metrics:
-    functions of (outputs, targets) with one value for each example; clients_per_round: a float is a
-    share, an int a number; eval_every=0: at the end only; aggregator: of models, one of
-    `Aggregator`; max_rejections: a client rejected this often is not asked again, 0: it always is;
-    out: a folder for the run, with resume=True to continue where it stopped; on_round: called with
-    each round's row of the history; threads: on the CPU; profile: time the phases of the run, which
-    slows it down a little (`Result.profile`).
+    Args:
+        method: The method, such as `fc.Clade()`.
+        clients: The clients and their data, from `fc.data.partition` or `fc.data.from_arrays`.
+        model: One of `fc.models`, or any `nn.Module`, whose weights are the initial model.
+        rounds: The number of rounds T.
+        clients_per_round: The cohort: a float is a fraction of the clients, an int their number.
+        lr: The learning rate η of local SGD.
+        batch_size: The size B of a minibatch.
+        epochs: The number E of local epochs in a round.
+        momentum: The momentum of local SGD.
+        loss: A function of (outputs, targets) with one value for each example; None for
+            cross-entropy.
+        seed: The seed of all random numbers.
+        eval_every: The number of rounds between evaluations; 0 for the end only.
+        device: "auto", "cpu" or "cuda".
+        chunk: The number of clients in one step; None to choose it by device and model.
+        out: The run directory; None to write nothing.
+        resume: Whether to continue the run in `out`.
+        on_round: A function that gets each round's row of the history.
+        weight_decay: The weight decay of local SGD.
+        lr_decay: The factor of the learning rate after every round.
+        metrics: More functions of the form of `loss`, by name.
+        fine_tune_epochs: Above 0, also report the accuracy after these local epochs.
+        max_rejections: A client is blocked after this number of rejected replies; 0 for never.
+        aggregator: How the models of a group become one; see `Aggregator`.
+        checkpoint_every: The number of rounds between checkpoints; 0 for the end only.
+        precision: The precision of matrix products on CUDA, "tf32" or "float32".
+        threads: The number of CPU threads; None for one per core.
+        profile: Whether to time the phases of the run (`Result.profile`), which slows it slightly.
+
+    Returns:
+        The summary, the history, the group of each client and the clients' models.
     """
     local = LocalConfig(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
     settings = TrainingConfig(

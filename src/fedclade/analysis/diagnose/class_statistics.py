@@ -84,21 +84,21 @@ def class_statistics(
         num_segments=1,
         keys=("scatter",),
     )
-    got = fed.map(
+    results = fed.map(
         class_sums(objective, classes, fold_in(key, "projection")),
         torch.arange(clients),
         per_client=rows,
         key=key,
         reduce=add,
     )
-    if got.failures:
+    if results.failures:
         raise InvalidInputError(
-            f"client {got.failures[0].client}: it could not be looked at"
-            f" ({got.failures[0].reason})."
+            f"client {results.failures[0].client}: it could not be looked at"
+            f" ({results.failures[0].reason})."
         )
-    counts, sums = got.outputs["counts"].cpu().numpy(), got.outputs["sums"].cpu().numpy()
+    counts, sums = results.outputs["counts"].cpu().numpy(), results.outputs["sums"].cpu().numpy()
     return ClassStatistics(
-        counts, sums, symmetric(got.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy()
+        counts, sums, symmetric(results.sums["scatter"][0].cpu().double(), sums.shape[-1]).numpy()
     )
 
 
