@@ -394,7 +394,7 @@ def test_a_damaged_checkpoint_is_not_called_whole(
         do(digits, tmp_path, resume=True)
     assert len(told) == 1  # when it began, and not again at its end
     (tmp_path / "checkpoint" / "round-000002.safetensors").write_bytes(b"damaged")
-    with pytest.raises(fc.InvalidInputError, match="no other to go on from"):
+    with pytest.raises(fc.InvalidInputError, match="no other checkpoint"):
         do(digits, tmp_path, resume=True)
 
 
