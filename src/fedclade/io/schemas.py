@@ -29,7 +29,19 @@ class FailureRecord(TypedDict):
     rejected: bool
 
 
-class RoundRecord(TypedDict):
+class _Evaluated(TypedDict, total=False):
+    """What an evaluation may add to a round and to the summary."""
+
+    accuracy_tuned: float | None
+    loss: float | None
+    loss_tuned: float | None
+    perplexity: float | None
+    train_accuracy: float | None
+    train_accuracy_variance: float | None
+    train_loss: float | None
+
+
+class RoundRecord(_Evaluated):
     """A line of rounds.jsonl. Evaluated rounds have the optional keys, and one for each metric of
     the user's own.
     """
@@ -45,18 +57,11 @@ class RoundRecord(TypedDict):
     accuracy_stderr: NotRequired[float | None]
     accuracy_variance: NotRequired[float | None]
     accuracy_worst10: NotRequired[float | None]
-    accuracy_tuned: NotRequired[float | None]
-    loss: NotRequired[float | None]
-    loss_tuned: NotRequired[float | None]
-    perplexity: NotRequired[float | None]
-    train_accuracy: NotRequired[float | None]
-    train_accuracy_variance: NotRequired[float | None]
-    train_loss: NotRequired[float | None]
     by_cluster_of: NotRequired[str]
     by_cluster: NotRequired[list[list[Any]]]
 
 
-class Summary(TypedDict):
+class Summary(_Evaluated):
     """summary.json: the numbers over all clients after the last round. Each metric of the user's
     own is one more key.
     """
@@ -75,13 +80,6 @@ class Summary(TypedDict):
     accuracy_stderr: float | None
     accuracy_variance: float | None
     accuracy_worst10: float | None
-    accuracy_tuned: NotRequired[float | None]
-    loss: NotRequired[float | None]
-    loss_tuned: NotRequired[float | None]
-    perplexity: NotRequired[float | None]
-    train_accuracy: NotRequired[float | None]
-    train_accuracy_variance: NotRequired[float | None]
-    train_loss: NotRequired[float | None]
     ari: float | None
     bytes_up: int
     bytes_down: int
