@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from fedclade.core.program import Program, chain
     from fedclade.core.program_serialization import serializable_program
     from fedclade.engines.simulator import Simulator
-    from fedclade.errors import FedcladeError, InvalidInputError, VectorizationError, WriteError
+    from fedclade.errors import (
+        FedcladeError,
+        FedcladeWarning,
+        InvalidInputError,
+        VectorizationError,
+        WriteError,
+    )
     from fedclade.methods import (
         CFL,
         FLIS,
@@ -81,6 +87,7 @@ __all__ = [
     "FedProx",
     "FedSEM",
     "FedcladeError",
+    "FedcladeWarning",
     "Federation",
     "InvalidInputError",
     "LGFedAvg",
@@ -131,7 +138,9 @@ _MODULES = {
     "fedclade.core.program_serialization": "serializable_program",
     "fedclade.core.method_state": "State",
     "fedclade.engines.simulator": "Simulator",
-    "fedclade.errors": "FedcladeError InvalidInputError VectorizationError WriteError",
+    "fedclade.errors": (
+        "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
+    ),
     "fedclade.methods": (
         "CFL FLIS FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
         "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"

@@ -12,7 +12,29 @@ from numbers import Integral
 class FedcladeError(Exception):
     """Base of every error that fedclade raises on purpose. The command line prints it without a
     traceback.
+
+    Args:
+        message: what is wrong, what is allowed and what to do.
+        field: what the error is about, as the user writes it: a setting ("local.lr"), an argument
+            ("model"), a file or a client; "" if no single thing is wrong.
     """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class FedcladeWarning(UserWarning):
+    """Something that a user can change; the run continues.
+
+    Args:
+        message: what happened and what to do.
+        field: what the warning is about, as in `FedcladeError`.
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class InvalidInputError(FedcladeError, ValueError):
@@ -43,7 +65,7 @@ def nearest(given: str, known: Iterable[str]) -> str:
 def require(condition: bool, field: str, given: object, allowed: str) -> None:
     """Raise `InvalidInputError` in one shape for all fields: name, value, what is allowed."""
     if not condition:
-        raise InvalidInputError(f"{field} = {given!r}: {allowed}.")
+        raise InvalidInputError(f"{field} = {given!r}: {allowed}.", field)
 
 
 def is_int(value: object, min: int, max: int | None = None) -> bool:
