@@ -38,7 +38,7 @@ def diagnose(
     experiment: ExperimentArgument,
     sets: SetOption = None,
     probe_rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of the pilot run of each method; 0: no pilot runs.")
+        int, typer.Option(min=0, help="Rounds of each method's pilot run; 0 for no pilot runs.")
     ] = 10,
     device: DeviceOption = "auto",
     out: OutOption = None,
@@ -46,9 +46,9 @@ def diagnose(
     data_root: DataRootOption = None,
     imports: ImportOption = None,
 ) -> None:
-    """Analyse how clients differ and recommend a method.
+    """Analyze how clients differ and recommend a method.
 
-    Finds the groups of clients too. Test data are not used.
+    Also finds the groups of clients. Does not use test data.
     """
     import_all(imports)
     from fedclade.analysis.diagnose.api import diagnose_run
@@ -61,7 +61,8 @@ def diagnose(
     folder = out or new_folder(f"{Path(experiment).stem}-diagnosis")
     if (folder / FILE).exists():
         raise InvalidInputError(
-            f"--out {folder}: it holds a diagnosis already; give another folder."
+            f"--out {folder}: the folder already contains a diagnosis. Choose another folder.",
+            "--out",
         )
     run = chosen.to_run(chosen.clients(data_root), device)
     diagnosis = diagnose_run(run, probe_rounds)
@@ -91,14 +92,14 @@ def _show(diagnosis: Diagnosis) -> None:
     for name, label in _ROWS.items():
         difference: Difference = getattr(diagnosis.evidence, name)
         # A permutation test cannot resolve less than one in DRAWS.
-        likely = (
+        p_value = (
             f"{100 / DRAWS:.1f} % at most"
             if name == "labels" and difference.p <= 1 / DRAWS
             else f"{100 * difference.p:.1f} %"
         )
-        likely = "less than 0.1 %" if difference.p < 0.001 else likely
+        p_value = "less than 0.1 %" if difference.p < 0.001 else p_value
         table.add_row(
-            label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", likely
+            label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", p_value
         )
     out_console.print(table)
     if not diagnosis.probes:
