@@ -7,7 +7,7 @@ import pytest
 from fedclade.analysis.diagnose.heterogeneity_kind import Evidence
 from fedclade.analysis.diagnose.hypothesis_tests import NONE, Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates
-from fedclade.analysis.diagnose.recommendation import advised
+from fedclade.analysis.diagnose.recommendation import recommend
 
 MUCH = Difference(0.2, 10.0, 1e-9, 1.0)
 TINY = Difference(1e-4, 2.0, 1e-9, 1.0)  # surely there, and too small to matter
@@ -58,30 +58,30 @@ def test_the_best_is_advised_and_of_equals_the_simplest() -> None:
         probe("ifca", 5, 0),
     ]
     assert (
-        advised(True, 4, False, probes).method == "clade"
+        recommend(True, 4, False, probes).method == "clade"
     )  # half a point behind, with an error of one
-    assert advised(True, 4, False, probes).clustering_helps
+    assert recommend(True, 4, False, probes).clustering_helps
     far = [probe("fedavg", 0, 5), probe("local", 5, 0), probe("clade", 3, 2)]
-    assert advised(True, None, False, far).method == "local"
-    assert not advised(True, None, False, far).clustering_helps
+    assert recommend(True, None, False, far).method == "local"
+    assert not recommend(True, None, False, far).clustering_helps
 
 
 def test_where_nothing_differs_it_takes_two_errors_to_leave_fedavg() -> None:
     assert (
-        advised(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method
+        recommend(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method
         == "fedavg"
     )
     assert (
-        advised(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method
+        recommend(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method
         == "local"
     )
 
 
 def test_advice_without_probe_rounds_claims_no_gain() -> None:
-    assert advised(True, 4, False, []).method == "clade"
-    assert advised(True, None, True, []).settings == {"recluster_every": 5}
-    assert advised(False, None, False, []).gain is None
-    assert advised(False, None, False, []).method == "fedavg"
+    assert recommend(True, 4, False, []).method == "clade"
+    assert recommend(True, None, True, []).settings == {"recluster_every": 5}
+    assert recommend(False, None, False, []).gain is None
+    assert recommend(False, None, False, []).method == "fedavg"
 
 
 def test_candidates() -> None:
