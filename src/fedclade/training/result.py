@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,17 +120,24 @@ class Result:
         return DataFrame(self.clients)
 
     def report(self, out: str | os.PathLike[str]) -> Path:
-        """Write this run as one HTML page that needs no network, and give its path."""
+        """Write this run as one HTML page that needs no network.
+
+        Args:
+            out: the file to write, such as "report.html".
+
+        Returns:
+            The path of the file.
+        """
         from fedclade.analysis import report
 
-        if self.folder is not None:
-            return report.write_report([self.folder], Path(out))
+        return report.write_report(self, out)
+
+    def write_for_report(self, folder: Path) -> None:
+        """Write what a report reads into this new folder, for a run that wrote no folder."""
         assert self.report_inputs is not None
-        with tempfile.TemporaryDirectory() as folder:
-            store = RunDirectory.open(Path(folder) / self.summary["method"], resume=False)
-            store.begin(self.report_inputs.tables, self.history)
-            write_outcome(store, self.clients, self.report_inputs.features, self.summary)
-            return report.write_report([store.folder], Path(out))
+        store = RunDirectory.open(folder, resume=False)
+        store.begin(self.report_inputs.tables, self.history)
+        write_outcome(store, self.clients, self.report_inputs.features, self.summary)
 
 
 def write_outcome(

@@ -64,19 +64,14 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
 
 
 def _sure(diagnosis: Diagnosis) -> str:
-    confidence = (
-        "Very sure"
-        if diagnosis.sure >= 0.9
-        else "Fairly sure"
-        if diagnosis.sure >= 0.7
-        else "Not sure"
-    )
+    sure = diagnosis.sure
+    confidence = "Very sure" if sure >= 0.9 else "Fairly sure" if sure >= 0.7 else "Not sure"
     low_power = (
         " With this few examples a difference may go undetected."
         if diagnosis.evidence.power() < 0.5
         else ""
     )
-    return f"{confidence} ({100 * diagnosis.sure:.0f} %).{low_power}"
+    return f"{confidence} ({100 * sure:.0f} %).{low_power}"
 
 
 def _groups(diagnosis: Diagnosis) -> str:

@@ -1,4 +1,4 @@
-"""A finished run, as far as an export needs it."""
+"""The parts of a finished run that an export needs."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from fedclade.training.result import load, with_weights
 
 
 class FinishedRun:
-    """A finished run as the export reads it. `module` is None where its model is the user's own and
-    was not given.
+    """A finished run as the export reads it. `module` is None if the run used the user's own module
+    and `model` is None.
     """
 
     def __init__(self, folder: Path, model: nn.Module | None) -> None:
         if not folder.is_dir():
-            raise InvalidInputError(f"export: there is no folder '{folder}'.")
+            raise InvalidInputError(f"export: no folder '{folder}'.", str(folder))
         if (folder / "comparison.json").exists() and not RunDirectory(folder).holds_run():
             inside = sorted(
                 child.name for child in folder.iterdir() if RunDirectory(child).holds_run()
             )
             raise InvalidInputError(
-                f"{folder}: it holds several runs; export one of them, for example"
-                f" {folder / inside[0] if inside else folder}."
+                f"{folder}: contains several runs. Export one of them, for example"
+                f" {folder / inside[0] if inside else folder}.",
+                str(folder),
             )
         if not RunDirectory(folder).holds_run():
             raise InvalidInputError(
-                f"{folder}: it holds no run; give a folder that `fedclade run` wrote."
+                f"{folder}: contains no run. Give a folder that 'fedclade run' wrote.", str(folder)
             )
         store = RunDirectory(folder)
         summary = store.summary()
         if summary is None:
             raise InvalidInputError(
-                f"{folder}: the run has not ended (there is no summary.json); go on with --resume."
+                f"{folder}: the run is not finished (no summary.json). Continue it with --resume.",
+                str(folder),
             )
         self.summary, self.tables, self.models = summary, store.tables(), StoredModels(folder)
         self.columns, self.features = (
@@ -55,7 +57,7 @@ class FinishedRun:
 
     @property
     def input_dtype(self) -> str | None:
-        """float32, or int64 where the model looks words up; None where the model is not known."""
+        """float32, or int64 if the model has an embedding; None if the module is not known."""
         return (
             None
             if self.module is None
@@ -63,14 +65,16 @@ class FinishedRun:
         )
 
     def groups(self) -> list[tuple[str, int, list[int]]]:
-        """Name, row and clients of each model. By the cluster's number where clusters and models
-        are the same, else by the row's.
+        """Name, row and clients of each model. The name has the number of the cluster if each
+        cluster has one model, else the number of the row.
         """
         rows, clusters = self.models.assignment, self.models.clusters
         served: Tensor = rows >= 0
         if not bool(served.any()):
             raise InvalidInputError(
-                "export: no model of this run is here; each is with its client alone."
+                "export: this run folder contains no model, because every model stayed with its"
+                " client.",
+                "run",
             )
         pairs = {
             (int(row), int(cluster))
@@ -79,16 +83,16 @@ class FinishedRun:
         one_to_one = (
             len(pairs) == len({row for row, _ in pairs}) == len({cluster for _, cluster in pairs})
         )
-        found = []
+        groups = []
         for row in sorted(set(rows[served].tolist())):
             ids = (rows == row).nonzero().flatten().tolist()
-            found.append(
+            groups.append(
                 (f"group-{int(clusters[ids[0]])}" if one_to_one else f"model-{row}", row, ids)
             )
-        return found
+        return groups
 
     def state(self, row: int) -> Tree:
-        """All that a module of this form has, by name."""
+        """The state dict of one model."""
         weights = self.models.fixed | self.models.row(row)
         return (
             weights
