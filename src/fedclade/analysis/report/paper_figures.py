@@ -154,7 +154,7 @@ def _map(run: dict[str, Any]) -> Figure:
             label=f"group {group}" if group >= 0 else "no group yet",
             **style,
         )
-    axes.set(xlabel="First direction", ylabel="Second direction")
+    axes.set(xlabel="First component", ylabel="Second component")
     if 1 < len(groups) <= _MAX_LEGEND:
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure

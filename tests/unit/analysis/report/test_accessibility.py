@@ -52,7 +52,7 @@ def test_every_figure_has_words_and_a_table(pages: dict[str, str], opened: Open)
     drawings = tab.locator("svg[role=img], canvas[role=img]")
     assert drawings.count() == 12
     assert all(drawings.nth(at).get_attribute("aria-label") for at in range(drawings.count()))
-    tab.locator("#learning-all-told summary").click()
+    tab.locator("#learning-all-details summary").click()
     assert (
         tab.locator("#learning-all-table tbody tr").count() == 2
     )  # evaluated in two of four rounds

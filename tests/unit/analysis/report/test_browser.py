@@ -63,7 +63,7 @@ def test_a_chosen_group_is_seen_everywhere(pages: dict[str, str], opened: Open) 
     assert tab.locator("#spread-svg .bin.chosen").count() >= 1
     assert tab.locator("#groups-table tr.chosen").inner_text().split()[:2] == ["group", "2"]
     assert tab.locator("#group-select").input_value() == "2"
-    tab.locator("#clients-told summary").click()
+    tab.locator("#clients-details summary").click()
     assert cells(tab, "clients-table", 1) == ["2", "6", "10", "14", "18", "22"]
     tab.locator("#group-select").select_option("")
     assert tab.locator(".dim").count() == 0
@@ -88,9 +88,9 @@ def test_figures_are_read_with_the_keyboard(pages: dict[str, str], opened: Open)
     tab = opened(pages["one"])
     tab.locator("#learning-all-svg").focus()
     tab.keyboard.press("ArrowRight")
-    assert tab.locator("#spoken").inner_text().startswith("Round 2")
+    assert tab.locator("#announcement").inner_text().startswith("Round 2")
     tab.keyboard.press("End")
-    assert tab.locator("#spoken").inner_text().startswith("Round 4")
+    assert tab.locator("#announcement").inner_text().startswith("Round 4")
     tab.keyboard.press("Escape")
     assert tab.locator("#tip").is_hidden()
     tab.locator("#map-svg").focus()
@@ -123,10 +123,10 @@ def test_gains_are_shown_between_any_two_runs_of_the_same_clients(
     tab = opened(pages["several"])
     tab.locator("#gain-new").select_option("clade-seed1")
     assert tab.locator("#gain-old option").all_inner_texts() == ["fedavg-seed1"]
-    first = tab.locator("#gain-said").inner_text()
+    first = tab.locator("#gain-text").inner_text()
     assert "of 24 clients gain under clade-seed1 over fedavg-seed1" in first
     tab.locator("#gain-new").select_option("fedavg-seed1")
-    assert "gain under fedavg-seed1 over clade-seed1" in tab.locator("#gain-said").inner_text()
+    assert "gain with fedavg-seed1 over clade-seed1" in tab.locator("#gain-text").inner_text()
     tab.locator("#run-select").select_option("fedavg-seed0")
     assert tab.locator("#run-title").inner_text() == "Run fedavg-seed0"
     assert tab.locator("#run-headline").inner_text().startswith("One model for all clients")
@@ -191,7 +191,7 @@ def test_a_run_without_accuracy_is_shown_by_its_loss(tmp_path: Path, opened: Ope
     )  # the mean client, on test and on training data
     assert "below the line it gains" in tab.locator("#before-after figcaption").inner_text()
     assert tab.locator("#before-after-svg .mark").count() == 5
-    assert tab.locator("#pictures").is_hidden()
+    assert tab.locator("#similarity-plots").is_hidden()
 
 
 class _Quiet(SimpleHTTPRequestHandler):

@@ -220,7 +220,7 @@ def test_a_page_that_is_slow_to_make_is_made_seldom(
         seen.append(json.loads(view.data() or "")["number"])
         now[0] += 1.0
     assert seen == [1] * 10 + [2] * 10 + [3] * 3
-    view.see_off()  # the end is shown at once
+    view.finish()  # the end is shown at once
     os.utime(folder / "rounds.jsonl")
     assert json.loads(view.data() or "")["number"] == 4
 
@@ -250,7 +250,7 @@ def test_an_open_page_is_let_fetch_the_end(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(live_server, "_FAREWELL", 60)
     view = live_server.View(folder)
     view.data()
-    waits = threading.Thread(target=view.see_off)
+    waits = threading.Thread(target=view.finish)
     waits.start()
     while not view._ended:
         time.sleep(0.01)

@@ -29,8 +29,8 @@ def test_clients_that_were_not_evaluated_do_not_count() -> None:
 
 
 def test_a_value_has_the_unit_of_its_metric() -> None:
-    assert ACCURACY.said(87.654) == "87.7 %"
-    assert PERPLEXITY.said(12.345) == "12.3"
+    assert ACCURACY.text(87.654) == "87.7 %"
+    assert PERPLEXITY.text(12.345) == "12.3"
 
 
 def test_mean_of_nothing_is_unknown() -> None:

@@ -18,7 +18,7 @@ from fedclade.analysis import report
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import METRICS, evenly, short
-from fedclade.analysis.report.run_section import MOST_FAILURES
+from fedclade.analysis.report.run_section import MAX_FAILURES
 from fedclade.errors import InvalidInputError
 
 from .conftest import planted, train
@@ -255,7 +255,7 @@ def test_a_run_without_accuracy(tmp_path: Path) -> None:
     assert data["metric"] == {"key": "loss", "label": "Loss", "unit": "", "higher": False}
     assert run["rounds"]["value"][-1] == pytest.approx(run["summary"]["loss"], rel=1e-4)
     assert run["map"] is None
-    assert run["pictured"] == "Nothing was kept of each client that could be drawn."
+    assert run["caption"] == "Nothing was kept of each client that could be drawn."
     assert len(run["clients"]["value"]) == 4
 
 
@@ -268,7 +268,7 @@ def test_failures_are_listed_and_counted(copied: Path) -> None:
     assert failures["count"] == 601
     assert failures["reasons"] == [("no answer", 600), ("not finite: weight", 1)]
     assert failures["first"][:2] == [[1, 3, "not finite: weight"], [3, 0, "no answer"]]
-    assert len(failures["first"]) == MOST_FAILURES
+    assert len(failures["first"]) == MAX_FAILURES
 
 
 def test_a_diagnosis_alone_and_beside_a_run(one: Path, tmp_path: Path) -> None:
@@ -310,4 +310,4 @@ def test_clients_that_nobody_knows_are_left_out_of_the_pictures(tmp_path: Path) 
     out = train(fc.CFL(), planted(24), tmp_path / "cfl", rounds=1)
     (run,) = report.collect([out])["runs"]
     assert 3 <= len(run["map"]["id"]) < 24
-    assert "are not known and left out" in run["pictured"]
+    assert "are not known and left out" in run["caption"]

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade.analysis.report.similarity_layout import LEAVES, MIXED, Labels, Points, Related, flat
+from fedclade.analysis.report.similarity_layout import (
+    MAX_LEAVES,
+    MIXED,
+    Labels,
+    Points,
+    Related,
+    project_2d,
+)
 
 
 def points(
@@ -29,7 +36,7 @@ def decoded(matrix: dict[str, object], which: str) -> np.ndarray:
 
 
 def test_the_map_of_points_in_a_plane_is_the_plane() -> None:
-    xy, share = flat(FOUR)
+    xy, share = project_2d(FOUR)
     assert share == pytest.approx(1)
     assert np.abs(xy) == pytest.approx(np.array([[5, 0.5]] * 4))
     assert xy[0, 0] == pytest.approx(-xy[1, 0])
@@ -38,7 +45,7 @@ def test_the_map_of_points_in_a_plane_is_the_plane() -> None:
 
 @pytest.mark.parametrize("rows", [[[1.0], [2.0], [4.0]], [[3.0, 3.0]] * 4])
 def test_a_map_of_one_number_or_of_one_place_is_flat(rows: list[list[float]]) -> None:
-    xy, share = flat(points(rows, [0] * len(rows)))
+    xy, share = project_2d(points(rows, [0] * len(rows)))
     assert xy.shape == (len(rows), 2)
     assert (xy[:, 1] == 0).all()
     assert share == 1
@@ -113,8 +120,8 @@ def test_one_group_is_not_cut() -> None:
 def test_of_a_large_tree_only_the_top_is_drawn() -> None:
     rows = np.random.default_rng(0).normal(size=(500, 3))
     tree = Related.of(points(rows, [0] * 500)).dendrogram()
-    assert len(tree["leaves"]) == LEAVES
-    assert len(tree["links"]) == LEAVES - 1
+    assert len(tree["leaves"]) == MAX_LEAVES
+    assert len(tree["links"]) == MAX_LEAVES - 1
     assert sum(size for _, size in tree["leaves"]) == 500
 
 
@@ -141,6 +148,6 @@ def test_any_clients_have_pictures(cloud: Points) -> None:
     ]
     assert sum(size for _, size in tree["leaves"]) == len(cloud.ids)
     assert (tree["cut"] is None) == (clusters == 1)
-    xy, share = flat(cloud)
+    xy, share = project_2d(cloud)
     assert np.isfinite(xy).all()
     assert 0 <= share <= 1 + 1e-9
