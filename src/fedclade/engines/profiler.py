@@ -17,11 +17,11 @@ import torch
 _ROUND = {
     "clients": "the clients' work",
     "replies": "checking replies",
-    "sums": "adding replies up",
+    "sums": "summing replies",
 }
 _CLIENT_WORK = {
     "models": "stacking models and client state",
-    "plan": "which samples are in which batch",
+    "plan": "assigning samples to batches",
     "steps": "training steps",
 }
 _OUTSIDE_ROUNDS = {"evaluation": "evaluation of all clients", "saving": "checkpoints and files"}
@@ -116,7 +116,7 @@ class Profile:
                 clients,
                 *lines(_CLIENT_WORK, within=True),
                 *others,
-                Line("server", "the method's own mathematics", server),
+                Line("server", "the method's work on the server", server),
                 *lines(_OUTSIDE_ROUNDS),
             ],
             rounds,
@@ -133,17 +133,13 @@ class Profile:
     def __str__(self) -> str:
         total = sum(line.seconds for line in self.lines if not line.within) or 1.0
         width = max(len(line.phase) for line in self.lines) + 4
-        text = [f"{'phase':{width}}{'seconds':>9}{'ms a round':>12}{'share':>8}"]
+        text = [f"{'phase':{width}}{'seconds':>9}{'ms/round':>12}{'share':>8}"]
         for line in self.lines:
             name = ("  " if line.within else "") + line.phase
             per_round, share = line.seconds / max(1, self.rounds), line.seconds / total
             numbers = f"{line.seconds:9.3f}{1000 * per_round:12.2f}{100 * share:7.1f}%"
             text.append(f"{name:{width}}{numbers}  {line.what}")
         if self.workers > 1:
-            text.append(
-                f"Seconds within the clients' work are those of {self.workers} workers together."
-            )
-        text.append(
-            f"{self.asked:,} client steps; {100 * self.padded:.1f}% more were computed for nobody."
-        )
+            text.append(f"The indented phases of clients are sums over {self.workers} workers.")
+        text.append(f"{self.asked:,} client steps, plus {100 * self.padded:.1f}% padding.")
         return "\n".join(text)

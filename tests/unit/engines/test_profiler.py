@@ -74,6 +74,6 @@ def test_the_command_line_shows_it(tmp_path: Path) -> None:
     ]
     shown = CliRunner().invoke(app, asked)
     assert shown.exit_code == 0, shown.output
-    assert re.search(r"phase +seconds +ms a round +share", shown.output)
+    assert re.search(r"phase +seconds +ms/round +share", shown.output)
     assert re.search(r"\n  steps +\d", shown.output)
-    assert "more were computed for nobody" in shown.output
+    assert re.search(r"client steps, plus \d+\.\d% padding", shown.output)
