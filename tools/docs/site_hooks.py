@@ -1,7 +1,7 @@
 """Hooks for mkdocs: pages and files that are outside docs/.
 
 Links between pages work in the repository, so docs/extend.md links to ../CONTRIBUTING.md. The site
-has nothing above docs/: pages of the root and notebooks become pages of the site, a single file is
+contains only docs/. So pages of the root and notebooks become pages of the site, a single file is
 copied to files/, and a link to a folder becomes plain text.
 """
 
@@ -49,10 +49,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    at = page.file.src_uri
-    outside = next((name for name, inside in PAGES.items() if inside == at != "index.md"), None)
-    folder = (ROOT / (outside or f"docs/{at}")).parent
-    return LINK.sub(lambda link: _site_link(link, folder, posixpath.dirname(at)), markdown)
+    path = page.file.src_uri
+    outside = next((name for name, inside in PAGES.items() if inside == path != "index.md"), None)
+    folder = (ROOT / (outside or f"docs/{path}")).parent
+    return LINK.sub(lambda link: _site_link(link, folder, posixpath.dirname(path)), markdown)
 
 
 def _site_link(link: re.Match[str], folder: Path, site_folder: str) -> str:

@@ -3,8 +3,8 @@
 python tools/docs/which_page.py [--out docs/which.md]
 
 Numbers come from results/papers (`fedclade reproduce`) and from all_methods.json and dirichlet.json
-in results/methods (benchmarks/all_methods.py and clade_training.py). The advice is written here;
-each piece of advice has a condition on the numbers, and the page is not written if one fails.
+in results/methods (benchmarks/all_methods.py and clade_training.py). This script contains the
+recommendations. Each has a condition on the numbers; the script fails if a condition does not hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAPERS = (
     ("labels permuted, CIFAR-10", "cfl_figure8", "end"),
     ("labels flipped, genomic", "fedgmcc_1", "genomic, flipped"),
     ("writers", "flt_3", "MLP"),
-    ("own manners, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
+    ("individual styles, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
     ("… EMD 49", "fedgmcc_1", "EMNIST62, EMD 48.9"),
 )
 TITLES = {
@@ -59,7 +59,7 @@ GROUPING = ("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fed
 
 @dataclass(frozen=True)
 class Numbers:
-    """Accuracy in percent, the mean over seeds; None where nothing was measured."""
+    """Accuracy in percent, the mean over seeds; None if it was not measured."""
 
     digits: dict[tuple[str, str], list[dict[str, float]]]
     papers: dict[tuple[str, str, str], tuple[float, int]]
@@ -70,9 +70,11 @@ class Numbers:
         """The small federations, in the order of the results."""
         return list(dict.fromkeys(federation for federation, _ in self.digits))
 
-    def small(self, federation: str, method: str, what: str = "accuracy") -> float | None:
+    def small(self, federation: str, method: str, metric: str = "accuracy") -> float | None:
         values = [
-            row[what] for row in self.digits.get((federation, method), []) if row[what] is not None
+            row[metric]
+            for row in self.digits.get((federation, method), [])
+            if row[metric] is not None
         ]
         return statistics.fmean(values) if values else None
 
@@ -107,13 +109,13 @@ def cell(value: float | None, best: bool = False) -> str:
     return f"**{text}**" if best else text
 
 
-def near_best(values: list[float | None], reach: float) -> float:
+def near_best(values: list[float | None], margin: float) -> float:
     known = [value for value in values if value is not None]
-    return max(known) - reach if known else 0.0
+    return max(known) - margin if known else 0.0
 
 
 def small_table(numbers: Numbers) -> str:
-    least = {
+    threshold = {
         federation: near_best(
             [numbers.small(federation, method) for method in METHODS if method != "oracle"], 0.5
         )
@@ -130,7 +132,7 @@ def small_table(numbers: Numbers) -> str:
                 *(
                     cell(
                         value,
-                        method != "oracle" and value is not None and value >= least[federation],
+                        method != "oracle" and value is not None and value >= threshold[federation],
                     )
                     for federation, value in values
                 ),
@@ -164,23 +166,23 @@ def groups_table(numbers: Numbers) -> str:
 
 
 def papers_table(numbers: Numbers) -> str:
-    shown = [
+    methods = [
         method
         for method in METHODS
         if any(numbers.paper(name, column, method) is not None for _, name, column in PAPERS)
     ]
-    least = [
+    thresholds = [
         near_best(
-            [numbers.paper(name, column, method) for method in shown if method != "oracle"], 0.5
+            [numbers.paper(name, column, method) for method in methods if method != "oracle"], 0.5
         )
         for _, name, column in PAPERS
     ]
     rows = []
-    for method in shown:
+    for method in methods:
         values = [numbers.paper(name, column, method) for _, name, column in PAPERS]
         bold = [
-            method != "oracle" and value is not None and value >= low
-            for value, low in zip(values, least, strict=True)
+            method != "oracle" and value is not None and value >= threshold
+            for value, threshold in zip(values, thresholds, strict=True)
         ]
         rows.append(
             [link(method), *(cell(value, best) for value, best in zip(values, bold, strict=True))]
@@ -196,14 +198,14 @@ def advice(numbers: Numbers) -> str:
 
     def value(number: float | None) -> float:
         if number is None:
-            raise SystemExit("docs/which.md: a number that its advice rests on was not measured")
+            raise SystemExit("docs/which.md: a number that a recommendation needs is missing")
         return number
 
-    def holds(condition: bool, what: str) -> None:
+    def holds(condition: bool, claim: str) -> None:
         if not condition:
-            raise SystemExit(f"docs/which.md would say what the numbers do not: {what}")
+            raise SystemExit(f"docs/which.md: the numbers do not support '{claim}'")
 
-    of = {
+    accuracy = {
         federation: {
             method: value(small(federation, method))
             for method in METHODS
@@ -213,20 +215,23 @@ def advice(numbers: Numbers) -> str:
     }
     for federation in ("iid", "quantity skew"):
         holds(
-            abs(of[federation]["clade"] - of[federation]["fedavg"]) < 1
-            and of[federation]["local"] < of[federation]["fedavg"] - 3,
+            abs(accuracy[federation]["clade"] - accuracy[federation]["fedavg"]) < 1
+            and accuracy[federation]["local"] < accuracy[federation]["fedavg"] - 3,
             f"{federation}: FedAvg",
         )
         holds(
-            max(of[federation].values()) - of[federation]["scaffold"] < 0.5,
+            max(accuracy[federation].values()) - accuracy[federation]["scaffold"] < 0.5,
             f"{federation}: SCAFFOLD",
         )
     for federation in ("label clusters", "labels swapped", "labels permuted", "rotated"):
-        holds(max(of[federation].values()) - of[federation]["clade"] < 0.5, f"{federation}: Clade")
+        holds(
+            max(accuracy[federation].values()) - accuracy[federation]["clade"] < 0.5,
+            f"{federation}: Clade",
+        )
     for federation in ("any two classes", "Dirichlet(0.1)"):
         holds(
-            max(of[federation].values()) - of[federation]["lg_fedavg"] < 0.5
-            and of[federation]["lg_fedavg"] - of[federation]["local"] < 2,
+            max(accuracy[federation].values()) - accuracy[federation]["lg_fedavg"] < 0.5
+            and accuracy[federation]["lg_fedavg"] - accuracy[federation]["local"] < 2,
             f"{federation}: own models",
         )
     holds(
@@ -240,7 +245,9 @@ def advice(numbers: Numbers) -> str:
     )
 
     def pair(federation: str, *methods: str) -> str:
-        return ", ".join(f"{TITLES[method]} {of[federation][method]:.1f}" for method in methods)
+        return ", ".join(
+            f"{TITLES[method]} {accuracy[federation][method]:.1f}" for method in methods
+        )
 
     def papers(name: str, column: str, *methods: str) -> str:
         return ", ".join(
@@ -249,16 +256,16 @@ def advice(numbers: Numbers) -> str:
 
     rows = [
         [
-            "are of one kind, or differ in size alone",
+            "have similar data, or differ only in size",
             f"{link('fedavg')}, or {link('scaffold')} for twice the traffic",
             (
-                f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group"
-                f" and is FedAvg ({of['iid']['clade']:.1f})"
+                f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group,"
+                f" so it equals FedAvg ({accuracy['iid']['clade']:.1f})"
             ),
         ],
         [
-            "hold different classes, in groups",
-            f"{link('clade')}; {link('fedsem')} where you know the number of groups",
+            "have different classes, in groups",
+            f"{link('clade')}; {link('fedsem')} if you know the number of groups",
             (
                 "MNIST, five groups:"
                 f" {papers('flt_1', 'MNIST', 'fedavg', 'local', 'fedsem', 'clade')}; 2,400 clients:"
@@ -266,7 +273,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "call the same things by other names (labels permuted, swapped, flipped)",
+            "have different labels for the same inputs (permuted, swapped, flipped)",
             f"{link('clade')}; {link('cfl')} with most clients in each round",
             (
                 "CIFAR-10, labels permuted:"
@@ -275,7 +282,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "see the same things differently, in groups (rotated, other devices)",
+            "have different inputs for the same classes, in groups (rotated, other devices)",
             f"{link('clade')}",
             (
                 f"digits, four rotations: {pair('rotated', 'fedavg', 'local', 'fedsem', 'clade')}."
@@ -283,8 +290,8 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "each have a mixture of their own, without groups (few classes each, Dirichlet)",
-            f"{link('lg_fedavg')} or {link('local')}; {link('clade')} comes near",
+            "have individual class mixtures, without groups (few classes each, Dirichlet)",
+            f"{link('lg_fedavg')} or {link('local')}; {link('clade')} is close",
             "digits, any two classes:"
             f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
             " Dirichlet(0.1), two seeds: "
@@ -294,10 +301,10 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "each have a manner of their own (writers)",
+            "have individual styles (writers)",
             (
-                f"{link('fedavg')} where manners are near, {link('local')} where they are far apart"
-                " and data are enough"
+                f"{link('fedavg')} if styles are similar, {link('local')} if they differ much and"
+                " clients have enough data"
             ),
             (
                 f"writers: {papers('flt_3', 'MLP', 'fedavg', 'local', 'clade')}; earth mover's"
@@ -307,10 +314,10 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
     ]
-    return table(["your clients", "take", "because, accuracy in %"], rows)
+    return table(["your clients", "use", "evidence, accuracy in %"], rows)
 
 
-def written() -> str:
+def page_text() -> str:
     numbers = read_numbers()
     seeds = min(len(rows) for rows in numbers.digits.values())
     absent = [
@@ -328,7 +335,7 @@ def written() -> str:
     if first != "clade" or any(
         _regret(numbers, name) < clade for name in METHODS if name != "oracle"
     ):
-        raise SystemExit("docs/which.md would say that Clade loses least, and it does not")
+        raise SystemExit("docs/which.md: the numbers do not support 'Clade is the safest choice'")
     fewest, most = (
         min(count for _, count in numbers.papers.values()),
         max(count for _, count in numbers.papers.values()),
@@ -336,24 +343,24 @@ def written() -> str:
     behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
-Made by `python tools/docs/which_page.py` from results/; a test compares. What kind of federation is
-yours? `fedclade diagnose` [says so](diagnosis.md). Then:
+`python tools/docs/which_page.py` writes this page from results/; a test compares them.
+`fedclade diagnose` [finds the kind of your federation](diagnosis.md). Then:
 
 {advice(numbers)}
-What holds throughout: if clients are of one kind, no grouping helps; if they are in groups that
-contradict each other, no single model helps. Where you do not know, {link("clade")} loses least: on
-the eight federations below it is never more than {clade:.1f} points behind the best method;
-{behind}. It is our own
-method: read its numbers with that in mind, and compare on your data (`fedclade compare`).
+In all experiments: if clients have similar data, clustering does not help; if groups contradict
+each other, a single model does not help. If you do not know your federation, {link("clade")} is the
+safest choice: on the eight federations below it is at most {clade:.1f} points behind the best
+method; {behind}. Clade is
+our own method, so compare on your data (`fedclade compare`).
 
 ## All methods, eight small federations
 
 Digits, 20 clients with 64 images on average, half of them in a round, 40 rounds, MLP(64), {seeds}
-seeds (`python benchmarks/all_methods.py`). Every method has its defaults; IFCA, FedSEM and
-PCA+kM+HC are given the true number of groups. Means over all clients, each on its own test data;
-**bold**: within half a point of the best. The small size matters: methods that need more data, more
-local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) do better elsewhere, as their
-pages say.
+seeds (`python benchmarks/all_methods.py`). Every method has its default settings; IFCA, FedSEM and
+PCA+kM+HC get the true number of groups. Numbers are means over all clients, each on its own test
+data; **bold**: within half a point of the best. These federations are small: methods that need more
+data, more local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) are better on other
+federations; see their pages.
 
 {small_table(numbers)}
 The number of groups they find, and the agreement with the true groups (ARI: 1 is perfect, 0 is
@@ -362,8 +369,8 @@ chance):
 {groups_table(numbers)}
 ## The papers' federations
 
-From [the reproduction](reproduction.md), which has settings and spreads; {fewest} to {most} seeds.
-The first row of a method is taken where a table has several. –: not measured.
+From [the reproduction](reproduction.md), which has settings and standard deviations; {fewest} to
+{most} seeds. If a table has several rows of a method, the first is used. –: not measured.
 
 {papers_table(numbers)}
 ## What was not measured
@@ -373,15 +380,15 @@ The first row of a method is taken where a table has several. –: not measured.
   [the baselines](methods/baselines.md#comparison);
   FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
 - Groups and mixtures at once on large data; groups that change during training.
-- Accuracy with more than 2,400 clients. Texts with any methods but FedAvg, CFL and Clade
+- Accuracy with more than 2,400 clients. Text with other methods than FedAvg, CFL and Clade
   ([AG News](reproduction.md)).
-- Every accuracy here is of the simulator. On Flower the models are the same within 1e-5
-  ([how this is tested](flower.md)).
+- Accuracy on Flower: all numbers are from the simulator. The models on Flower are the same within
+  1e-5 ([how this is tested](flower.md)).
 """
 
 
 def _regret(numbers: Numbers, method: str) -> float:
-    """By how much a method is behind the best one, at most."""
+    """The largest difference between the best method and this one."""
     behind = []
     for federation in numbers.federations:
         values = {name: numbers.small(federation, name) for name in METHODS if name != "oracle"}
@@ -396,7 +403,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.parse_args().out.write_text(written())
+    parser.parse_args().out.write_text(page_text())
 
 
 if __name__ == "__main__":
