@@ -24,7 +24,7 @@ SAYS = {
         "groups found: 5, agreement with the planted ones (ARI, 1 is perfect): 1.00",
         "40 of 40 clients gain, 0 lose",
     ],
-    "researcher": ["clade     ", "over 3 seeds, ARI 1.00", "quick look"],
+    "researcher": ["clade     ", "over 3 seeds, ARI 1.00", "quick version"],
     "engineer": ["BatchNorm1d", "the same to the bit: True", "group"],
 }
 
