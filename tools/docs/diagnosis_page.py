@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Kinds and groups over all seeds, recommendations for seeds with training, and confidence."""
+    """Kinds and groups over all seeds, then advice for the seeds with training, then confidence."""
     return "\n".join(
         [
             kinds_table(results["rows"], results["expected"]),
@@ -35,42 +35,35 @@ def kinds_table(rows: list[Row], expected: dict[str, Row]) -> str:
     kinds: list[bool] = []
     groups: list[bool] = []
     for dataset in dict.fromkeys(row["dataset"] for row in rows):
-        for name, truth in expected.items():
+        for name, planted in expected.items():
             seeds = [row for row in rows if (row["dataset"], row["federation"]) == (dataset, name)]
-            kind = [row["kind"] == truth["kind"] for row in seeds]
+            kind = [row["kind"] == planted["kind"] for row in seeds]
             kinds += kind
             sure = sum(row["sure"] for row in seeds) / len(seeds)
             number, ari = "none found", "–"
-            if truth["groups"] is not None:
-                correct = [row["groups"] == truth["groups"] for row in seeds]
-                groups += correct
-                number = f"{sum(correct)} of {len(correct)} ({truth['groups']})"
+            if planted["groups"] is not None:
+                right = [row["groups"] == planted["groups"] for row in seeds]
+                groups += right
+                number = f"{sum(right)} of {len(right)} ({planted['groups']})"
                 ari = f"{min(row['ari'] or 0.0 for row in seeds):.2f}"
             elif any(row["groups"] is not None for row in seeds):
                 number = "found: " + ", ".join(str(row["groups"]) for row in seeds)
             share = f"{sum(kind)} of {len(kind)}"
             lines.append([dataset, name, share, number, ari, f"{100 * sure:.0f} %"])
-    head = [
-        "data",
-        "true kind",
-        "kind correct",
-        "groups correct (true)",
-        "lowest ARI",
-        "mean confidence",
-    ]
+    head = ["data", "planted", "kind right", "groups right (true)", "least ARI", "mean confidence"]
     return (
         f"{table(head, lines)}\n"
-        f"The kind is correct in {_share(kinds, 'federations')};"
-        f" the number of groups is correct in {_share(groups, 'federations with groups')}.\n"
+        f"Kind right in {_share(kinds, 'federations')};"
+        f" number of groups right in {_share(groups, 'that have groups')}.\n"
     )
 
 
-def _share(correct: list[bool], noun: str) -> str:
-    return f"{sum(correct)} of {len(correct)} {noun} ({100 * sum(correct) / len(correct):.1f} %)"
+def _share(right: list[bool], what: str) -> str:
+    return f"{sum(right)} of {len(right)} {what} ({100 * sum(right) / len(right):.1f} %)"
 
 
 def advice_table(rows: list[Row]) -> str:
-    head = ["data", "true kind", "seed", *NAMES.values(), "recommended", "behind the best"]
+    head = ["data", "planted", "seed", *NAMES.values(), "recommended", "behind the best"]
     lines: list[list[str]] = []
     behind: list[float] = []
     for row in rows:
@@ -91,18 +84,18 @@ def advice_table(rows: list[Row]) -> str:
     good = sum(gap <= 1 for gap in behind)
     return (
         f"{table([*head, 'gain over FedAvg: expected, true'], lines)}\n"
-        f"Within one point of the best of the five methods: {good} of {len(behind)};"
+        f"Within one point of the best of the five: {good} of {len(behind)};"
         f" largest difference: {max(behind):.2f} points.\n"
     )
 
 
 def confidence_table(rows: list[Row]) -> str:
     lines = []
-    for low, high in ((0.0, 0.6), (0.6, 0.9), (0.9, 1.0)):
-        correct = [row["right"] for row in rows if low <= row["sure"] < high]
-        share = f"{100 * sum(correct) / max(1, len(correct)):.0f} %"
-        lines.append([f"{100 * low:.0f} to {100 * high:.0f} %", str(len(correct)), share])
-    return table(["confidence", "federations", "kind correct"], lines)
+    for least, most in ((0.0, 0.6), (0.6, 0.9), (0.9, 1.0)):
+        right = [row["right"] for row in rows if least <= row["sure"] < most]
+        share = f"{100 * sum(right) / max(1, len(right)):.0f} %"
+        lines.append([f"{100 * least:.0f} to {100 * most:.0f} %", str(len(right)), share])
+    return table(["confidence", "federations", "kind right"], lines)
 
 
 def main() -> None:

@@ -1,10 +1,10 @@
 """The pictures of docs/methods/: for each method one to three panels that show its idea, as SVG.
-They show no measurements.
+Nothing in them is measured.
 
 python tools/docs/method_pictures.py [--out docs/images/methods]
 
-A circle is a client, a square is a model, and the color is the client's group. Color-blind readers
-can distinguish the colors, and every picture has a text description.
+The colour is the group of a client; a circle is a client, a square a model. Colour-blind readers
+can distinguish the colours, and every picture has a description in words.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from method_glyphs import (
     BLUE,
-    GRAY,
     GREEN,
+    GREY,
     HEIGHT,
     INK,
     ORANGE,
@@ -48,130 +48,134 @@ from method_glyphs import (
 )
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "images" / "methods"
-TEXT = 46  # height of the text below a panel
+TEXT = 46  # height of the words below a panel
 BY_GROUP = star((BLUE, ORANGE, GREEN), (0, 0, 1, 1, 2, 2), "up")
-DOWN, UP = star((GRAY,), (0,) * 6, "down"), star((GRAY,), (0,) * 6, "up")
+DOWN, UP = star((GREY,), (0,) * 6, "down"), star((GREY,), (0,) * 6, "up")
 PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
     "fedavg": (
         "FedAvg: one model for all",
         [
-            (DOWN, "1. The server sends w", "clients train it on their data"),
-            (UP, "2. Clients send trained weights", "w is their mean, weighted by examples"),
+            (DOWN, "1. Each client receives w", "and trains it on its own data"),
+            (UP, "2. It sends the trained weights", "w becomes their mean, by examples"),
         ],
     ),
     "local": (
         "Local: no exchange",
-        [(alone, "A separate model per client", "nothing is sent, nothing is shared")],
+        [(alone, "Each client has its own model", "nothing is sent or shared")],
     ),
     "fedprox": (
         "FedProx: FedAvg with a proximal term",
         [
-            (DOWN, "1. The server sends w", "as in FedAvg"),
-            (spring, "2. Training stays near w", "each step adds μ (w − w of the round)"),
-            (UP, "3. The mean", "weighted by examples, as in FedAvg"),
+            (DOWN, "1. Each client receives w", "as in FedAvg"),
+            (spring, "2. It stays close to w", "each step adds μ (w_k − w)"),
+            (UP, "3. The mean", "by examples, as in FedAvg"),
         ],
     ),
     "fednova": (
-        "FedNova: updates are divided by the number of steps",
+        "FedNova: updates are divided by their steps",
         [
-            (steps(False), "1. Clients make unequal steps", "more data: more steps, longer update"),
-            (steps(True), "2. Updates are normalized", "divided by the number of steps"),
+            (steps(False), "1. Clients make unequal steps", "much data: many steps, a long update"),
+            (steps(True), "2. Each update is normalized", "divided by its number of steps"),
             (UP, "3. The mean", "times the mean number of steps"),
         ],
     ),
     "scaffold": (
         "SCAFFOLD: steps are corrected for drift",
         [
-            (DOWN, "1. The server sends w and c", "c: mean gradient of all clients"),
-            (corrected, "2. Each step is corrected", "by c minus the client's cᵢ"),
-            (UP, "3. Clients send weights and cᵢ", "two means, weighted by examples"),
+            (DOWN, "1. Clients receive w and c", "c: mean direction of all clients"),
+            (corrected, "2. Each step is corrected", "by c minus the client's direction"),
+            (UP, "3. Weights and directions", "are sent; two means, by examples"),
         ],
     ),
     "lg_fedavg": (
-        "LG-FedAvg: local representation, shared head",
-        [(halves, "The head is averaged", "layers below it stay on the client")],
+        "LG-FedAvg: own representation, shared head",
+        [(halves, "The head is averaged", "the other layers stay on the client")],
     ),
     "per_fedavg": (
-        "Per-FedAvg: a model to fine-tune with one step",
+        "Per-FedAvg: a model that one step adapts",
         [
             (UP, "1. One model is trained", "to be good after one step"),
             (
                 personal,
                 "2. Each client makes that step",
-                "on its training data, and uses the result",
+                "on its training data; it uses the result",
             ),
         ],
     ),
     "ifca": (
-        "IFCA: every client selects the model with the lowest loss",
+        "IFCA: each client selects the model with the least loss",
         [
-            (chosen, "1. A client receives K models", "and selects the one with the lowest loss"),
-            (BY_GROUP, "2. It trains that model", "each model: the mean over its clients"),
+            (chosen, "1. A client receives K models", "and selects the one with least loss"),
+            (BY_GROUP, "2. It trains this model", "a model: the mean of its clients"),
         ],
     ),
     "fedsem": (
         "FedSEM: k-means on trained weights",
         [
-            (DOWN, "1. All clients train once", "from the initial model"),
+            (DOWN, "1. Once, all train w", ""),
             (
                 cloud(SPREAD, "✕"),
                 "2. k-means on the weights",
-                "K centers; a client has the nearest",
+                "K centers; a client joins the nearest",
             ),
-            (BY_GROUP, "3. Every round", "train, assign to the nearest, average"),
+            (BY_GROUP, "3. Every round", "train, join the nearest, average"),
         ],
     ),
     "pca_hc": (
         "PCA+kM+HC: principal components of the data",
         [
-            (axes, "1. PCA of each client's data", "k-means on the projections, k centers"),
-            (tree("C given"), "2. Ward's tree of the clients", "cut into C groups (a setting)"),
+            (axes, "1. A client's own axes", "k-means on the projections, k centers"),
+            (
+                tree("C given"),
+                "2. Ward's tree of the clients",
+                "cut into the given number of groups",
+            ),
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
     "flt": (
-        "FLT: similar data in the space of an encoder",
+        "FLT: clients with similar embeddings",
         [
-            (encoded, "1. A client encodes its data", "and sends k centers"),
-            (cloud(SPREAD, reach=32), "2. The server compares them", "closer than γ: related"),
+            (encoded, "1. A client embeds its data", "and sends k centers"),
+            (cloud(SPREAD, reach=32), "2. The server compares them", "distance below γ: related"),
             (BY_GROUP, "3. Related clients share", "the mean of the related models"),
         ],
     ),
     "cfl": (
         "CFL: split if updates contradict each other",
         [
-            (updates(False), "1. The model has converged", "but clients' updates are still long"),
-            (updates(True), "2. Split by cosine similarity", "if it is larger than the noise"),
-            (nodes, "3. The tree grows", "a model per leaf; new clients descend"),
+            (updates(False), "1. The model has converged", "but the updates are still large"),
+            (updates(True), "2. Split by cosine", "if it is larger than the noise"),
+            (nodes, "3. The tree grows", "one model per leaf; new clients descend"),
         ],
     ),
     "flis": (
         "FLIS: models with similar predictions",
         [
-            (probed, "1. Predictions on probe data", "the server runs models on unlabeled inputs"),
-            (lambda: matrix(True), "2. DC: similarity above β", "every round; groups may overlap"),
-            (tree("1 − β"), "2. HC: one hierarchical tree", "then FedAvg in each group"),
+            (probed, "1. Predictions on probe data", "the server runs all models"),
+            (lambda: matrix(True), "2. DC: similarity ≥ β", "every round; groups may overlap"),
+            (tree("1 − β"), "2. HC: one tree, once", "then FedAvg in each group"),
         ],
     ),
     "fedgmcc": (
-        "FedGMCC: loss along a path between models",
+        "FedGMCC: change of outputs along a path",
         [
-            (path, "1. A path for every pair", "loss on random inputs along the path"),
-            (linked, "2. Pairs with low loss are linked", "clusters: connected components"),
-            (BY_GROUP, "3. The mean of the chains", "is the model of a cluster"),
+            (path, "1. A path for every pair", "do outputs on noise inputs change?"),
+            (linked, "2. Near pairs are joined", "groups: connected components"),
+            (BY_GROUP, "3. The mean of the chains", "is the model of a group"),
         ],
     ),
     "clade": (
-        "Clade: groups from the clients' gradients, before training",
+        "Clade: the clients' gradients, once",
         [
-            (signatures, "1. Each client sends a signature", "its mean gradient, initial model"),
-            (tree("noise"), "2. A tree, and trees of noise", "groups only above the noise"),
+            (signatures, "1. One signature per client", "the mean gradient of the initial model"),
+            (tree("noise"), "2. A tree, and trees of noise", "groups only if it exceeds them"),
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
     "oracle": (
         "Oracle: FedAvg inside the true groups",
-        [(BY_GROUP, "The true groups are given", "the reference for other methods")],
+        [(BY_GROUP, "The groups are given", "a reference for other methods")],
     ),
 }
 
@@ -188,9 +192,9 @@ def svg(title: str, panels: Sequence[tuple[Glyph, str, str]]) -> str:
         f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
         "<defs>",
         *(
-            f'<marker id="to{color[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
-            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{color}"/></marker>'
-            for color in (BLUE, ORANGE, GREEN, INK)
+            f'<marker id="to{colour[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
+            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{colour}"/></marker>'
+            for colour in (BLUE, ORANGE, GREEN, INK)
         ),
         "</defs>",
     ]

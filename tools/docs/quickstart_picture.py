@@ -1,10 +1,10 @@
-"""docs/images/quickstart.svg: the groups that Clade finds in the quickstart, and the gain of each
-client over FedAvg.
+"""docs/images/quickstart.svg: the clients of the quickstart as Clade groups them, and what each
+client gains over FedAvg.
 
 python tools/docs/quickstart_picture.py [--out docs/images/quickstart.svg]
 
-Both runs use the preset without changes. The map shows the first two principal components of
-Clade's whitened signatures.
+Both runs are the preset as it is. The map has the first two principal components of what Clade
+groups by, its whitened signatures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedclade.training import experiment_file, plot_data
 from fedclade.training.result import Result
 
 OUT = Path(__file__).resolve().parents[2] / "docs" / "images" / "quickstart.svg"
-COLORS = (BLUE, ORANGE, GREEN, "#cc79a7", "#d55e00", "#56b4e9", INK)
+COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#d55e00", "#56b4e9", INK)
 WIDTH, HEIGHT, LEFT, TOP, SIDE = 760, 330, 56, 40, 240
 
 
@@ -36,12 +36,12 @@ def train(method: str, folder: Path) -> Result:
 def picture() -> str:
     with tempfile.TemporaryDirectory() as folder:
         clade, fedavg = (train(name, Path(folder) / name) for name in ("clade", "fedavg"))
-        plot = plot_data.read(Path(folder) / "clade")
-    if plot is None or plot.features is None:
-        raise SystemExit("the run has no features of its clients")
+        known = plot_data.read(Path(folder) / "clade")
+    if known is None or known.features is None:
+        raise SystemExit("the run kept nothing of what Clade grouped by")
     groups = np.unique(np.asarray(clade.clusters), return_inverse=True)[1]
-    points = PCA(2, random_state=0).fit_transform(plot.features)
-    before, after = (np.asarray(run.clients["accuracy"], dtype=float) for run in (fedavg, clade))
+    points = PCA(2, random_state=0).fit_transform(known.features)
+    before, after = (np.asarray(each.clients["accuracy"], dtype=float) for each in (fedavg, clade))
     title = (
         f"The quickstart: {len(groups)} clients, {groups.max() + 1} groups found; FedAvg"
         f" {before.mean():.1f} %, Clade {after.mean():.1f} %"
@@ -62,17 +62,17 @@ def picture() -> str:
 
 def _map(points: np.ndarray, groups: np.ndarray) -> list[str]:
     low, span = points.min(0), np.ptp(points, axis=0)
-    places = (points - low) / span * (SIDE - 24) + 12
+    at = (points - low) / span * (SIDE - 24) + 12
     parts = [
         f'<rect x="{LEFT - 26}" y="{TOP}" width="{SIDE}" height="{SIDE}" fill="none"'
         ' stroke="#c9cdd3"/>'
     ]
     parts += [
-        circle(LEFT - 26 + x, TOP + SIDE - y, COLORS[group], 6)
-        for (x, y), group in zip(places, groups, strict=True)
+        circle(LEFT - 26 + x, TOP + SIDE - y, COLOURS[group], 6)
+        for (x, y), group in zip(at, groups, strict=True)
     ]
-    for group in np.unique(groups):  # the number, because dots may cover each other
-        x, y = places[groups == group].mean(0)
+    for group in np.unique(groups):  # the dots of a group may lie over each other
+        x, y = at[groups == group].mean(0)
         inner = -16 if x > SIDE / 2 else 16
         parts.append(
             words(
@@ -87,8 +87,8 @@ def _map(points: np.ndarray, groups: np.ndarray) -> list[str]:
     middle = LEFT - 26 + SIDE / 2
     return [
         *parts,
-        words(middle, TOP - 14, "Clade's signatures before training", INK, 14),
-        words(middle, TOP + SIDE + 22, "found groups, with the number of clients", "#565d68", 11.5),
+        words(middle, TOP - 14, "The signatures before training", INK, 14),
+        words(middle, TOP + SIDE + 22, "clients by found group, with group sizes", "#565d68", 11.5),
     ]
 
 
@@ -108,30 +108,30 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
     for rank, client in enumerate(order):
         x = left + (rank + 0.5) * (right - left) / len(order)
         parts += [
-            line(x, height(before[client]), x, height(after[client]), COLORS[groups[client]], 1.4)
+            line(x, height(before[client]), x, height(after[client]), COLOURS[groups[client]], 1.4)
         ]
         parts += [
             (
                 f'<circle cx="{x:.1f}" cy="{height(before[client]):.1f}" r="3.4" fill="#fff"'
                 f' stroke="{INK}" stroke-width="1.4"/>'
             ),
-            circle(x, height(after[client]), COLORS[groups[client]], 4),
+            circle(x, height(after[client]), COLOURS[groups[client]], 4),
         ]
     worst = max(1, len(before) // 10)
     middle = (left + right) / 2
-    for name, values, x in (("○ FedAvg", before, middle - 103), ("● Clade", after, middle + 103)):
+    for name, each, x in (("○ FedAvg", before, middle - 103), ("● Clade", after, middle + 103)):
         parts.append(
             words(
                 x,
                 TOP + SIDE + 22,
-                f"{name} {values.mean():.1f}, worst tenth {np.sort(values)[:worst].mean():.1f}",
+                f"{name} {each.mean():.1f}, worst tenth {np.sort(each)[:worst].mean():.1f}",
                 INK,
                 12,
             )
         )
     return [
         *parts,
-        words(middle, TOP + SIDE + 40, "clients ordered by accuracy under FedAvg", "#565d68", 11.5),
+        words(middle, TOP + SIDE + 40, "clients, sorted by accuracy under FedAvg", "#565d68", 11.5),
     ]
 
 

@@ -1,4 +1,4 @@
-"""docs/reproduction.md from results/papers/: the reproduced tables of the papers.
+"""docs/reproduction.md from results/papers/: the papers' tables as they were measured.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
@@ -19,16 +19,16 @@ RESULTS = ROOT / "results" / "papers"
 FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
 ABOUT = """# The papers, reproduced
 
-`python tools/docs/reproduction_page.py` writes this page from [results](../results/papers), which
-`fedclade reproduce TABLE` wrote; a test compares them. Rows in *italics* are ours and not in the
-paper. "within" means within the tolerance of the table; the table files in
-src/fedclade/reproduce/tables/ have all settings. Accuracy is the unweighted mean over all clients,
-each on its own test data.
+`python tools/docs/reproduction_page.py` makes this page from [results](../results/papers), which
+`fedclade reproduce TABLE` wrote; a test compares them. Rows *in italics* are ours: the paper does
+not have them. "within" means within the tolerance of the table. A table's file in
+src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the unweighted mean over
+all clients, each on its own test data.
 
 """
 
 
-def page_text() -> str:
+def written() -> str:
     order = [*FIRST, *(name for name in tables() if name not in FIRST)]
     outcomes = [from_json(read_results(file)) for file in RESULTS.glob("*.json")]
     outcomes.sort(key=lambda outcome: order.index(outcome.table))
@@ -36,27 +36,25 @@ def page_text() -> str:
     missing = [
         f"- {table.title} (`fedclade reproduce {name}`)"
         for name, table in tables().items()
-        if name not in {outcome.table for outcome in outcomes}
+        if name not in {o.table for o in outcomes}
     ]
-    not_measured = (
-        ["", "Not measured at full size yet; each runs with `--quick`:", "", *missing]
+    later = (
+        ["", "Not yet measured at full size; each runs with `--quick`:", "", *missing]
         if missing
         else []
     )
     return (
         ABOUT
-        + "\n".join([*contents, *not_measured, ""])
+        + "\n".join([*contents, *later, ""])
         + "\n"
         + "\n".join(page(outcome, level=2) for outcome in outcomes)
     )
 
 
 def _anchor(title: str) -> str:
-    """The anchor of a heading in Markdown viewers."""
+    """The anchor that Markdown viewers derive from a heading."""
     return "".join(
-        character
-        for character in title.lower().replace(" ", "-")
-        if character.isalnum() or character in "-_"
+        sign for sign in title.lower().replace(" ", "-") if sign.isalnum() or sign in "-_"
     )
 
 
@@ -65,7 +63,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reproduction.md")
-    parser.parse_args().out.write_text(page_text())
+    parser.parse_args().out.write_text(written())
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 python tools/docs/which_page.py [--out docs/which.md]
 
 Numbers come from results/papers (`fedclade reproduce`) and from all_methods.json and dirichlet.json
-in results/methods (benchmarks/all_methods.py and clade_training.py). This script contains the
-recommendations. Each has a condition on the numbers; the script fails if a condition does not hold.
+in results/methods (benchmarks/all_methods.py and clade_training.py). The advice is written here;
+each piece of advice has a condition on the numbers, and the page is not written if one fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PAPERS = (
     ("labels permuted, CIFAR-10", "cfl_figure8", "end"),
     ("labels flipped, genomic", "fedgmcc_1", "genomic, flipped"),
     ("writers", "flt_3", "MLP"),
-    ("individual styles, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
+    ("own styles, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
     ("… EMD 49", "fedgmcc_1", "EMNIST62, EMD 48.9"),
 )
 TITLES = {
@@ -59,7 +59,7 @@ GROUPING = ("ifca", "fedsem", "pca_hc", "flt", "cfl", "flis_dc", "flis_hc", "fed
 
 @dataclass(frozen=True)
 class Numbers:
-    """Accuracy in percent, the mean over seeds; None if it was not measured."""
+    """Accuracy in percent, the mean over seeds; None where nothing was measured."""
 
     digits: dict[tuple[str, str], list[dict[str, float]]]
     papers: dict[tuple[str, str, str], tuple[float, int]]
@@ -70,11 +70,9 @@ class Numbers:
         """The small federations, in the order of the results."""
         return list(dict.fromkeys(federation for federation, _ in self.digits))
 
-    def small(self, federation: str, method: str, metric: str = "accuracy") -> float | None:
+    def small(self, federation: str, method: str, what: str = "accuracy") -> float | None:
         values = [
-            row[metric]
-            for row in self.digits.get((federation, method), [])
-            if row[metric] is not None
+            row[what] for row in self.digits.get((federation, method), []) if row[what] is not None
         ]
         return statistics.fmean(values) if values else None
 
@@ -109,13 +107,13 @@ def cell(value: float | None, best: bool = False) -> str:
     return f"**{text}**" if best else text
 
 
-def near_best(values: list[float | None], margin: float) -> float:
+def near_best(values: list[float | None], reach: float) -> float:
     known = [value for value in values if value is not None]
-    return max(known) - margin if known else 0.0
+    return max(known) - reach if known else 0.0
 
 
 def small_table(numbers: Numbers) -> str:
-    threshold = {
+    least = {
         federation: near_best(
             [numbers.small(federation, method) for method in METHODS if method != "oracle"], 0.5
         )
@@ -132,7 +130,7 @@ def small_table(numbers: Numbers) -> str:
                 *(
                     cell(
                         value,
-                        method != "oracle" and value is not None and value >= threshold[federation],
+                        method != "oracle" and value is not None and value >= least[federation],
                     )
                     for federation, value in values
                 ),
@@ -166,23 +164,23 @@ def groups_table(numbers: Numbers) -> str:
 
 
 def papers_table(numbers: Numbers) -> str:
-    methods = [
+    shown = [
         method
         for method in METHODS
         if any(numbers.paper(name, column, method) is not None for _, name, column in PAPERS)
     ]
-    thresholds = [
+    least = [
         near_best(
-            [numbers.paper(name, column, method) for method in methods if method != "oracle"], 0.5
+            [numbers.paper(name, column, method) for method in shown if method != "oracle"], 0.5
         )
         for _, name, column in PAPERS
     ]
     rows = []
-    for method in methods:
+    for method in shown:
         values = [numbers.paper(name, column, method) for _, name, column in PAPERS]
         bold = [
-            method != "oracle" and value is not None and value >= threshold
-            for value, threshold in zip(values, thresholds, strict=True)
+            method != "oracle" and value is not None and value >= low
+            for value, low in zip(values, least, strict=True)
         ]
         rows.append(
             [link(method), *(cell(value, best) for value, best in zip(values, bold, strict=True))]
@@ -198,14 +196,14 @@ def advice(numbers: Numbers) -> str:
 
     def value(number: float | None) -> float:
         if number is None:
-            raise SystemExit("docs/which.md: a number that a recommendation needs is missing")
+            raise SystemExit("docs/which.md: a number that the advice needs was not measured")
         return number
 
-    def holds(condition: bool, claim: str) -> None:
+    def holds(condition: bool, what: str) -> None:
         if not condition:
-            raise SystemExit(f"docs/which.md: the numbers do not support '{claim}'")
+            raise SystemExit(f"docs/which.md: the numbers do not support the advice: {what}")
 
-    accuracy = {
+    of = {
         federation: {
             method: value(small(federation, method))
             for method in METHODS
@@ -215,23 +213,20 @@ def advice(numbers: Numbers) -> str:
     }
     for federation in ("iid", "quantity skew"):
         holds(
-            abs(accuracy[federation]["clade"] - accuracy[federation]["fedavg"]) < 1
-            and accuracy[federation]["local"] < accuracy[federation]["fedavg"] - 3,
+            abs(of[federation]["clade"] - of[federation]["fedavg"]) < 1
+            and of[federation]["local"] < of[federation]["fedavg"] - 3,
             f"{federation}: FedAvg",
         )
         holds(
-            max(accuracy[federation].values()) - accuracy[federation]["scaffold"] < 0.5,
+            max(of[federation].values()) - of[federation]["scaffold"] < 0.5,
             f"{federation}: SCAFFOLD",
         )
     for federation in ("label clusters", "labels swapped", "labels permuted", "rotated"):
-        holds(
-            max(accuracy[federation].values()) - accuracy[federation]["clade"] < 0.5,
-            f"{federation}: Clade",
-        )
+        holds(max(of[federation].values()) - of[federation]["clade"] < 0.5, f"{federation}: Clade")
     for federation in ("any two classes", "Dirichlet(0.1)"):
         holds(
-            max(accuracy[federation].values()) - accuracy[federation]["lg_fedavg"] < 0.5
-            and accuracy[federation]["lg_fedavg"] - accuracy[federation]["local"] < 2,
+            max(of[federation].values()) - of[federation]["lg_fedavg"] < 0.5
+            and of[federation]["lg_fedavg"] - of[federation]["local"] < 2,
             f"{federation}: own models",
         )
     holds(
@@ -245,9 +240,7 @@ def advice(numbers: Numbers) -> str:
     )
 
     def pair(federation: str, *methods: str) -> str:
-        return ", ".join(
-            f"{TITLES[method]} {accuracy[federation][method]:.1f}" for method in methods
-        )
+        return ", ".join(f"{TITLES[method]} {of[federation][method]:.1f}" for method in methods)
 
     def papers(name: str, column: str, *methods: str) -> str:
         return ", ".join(
@@ -256,15 +249,15 @@ def advice(numbers: Numbers) -> str:
 
     rows = [
         [
-            "have similar data, or differ only in size",
+            "have the same distribution, or differ in size only",
             f"{link('fedavg')}, or {link('scaffold')} for twice the traffic",
             (
-                f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group,"
-                f" so it equals FedAvg ({accuracy['iid']['clade']:.1f})"
+                f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group"
+                f" and equals FedAvg ({of['iid']['clade']:.1f})"
             ),
         ],
         [
-            "have different classes, in groups",
+            "hold different classes, in groups",
             f"{link('clade')}; {link('fedsem')} if you know the number of groups",
             (
                 "MNIST, five groups:"
@@ -273,7 +266,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "have different labels for the same inputs (permuted, swapped, flipped)",
+            "label the same inputs differently (labels permuted, swapped, flipped)",
             f"{link('clade')}; {link('cfl')} with most clients in each round",
             (
                 "CIFAR-10, labels permuted:"
@@ -282,7 +275,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "have different inputs for the same classes, in groups (rotated, other devices)",
+            "have different inputs for the same classes, in groups (rotated images, other devices)",
             f"{link('clade')}",
             (
                 f"digits, four rotations: {pair('rotated', 'fedavg', 'local', 'fedsem', 'clade')}."
@@ -290,7 +283,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "have individual class mixtures, without groups (few classes each, Dirichlet)",
+            "each have their own mixture of classes, without groups (few classes each, Dirichlet)",
             f"{link('lg_fedavg')} or {link('local')}; {link('clade')} is close",
             "digits, any two classes:"
             f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
@@ -301,10 +294,10 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "have individual styles (writers)",
+            "each have their own style (writers)",
             (
-                f"{link('fedavg')} if styles are similar, {link('local')} if they differ much and"
-                " clients have enough data"
+                f"{link('fedavg')} if the styles are similar; {link('local')} if they differ much"
+                " and each client has enough data"
             ),
             (
                 f"writers: {papers('flt_3', 'MLP', 'fedavg', 'local', 'clade')}; earth mover's"
@@ -314,10 +307,10 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
     ]
-    return table(["your clients", "use", "evidence, accuracy in %"], rows)
+    return table(["your clients", "method", "measured accuracy, %"], rows)
 
 
-def page_text() -> str:
+def written() -> str:
     numbers = read_numbers()
     seeds = min(len(rows) for rows in numbers.digits.values())
     absent = [
@@ -335,7 +328,7 @@ def page_text() -> str:
     if first != "clade" or any(
         _regret(numbers, name) < clade for name in METHODS if name != "oracle"
     ):
-        raise SystemExit("docs/which.md: the numbers do not support 'Clade is the safest choice'")
+        raise SystemExit("docs/which.md: the numbers do not show that Clade loses least")
     fewest, most = (
         min(count for _, count in numbers.papers.values()),
         max(count for _, count in numbers.papers.values()),
@@ -343,34 +336,34 @@ def page_text() -> str:
     behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
-`python tools/docs/which_page.py` writes this page from results/; a test compares them.
-`fedclade diagnose` [finds the kind of your federation](diagnosis.md). Then:
+`python tools/docs/which_page.py` makes this page from results/, and a test compares them.
+[`fedclade diagnose`](diagnosis.md) shows how your clients differ. Then choose:
 
 {advice(numbers)}
-In all experiments: if clients have similar data, clustering does not help; if groups contradict
-each other, a single model does not help. If you do not know your federation, {link("clade")} is the
-safest choice: on the eight federations below it is at most {clade:.1f} points behind the best
-method; {behind}. Clade is
-our own method, so compare on your data (`fedclade compare`).
+If all clients have the same distribution, groups do not help. If groups of clients contradict each
+other, a single model does not help. If you do not know which case you have, {link("clade")} loses
+least: on the eight federations below it is at most {clade:.1f} points behind the best method
+({behind}).
+Clade is our own method, so also compare on your own data (`fedclade compare`).
 
 ## All methods, eight small federations
 
 Digits, 20 clients with 64 images on average, half of them in a round, 40 rounds, MLP(64), {seeds}
-seeds (`python benchmarks/all_methods.py`). Every method has its default settings; IFCA, FedSEM and
-PCA+kM+HC get the true number of groups. Numbers are means over all clients, each on its own test
-data; **bold**: within half a point of the best. These federations are small: methods that need more
-data, more local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) are better on other
-federations; see their pages.
+seeds (`python benchmarks/all_methods.py`). Every method has its defaults; IFCA, FedSEM and
+PCA+kM+HC get the true number of groups. Means over all clients, each on its own test data;
+**bold**: within half a point of the best. These federations are small: methods that need more data,
+more local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) are better on other
+federations, which their pages describe.
 
 {small_table(numbers)}
-The number of groups they find, and the agreement with the true groups (ARI: 1 is perfect, 0 is
-chance):
+The number of groups that each method finds, and the agreement with the true groups (ARI: 1 is
+perfect, 0 is chance):
 
 {groups_table(numbers)}
 ## The papers' federations
 
 From [the reproduction](reproduction.md), which has settings and standard deviations; {fewest} to
-{most} seeds. If a table has several rows of a method, the first is used. –: not measured.
+{most} seeds. If a table has several rows for a method, this table shows the first. –: not measured.
 
 {papers_table(numbers)}
 ## What was not measured
@@ -379,16 +372,16 @@ From [the reproduction](reproduction.md), which has settings and standard deviat
   (FedNova and SCAFFOLD on MNIST with Dirichlet(0.1):
   [the baselines](methods/baselines.md#comparison);
   FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
-- Groups and mixtures at once on large data; groups that change during training.
-- Accuracy with more than 2,400 clients. Text with other methods than FedAvg, CFL and Clade
+- Groups and mixtures together on large data; groups that change during training.
+- Accuracy with more than 2,400 clients. Texts with methods other than FedAvg, CFL and Clade
   ([AG News](reproduction.md)).
-- Accuracy on Flower: all numbers are from the simulator. The models on Flower are the same within
-  1e-5 ([how this is tested](flower.md)).
+- All accuracies here were measured in the simulator. On Flower the models agree within 1e-5
+  ([how this is tested](flower.md)).
 """
 
 
 def _regret(numbers: Numbers, method: str) -> float:
-    """The largest difference between the best method and this one."""
+    """By how much a method is behind the best one, at most."""
     behind = []
     for federation in numbers.federations:
         values = {name: numbers.small(federation, name) for name in METHODS if name != "oracle"}
@@ -403,7 +396,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.parse_args().out.write_text(page_text())
+    parser.parse_args().out.write_text(written())
 
 
 if __name__ == "__main__":

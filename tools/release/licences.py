@@ -1,4 +1,4 @@
-"""docs/licences.md: the licenses of all packages that fedclade is installed and tested with, as the
+"""docs/licences.md: the licences of all packages that fedclade is installed and tested with, as the
 packages declare them.
 
 python tools/release/licences.py     in an environment with all extras (`make test` sets one up)
@@ -16,20 +16,20 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = """# Licenses
 
-The license of fedclade is Apache-2.0. `python tools/release/licences.py` writes this page from the
-declarations of torch and of each package of locked.txt and locked-dev.txt, on Linux with Python
-3.11. Packages marked *needed* are installed by `pip install fedclade`; the others come with an
-extra (`flower`, `onnx`, `track`, `ot`, `docs`, `browser`) or are for developers only. fedclade
-contains no code of these packages.
+fedclade is under Apache-2.0. `python tools/release/licences.py` makes this page from what torch and
+each package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11. `pip install
+fedclade` installs the packages marked *needed*. The others come with an extra (`flower`, `onnx`,
+`track`, `ot`, `docs`, `browser`) or are for developers only. No code of them is copied into
+fedclade.
 
 | package | version | license | |
 | --- | --- | --- | --- |
 """
 
 
-def license_of(package: Distribution) -> str:
-    """The SPDX expression if there is one, else the classifiers, else the first line of the
-    license field.
+def licence(package: Distribution) -> str:
+    """The SPDX expression where there is one, else the classifiers, else the first line of the
+    field.
     """
     metadata = package.metadata
     if metadata.get("License-Expression"):
@@ -45,7 +45,7 @@ def license_of(package: Distribution) -> str:
 
 
 def needed(name: str, names: set[str]) -> set[str]:
-    """Add to `names` all packages that this one needs without extras, directly or indirectly."""
+    """Add to `names` the packages that this one needs without any extra, and their own needs."""
     for text in requires(name) or []:
         if "extra ==" in text:
             continue
@@ -77,7 +77,7 @@ def page() -> str:
 def _row(version: str, name: str, core: set[str]) -> str:
     package = distribution(name)
     return (
-        f"| {package.metadata['Name']} | {version} | {license_of(package)} |"
+        f"| {package.metadata['Name']} | {version} | {licence(package)} |"
         f" {'needed' if name in core else ''} |\n"
     )
 

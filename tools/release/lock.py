@@ -25,11 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, MORE = ROOT / "locked.txt", ROOT / "locked-dev.txt"
 COMES_WITH_TORCH = re.compile(r"torch|triton|(nvidia|cuda)-.+")
-HEAD = "# Written by `make lock`; do not edit. {}\n"
+HEAD = "# Made by `make lock`; do not edit. {}\n"
 
 
 def packages(text: str) -> list[tuple[str, str]]:
-    """The name and all lines of each package: a version, then one hash per line."""
+    """The name and all lines of each package: a version, then its hashes on lines of their own."""
     return [
         (match[1], match[0])
         for match in re.finditer(r"^([a-z0-9-]+)==(?:.*\\\n)*.*\n", text, re.MULTILINE)
@@ -40,44 +40,39 @@ def split(everything: str, first: set[str]) -> tuple[str, str]:
     """The lines of the packages that are in `first`, and of all others, without those that
     come with torch.
     """
-    selected = [
+    kept = [
         (name, lines)
         for name, lines in packages(everything)
         if not COMES_WITH_TORCH.fullmatch(name)
     ]
-    return "".join(lines for name, lines in selected if name in first), "".join(
-        lines for name, lines in selected if name not in first
+    return "".join(lines for name, lines in kept if name in first), "".join(
+        lines for name, lines in kept if name not in first
     )
 
 
 def main(torch: str, *options: str) -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     with tempfile.TemporaryDirectory() as folder:
-        requirements, everything = Path(folder, "required.in"), Path(folder, "everything.txt")
-        # hatchling needs editables if fedclade is installed with -e.
-        requirements.write_text("\n".join([torch, *build, "editables"]))
+        wanted, everything = Path(folder, "wanted.in"), Path(folder, "everything.txt")
+        wanted.write_text(
+            "\n".join([torch, *build, "editables"])
+        )  # hatchling asks for editables when fedclade is installed with -e
         # uv keeps the versions that its output file has.
         everything.write_text(
             "".join(file.read_text().replace("-r locked.txt\n", "") for file in (FIRST, MORE))
         )
         _compile(
-            requirements,
-            "--extra",
-            "dev",
-            "--generate-hashes",
-            "--output-file",
-            everything,
-            *options,
+            wanted, "--extra", "dev", "--generate-hashes", "--output-file", everything, *options
         )
-        first = _compile(requirements, "--extra", "flower", "--constraints", everything)
+        first = _compile(wanted, "--extra", "flower", "--constraints", everything)
         locked, more = split(everything.read_text(), {name for name, _ in packages(first)})
-    FIRST.write_text(HEAD.format("The packages of `make demo` except torch.") + locked)
+    FIRST.write_text(HEAD.format("What `make demo` installs in addition to torch.") + locked)
     MORE.write_text(
-        HEAD.format("More packages, for tests, checks and the site.") + "-r locked.txt\n" + more
+        HEAD.format("What tests, checks and the site need on top.") + "-r locked.txt\n" + more
     )
 
 
-def _compile(requirements: Path, *options: str | Path) -> str:
+def _compile(wanted: Path, *options: str | Path) -> str:
     # No header and no index: they have addresses that are valid on one machine only.
     plain = ["--quiet", "--no-header", "--no-annotate", "--no-emit-index-url"]
     everywhere = [
@@ -96,7 +91,7 @@ def _compile(requirements: Path, *options: str | Path) -> str:
         "pip",
         "compile",
         "pyproject.toml",
-        requirements,
+        wanted,
         *plain,
         *everywhere,
         *options,

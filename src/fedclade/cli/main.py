@@ -107,7 +107,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a warning of fedclade as one line, without the source line."""
+    """Show a warning of fedclade as one line, without the line of code that it comes from."""
     if Path(filename).is_relative_to(Path(__file__).parents[1]):
         print_err(str(message))
     else:
