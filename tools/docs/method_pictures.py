@@ -3,8 +3,8 @@ Nothing in them is measured.
 
 python tools/docs/method_pictures.py [--out docs/images/methods]
 
-The colour is the group of a client; a circle is a client, a square a model. Colour-blind readers
-can distinguish the colours, and every picture has a description in words.
+The color is the group of a client; a circle is a client, a square a model. Color-blind readers
+can distinguish the colors, and every picture has a description in words.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from method_glyphs import (
     BLUE,
     GREEN,
-    GREY,
+    GRAY,
     HEIGHT,
     INK,
     ORANGE,
@@ -50,7 +50,7 @@ from method_glyphs import (
 OUT = Path(__file__).resolve().parents[2] / "docs" / "images" / "methods"
 TEXT = 46  # height of the words below a panel
 BY_GROUP = star((BLUE, ORANGE, GREEN), (0, 0, 1, 1, 2, 2), "up")
-DOWN, UP = star((GREY,), (0,) * 6, "down"), star((GREY,), (0,) * 6, "up")
+DOWN, UP = star((GRAY,), (0,) * 6, "down"), star((GRAY,), (0,) * 6, "up")
 PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
     "fedavg": (
         "FedAvg: one model for all",
@@ -192,9 +192,9 @@ def svg(title: str, panels: Sequence[tuple[Glyph, str, str]]) -> str:
         f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
         "<defs>",
         *(
-            f'<marker id="to{colour[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
-            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{colour}"/></marker>'
-            for colour in (BLUE, ORANGE, GREEN, INK)
+            f'<marker id="to{color[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
+            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{color}"/></marker>'
+            for color in (BLUE, ORANGE, GREEN, INK)
         ),
         "</defs>",
     ]
