@@ -16,8 +16,8 @@ from pathlib import Path
 
 from method_glyphs import (
     BLUE,
-    GREEN,
     GRAY,
+    GREEN,
     HEIGHT,
     INK,
     ORANGE,
