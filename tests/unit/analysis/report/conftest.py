@@ -18,7 +18,7 @@ from fedclade.data import Clients
 
 
 def planted(clients: int, seed: int = 0) -> Clients:
-    """Clients in four groups with two classes each; samples are close to the center of their class."""
+    """Clients in four groups with two classes each; samples are near the center of their class."""
     generator = torch.Generator().manual_seed(seed)
     corners = 3 * torch.randn(8, 6, generator=generator)
     arrays = []
