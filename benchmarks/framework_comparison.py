@@ -325,7 +325,7 @@ def main() -> None:
         ours = Framework("fedclade", "fedclade_worker.py", two)
         sections["two cores"] = [ours, Framework("fedclade, one core", "fedclade_worker.py", one)]
         if not args.skip_flower:
-            sections["two cores, beside Flower"] = [
+            sections["two cores, with Flower"] = [
                 ours,
                 Framework("Flower simulation", "flower_worker.py", two, "flower"),
             ]

@@ -63,7 +63,7 @@ def test_every_kind_of_malformed_reply_is_reported_with_its_reason() -> None:
         (1, "'fc1.weight' is not finite"),
         (2, "shape of 'fc1.weight'"),
         (3, "'fc1.weight' has a number of size 1e+30, more than 1e+12"),
-        (4, "names"),  # FedAvg asks for no counts
+        (4, "names"),  # FedAvg needs no counts
     }
 
 

@@ -70,7 +70,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
 
 
 class Background:
-    """`flower run` beside the test."""
+    """`flower run` in the background."""
 
     def __init__(self, federation: Federation, app: Path, given: dict[str, Any]) -> None:
         self.codes: list[int] = []

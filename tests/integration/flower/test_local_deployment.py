@@ -51,7 +51,7 @@ PROJECT = """
 [project]
 name = "tiny"
 version = "1.0.0"
-description = "Asks every node who it is"
+description = "Requests the name of every node"
 license = "Apache-2.0"
 [tool.flwr.app]
 publisher = "fedclade"

@@ -203,5 +203,5 @@ def test_numbers_of_the_papers_are_possible(table: Table) -> None:
 )
 def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
     for entry in planned(table, quick).entries.values():
-        if entry.data != SYNTHETIC:  # those that make their own data have settings of their own
+        if entry.data != SYNTHETIC:  # studies with synthetic data have other settings
             experiment_file.experiment(experiment_file.apply(entry.base, entry.sets))

@@ -291,7 +291,7 @@ def test_invalid_folders_are_rejected(copied: Path, tmp_path: Path) -> None:
     (empty / "diagnosis.json").write_text("[1]")
     with pytest.raises(InvalidInputError, match=r"diagnosis\.json: "):
         report.collect([empty])
-    (copied / "rounds.jsonl").write_text("rubbish\n")
+    (copied / "rounds.jsonl").write_text("not JSON\n")
     with pytest.raises(InvalidInputError, match=r"rounds\.jsonl: "):
         report.collect([copied])
 

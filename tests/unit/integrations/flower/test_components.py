@@ -59,7 +59,7 @@ def test_a_message_survives_flower() -> None:
 
 
 class Grid:
-    """Answers each node's message after so many looks; None: never, an Error: with that."""
+    """Answers the message of each node after this number of polls; None: never; an Error: with it."""
 
     def __init__(self, after: dict[int, int | Error | None]) -> None:
         self.after, self.looks, self.sent = after, 0, {}
@@ -93,7 +93,7 @@ class Grid:
 
 @pytest.fixture(autouse=True)
 def outside_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower makes messages only inside a run of its own."""
+    """Flower creates messages only inside a run."""
 
     def message(content: Any, node: int, kind: str, ttl: float) -> Any:
         return SimpleNamespace(content=content, metadata=SimpleNamespace(dst_node_id=node))
