@@ -204,7 +204,7 @@ def test_the_share_of_correct_draws() -> None:
 
 
 def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
-    """Outputs are linear in u, and the ends differ by d: the loss at u is ½ (u² + (1 − u)²) d², so a
+    """Outputs are linear in u, and the ends differ by d: the loss at u is ½ (u² + (1 − u)²) d², a
     quarter of d² at the midpoint.
     """
     tables = experiment(

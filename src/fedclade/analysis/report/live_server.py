@@ -16,7 +16,7 @@ from fedclade.errors import FedcladeError, InvalidInputError
 # Rebuild the page at most every _PAUSE times the build time: at most a tenth of the run's time.
 _PAUSE = 10
 _RECENT = 5.0  # seconds: a page that sent a request within this time is open
-_LAST_FETCH = (
+_LAST_FETCH = 3.0  # seconds for an open page to fetch the end; it polls every two seconds
     3.0  # seconds for an open page to fetch the end of the run; it polls every two seconds
 )
 _HEADERS = {

@@ -59,7 +59,7 @@ def test_a_message_survives_flower() -> None:
 
 
 class Grid:
-    """Answers the message of each node after this number of polls; None: never; an Error: with it."""
+    """Answers each message after this number of polls; None: never; an Error: with it."""
 
     def __init__(self, after: dict[int, int | Error | None]) -> None:
         self.after, self.looks, self.sent = after, 0, {}
