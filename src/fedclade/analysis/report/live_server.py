@@ -17,8 +17,6 @@ from fedclade.errors import FedcladeError, InvalidInputError
 _PAUSE = 10
 _RECENT = 5.0  # seconds: a page that sent a request within this time is open
 _LAST_FETCH = 3.0  # seconds for an open page to fetch the end; it polls every two seconds
-    3.0  # seconds for an open page to fetch the end of the run; it polls every two seconds
-)
 _HEADERS = {
     # The page's own policy is stricter, but a page cannot forbid framing.
     "Content-Security-Policy": (
