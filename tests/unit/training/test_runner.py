@@ -443,7 +443,7 @@ def refuse(*_: object) -> NoReturn:
         ({"method": fc.FedAvg}, ["method", "fc.FedAvg()"]),
         ({"method": "fedavg"}, ["method", "fc.FedAvg()"]),
         (
-            {"loss": nn.CrossEntropyLoss()},
+            {"loss": lambda outputs, y: nn.functional.cross_entropy(outputs, y)},
             ["loss", "one value for each example", "reduction='none'"],
         ),
         ({"clients_per_round": 21}, ["run.clients_per_round = 21", "20 clients"]),
