@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedclade.core.method_state import State
     from fedclade.core.program import Program, chain
     from fedclade.core.program_serialization import serializable_program
+    from fedclade.core.sgd import sgd
     from fedclade.engines.simulator import Simulator
     from fedclade.errors import (
         FedcladeError,
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
         Oracle,
         PerFedAvg,
     )
-    from fedclade.programs.sgd import sgd
     from fedclade.registry import register
     from fedclade.training.encoders import pretrain
     from fedclade.training.result import Result, load
@@ -145,7 +145,7 @@ _MODULES = {
         "CFL FLIS FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
         "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
     ),
-    "fedclade.programs.sgd": "sgd",
+    "fedclade.core.sgd": "sgd",
     "fedclade.registry": "register",
     "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",

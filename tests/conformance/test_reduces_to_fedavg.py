@@ -33,10 +33,10 @@ from fedclade.core.method_state import State
 from fedclade.core.program import natively_batched
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import fold_in
+from fedclade.core.sgd import sgd
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.per_fedavg import meta_sgd
-from fedclade.programs.sgd import sgd
 
 Cohorts = Sequence[Sequence[int]]
 

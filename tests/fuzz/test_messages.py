@@ -21,9 +21,9 @@ from fedclade import LocalTraining
 from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
+from fedclade.core.sgd import sgd
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.errors import FedcladeError
-from fedclade.programs.sgd import sgd
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
 often = settings(

@@ -16,6 +16,7 @@ from fedclade.core.federation import ClientResults, Federation, ModelAssignment,
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
+from fedclade.core.sgd import sgd
 from fedclade.errors import require, require_int
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.required_context import INJECTED, NeedsSecret
@@ -26,7 +27,6 @@ from fedclade.programs.secret_parameter_order import (
     in_secret_order,
     revealed,
 )
-from fedclade.programs.sgd import sgd
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 

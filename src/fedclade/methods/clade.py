@@ -22,6 +22,7 @@ from fedclade.core.federation import ClientResults, Federation, ModelAssignment,
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
+from fedclade.core.sgd import sgd
 from fedclade.errors import require, require_int
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
@@ -34,7 +35,6 @@ from fedclade.programs.gradient_signature import (
     signature,
     symmetric,
 )
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

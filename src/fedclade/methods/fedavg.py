@@ -13,8 +13,8 @@ from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, stack
+from fedclade.core.sgd import sgd
 from fedclade.methods.base import Method, Needs, S
-from fedclade.programs.sgd import sgd
 
 
 def fedavg_round(

@@ -14,11 +14,11 @@ from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import client_keys, fold_in, uniform
+from fedclade.core.sgd import sgd
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.required_context import NeedsInputShape
-from fedclade.programs.sgd import sgd
 
 LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.method_state import State
 from fedclade.core.pytree import tree_map
+from fedclade.core.sgd import effective_steps, sgd
 from fedclade.methods.fedavg import FedAvg
-from fedclade.programs.sgd import effective_steps, sgd
 
 
 @dataclass(frozen=True)

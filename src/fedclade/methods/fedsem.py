@@ -14,9 +14,9 @@ from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, flatten, stack, tree_index, tree_map
 from fedclade.core.rng import fold_in
+from fedclade.core.sgd import sgd
 from fedclade.errors import require_int
 from fedclade.methods.base import Groups, Method, Needs, check_choices
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

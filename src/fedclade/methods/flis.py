@@ -19,13 +19,13 @@ from fedclade.clustering.flis import (
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.sgd import sgd
 from fedclade.errors import require
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs, S, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsProbe
 from fedclade.programs.model_selection import choose_then
-from fedclade.programs.sgd import sgd
 
 BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 

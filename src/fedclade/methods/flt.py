@@ -24,13 +24,13 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
+from fedclade.core.sgd import sgd
 from fedclade.errors import is_int, require, require_int
 from fedclade.methods._data_centroids_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.required_context import NeedsEncoder
 from fedclade.programs.encoder_signature import Centres, autoencode, private_signature, signature
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from fedclade.core.program_serialization import (
     serializable_program,
     to_spec,
 )
+from fedclade.core.sgd import sgd
 from fedclade.methods.fedprox import proximal
 from fedclade.programs.encoder_signature import signature as centres
 from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.gradient_signature import signature
 from fedclade.programs.model_selection import choose_then
 from fedclade.programs.secret_parameter_order import in_secret_order
-from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
 def test_programs_within_programs(objective: Objective) -> None:
     sent = to_spec(choose_then(objective, sgd(LocalTraining(objective)), tell_loss=True))
     assert sent["with"]["objective"] == {"here": "objective"}
-    assert sent["with"]["train"]["program"]["make"] == "programs.sgd.sgd"
+    assert sent["with"]["train"]["program"]["make"] == "core.sgd.sgd"
     assert from_spec(sent, NodeContext(objective)).name == "losses>sgd"
 
 
@@ -142,9 +142,9 @@ def _nothing(
             {"make": "os.system", "with": {"command": "true"}},
             "there is no 'os.system' here; the two sides run different versions",
         ),
-        ({"make": "programs.sgd.sgd", "with": {}}, "what was sent does not fit"),
+        ({"make": "core.sgd.sgd", "with": {}}, "what was sent does not fit"),
         (
-            {"make": "programs.sgd.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
+            {"make": "core.sgd.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
             "what was sent does not fit",
         ),
         (

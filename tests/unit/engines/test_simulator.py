@@ -22,13 +22,13 @@ from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import Program, chain
 from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
 from fedclade.core.rng import client_keys, fold_in
+from fedclade.core.sgd import sgd
 from fedclade.data import Clients, from_arrays
 from fedclade.engines.base import EvalRequest
 from fedclade.engines.simulator import Faults, Simulator
 from fedclade.errors import InvalidInputError, VectorizationError
 from fedclade.models import MLP, LeNet5, Logistic, ModelSpec, SmallCNN
 from fedclade.programs.evaluation import evaluate_metrics
-from fedclade.programs.sgd import sgd
 
 SIZES = (5, 1, 40, 2, 23, 11)  # of `ragged`; the engine runs them as 2, 4, 5, 0, 3, 1
 EVERYONE = torch.arange(6)

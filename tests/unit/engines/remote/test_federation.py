@@ -21,13 +21,13 @@ from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
+from fedclade.core.sgd import sgd
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import NOT_CONNECTED, RemoteFederation
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
-from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture
