@@ -13,10 +13,10 @@ from torch import Tensor
 from fedclade.aggregation.mean import segment_mean
 from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, project, update_norms
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
-from fedclade.core.sgd import sgd
 from fedclade.errors import require, require_int
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.required_context import INJECTED, NeedsSecret

@@ -19,10 +19,10 @@ from fedclade.clustering.clade import (
 )
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
-from fedclade.core.sgd import sgd
 from fedclade.errors import require, require_int
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fedclade.clustering.mode_connectivity import LR, Paths
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import client_keys, fold_in, uniform
-from fedclade.core.sgd import sgd
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import effective_steps, sgd
 from fedclade.core.method_state import State
 from fedclade.core.pytree import tree_map
-from fedclade.core.sgd import effective_steps, sgd
 from fedclade.methods.fedavg import FedAvg
 
 

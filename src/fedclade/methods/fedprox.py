@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch
+from fedclade.core.local_sgd import sgd, sgd_step
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
-from fedclade.core.sgd import sgd, sgd_step
 from fedclade.errors import require
 from fedclade.methods.fedavg import FedAvg, fedavg_round
 

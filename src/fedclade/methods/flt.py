@@ -21,10 +21,10 @@ from fedclade.clustering.flt import (
 from fedclade.clustering.set_distances import MAX_MATCHING_POINTS
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_encoder import Encoder
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
-from fedclade.core.sgd import sgd
 from fedclade.errors import is_int, require, require_int
 from fedclade.methods._data_centroids_state import CentredState
 from fedclade.methods._dp_signature import DPSignatureMethod

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import ClientResults, Federation, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, concatenate, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
-from fedclade.core.sgd import sgd
 from fedclade.errors import require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Needs, check_choices

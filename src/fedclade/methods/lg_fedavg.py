@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, nbytes, strip_prefix
-from fedclade.core.sgd import sgd
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedavg import FedAvg, fedavg_round
 

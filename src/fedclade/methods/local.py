@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, stack
-from fedclade.core.sgd import sgd
 from fedclade.methods.base import Method, Needs
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree, stack, tree_index
-from fedclade.core.sgd import sgd
 from fedclade.errors import InvalidInputError
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.fedavg import fedavg_round

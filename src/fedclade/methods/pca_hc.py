@@ -12,9 +12,9 @@ from fedclade.clustering.flt import nearest_signature
 from fedclade.clustering.linkage import cut_number, linkage
 from fedclade.clustering.set_distances import MAX_MATCHING_POINTS, distances
 from fedclade.core.federation import Federation
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
-from fedclade.core.sgd import sgd
 from fedclade.errors import InvalidInputError, require_int
 from fedclade.methods._data_centroids_state import CentredState
 from fedclade.methods.base import Groups, Method, Needs, check_choices

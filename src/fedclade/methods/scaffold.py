@@ -11,12 +11,12 @@ from torch import Tensor
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch
+from fedclade.core.local_sgd import effective_steps, sgd, sgd_step
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
-from fedclade.core.sgd import effective_steps, sgd, sgd_step
 from fedclade.errors import require
 from fedclade.methods.base import Method, Needs, check_choices
 

@@ -15,10 +15,10 @@ from fedclade.core.batching import Batches
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
 from fedclade.core.kmeans import kmeans, single_threaded
+from fedclade.core.local_sgd import chain_training
 from fedclade.core.program import AnyProgram, Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
-from fedclade.core.sgd import chain_training
 from fedclade.errors import InvalidInputError
 from fedclade.programs.gaussian_mechanism import SUM, after, clipped, noise_for, trace_of
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import ModelAssignment
+from fedclade.core.local_sgd import chain_training, sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.rng import fold_in
-from fedclade.core.sgd import chain_training, sgd
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import EvalRequest
 from fedclade.io.schemas import RoundRecord, Summary

@@ -12,12 +12,12 @@ from torch import nn
 
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain
 from fedclade.core.program_cache import MAX_PROGRAMS, cached_program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree
-from fedclade.core.sgd import sgd
 from fedclade.programs.secret_parameter_order import in_secret_order
 
 

@@ -16,12 +16,13 @@ from tests.unit.engines.remote.in_process_transport import (
     nodes_of,
 )
 
-from fedclade import SCAFFOLD, FedAvg, Local, LocalTraining
+from fedclade import SCAFFOLD, FedAvg, Local
+from fedclade.core import LocalTraining
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
-from fedclade.core.sgd import sgd
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import NOT_CONNECTED, RemoteFederation
 from fedclade.engines.remote.messages import Message, NodeError
