@@ -15,8 +15,8 @@ from sklearn.datasets import make_moons
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade.aggregation.mean import weighted_mean
-from fedclade.core.pytree import Tree, stack
+from fedclade.aggregation import weighted_mean
+from fedclade.core import Federation, ModelAssignment, SegmentSum, State, Tree, sgd, stack
 
 
 @fc.register("dataset", "moons")
@@ -64,38 +64,38 @@ class Tiny:
 @fc.register("method", "even")
 @dataclass(frozen=True)
 class Even(fc.Method):
-    """The mean of the answering clients' weights, each with the same weight."""
+    """The mean of the replying clients' weights, each with the same weight."""
 
     title: ClassVar[str] = "FedAvg in which small clients count as much as large ones"
     paper: ClassVar[str] = "an example"
     client_disclosure: ClassVar[str] = "the trained weights, once a round"
     server_visibility: ClassVar = "sum"
 
-    def init(self, fed: fc.Federation, params: Tree, key: int) -> fc.State:
-        return fc.State(
+    def init(self, fed: Federation, params: Tree, key: int) -> State:
+        return State(
             models=stack([params]), cluster_ids=torch.zeros(len(fed.sizes), dtype=torch.int64)
         )
 
-    def round(self, fed: fc.Federation, state: fc.State, cohort: Tensor, key: int) -> fc.State:
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         cluster = state.cluster_ids[cohort]
-        add = fc.SegmentSum(
+        even = SegmentSum(
             segment_ids=cluster,
             weights=torch.ones(len(cohort)),
             num_segments=len(state),
             robust_ok=True,
         )
-        got = fed.map(
-            fc.sgd(self.local),
+        results = fed.map(
+            sgd(self.local),
             cohort,
-            per_client=fc.ModelAssignment(state.models, cluster),
+            per_client=ModelAssignment(state.models, cluster),
             key=key,
-            reduce=add,
+            reduce=even,
         )
         return replace(
-            state, models=weighted_mean(got.sums, got.total_weight, fallback=state.models)
+            state, models=weighted_mean(results.sums, results.total_weight, fallback=state.models)
         )
 
-    def add_clients(self, fed: fc.Federation, state: fc.State, ids: Tensor, key: int) -> fc.State:
+    def add_clients(self, fed: Federation, state: State, ids: Tensor, key: int) -> State:
         state = state.with_num_clients(len(fed.sizes))
         return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))
 

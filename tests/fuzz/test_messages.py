@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from tests.unit.engines.remote.in_process_transport import Remote, copied
 
 import fedclade as fc
-from fedclade import LocalTraining
+from fedclade.core import LocalTraining
 from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.program_serialization import NodeContext
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.errors import FedcladeError
-from fedclade.programs.sgd import sgd
 
 CASES = int(os.environ.get("FEDCLADE_FUZZ", "40"))
 often = settings(

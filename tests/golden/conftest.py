@@ -16,7 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalTraining, Method, Simulator, State
+from fedclade import Method, Simulator
+from fedclade.core import LocalTraining, State
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays

@@ -22,8 +22,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import InvalidInputError, LocalTraining, Simulator
+from fedclade import InvalidInputError, Simulator
 from fedclade.clustering.mode_connectivity import Paths
+from fedclade.core import LocalTraining
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree

@@ -10,19 +10,19 @@ the classes of the largest a, the largest b, the least a and the least b.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import InvalidInputError, LocalTraining, Simulator, State
+from fedclade import InvalidInputError, Simulator
+from fedclade.core import LocalTraining, State
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
-from fedclade.methods.flis import FLIS, FLISDC, FLISHC, FLISHCState
+from fedclade.methods.flis import FLISDC, FLISHC, FLISHCState
 
 Target = tuple[Sequence[float], Sequence[float]]
 
@@ -327,44 +327,35 @@ def test_what_travels_is_what_is_declared() -> None:
         assert traffic.down == 2 * evaluate_cost(method.download_cost, symbols)
 
 
-@pytest.mark.parametrize("mode", ["dc", "hc"])
-def test_no_probe_is_refused_before_any_training(mode: str) -> None:
+@pytest.mark.parametrize("method", [FLISDC, FLISHC])
+def test_no_probe_is_refused_before_any_training(method: type[FLISDC | FLISHC]) -> None:
     with pytest.raises(
-        InvalidInputError,
-        match=r"method\.probe = None: .*partition\(…, probe=n\).*FLIS\(probe=array\)",
-    ):
-        Case(FLIS(mode))  # type: ignore[arg-type]
+        InvalidInputError, check=lambda error: error.field == "method.probe"
+    ) as caught:
+        Case(method())
+    assert "partition(…, probe=n)" in str(caught.value)
+    assert f"{method.__name__}(probe=array)" in str(caught.value)
 
 
-@pytest.mark.parametrize("mode", ["dc", "hc"])
-def test_one_output_is_no_prediction_of_a_class(mode: str) -> None:
-    with pytest.raises(
-        InvalidInputError,
-        match=r"outputs = \(4, 1\): must be \(samples, classes\) with two classes or more",
-    ):
-        Case(FLIS(mode, probe=CORNERS), [((1.0,), (2.0,))], [1])  # type: ignore[arg-type]
+@pytest.mark.parametrize("method", [FLISDC, FLISHC])
+def test_one_output_is_no_prediction_of_a_class(method: type[FLISDC | FLISHC]) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: "outputs" in error.field) as caught:
+        Case(method(probe=CORNERS), [((1.0,), (2.0,))], [1])
+    assert "(4, 1)" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("mode", "field", "value"),
+    ("method", "field", "value"),
     [
-        ("dc", "beta", -0.1),
-        ("hc", "beta", 1.1),
-        ("dc", "beta", float("nan")),
-        ("dc", "labels", "hard"),
-        ("hc", "linkage", "ward"),
+        (FLISDC, "beta", -0.1),
+        (FLISHC, "beta", 1.1),
+        (FLISDC, "beta", float("nan")),
+        (FLISDC, "labels", "hard"),
+        (FLISHC, "linkage", "ward"),
     ],
 )
-def test_what_cannot_be_is_refused(mode: str, field: str, value: object) -> None:
-    with pytest.raises(InvalidInputError, match=f"method.{field}"):
-        FLIS(mode, **{field: value})  # type: ignore[arg-type]
-
-
-def test_the_mode_says_which_variant() -> None:
-    assert FLIS() == FLISDC()
-    assert FLIS("hc", beta=0.2, linkage="single") == FLISHC(beta=0.2, linkage="single")
-    assert FLIS(mode="dc", beta=0.2) == replace(FLISDC(), beta=0.2)
-    with pytest.raises(
-        InvalidInputError, match=r"method\.mode = 'tree': must be one of 'dc', 'hc'"
-    ):
-        FLIS("tree")  # type: ignore[arg-type]
+def test_invalid_settings_are_refused(
+    method: type[FLISDC | FLISHC], field: str, value: object
+) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == f"method.{field}"):
+        method(**{field: value})  # type: ignore[arg-type]

@@ -18,7 +18,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedclade import LocalTraining, Simulator
+from fedclade import Simulator
+from fedclade.core import LocalTraining
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -223,6 +223,7 @@ class Objective:
         with_taps(plain, self.names)
         self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
         self._tapped = Tapped(self.outputs, self._stacked_losses)
+        self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
 
     @property
     def module(self) -> nn.Module:

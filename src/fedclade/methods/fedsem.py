@@ -11,12 +11,12 @@ from torch import Tensor
 from fedclade.aggregation.mean import segment_mean
 from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, flatten, stack, tree_index, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.errors import require_int
 from fedclade.methods.base import Groups, Method, Needs, check_choices
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import cross_entropy
+from fedclade.core.local_sgd import chain_training, sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import EvalRequest
 from fedclade.io.schemas import RoundRecord, Summary
-from fedclade.programs.sgd import chain_training, sgd
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
 from fedclade.training.result import FinalModels

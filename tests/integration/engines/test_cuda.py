@@ -14,13 +14,11 @@ from fedclade import (
     IFCA,
     Clade,
     FedAvg,
-    LocalTraining,
     Method,
-    ModelAssignment,
     Simulator,
     run,
-    sgd,
 )
+from fedclade.core import LocalTraining, ModelAssignment, sgd
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition

@@ -76,7 +76,7 @@ METHODS = [
     fc.SCAFFOLD(),
     fc.IFCA(clusters=2),
     fc.Clade(),
-    fc.FLIS(mode="hc"),
+    fc.FLISHC(),
 ]
 
 
@@ -96,7 +96,7 @@ class Hoarder(fc.FedAvg):
     kept: ClassVar[list[Tensor]] = []
     together: ClassVar[bool] = False
 
-    def round(self, *given: Any) -> fc.State:
+    def round(self, *given: Any) -> fc.core.State:
         if self.together:
             self.kept[:] = [torch.cat([*self.kept, torch.zeros(10)])]
         else:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedclade.core.batching import Batches, make_plan
 from fedclade.core.federation import ClientResults, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective, accuracy
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import Program, chain
 from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
@@ -28,7 +29,6 @@ from fedclade.engines.simulator import Faults, Simulator
 from fedclade.errors import InvalidInputError, VectorizationError
 from fedclade.models import MLP, LeNet5, Logistic, ModelSpec, SmallCNN
 from fedclade.programs.evaluation import evaluate_metrics
-from fedclade.programs.sgd import sgd
 
 SIZES = (5, 1, 40, 2, 23, 11)  # of `ragged`; the engine runs them as 2, 4, 5, 0, 3, 1
 EVERYONE = torch.arange(6)

@@ -16,9 +16,11 @@ from tests.unit.engines.remote.in_process_transport import (
     nodes_of,
 )
 
-from fedclade import SCAFFOLD, FedAvg, Local, LocalTraining
+from fedclade import SCAFFOLD, FedAvg, Local
+from fedclade.core import LocalTraining
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.program_serialization import NodeContext
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients
@@ -27,7 +29,6 @@ from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
-from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture
