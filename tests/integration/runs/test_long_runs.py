@@ -55,7 +55,9 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
     }
     gc.freeze()  # what others have left behind is not counted, nor when it goes
     try:
-        fc.run(method, clients, fc.models.MLP(8), TO, 0.3, out=out, **settings)
+        fc.run(
+            method, clients, fc.models.MLP(8), rounds=TO, clients_per_round=0.3, out=out, **settings
+        )
     finally:
         gc.unfreeze()
     return (objects[1] - objects[0]) / (TO - FROM), (held[1] - held[0]) // (TO - FROM)

@@ -228,7 +228,7 @@ def test_two_rounds_lower_the_training_loss(spec: ModelSpec, shape: tuple[int, .
             "loss": loss,
             "device": "cpu",
         }
-        value: float = fc.run(fc.FedAvg(), clients, module, rounds, **settings).summary[
+        value: float = fc.run(fc.FedAvg(), clients, module, rounds=rounds, **settings).summary[
             "train_loss"
         ]
         return value
