@@ -20,7 +20,7 @@ help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
 	@echo "make test      the tests, in minutes"
 	@echo "make test-docs the tests of the documentation: its commands, code, notebooks and pages"
-	@echo "make test-all  all tests, with those that take longer"
+	@echo "make test-all  all tests, with the slow ones, and the coverage of src/fedclade"
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
 	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB)"
@@ -63,7 +63,7 @@ test-docs: $(TOOLS)
 	@$(PYTEST) -m docs tests/integration/docs
 
 test-all: $(TOOLS)
-	@$(PYTEST)
+	@$(PYTEST) --cov=fedclade --cov-report=term:skip-covered
 
 lint: $(TOOLS)
 	@$(BIN)/ruff check $(CODE)
@@ -81,5 +81,5 @@ bench: $(READY)
 	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
