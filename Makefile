@@ -14,7 +14,7 @@ CODE := src tests examples benchmarks tools
 # Each process takes tests that stand next to each other, so that what they share is made once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-docs test-all lint docs pages bench lock clean
+.PHONY: help setup demo test test-docs test-all lint docs pages notebooks bench lock clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-all  all tests, with the slow ones, and the coverage of src/fedclade"
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
+	@echo "make notebooks execute the notebooks and save them with their outputs"
 	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
 	@echo "make lock      locked.txt and locked-dev.txt again, after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
@@ -76,6 +77,9 @@ docs: $(TOOLS)
 
 pages: $(TOOLS)
 	@$(BIN)/python tools/docs/all_pages.py
+
+notebooks: $(TOOLS)
+	@$(BIN)/python tools/docs/notebooks.py
 
 bench: $(READY)
 	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)
