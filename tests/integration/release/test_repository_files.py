@@ -25,10 +25,10 @@ def read(file: str) -> Any:
     return yaml.safe_load((ROOT / file).read_text())
 
 
-def make_lint() -> set[str]:
-    """The commands of `make lint`, with the Makefile's variables replaced by their values."""
+def make(target: str) -> set[str]:
+    """The commands of a target, with the Makefile's variables replaced by their values."""
     variables = dict(re.findall(r"^(\w+) :=? *(.*)$", MAKEFILE, re.MULTILINE))
-    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
     assert recipe is not None
     commands = set()
     for line in recipe[1].splitlines():
@@ -64,7 +64,15 @@ def test_pre_commit_runs_the_commands_of_make_lint() -> None:
     assert all(hook["language"] == "system" for hook in hooks)
     lint = [hook for hook in hooks if "commit-msg" not in hook.get("stages", [])]
     assert all(hook["pass_filenames"] is False for hook in lint)
-    assert {hook["entry"] for hook in lint} == make_lint()
+    assert {hook["entry"] for hook in lint} == make("lint")
+
+
+def test_only_make_test_all_measures_coverage() -> None:
+    (command,) = make("test-all")
+    assert "--cov=fedclade" in command.split()
+    assert not any(
+        "--cov" in command for target in ("test", "test-docs") for command in make(target)
+    )
 
 
 def test_pre_commit_checks_the_subject_of_a_commit() -> None:
