@@ -1,5 +1,5 @@
-"""The packages that `make` installs, except torch, have one version and hashes in locked.txt or
-locked-dev.txt, and pip checks the hashes.
+"""What `make` installs: all beside torch has one version and hashes in locked.txt or
+locked-dev.txt, and pip is told to check them.
 """
 
 from __future__ import annotations
