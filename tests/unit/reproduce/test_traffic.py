@@ -134,7 +134,7 @@ def test_the_page_has_the_formula_with_its_numbers(measured: tuple[Outcome, Path
     text = page(measured[0])
     assert (
         f"n*W*T*(C + 1) with M = 6, n = 3, T = 2, W = {W:,}, C = 2. Beyond it 8*n*T = 48 bytes."
-        " Each client also says which" in text
+        " Each client also sends" in text
     )
 
 
