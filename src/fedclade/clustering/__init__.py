@@ -1,1 +1,1 @@
-"""Clustering mathematics: pure functions of arrays."""
+"""Clustering algorithms: pure functions of arrays."""
