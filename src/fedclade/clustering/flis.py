@@ -17,7 +17,7 @@ from torch.func import vmap
 from fedclade.clustering.cosine import cosine
 from fedclade.clustering.linkage import ROUNDING, cut_height
 from fedclade.clustering.linkage import linkage as linkage_matrix
-from fedclade.errors import InvalidInputError
+from fedclade.errors import require
 
 # How many models and samples run at a time: bounds the memory of their activations.
 MODELS_PER_CHUNK, SAMPLES_PER_CHUNK = 8, 256
@@ -49,12 +49,12 @@ def predictions(
 
 
 def _to_labels(outputs: Tensor, labels: Literal["onehot", "soft"]) -> Tensor:
-    if outputs.ndim != 3 or outputs.shape[2] < 2:
-        raise InvalidInputError(
-            f"model: the shape of its outputs is {tuple(outputs.shape[1:])}; it must be (samples,"
-            " classes) with at least two classes.",
-            "model",
-        )
+    require(
+        outputs.ndim == 3 and outputs.shape[2] >= 2,
+        "model.outputs",
+        tuple(outputs.shape[1:]),
+        "must be (samples, classes) with two classes or more",
+    )
     outputs = torch.nan_to_num(outputs)  # outputs may overflow although all weights are finite
     return (
         outputs.softmax(2)

@@ -101,7 +101,7 @@ def test_outputs_without_two_classes_are_refused(outputs: Any) -> None:
             torch.ones(5, 2),
             "onehot",
         )
-    assert caught.value.field == "model"
+    assert caught.value.field == "model.outputs"
 
 
 def some_predictions(
