@@ -73,7 +73,7 @@ class Case:
         )
         return self.state
 
-    def centres(self) -> list[float]:
+    def centers(self) -> list[float]:
         return self.state.models["weight"].flatten().tolist()
 
 
@@ -84,8 +84,8 @@ def four(clusters: int = 2, absent: Sequence[int] = ()) -> Case:
 def test_the_one_off_phase_is_k_means_and_the_centers_are_means_by_examples() -> None:
     case = four()
     assert case.state.cluster_ids.tolist() == [0, 0, 1, 1]
-    assert case.centres() == pytest.approx([1.0, 8.8], abs=1e-6)
-    assert case.state.first["weight"].flatten().tolist() == case.centres()
+    assert case.centers() == pytest.approx([1.0, 8.8], abs=1e-6)
+    assert case.state.first["weight"].flatten().tolist() == case.centers()
     assert case.state.start["weight"].tolist() == [[[0.0]]]
 
 
@@ -94,20 +94,20 @@ def test_a_client_joins_the_center_nearest_to_its_trained_weights() -> None:
     # From their centers the clients get to 0.5, 5.5 | 12.4, 16.4. Client 1 is 4.5 away from 1 and
     # 3.3 away from 8.8: it moves.
     assert case.round(0, 1, 2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([0.5, (5.5 + 4 * 12.4 + 16.4) / 6], abs=1e-5)
+    assert case.centers() == pytest.approx([0.5, (5.5 + 4 * 12.4 + 16.4) / 6], abs=1e-5)
     # Now it starts at 11.917 and gets to 10.96: it stays.
     case.round(1)
     assert case.state.cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([0.5, (71.5 / 6 + 10) / 2], abs=1e-5)
+    assert case.centers() == pytest.approx([0.5, (71.5 / 6 + 10) / 2], abs=1e-5)
 
 
 def test_a_center_that_no_client_joined_stays() -> None:
     case = four()
     assert case.round(1).cluster_ids.tolist() == [0, 1, 1, 1]
     # Client 1 trained from the first center and joined the second.
-    assert case.centres() == pytest.approx([1.0, 5.5], abs=1e-6)
+    assert case.centers() == pytest.approx([1.0, 5.5], abs=1e-6)
     case.round(3, 2)
-    assert case.centres() == pytest.approx(
+    assert case.centers() == pytest.approx(
         [1.0, (4 * (5.5 + 16) / 2 + (5.5 + 24) / 2) / 5], abs=1e-5
     )
 
@@ -116,32 +116,32 @@ def test_a_cluster_without_clients_stays() -> None:
     case = four()
     case.state = replace(case.state, cluster_ids=torch.ones(4, dtype=torch.int64))
     assert case.round(2, 3).cluster_ids.tolist() == [1, 1, 1, 1]
-    assert case.centres() == pytest.approx([1.0, (4 * 12.4 + 16.4) / 5], abs=1e-5)
+    assert case.centers() == pytest.approx([1.0, (4 * 12.4 + 16.4) / 5], abs=1e-5)
     # From 13.2 client 0 gets to 6.6, which is 5.6 away from 1 and 6.6 away from 13.2: it joins the
     # cluster without clients.
     assert case.round(0).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([6.6, 13.2], abs=1e-5)
+    assert case.centers() == pytest.approx([6.6, 13.2], abs=1e-5)
 
 
 def test_an_absent_client_keeps_its_center() -> None:
     case = four()
     case.absent = {1}
     assert case.round(0, 1).cluster_ids.tolist() == [0, 0, 1, 1]
-    assert case.centres() == pytest.approx([0.5, 8.8], abs=1e-6)
+    assert case.centers() == pytest.approx([0.5, 8.8], abs=1e-6)
     case.absent = {0, 1, 2, 3}
-    before = case.centres()
+    before = case.centers()
     case.round(0, 1, 2, 3)
-    assert case.centres() == before
+    assert case.centers() == before
 
 
 def test_a_client_that_missed_the_one_off_phase_is_unassigned() -> None:
     case = four(absent=[1])
     assert case.state.cluster_ids.tolist() == [0, UNKNOWN, 1, 1]
-    assert case.centres() == pytest.approx([0.0, 8.8], abs=1e-6)
+    assert case.centers() == pytest.approx([0.0, 8.8], abs=1e-6)
     case.absent = set()
     # From w = 0 it gets to 5, which is 5 away from 0 and 3.8 away from 8.8.
     assert case.add_clients(1).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([0.0, 8.8], abs=1e-6)
+    assert case.centers() == pytest.approx([0.0, 8.8], abs=1e-6)
 
 
 def test_a_late_client_trains_from_the_initial_model_and_joins_a_first_center() -> None:
@@ -156,19 +156,19 @@ def test_a_late_client_trains_from_the_initial_model_and_joins_a_first_center() 
 def test_if_no_client_is_assigned_new_clients_are_clustered() -> None:
     case = four(absent=[0, 1, 2, 3])
     assert case.state.cluster_ids.tolist() == [UNKNOWN] * 4
-    assert case.centres() == [0.0]
+    assert case.centers() == [0.0]
     case.absent = {3}
     assert case.add_clients(3, 0, 1).cluster_ids.tolist() == [0, 1, UNKNOWN, UNKNOWN]
-    assert case.centres() == pytest.approx([0.0, 5.0], abs=1e-6)
+    assert case.centers() == pytest.approx([0.0, 5.0], abs=1e-6)
     case.absent = set()
     assert case.add_clients(2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
 
 
 def test_there_are_at_most_as_many_centers_as_different_weights() -> None:
-    assert four(clusters=9).centres() == pytest.approx([0.0, 5.0, 8.0, 12.0], abs=1e-6)
+    assert four(clusters=9).centers() == pytest.approx([0.0, 5.0, 8.0, 12.0], abs=1e-6)
     case = Case(FedSEM(3), with_targets([(1, 8.0), (2, 8.0), (1, 2.0)]))
     assert case.state.cluster_ids.tolist() == [0, 0, 1]
-    assert case.centres() == pytest.approx([4.0, 1.0], abs=1e-6)
+    assert case.centers() == pytest.approx([4.0, 1.0], abs=1e-6)
 
 
 class Two(nn.Module):
@@ -183,7 +183,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("method", "cluster", "centres"),
+    ("method", "cluster", "centers"),
     [
         (FedSEM(2, "all"), [0, 1, 0], [[0.0, 1.5], [10.0, 0.0]]),
         # The mean is still that of the whole model.
@@ -191,7 +191,7 @@ class Two(nn.Module):
     ],
 )
 def test_distances_on_all_parameters_or_on_the_last_layer(
-    method: FedSEM, cluster: list[int], centres: list[list[float]]
+    method: FedSEM, cluster: list[int], centers: list[list[float]]
 ) -> None:
     # With the samples (1, 0), y = a and (0, 1), y = b and lr = 1 a step is w <- (a, b).
     targets = [(0.0, 0.0), (10.0, 0.0), (0.0, 3.0)]
@@ -204,7 +204,7 @@ def test_distances_on_all_parameters_or_on_the_last_layer(
     for _ in range(2):
         assert case.state.cluster_ids.tolist() == cluster
         models = case.state.models
-        assert torch.cat([models["trunk"], models["head.weight"][:, 0]], 1).tolist() == centres
+        assert torch.cat([models["trunk"], models["head.weight"][:, 0]], 1).tolist() == centers
         case.round(2, 0, 1)  # E-step and M-step change nothing
 
 

@@ -95,7 +95,7 @@ class Case:
         models: Tree = self.method.assign_models(self.state, known).gather({})
         return models["weight"].flatten().tolist()
 
-    def centres(self, client: int) -> list[list[float]]:
+    def centers(self, client: int) -> list[list[float]]:
         return sorted(self.state.centres[client].tolist())
 
 
@@ -107,7 +107,7 @@ def test_each_client_projects_on_its_own_axes() -> None:
     case = Case()
     # Two points have one axis: the other components are zeros.
     for client, place in enumerate((2.0, 3.0, 5.0)):
-        low, high = case.centres(client)
+        low, high = case.centers(client)
         assert (low, high) == (near(-place, 0, 0), near(place, 0, 0))
     assert case.state.counts.tolist() == [2, 2, 2]
 
@@ -142,8 +142,8 @@ def test_fedavg_inside_each_group() -> None:
 
 def test_a_shared_basis_keeps_the_points() -> None:
     case = Case(basis="shared", probe=PROBE)
-    assert case.centres(0) == [near(1, 2, 0), near(5, 2, 0)]
-    assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
+    assert case.centers(0) == [near(1, 2, 0), near(5, 2, 0)]
+    assert case.centers(2) == [near(0, 0, 0), near(6, 8, 0)]
     # A_01 = sqrt(30) / 2, A_02 = sqrt(5 + 37) / 2, A_12 = sqrt(16 + 8) / 2: now 1 and 2 are the
     # nearest pair.
     A = distances(case.state.centres.numpy(), case.state.counts.numpy())
@@ -173,7 +173,7 @@ def test_a_late_client_is_projected_on_the_basis_of_the_others() -> None:
         clusters=2, k=2, components=3, basis="shared", probe=PROBE + 100
     ).with_local_config(case.method.local)
     assert case.add_clients(2) == [0, 1, 1]
-    assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
+    assert case.centers(2) == [near(0, 0, 0), near(6, 8, 0)]
 
 
 def test_if_no_client_is_assigned_new_clients_are_clustered() -> None:
@@ -188,7 +188,7 @@ def test_a_client_with_one_sample_has_no_axis() -> None:
     case.fed = Simulator(with_points([*POINTS[:2], [(70.0, 1.0)]]))
     case.add_clients(2)
     assert case.state.counts.tolist() == [2, 2, 1]
-    assert case.centres(2) == [[0.0, 0.0, 0.0]] * 2
+    assert case.centers(2) == [[0.0, 0.0, 0.0]] * 2
     assert case.state.cluster_ids.tolist() == [0, 1, 0]  # 2 away from client 0, 3 from client 1
 
 

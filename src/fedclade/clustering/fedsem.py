@@ -51,7 +51,7 @@ def _reduce_dimensions(points: Tensor) -> Tensor:
     return coordinates
 
 
-def nearest_centre(points: Tensor, centers: Tensor) -> Tensor:
+def nearest_center(points: Tensor, centers: Tensor) -> Tensor:
     """(M,) the row of the nearest center in L2 for each point; the first, if several are equally
     near.
 

@@ -60,7 +60,7 @@ def cluster_signatures(
     Returns:
         (M,) the group of each client; and the graph Ã (M, M) with cut="threshold", else None.
     """
-    points = embed_centres(centers, counts, manifold, seed)
+    points = embed_centers(centers, counts, manifold, seed)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
         # Only the components are needed. A spatial index finds them without the M × M matrix.
         real = np.arange(points.shape[1]) < counts[:, None]
@@ -118,7 +118,7 @@ def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[T
     return index == torch.arange(int(index.max()) + 1)[:, None], index
 
 
-def embed_centres(centers: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
+def embed_centers(centers: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
     """Embed the real centers of all clients together: (M, k, e) -> (M, k, u), with zeros for the
     other centers.
 

@@ -135,17 +135,17 @@ def _limit_batch_size(batches: Batches, dataset: DeviceDataset) -> Batches:
 def _sorted_by_size(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """Sort the clients by size, run `_vectorised`, and restore the order in its results."""
+    """Sort the clients by size, run `_vectorized`, and restore the order in its results."""
     sizes = clients.dataset.sizes[clients.part_ids]
     if all(first >= second for first, second in pairwise(sizes.tolist())):  # `map` sorts them
-        return _vectorised(program, clients, broadcast, key, compiled)
+        return _vectorized(program, clients, broadcast, key, compiled)
     order = sizes.argsort(descending=True, stable=True)
-    reply, state = _vectorised(program, clients[order], broadcast, key, compiled)
+    reply, state = _vectorized(program, clients[order], broadcast, key, compiled)
     inverse = order.argsort().to(clients.dataset.device)
     return tree_index(reply, inverse), tree_index(state, inverse) if state is not None else None
 
 
-def _vectorised(
+def _vectorized(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
     """All clients make each step together. They are sorted by descending size, so the active ones

@@ -40,14 +40,14 @@ class Profiler:
     def __init__(self, device: torch.device, on: bool = False) -> None:
         self.on = on
         self.seconds: dict[str, float] = {}
-        self.asked = self.computed = 0
+        self.requested = self.computed = 0
         self._device = device
         self._lock = Lock()
         self._within: str | None = None
 
-    def count(self, asked: int, computed: int) -> None:
+    def count(self, requested: int, computed: int) -> None:
         with self._lock:
-            self.asked += asked
+            self.requested += requested
             self.computed += computed
 
     @contextmanager
@@ -86,7 +86,7 @@ class Line(NamedTuple):
     """
 
     phase: str
-    what: str
+    description: str
     seconds: float
     within: bool = False
 
@@ -98,7 +98,7 @@ class Profile:
     lines: list[Line]
     rounds: int
     workers: int
-    asked: int
+    requested: int
     computed: int
 
     @classmethod
@@ -108,7 +108,8 @@ class Profile:
 
         def lines(phases: dict[str, str], within: bool = False) -> list[Line]:
             return [
-                Line(phase, what, seconds.get(phase, 0.0), within) for phase, what in phases.items()
+                Line(phase, description, seconds.get(phase, 0.0), within)
+                for phase, description in phases.items()
             ]
 
         clients, *others = lines(_ROUND)
@@ -123,14 +124,14 @@ class Profile:
             ],
             rounds,
             workers,
-            profiler.asked,
+            profiler.requested,
             profiler.computed,
         )
 
     @property
     def padded(self) -> float:
         """The steps that were computed without a request, as a share of the requested steps."""
-        return self.computed / self.asked - 1 if self.asked else 0.0
+        return self.computed / self.requested - 1 if self.requested else 0.0
 
     def __str__(self) -> str:
         total = sum(line.seconds for line in self.lines if not line.within) or 1.0
@@ -140,12 +141,10 @@ class Profile:
             name = ("  " if line.within else "") + line.phase
             per_round, share = line.seconds / max(1, self.rounds), line.seconds / total
             numbers = f"{line.seconds:9.3f}{1000 * per_round:12.2f}{100 * share:7.1f}%"
-            text.append(f"{name:{width}}{numbers}  {line.what}")
+            text.append(f"{name:{width}}{numbers}  {line.description}")
         if self.workers > 1:
             text.append(
                 f"Seconds within the clients' work are those of {self.workers} workers together."
             )
-        text.append(
-            f"{self.asked:,} client steps; {100 * self.padded:.1f}% more were computed for nobody."
-        )
+        text.append(f"{self.requested:,} client steps; {100 * self.padded:.1f}% more for padding.")
         return "\n".join(text)

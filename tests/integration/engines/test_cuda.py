@@ -51,9 +51,9 @@ def replies(model: ModelSpec, clients: Clients, device: str, chunk: int | None =
     objective = Objective(model.build(clients.shape, 10).to(device))
     fed = Simulator(clients, device=device, chunk=chunk, precision="float32")
     everyone = torch.arange(len(clients))
-    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
+    assignment = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     out = fed.map(
-        sgd(LocalTraining(objective, lr=0.01, momentum=0.5)), everyone, per_client=each, key=7
+        sgd(LocalTraining(objective, lr=0.01, momentum=0.5)), everyone, per_client=assignment, key=7
     ).outputs
     return {name: value.cpu() for name, value in out.items()}
 
@@ -118,10 +118,10 @@ def test_a_graph_gives_the_bytes_of_the_plain_loop(momentum: float) -> None:
     objective = Objective(MLP(9, dropout=0.3).build(clients.shape, 4).to("cuda"))
     program = sgd(LocalTraining(objective, lr=0.1, batch_size=4, epochs=2, momentum=momentum))
     everyone = torch.arange(len(clients))
-    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
+    assignment = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(clients, device="cuda")
     plain, captured, again, other = (
-        fed.map(program, everyone, per_client=each, key=key).outputs for key in (1, 1, 1, 2)
+        fed.map(program, everyone, per_client=assignment, key=key).outputs for key in (1, 1, 1, 2)
     )
     assert any(value is not None for value in fed._compiled.cuda_graphs._captures._entries.values())
     for name, value in plain.items():
@@ -135,10 +135,10 @@ def test_a_graph_of_a_cnn_gives_the_bytes_of_the_plain_loop(images: Clients) -> 
     objective = Objective(SmallCNN().build(images.shape, 10).to("cuda"))
     program = sgd(LocalTraining(objective, lr=0.1, batch_size=4))
     everyone = torch.arange(len(images))
-    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
+    assignment = ModelAssignment(stack([objective.params()]), torch.zeros_like(everyone))
     fed = Simulator(images, device="cuda")
     plain, captured, again = (
-        fed.map(program, everyone, per_client=each, key=1).outputs for _ in range(3)
+        fed.map(program, everyone, per_client=assignment, key=1).outputs for _ in range(3)
     )
     assert any(value is not None for value in fed._compiled.cuda_graphs._captures._entries.values())
     for name, value in plain.items():
@@ -160,7 +160,7 @@ class CopiesFromHost(torch.nn.Module):
 
 
 def test_a_step_that_cannot_be_captured_runs_without_a_graph() -> None:
-    one, other = (
+    first, second = (
         run(
             FedAvg(),
             ragged_clients(),
@@ -172,25 +172,25 @@ def test_a_step_that_cannot_be_captured_runs_without_a_graph() -> None:
         )
         for _ in range(2)
     )
-    assert one.summary["failures"] == 0
-    for name, value in one.model_of(0).state_dict().items():
+    assert first.summary["failures"] == 0
+    for name, value in first.model_of(0).state_dict().items():
         assert bool(torch.isfinite(value).all())
-        assert value.shape == other.model_of(0).state_dict()[name].shape
+        assert value.shape == second.model_of(0).state_dict()[name].shape
 
 
 @pytest.mark.filterwarnings("ignore:manifold")
 @pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
 @pytest.mark.parametrize("model", MODELS[:2], ids=lambda model: model.name)
 def test_two_runs_give_the_same_bytes(method: Method, model: ModelSpec, images: Clients) -> None:
-    one, other = (
+    first, second = (
         run(method, images, model, rounds=4, device="cuda", clients_per_round=0.5) for _ in range(2)
     )
     for client in range(len(images)):
-        expected = one.model_of(client).state_dict()
-        for name, value in other.model_of(client).state_dict().items():
+        expected = first.model_of(client).state_dict()
+        for name, value in second.model_of(client).state_dict().items():
             assert torch.equal(value, expected[name])
-    assert one.summary["accuracy"] == other.summary["accuracy"]
-    assert one.summary["device"] == "cuda"
+    assert first.summary["accuracy"] == second.summary["accuracy"]
+    assert first.summary["device"] == "cuda"
 
 
 def test_when_a_device_runs_out_of_memory_chunks_become_smaller() -> None:

@@ -52,11 +52,11 @@ def mixings(draw: st.DrawFn) -> tuple[Tensor, dict[str, Tensor]]:
 
 def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_fallback() -> None:
     sums = {"w": torch.tensor([[2.0, 4.0], [9.0, 3.0]], dtype=torch.float64)}
-    got = weighted_mean(
+    mean = weighted_mean(
         sums, torch.tensor([2.0, 3.0], dtype=torch.float64), fallback={"w": torch.zeros(2, 2)}
     )
-    assert got["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
-    assert got["w"].dtype == torch.float32
+    assert mean["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
+    assert mean["w"].dtype == torch.float32
 
 
 def test_a_row_without_weight_takes_the_fallback() -> None:
@@ -65,9 +65,9 @@ def test_a_row_without_weight_takes_the_fallback() -> None:
         "w": torch.tensor([[8.0, 8.0], [0.0, 0.0]], dtype=torch.float64),
         "b": torch.tensor([4.0, 0.0], dtype=torch.float64),
     }
-    got = weighted_mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), fallback)
-    assert torch.equal(got["w"], torch.tensor([[2.0, 2.0], [3.1, 4.1]]))
-    assert torch.equal(got["b"], torch.tensor([1.0, 6.1]))
+    mean = weighted_mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), fallback)
+    assert torch.equal(mean["w"], torch.tensor([[2.0, 2.0], [3.1, 4.1]]))
+    assert torch.equal(mean["b"], torch.tensor([1.0, 6.1]))
 
 
 def test_without_replies_the_fallback_is_returned() -> None:
@@ -90,8 +90,8 @@ def test_mean_changes_neither_the_sums_nor_the_fallback() -> None:
 
 def test_mix_by_hand() -> None:
     matrix = torch.tensor([[1.0, 1.0], [3.0, 1.0], [0.0, 2.0]])
-    got = mix_models(matrix, {"w": torch.tensor([[0.0, 4.0], [8.0, 12.0]])})
-    assert got["w"].tolist() == [[4.0, 8.0], [2.0, 6.0], [8.0, 12.0]]
+    mixed = mix_models(matrix, {"w": torch.tensor([[0.0, 4.0], [8.0, 12.0]])})
+    assert mixed["w"].tolist() == [[4.0, 8.0], [2.0, 6.0], [8.0, 12.0]]
 
 
 @given(mixings())

@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from fedclade.clustering import fedsem as kmeans_module
-from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
+from fedclade.clustering.fedsem import kmeans_labels, nearest_center
 from fedclade.errors import InvalidInputError
 
 # Whole numbers, so that sums are exact and equal points are not rare.
@@ -103,15 +103,15 @@ def test_equal_points_stay_together_and_minus_zero_is_zero() -> None:
         assert kmeans_labels(torch.ones(4, 2), 3, seed=0).tolist() == [0, 0, 0, 0]
 
 
-def test_nearest_centre_by_hand() -> None:
+def test_nearest_center_by_hand() -> None:
     # The third point is equally near to both centers; the first center counts.
     points = torch.tensor([[0.0, 0.0], [3.0, 4.0], [2.0, 1.0]])
-    assert nearest_centre(points, torch.tensor([[0.0, 1.0], [4.0, 1.0]])).tolist() == [0, 1, 0]
+    assert nearest_center(points, torch.tensor([[0.0, 1.0], [4.0, 1.0]])).tolist() == [0, 1, 0]
 
 
 @settings(max_examples=60, deadline=None)
 @given(points_of, st.integers(1, 5), st.integers(1, 9), st.integers(0, 999))
-def test_nearest_centre_has_the_least_distance_for_any_chunk_size(
+def test_nearest_center_has_the_least_distance_for_any_chunk_size(
     rows: np.ndarray, count: int, chunk: int, seed: int
 ) -> None:
     points = torch.from_numpy(rows)
@@ -121,15 +121,15 @@ def test_nearest_centre_has_the_least_distance_for_any_chunk_size(
     squares = ((points[:, None] - centers) ** 2).sum(-1)  # exact
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kmeans_module, "CHUNK_VALUES", chunk)
-        assert torch.equal(nearest_centre(points, centers), squares.argmin(1))
+        assert torch.equal(nearest_center(points, centers), squares.argmin(1))
 
 
-def test_nearest_centre_distinguishes_close_points_far_from_zero() -> None:
+def test_nearest_center_distinguishes_close_points_far_from_zero() -> None:
     # 1e4 plus one step of float32 is 1e4 + 0.00098: squares of 1e8 in float32 would lose the
     # difference of 1e-6.
     far = torch.full((30, 8), 1e4)
     points = torch.nextafter(far, torch.tensor(torch.inf))
-    assert nearest_centre(points, torch.stack([far[0], points[0]])).tolist() == [1] * 30
+    assert nearest_center(points, torch.stack([far[0], points[0]])).tolist() == [1] * 30
 
 
 @pytest.mark.parametrize(
@@ -139,12 +139,12 @@ def test_nearest_centre_distinguishes_close_points_far_from_zero() -> None:
         (lambda: kmeans_labels(torch.zeros(3, 1), 0, 0), "clusters", "0"),
         (lambda: kmeans_labels(torch.tensor([[torch.nan]]), 1, 0), "points", "NaN"),
         (
-            lambda: nearest_centre(torch.zeros(3, 2), torch.zeros(2, 3)),
+            lambda: nearest_center(torch.zeros(3, 2), torch.zeros(2, 3)),
             "centers.shape",
             "(K, 2)",
         ),
         (
-            lambda: nearest_centre(torch.zeros(3, 2), torch.full((1, 2), torch.inf)),
+            lambda: nearest_center(torch.zeros(3, 2), torch.full((1, 2), torch.inf)),
             "centers",
             "infinity",
         ),

@@ -52,16 +52,16 @@ def test_predictions_are_those_of_each_model(
         some_models(count, classes, seed),
         torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed)),
     )
-    got = predictions(linear, models, x, labels).view(count, samples, classes)
+    predicted = predictions(linear, models, x, labels).view(count, samples, classes)
     for place in range(count):
         outputs = linear({name: value[place] for name, value in models.items()}, x)
-        assert torch.equal(got[place].argmax(1), outputs.argmax(1))
+        assert torch.equal(predicted[place].argmax(1), outputs.argmax(1))
         expected = (
             outputs.softmax(1)
             if labels == "soft"
             else F.one_hot(outputs.argmax(1), classes).float()
         )
-        torch.testing.assert_close(got[place], expected)
+        torch.testing.assert_close(predicted[place], expected)
 
 
 @pytest.mark.parametrize("labels", ["onehot", "soft"])
@@ -84,9 +84,9 @@ def test_predictions_in_blocks_of_models_and_samples(
 def test_a_model_that_overflows_has_finite_predictions() -> None:
     models = {"weight": torch.tensor([[[3e38, 0.0], [3e38, 3e38]]]), "bias": torch.zeros(1, 2)}
     for labels in ("onehot", "soft"):
-        got = predictions(linear, models, torch.tensor([[3.0, -3.0]]), labels)
-        assert bool(got.isfinite().all())  # outputs are infinity, and infinity − infinity
-        assert float(got.sum()) == pytest.approx(1)
+        predicted = predictions(linear, models, torch.tensor([[3.0, -3.0]]), labels)
+        assert bool(predicted.isfinite().all())  # outputs are infinity, and infinity − infinity
+        assert float(predicted.sum()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
@@ -168,9 +168,9 @@ def test_clusters_are_merged_while_their_similarity_is_at_least_beta(
         if score[a, b] < beta:
             break
         groups[b] += groups.pop(a)
-    got = cluster_predictions(rows, beta, linkage_)
+    labels = cluster_predictions(rows, beta, linkage_)
     assert sorted(map(sorted, groups)) == [
-        torch.nonzero(got == c).flatten().tolist() for c in range(len(groups))
+        torch.nonzero(labels == c).flatten().tolist() for c in range(len(groups))
     ]
 
 
@@ -185,8 +185,8 @@ def test_the_nearest_cluster_has_the_highest_mean_similarity(
     cluster = torch.arange(clients) % 2
     similarity = cosine(rows)[clients:, :clients]
     scores = torch.stack([similarity[:, cluster == c].mean(1) for c in range(2)], 1)
-    got = nearest_cluster(rows[clients:], cluster_centroids(rows[:clients], cluster))
+    labels = nearest_cluster(rows[clients:], cluster_centroids(rows[:clients], cluster))
     for place in range(late):
-        assert float(scores[place, got[place]]) == pytest.approx(
+        assert float(scores[place, labels[place]]) == pytest.approx(
             float(scores[place].max()), abs=1e-6
         )

@@ -15,7 +15,7 @@ from fedclade.clustering import flt
 from fedclade.clustering.flt import (
     cluster_signatures,
     embed,
-    embed_centres,
+    embed_centers,
     mixing_matrix,
     nearest_signature,
     pca,
@@ -25,10 +25,10 @@ from fedclade.core import pca as pca_module
 from fedclade.errors import FedcladeWarning, InvalidInputError
 
 
-def blobs(groups: int, each: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
+def blobs(groups: int, size: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.repeat(20 * rng.normal(size=(groups, dimensions)), each, 0) + rng.normal(
-        size=(groups * each, dimensions)
+    return np.repeat(20 * rng.normal(size=(groups, dimensions)), size, 0) + rng.normal(
+        size=(groups * size, dimensions)
     )
 
 
@@ -152,7 +152,7 @@ def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         flt, "embed", lambda points, kind, seed: calls.append(points) or points + 100
     )
-    points = embed_centres(centers, counts, "umap", 0)
+    points = embed_centers(centers, counts, "umap", 0)
     assert len(calls[0]) == 7
     for client, count in enumerate(counts):
         np.testing.assert_array_equal(points[client, :count], centers[client, :count] + 100)

@@ -269,8 +269,8 @@ def test_the_mean_along_straight_paths_is_the_plain_mean(
     models: list[Models], members: list[int]
 ) -> None:
     rows = torch.tensor(members)
-    got = Paths(linear, models[0], torch.ones(1, 4), 0).mean(rows)["w"]
-    assert torch.allclose(got, models[0]["w"][rows].mean(0), rtol=1e-6, atol=1e-5)
+    mean = Paths(linear, models[0], torch.ones(1, 4), 0).mean(rows)["w"]
+    assert torch.allclose(mean, models[0]["w"][rows].mean(0), rtol=1e-6, atol=1e-5)
 
 
 def test_the_mean_of_a_cluster_uses_the_bends_of_all_its_pairs() -> None:

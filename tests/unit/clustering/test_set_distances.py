@@ -59,12 +59,12 @@ def test_distances_are_those_of_a_loop_over_pairs(
     sets: tuple[Floats, NDArray[np.int64]], kind: Any, block: int
 ) -> None:
     points, counts = sets
-    got = distances(points, counts, kind, block)
-    for i, j in np.ndindex(got.shape):
+    actual = distances(points, counts, kind, block)
+    for i, j in np.ndindex(actual.shape):
         expected = 0.0 if i == j else slow(points[i, : counts[i]], points[j, : counts[j]], kind)
-        assert got[i, j] == pytest.approx(expected, abs=1e-12)
-    assert np.array_equal(got, got.T)
-    assert not got.diagonal().any()
+        assert actual[i, j] == pytest.approx(expected, abs=1e-12)
+    assert np.array_equal(actual, actual.T)
+    assert not actual.diagonal().any()
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,9 +74,9 @@ def test_distances_to_others_are_the_same(
 ) -> None:
     points, counts = sets
     new = data.draw(st.integers(1, len(points)))
-    got = distances_to(points[:new], counts[:new], points, counts, kind)
-    for i, j in np.ndindex(got.shape):
-        assert got[i, j] == pytest.approx(
+    actual = distances_to(points[:new], counts[:new], points, counts, kind)
+    for i, j in np.ndindex(actual.shape):
+        assert actual[i, j] == pytest.approx(
             slow(points[i, : counts[i]], points[j, : counts[j]], kind), abs=1e-12
         )
 
@@ -86,10 +86,10 @@ def test_distances_to_others_are_the_same(
 def test_matching_is_the_optimal_assignment(k: int, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     points, counts = rng.normal(size=(4, max(k, most), 2)), np.array([k, most, k, most])
-    got = distances(points, counts)
+    actual = distances(points, counts)
     for i, j in [(0, 1), (0, 2), (1, 3)]:
         squares = ((points[i, : counts[i], None] - points[j, None, : counts[j]]) ** 2).sum(-1)
-        assert got[i, j] == pytest.approx(
+        assert actual[i, j] == pytest.approx(
             np.sqrt(squares[linear_sum_assignment(squares)].sum()) / min(counts[i], counts[j])
         )
 

@@ -51,8 +51,8 @@ def test_the_phases_of_a_run(digits: Clients, workers: int, tmp_path: Path) -> N
     assert whole <= sum(row["seconds"] for row in result.history) + 0.5
     assert profile.rounds == 4
     assert profile.padded == 0.0
-    assert profile.asked > 0
-    assert f"{profile.asked:,}" in str(profile)
+    assert profile.requested > 0
+    assert f"{profile.requested:,}" in str(profile)
     assert ("2 workers" in str(profile)) == (workers > 1)
 
 

@@ -295,7 +295,7 @@ def test_a_server_that_crashed_in_a_round_resumes_from_the_state_before_it(
         assert torch.equal(value, results.models[name])
 
 
-def test_a_node_that_has_lost_its_disk_is_reinitialised(
+def test_a_node_that_has_lost_its_disk_is_reinitialized(
     ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = SCAFFOLD().with_local_config(local)
