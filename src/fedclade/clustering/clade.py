@@ -125,7 +125,7 @@ def split_groups(
             and again.
         labels: (M,) the group of each client.
         candidates: the groups to split.
-        seed: of the noise trees.
+        seed: the seed of the noise trees.
         noise_ratio: see `split_group`.
 
     Returns:

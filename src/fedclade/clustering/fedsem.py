@@ -21,7 +21,7 @@ def kmeans_labels(points: Tensor, clusters: int, seed: int) -> Tensor:
     Args:
         points: (M, P) the points.
         clusters: K, the number of clusters. With fewer distinct points, each is a cluster.
-        seed: of k-means.
+        seed: the seed of k-means.
     """
     _check(points, "points")
     require(clusters >= 1, "clusters", clusters, "must be at least 1")

@@ -53,12 +53,13 @@ def cluster_signatures(
             components. "gap" cuts the average-linkage tree of A at the widest gap between merge
             heights.
         gamma: γ, the threshold.
-        clusters: if not None, the number of groups to cut from Ward's tree of A, whatever `cut` is.
-        seed: of UMAP.
+        clusters: if not None, the number of groups in Ward's tree of A; `cut` is then ignored.
+        seed: the seed of UMAP.
         graph: whether to return the graph.
 
     Returns:
-        (M,) the group of each client; and the graph Ã (M, M) with cut="threshold", else None.
+        (M,) the group of each client; and the graph Ã (M, M), or None if there is no threshold or
+        `graph` is False.
     """
     points = embed_centers(centers, counts, manifold, seed)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
@@ -126,7 +127,7 @@ def embed_centers(centers: Points, counts: Counts, manifold: Manifold, seed: int
         centers: (M, k, e) the signatures.
         counts: (M,) their numbers of real centers.
         manifold: the embedding, see `embed`.
-        seed: of UMAP.
+        seed: the seed of UMAP.
     """
     real = np.arange(centers.shape[1]) < counts[:, None]
     embedded = embed(centers[real], manifold, seed)
@@ -144,7 +145,7 @@ def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
     Args:
         points: (n, d) the points.
         kind: "umap" with UMAP's default parameters, "pca", or "none": the points unchanged.
-        seed: of UMAP.
+        seed: the seed of UMAP.
     """
     if kind == "none":
         return points

@@ -127,9 +127,11 @@ class Simulator:
 
     @property
     def sizes(self) -> Tensor:
+        """(clients,) the number of training examples of each client."""
         return self._sizes
 
     def client_metadata(self) -> ClientMetadata:
+        """The metadata of all clients."""
         return self._clients.metadata
 
     def refresh_membership(self) -> None:
@@ -145,7 +147,11 @@ class Simulator:
         """Do nothing: the clients are in this process."""
 
     def init_client_state(self, initial: Tree) -> None:
-        """Give every client this initial state (a method's `initial_client_state`)."""
+        """Give every client this initial state.
+
+        Args:
+            initial: the state of one client, as of a method's `initial_client_state`.
+        """
         self.client_state = ClientStateStore(
             {name: value.to(self.device) for name, value in initial.items()}, len(self._sizes)
         )
@@ -165,6 +171,17 @@ class Simulator:
         key: int,
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
+        """Run the program on these clients' training data.
+
+        Args:
+            program: the program.
+            ids: the clients, each at most once.
+            broadcast: a tree that every client receives.
+            per_client: the model that each client receives.
+            key: the randomness of this call. Two calls in one round need different keys unless
+                their programs have different names.
+            reduce: sum outputs instead of returning them.
+        """
         ids = self._checked(ids)
         assignment = self._on_device(per_client, len(ids)) if per_client is not None else None
         if reduce:
@@ -197,12 +214,23 @@ class Simulator:
         requests: Sequence[EvalRequest],
         key: int = 0,
     ) -> list[Tree]:
+        """For each request the mean loss and metrics of each client's model on the client's own
+        data: tensors of shape (len(ids),), NaN for clients without such data.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients, each at most once.
+            requests: the evaluations.
+            key: the randomness of fine-tuning.
+        """
         return [self._evaluate_one(assignment, ids, request, key) for request in requests]
 
     def _evaluate_one(
         self, assignment: ModelAssignment, ids: Tensor, request: EvalRequest, key: int
     ) -> Tree:
-        """One request. Clients with the same model and the same test part are evaluated once."""
+        """Evaluate one request. Clients with the same model and the same test part share one
+        evaluation.
+        """
         ids = self._checked(ids)
         finetune = request.finetune
         dataset = self._train if request.split == "train" else self._test

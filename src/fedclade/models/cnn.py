@@ -33,7 +33,7 @@ class LeafCNN:
     (3, 32, 32) with 62 classes.
 
     Args:
-        padding: of both convolutions, from 0 to 4; 2 keeps the size of the image.
+        padding: the padding of both convolutions, from 0 to 4; 2 keeps the size of the image.
     """
 
     name: ClassVar[str] = "leaf_cnn"
@@ -44,6 +44,7 @@ class LeafCNN:
         require_int("model.padding", self.padding, 0, _KERNEL - 1, "2 keeps the image's size")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         pixels = _pixels_left("LeafCNN", shape, self.padding)
         check_classes(classes)
         return chain(
@@ -78,6 +79,7 @@ class SmallCNN:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         pixels = _pixels_left("SmallCNN", shape)
         check_classes(classes)
         return chain(
@@ -112,6 +114,7 @@ class LeNet5:
     centred: bool = False
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         pixels = _pixels_left("LeNet5", shape)
         check_classes(classes)
         return chain(
@@ -146,6 +149,7 @@ class CflCNN:
     centred: bool = False
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_image("CflCNN", shape, least=8)
         check_classes(classes)
         return chain(
@@ -183,6 +187,7 @@ class GmccCNN:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_image("GmccCNN", shape, least=4)
         check_classes(classes)
         return chain(

@@ -58,6 +58,7 @@ class MLP:
         return self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_sample("MLP", shape)
         check_classes(classes)
         return _dense(prod(shape), self.widths, classes, self.dropout)
@@ -70,6 +71,7 @@ class Logistic:
     name: ClassVar[str] = "logistic"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_sample("Logistic", shape)
         check_classes(classes)
         return _dense(prod(shape), (), classes, share=0.0)

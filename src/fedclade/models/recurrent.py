@@ -108,6 +108,7 @@ class LstmLanguageModel:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         _check_sequence("LstmLanguageModel", shape, "words (length,), such as (20,)", axes=1)
         check_classes(classes)
         layers: dict[str, nn.Module | None] = {"words": _Words(classes, self.embedding)}
@@ -140,6 +141,7 @@ class BiLstmTagger:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         _check_sequence(
             "BiLstmTagger", shape, "vectors (length, features), such as (30, 64)", axes=2
         )

@@ -39,6 +39,7 @@ class ResNet9:
     name: ClassVar[str] = "resnet9"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_image("ResNet9", shape, least=8)
         check_classes(classes)
         return chain(

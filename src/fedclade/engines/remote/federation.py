@@ -37,8 +37,8 @@ class RemoteClientState:
     """Client state stays on the nodes. For each node the server keeps the list of committed
     transactions, and sends it with each message, so that the node discards all other state.
 
-    A transaction is a round, or a call between rounds that is never committed. It is committed on a
-    node if the server used all of the node's answers.
+    A transaction is a round, or a call between rounds that is never committed. A round is committed
+    on the nodes that answered all of its messages.
     """
 
     def __init__(self) -> None:
