@@ -184,5 +184,5 @@ def test_one_model_is_sent_each_way() -> None:
 
 def test_inputs_that_are_whole_numbers_are_refused() -> None:
     case = Case()
-    with pytest.raises(InvalidInputError, match="input_shape"):
+    with pytest.raises(InvalidInputError, match="whole numbers"):
         replace(case.method, input_shape=None).init(case.fed, case.objective.params(), key=0)

@@ -1,1 +1,1 @@
-"""Clustering algorithms: pure functions of arrays."""
+"""Clustering mathematics: pure functions of arrays."""

@@ -40,14 +40,14 @@ class Profiler:
     def __init__(self, device: torch.device, on: bool = False) -> None:
         self.on = on
         self.seconds: dict[str, float] = {}
-        self.requested = self.computed = 0
+        self.asked = self.computed = 0
         self._device = device
         self._lock = Lock()
         self._within: str | None = None
 
-    def count(self, requested: int, computed: int) -> None:
+    def count(self, asked: int, computed: int) -> None:
         with self._lock:
-            self.requested += requested
+            self.asked += asked
             self.computed += computed
 
     @contextmanager
@@ -98,7 +98,7 @@ class Profile:
     lines: list[Line]
     rounds: int
     workers: int
-    requested: int
+    asked: int
     computed: int
 
     @classmethod
@@ -124,14 +124,14 @@ class Profile:
             ],
             rounds,
             workers,
-            profiler.requested,
+            profiler.asked,
             profiler.computed,
         )
 
     @property
     def padded(self) -> float:
         """The steps that were computed without a request, as a share of the requested steps."""
-        return self.computed / self.requested - 1 if self.requested else 0.0
+        return self.computed / self.asked - 1 if self.asked else 0.0
 
     def __str__(self) -> str:
         total = sum(line.seconds for line in self.lines if not line.within) or 1.0
@@ -146,5 +146,7 @@ class Profile:
             text.append(
                 f"Seconds within the clients' work are those of {self.workers} workers together."
             )
-        text.append(f"{self.requested:,} client steps; {100 * self.padded:.1f}% more for padding.")
+        text.append(
+            f"{self.asked:,} client steps; {100 * self.padded:.1f}% more were computed for nobody."
+        )
         return "\n".join(text)
