@@ -41,7 +41,7 @@ def test_where_fewer_at_a_time_do_not_help_it_is_one_line_too(
     def full(*given: Any) -> Any:
         raise FULL
 
-    monkeypatch.setattr(simulator, "in_order_asked", full)
+    monkeypatch.setattr(simulator, "ordered_results", full)
     code, out, complaint = command(*SHORT)
     assert (code, out) == (2, "")
     assert complaint.splitlines() == [
