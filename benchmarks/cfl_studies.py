@@ -47,7 +47,7 @@ class Federation:
 
     clients: Clients
     seed: int
-    local: fc.LocalTraining
+    local: fc.core.LocalTraining
 
     @staticmethod
     def of(
@@ -55,17 +55,17 @@ class Federation:
     ) -> Federation:
         torch.manual_seed(fold_in(seed, "model") % 2**32)
         objective = Objective(fc.models.MLP(HIDDEN).build(clients.shape, 10))
-        return Federation(clients, seed, fc.LocalTraining(objective, lr, batch_size, epochs))
+        return Federation(clients, seed, fc.core.LocalTraining(objective, lr, batch_size, epochs))
 
     def updates(
-        self, fed: fc.Simulator, model: Tree, local: fc.LocalTraining, key: int
+        self, fed: fc.Simulator, model: Tree, local: fc.core.LocalTraining, key: int
     ) -> tuple[Tree, Tensor]:
         """All clients' weights after local training, and their updates as vectors."""
         everyone = torch.arange(len(self.clients))
         replies = fed.map(
-            fc.sgd(local),
+            fc.core.sgd(local),
             everyone,
-            per_client=fc.ModelAssignment.all_same(stack([model]), len(everyone)),
+            per_client=fc.core.ModelAssignment.all_same(stack([model]), len(everyone)),
             key=key,
         )
         return replies.outputs, flatten(replies.outputs) - flatten(stack([model]))

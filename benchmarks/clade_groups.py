@@ -95,7 +95,7 @@ def groups_of(clients: Clients, seed: int, method: fc.Method) -> torch.Tensor:
     objective = Objective(fc.models.MLP(200).build(clients.shape, clients.classes))
     fed = fc.Simulator(clients)
     return (
-        method.with_local_config(fc.LocalTraining(objective, lr=0.01))
+        method.with_local_config(fc.core.LocalTraining(objective, lr=0.01))
         .init(fed, objective.params(), fold_in(seed, "init"))
         .cluster_ids
     )

@@ -31,7 +31,7 @@ class TrueGroups(fc.FedAvg):
 
     groups: tuple[int, ...] = ()
 
-    def init(self, fed: fc.Federation, params: Tree, key: int) -> fc.State:
+    def init(self, fed: fc.core.Federation, params: Tree, key: int) -> fc.core.State:
         state = super().init(fed, params, key)
         cluster = torch.tensor(self.groups)
         return replace(

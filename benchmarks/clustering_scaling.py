@@ -33,7 +33,7 @@ import fedclade as fc
 from fedclade.clustering.cfl import bipartition, most_similar, noise_level
 from fedclade.clustering.clade import assign_new, split_groups
 from fedclade.clustering.cosine import cosine
-from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
+from fedclade.clustering.fedsem import kmeans_labels, nearest_center
 from fedclade.clustering.flis import cluster_predictions, similarity_graph
 from fedclade.clustering.flt import embed, mixing_matrix, nearest_signature
 from fedclade.clustering.graph import close_components, components, threshold_graph
@@ -224,7 +224,7 @@ JOBS = {
         updates, lambda vectors: kmeans_labels(vectors, GROUPS, seed=0), QUADRATIC
     ),
     "FedSEM: nearest centers": Job(
-        updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR
+        updates, lambda vectors: nearest_center(vectors, updates(GROUPS)), LINEAR
     ),
     "FedGMCC: all pairs": Job(lambda n: n, gmcc_scores, PAIRS),
 }

@@ -67,10 +67,10 @@ class Setting:
         }[kind]
         return fc.data.partition(self.data, scheme, CLIENTS, seed)
 
-    def local(self, clients: Clients, seed: int) -> fc.LocalTraining:
+    def local(self, clients: Clients, seed: int) -> fc.core.LocalTraining:
         torch.manual_seed(fold_in(seed, "model") % 2**32)
         objective = Objective(fc.models.MLP(self.hidden).build(clients.shape, 10))
-        return fc.LocalTraining(objective, self.lr, self.batch_size, self.epochs)
+        return fc.core.LocalTraining(objective, self.lr, self.batch_size, self.epochs)
 
 
 KINDS = [
@@ -84,7 +84,7 @@ KINDS += ["2 digits each, 5 groups"]
 
 
 def trained(
-    clients: Clients, local: fc.LocalTraining, rounds: int, seed: int
+    clients: Clients, local: fc.core.LocalTraining, rounds: int, seed: int
 ) -> Iterator[tuple[int, Tree]]:
     """The weights of all clients in each round of FedAvg, without clustering."""
     fed, model, everyone = (
@@ -94,9 +94,9 @@ def trained(
     )
     for number in range(1, rounds + 1):
         replies = fed.map(
-            fc.sgd(local),
+            fc.core.sgd(local),
             everyone,
-            per_client=fc.ModelAssignment.all_same(model, len(everyone)),
+            per_client=fc.core.ModelAssignment.all_same(model, len(everyone)),
             key=fold_in(seed, "round", number),
         )
         yield number, replies.outputs
@@ -289,7 +289,7 @@ def bends(settings: dict[str, Setting], quick: bool) -> Study:
 
 
 def _mean_losses(
-    local: fc.LocalTraining, a: Tree, bend: Tree, b: Tree, inputs: Tensor, at: list[float]
+    local: fc.core.LocalTraining, a: Tree, bend: Tree, b: Tree, inputs: Tensor, at: list[float]
 ) -> Tensor:
     return losses_along(local.objective.outputs, a, bend, b, inputs, at).mean(0)
 

@@ -23,7 +23,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centres
+from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centers
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.io.compact_json import write_results
@@ -65,7 +65,7 @@ def groupings(clients: Clients, seed: int) -> dict[Setting, Grouping]:
     for k in KS:
         centers, counts, key = signatures(clients, k, seed)
         for manifold in get_args(Manifold):
-            points = embed_centres(centers, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
+            points = embed_centers(centers, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
             for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
                 groups, _ = cluster_signatures(
                     points, counts, "none", distance, gamma=GAMMA, seed=0, **cut

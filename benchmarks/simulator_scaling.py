@@ -168,11 +168,11 @@ def empty_map(clients: int, asked: int, calls: int, device: str) -> float:
         fc.Simulator(federation(clients), device=device),
         torch.arange(asked) * (clients // asked),
     )
-    nothing = fc.Program(
+    nothing = fc.core.Program(
         lambda *_: ({}, {}),
         lambda shared, const, carry, batch: carry,
         lambda *_: ({}, None),
-        fc.Batches.whole(),
+        fc.core.Batches.whole(),
         "nothing",
     )
     times = []

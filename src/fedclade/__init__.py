@@ -8,6 +8,8 @@ group, give each client its own.
     result = fc.run(fc.FedAvg(), clients, model=fc.models.MLP(200), rounds=30)
     result.summary; result.clusters; result.model_of(7)
 
+What the author of a method needs in addition is in `fedclade.core`.
+
 Names are imported on first use, so that the command line starts without torch. A public name is in
 three places below: the imports for type checkers, `__all__` and `_MODULES`. A test compares them.
 """
@@ -22,14 +24,7 @@ if TYPE_CHECKING:
     from fedclade.analysis.diagnose import diagnose
     from fedclade.analysis.export import export
     from fedclade.analysis.report import write_report as report
-    from fedclade.clustering.mode_connectivity import Curves, curve_losses
-    from fedclade.core.batching import Batches
-    from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
-    from fedclade.core.functional_model import Batch, accuracy, cross_entropy
-    from fedclade.core.local_training_config import LocalTraining
-    from fedclade.core.method_state import State
-    from fedclade.core.program import Program, chain
-    from fedclade.core.program_serialization import serializable_program
+    from fedclade.core.functional_model import accuracy, cross_entropy
     from fedclade.engines.simulator import Simulator
     from fedclade.errors import (
         FedcladeError,
@@ -40,7 +35,6 @@ if TYPE_CHECKING:
     )
     from fedclade.methods import (
         CFL,
-        FLIS,
         FLISDC,
         FLISHC,
         FLT,
@@ -59,8 +53,8 @@ if TYPE_CHECKING:
         Oracle,
         PerFedAvg,
     )
-    from fedclade.programs.sgd import sgd
     from fedclade.registry import register
+    from fedclade.training.config import LocalConfig, TrainingConfig
     from fedclade.training.encoders import pretrain
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
@@ -69,18 +63,13 @@ __version__ = "0.2.0.dev0"
 
 __all__ = [
     "CFL",
-    "FLIS",
     "FLISDC",
     "FLISHC",
     "FLT",
     "IFCA",
     "PCAHC",
     "SCAFFOLD",
-    "Batch",
-    "Batches",
     "Clade",
-    "ClientResults",
-    "Curves",
     "FedAvg",
     "FedGMCC",
     "FedNova",
@@ -88,27 +77,21 @@ __all__ = [
     "FedSEM",
     "FedcladeError",
     "FedcladeWarning",
-    "Federation",
     "InvalidInputError",
     "LGFedAvg",
     "Local",
-    "LocalTraining",
+    "LocalConfig",
     "Method",
-    "ModelAssignment",
     "Oracle",
     "PerFedAvg",
-    "Program",
     "Result",
-    "SegmentSum",
     "Simulator",
-    "State",
+    "TrainingConfig",
     "VectorizationError",
     "WriteError",
     "accuracy",
-    "chain",
     "core",
     "cross_entropy",
-    "curve_losses",
     "data",
     "diagnose",
     "export",
@@ -119,8 +102,6 @@ __all__ = [
     "register",
     "report",
     "run",
-    "serializable_program",
-    "sgd",
 ]
 
 _SUBPACKAGES = ("core", "data", "methods", "models")
@@ -129,24 +110,17 @@ _MODULES = {
     "fedclade.analysis.diagnose": "diagnose",
     "fedclade.analysis.export": "export",
     "fedclade.analysis.report": "report",
-    "fedclade.clustering.mode_connectivity": "Curves curve_losses",
-    "fedclade.core.batching": "Batches",
-    "fedclade.core.federation": "ClientResults Federation ModelAssignment SegmentSum",
-    "fedclade.core.functional_model": "Batch accuracy cross_entropy",
-    "fedclade.core.local_training_config": "LocalTraining",
-    "fedclade.core.program": "Program chain",
-    "fedclade.core.program_serialization": "serializable_program",
-    "fedclade.core.method_state": "State",
+    "fedclade.core.functional_model": "accuracy cross_entropy",
     "fedclade.engines.simulator": "Simulator",
     "fedclade.errors": (
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
     ),
     "fedclade.methods": (
-        "CFL FLIS FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
+        "CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
         "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
     ),
-    "fedclade.programs.sgd": "sgd",
     "fedclade.registry": "register",
+    "fedclade.training.config": "LocalConfig TrainingConfig",
     "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",
     "fedclade.training.runner": "run",
@@ -169,4 +143,5 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """What TAB shows: the public names."""
+    return sorted([*__all__, "__all__", "__doc__", "__version__"])

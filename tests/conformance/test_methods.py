@@ -24,12 +24,11 @@ from fedclade import (
     FedGMCC,
     FedSEM,
     LGFedAvg,
-    LocalTraining,
     Method,
     PerFedAvg,
     Simulator,
-    State,
 )
+from fedclade.core import LocalTraining, State
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective

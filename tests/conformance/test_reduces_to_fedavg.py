@@ -21,14 +21,14 @@ from fedclade import (
     FedNova,
     FedProx,
     LGFedAvg,
-    LocalTraining,
     Method,
     PerFedAvg,
-    Program,
     Simulator,
 )
+from fedclade.core import LocalTraining, Program
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
 from fedclade.core.program import natively_batched
 from fedclade.core.pytree import Tree, stack, tree_map
@@ -36,7 +36,6 @@ from fedclade.core.rng import fold_in
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.per_fedavg import meta_sgd
-from fedclade.programs.sgd import sgd
 
 Cohorts = Sequence[Sequence[int]]
 

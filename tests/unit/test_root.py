@@ -83,3 +83,8 @@ def test_the_three_verbs_of_analysis_are_functions() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'fedclade' has no attribute 'FedAvgg'"):
         _ = fc.FedAvgg  # type: ignore[attr-defined]
+
+
+def test_tab_shows_the_public_names_and_nothing_else() -> None:
+    shown = {name for name in dir(fc) if not name.startswith("_")}
+    assert shown == set(fc.__all__)

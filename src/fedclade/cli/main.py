@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Annotated, NoReturn, TextIO
 
 import typer
@@ -22,7 +21,7 @@ from fedclade.cli.pretrain import pretrain
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import run
-from fedclade.errors import FedcladeError
+from fedclade.errors import FedcladeError, FedcladeWarning
 
 # Plain help: drawing boxes with rich doubles the time of --help. rich_markup_mode=None is not
 # enough: typer 0.20 escapes brackets for rich in every mode.
@@ -108,7 +107,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     """Show a warning of fedclade as one line, without the line of code that it comes from."""
-    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+    if isinstance(message, FedcladeWarning):
         print_err(str(message))
     else:
         error_console.print(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Hashable
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -34,6 +36,7 @@ class Encoder:
         self.pretrained = bool(getattr(module, "pretrained", True))
         # Only a module's forward can be called with other weights.
         self._module, self._encode = PerThread(plain), PerThread(_Encode(plain))
+        self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
 
     def weights(self) -> Tree:
         """Parameters and buffers. Clients have the module's code but not its weights."""

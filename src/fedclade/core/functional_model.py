@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import count
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import hash_bits, uniform
+from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
 from fedclade.errors import InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -134,6 +135,61 @@ def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
     return module
 
 
+def _example_loss(loss: ExampleLoss | None, module: nn.Module) -> ExampleLoss:
+    if loss is None or is_plain_cross_entropy(loss):
+        return cross_entropy
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        return TorchLoss(loss, next(module.parameters(), torch.empty(0)).device)
+    if isinstance(loss, type) or not callable(loss):
+        raise InvalidInputError(
+            f"loss = {loss!r}: give a function of (outputs, targets) or a torch loss such as"
+            " nn.MSELoss().",
+            "loss",
+        )
+    return loss
+
+
+def require_per_example(field: str, function: ExampleLoss, outputs: Tensor, y: Tensor) -> None:
+    """Raise `InvalidInputError` unless a loss or metric gives each example a value of its own.
+
+    Outputs (n, 1) and targets (n,) broadcast to (n, n): every value would then depend on all
+    targets, and a wrong model would be trained without an error.
+
+    Args:
+        field: the name in the message.
+        function: the loss or metric.
+        outputs: the model's outputs for a few examples, of which two have different targets.
+        y: the targets of these examples.
+    """
+    try:
+        values = function(outputs, y)
+        singles = torch.cat(
+            [function(outputs[i : i + 1], y[i : i + 1]).reshape(-1) for i in range(len(y))]
+        )
+    except Exception as error:
+        raise InvalidInputError(
+            f"{field}: it cannot take outputs of shape {tuple(outputs.shape)} and targets of shape"
+            f" {tuple(y.shape)} ({y.dtype}): {error}",
+            field,
+        ) from error
+    if not isinstance(values, Tensor) or values.shape != y.shape[:1]:
+        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise InvalidInputError(
+            f"{field}: it must give one value for each example, shape ({len(y)},), got {shape}:"
+            " leave the mean out (reduction='none').",
+            field,
+        )
+    if values.shape != singles.shape or not torch.allclose(
+        values.float(), singles.float(), 1e-3, 1e-5, equal_nan=True
+    ):
+        raise InvalidInputError(
+            f"{field}: the value of an example changes with the other examples of the batch."
+            f" Outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)} may"
+            " broadcast: give both the same shape, as outputs.squeeze(1) does for one output.",
+            field,
+        )
+
+
 class PerThread(threading.local):
     """A module with one copy per thread, since `functional_call` sets the weights of the module
     while it runs.
@@ -144,11 +200,17 @@ class PerThread(threading.local):
 
 
 class Objective:
-    """What a client minimises: `loss(params, batch)`, made from a module and a loss per example."""
+    """What a client minimises: `loss(params, batch)`, made from a module and a loss per example.
 
-    def __init__(self, module: nn.Module, loss: ExampleLoss = cross_entropy) -> None:
+    Args:
+        module: the model.
+        loss: a function of (outputs, targets) with one value per example, or a loss module of
+            torch; None for cross-entropy.
+    """
+
+    def __init__(self, module: nn.Module, loss: ExampleLoss | None = None) -> None:
         plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
-        self.example_loss = loss
+        self.example_loss = _example_loss(loss, module)
         # Frozen parameters stay in the module: they are neither trained nor sent.
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
@@ -161,6 +223,7 @@ class Objective:
         with_taps(plain, self.names)
         self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
         self._tapped = Tapped(self.outputs, self._stacked_losses)
+        self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
 
     @property
     def module(self) -> nn.Module:
@@ -282,13 +345,7 @@ class Objective:
         """Raise an error if the model or the loss cannot run on these data or on several clients at
         once.
         """
-        outputs = self.checked_outputs(x)
-        losses = self.example_loss(outputs, y)
-        if losses.shape != y.shape[:1]:
-            raise InvalidInputError(
-                f"loss: it must give one value for each example, shape ({len(y)},), got"
-                f" {tuple(losses.shape)}: leave the mean out (reduction='none')."
-            )
+        require_per_example("loss", self.example_loss, self.checked_outputs(x), y)
         self._check_vectorised(x, y)
 
     def _check_vectorised(self, x: Tensor, y: Tensor) -> None:

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, ChainedProgram, Program
+from fedclade.core.program_cache import MadeProgram, cached_program
 from fedclade.errors import InvalidInputError, nearest
 
 P = ParamSpec("P")
-Made = TypeVar("Made")
 
 Description: TypeAlias = dict[str, Any]
 """A program as JSON: {"make": the name of its factory, "with": the arguments}."""
@@ -46,26 +46,35 @@ class ProgramSpec:
     functions: tuple[Callable[..., Any], ...]
 
 
-def serializable_program(factory: Callable[P, Made]) -> Callable[P, Made]:
+def serializable_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeProgram]:
     """Declare that another machine can make the same program by calling this function with the same
-    arguments.
+    arguments. The decorator also caches the program, see `cached_program`: the function is written
+    with closures, and its steps are compiled once.
+
+        @serializable_program
+        def proximal(local: LocalTraining, mu: float) -> Program:
+            def step(broadcast, const, carry, batch): ...  # reads broadcast["lr"], and mu
+            return Program(start, step, finish, local.batches, "proximal", {"lr": local.lr})
+
+    The functions must read the learning rate from `broadcast`, since it may change between rounds.
 
     Arguments may be numbers, strings, tuples of these, the objective, `LocalTraining`, an `Encoder`
     and serializable programs. An argument named `secret` is never sent: each node has its own.
+
+    Args:
+        factory: the function that makes the program.
     """
     name = f"{factory.__module__.removeprefix('fedclade.')}.{factory.__name__}"
     signature = inspect.signature(factory)
 
+    cached = cached_program(factory)
+
     @wraps(factory)
-    def make(*args: P.args, **kwargs: P.kwargs) -> Made:
+    def make(*args: P.args, **kwargs: P.kwargs) -> MadeProgram:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        # The arguments always have the same form, so that a cache recognises the call.
-        program: Any = factory(*bound.args, **bound.kwargs)
-        with_spec: Made = replace(
-            program, spec=ProgramSpec(name, bound.arguments, program.functions)
-        )
-        return with_spec
+        program = cached(*args, **kwargs)
+        return replace(program, spec=ProgramSpec(name, bound.arguments, program.functions))
 
     PROGRAM_FACTORIES[name] = make
     return make

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fedclade.data.client_metadata import ClientMetadata
 
-_TRIAL_SAMPLES = 2  # samples on which a model is tried before a run
 SHOWN_CLIENTS = 20
 SHOWN_CLASSES = 20  # more would not fit on a line
 
@@ -108,12 +107,13 @@ class Clients:
     @cached_property
     def metadata(self) -> ClientMetadata:
         """What a run may know about the clients without their data."""
+        trial = self._trial_rows()
         return ClientMetadata(
             sizes=self.sizes,
             test_sizes=self.test_sizes,
             test_samples=self._distinct_test_samples(),
-            x=self.x[:_TRIAL_SAMPLES],
-            y=self.y[:_TRIAL_SAMPLES],
+            x=self.x[trial],
+            y=self.y[trial],
             classes=self.classes,
             groups=self.groups,
             probe=self.probe,
@@ -121,6 +121,13 @@ class Clients:
             partition=self.partition,
             origin={"clients": len(self), **self.origin},
         )
+
+    def _trial_rows(self) -> Tensor:
+        """The first row, and the first one with another target, so that a loss that mixes examples
+        is noticed.
+        """
+        others = (self.y != self.y[:1]).reshape(len(self.y), -1).any(1).nonzero()
+        return torch.tensor([0, int(others[0]) if len(others) else len(self.y) - 1])
 
     def _distinct_test_samples(self) -> int:
         """How many different samples the clients are tested on. A rotated or relabelled copy is

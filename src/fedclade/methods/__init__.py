@@ -8,7 +8,7 @@ from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.methods.fednova import FedNova
 from fedclade.methods.fedprox import FedProx
 from fedclade.methods.fedsem import FedSEM
-from fedclade.methods.flis import FLIS, FLISDC, FLISHC
+from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.methods.flt import FLT
 from fedclade.methods.ifca import IFCA
 from fedclade.methods.lg_fedavg import LGFedAvg
@@ -26,7 +26,6 @@ METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
 
 __all__ = [
     "CFL",
-    "FLIS",
     "FLISDC",
     "FLISHC",
     "FLT",

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedclade.aggregation.mean import segment_mean
 from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, project, update_norms
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.pytree import Tree, flatten, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
@@ -26,7 +27,6 @@ from fedclade.programs.secret_parameter_order import (
     in_secret_order,
     revealed,
 )
-from fedclade.programs.sgd import sgd
 
 AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/methods/cfl.md
 

@@ -19,6 +19,7 @@ from fedclade.clustering.clade import (
 )
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import fold_in
@@ -34,7 +35,6 @@ from fedclade.programs.gradient_signature import (
     signature,
     symmetric,
 )
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

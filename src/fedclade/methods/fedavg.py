@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, stack
 from fedclade.methods.base import Method, Needs, S
-from fedclade.programs.sgd import sgd
 
 
 def fedavg_round(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedclade.clustering.mode_connectivity import LR, Paths
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import client_keys, fold_in, uniform
@@ -18,7 +19,6 @@ from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.required_context import NeedsInputShape
-from fedclade.programs.sgd import sgd
 
 LEAST, MOST = 5.0, 95.0  # where the schedule of the percentile ends
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
+from fedclade.core.local_sgd import effective_steps, sgd
 from fedclade.core.method_state import State
 from fedclade.core.pytree import tree_map
 from fedclade.methods.fedavg import FedAvg
-from fedclade.programs.sgd import effective_steps, sgd
 
 
 @dataclass(frozen=True)

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedclade.core.federation import Federation
-from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.functional_model import Batch
+from fedclade.core.local_sgd import sgd, sgd_step
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
-from fedclade.core.program import Program, Start, Step, natively_batched
+from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, strip_prefix, tree_map
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 from fedclade.errors import require
 from fedclade.methods.fedavg import FedAvg, fedavg_round
-from fedclade.programs.sgd import sgd, sgd_step
 
 
 @serializable_program
 def proximal(local: LocalTraining, mu: float) -> Program:
     """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it received."""
     train = sgd(local)
-    start, step = _proximal(train.start, local.objective, local.momentum, local.weight_decay)
+
+    @natively_batched
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return params, train.start(broadcast, params, memory)[1]
+
+    @natively_batched
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        w = strip_prefix("w", carry)
+        params, velocity = sgd_step(
+            local.objective,
+            w,
+            strip_prefix("v", carry),
+            batch,
+            broadcast["lr"],
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            plus=tree_map(lambda w, sent: broadcast["mu"] * (w - sent), w, const),
+        )
+        return add_prefix("w", params) | add_prefix("v", velocity)
+
     return replace(
         train,
         start=start,
@@ -33,23 +51,6 @@ def proximal(local: LocalTraining, mu: float) -> Program:
         rng_stream="sgd",
         hyperparams={**train.hyperparams, "mu": mu},
     )
-
-
-@lru_cache(maxsize=32)
-def _proximal(
-    train_start: Start, objective: Objective, momentum: float, weight_decay: float
-) -> tuple[Start, Step]:
-    @natively_batched
-    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return params, train_start(broadcast, params, memory)[1]
-
-    @natively_batched
-    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        w = strip_prefix("w", carry)
-        pull = tree_map(lambda w, sent: broadcast["mu"] * (w - sent), w, const)
-        return sgd_step(objective, carry, batch, broadcast["lr"], momentum, weight_decay, plus=pull)
-
-    return start, step
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from fedclade.clustering.flis import (
     similarity_graph,
 )
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.errors import require
@@ -25,7 +26,6 @@ from fedclade.methods.base import Groups, Method, Needs, S, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsProbe
 from fedclade.programs.model_selection import choose_then
-from fedclade.programs.sgd import sgd
 
 BLOCK = 64  # clients of FLIS-HC's one-off round whose models are held at once
 
@@ -51,7 +51,7 @@ class _FLIS(NeedsProbe, Method[S]):
     def _predictions(self, models: Tree) -> Tensor:
         how = (
             "models are compared on unlabelled inputs: set some apart with partition(…, probe=n),"
-            " or give them with FLIS(probe=array)"
+            f" or give them with {type(self).__name__}(probe=array)"
         )
         require(self.probe is not None, "method.probe", self.probe, how)
         assert self.probe is not None
@@ -193,11 +193,3 @@ class FLISHC(_FLIS[FLISHCState]):
                 answered.append(results.ids)
                 predicted.append(self._predictions(results.outputs))
         return torch.cat(answered), torch.cat(predicted[1:] or predicted)
-
-
-def FLIS(mode: Literal["dc", "hc"] = "dc", **settings: Any) -> FLISDC | FLISHC:  # noqa: N802
-    """FLIS with dynamic clusters ("dc", `FLISDC`) or hierarchical clustering ("hc", `FLISHC`);
-    settings are the fields of these.
-    """
-    require(mode in ("dc", "hc"), "method.mode", mode, "must be one of 'dc', 'hc'")
-    return FLISDC(**settings) if mode == "dc" else FLISHC(**settings)

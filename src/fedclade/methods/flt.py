@@ -21,6 +21,7 @@ from fedclade.clustering.flt import (
 from fedclade.clustering.set_distances import MAX_MATCHING_POINTS
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_encoder import Encoder
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
@@ -30,7 +31,6 @@ from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.required_context import NeedsEncoder
 from fedclade.programs.encoder_signature import Centres, autoencode, private_signature, signature
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import ClientResults, Federation, SegmentSum
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, concatenate, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in
@@ -18,7 +19,6 @@ from fedclade.methods._loss_selection import LossSelectionMethod
 from fedclade.methods.base import Groups, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.programs.model_selection import choose_then
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

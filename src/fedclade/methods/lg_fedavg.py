@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
-from fedclade.core.program import Finish, Program
+from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, nbytes, strip_prefix
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedavg import FedAvg, fedavg_round
-from fedclade.programs.sgd import sgd
 
 
 @serializable_program
@@ -24,17 +23,14 @@ def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
     """`sgd` after which the parameters named in `own` stay in the client's state and the others are
     sent.
     """
-    return replace(sgd(local), finish=_keeping(own), name="sgd_keeping", rng_stream="sgd")
 
-
-@lru_cache(maxsize=32)
-def _keeping(own: tuple[str, ...]) -> Finish:
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
         w = strip_prefix("w", carry)
-        kept = {name: w[name] for name in own}
-        return {name: value for name, value in w.items() if name not in kept}, kept or None
+        local_params = {name: w[name] for name in own}
+        shared = {name: value for name, value in w.items() if name not in local_params}
+        return shared, local_params or None
 
-    return finish
+    return replace(sgd(local), finish=finish, name="sgd_keeping", rng_stream="sgd")
 
 
 @dataclass(frozen=True)

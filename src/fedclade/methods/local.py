@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
-from fedclade.core.program import Finish, Program, Start
+from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, stack
 from fedclade.methods.base import Method, Needs
-from fedclade.programs.sgd import sgd
 
 
 @serializable_program
 def sgd_in_memory(local: LocalTraining) -> Program:
     """`sgd` from the model in the client's state, which keeps the result: nothing is sent."""
     train = sgd(local)
-    start, finish = _in_memory(train.start, train.finish)
-    return replace(train, start=start, finish=finish, name="sgd_in_memory", rng_stream="sgd")
 
-
-@lru_cache(maxsize=32)
-def _in_memory(train_start: Start, train_finish: Finish) -> tuple[Start, Finish]:
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return train_start(broadcast, memory, {})
+        return train.start(broadcast, memory, {})
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree]:
-        weights, _ = train_finish(broadcast, const, carry)
+        weights, _ = train.finish(broadcast, const, carry)
         return {}, weights
 
-    return start, finish
+    return replace(train, start=start, finish=finish, name="sgd_in_memory", rng_stream="sgd")
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Federation
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.errors import InvalidInputError
 from fedclade.methods.base import Groups, Method, Needs
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsTrueGroups
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from fedclade.clustering.flt import nearest_signature
 from fedclade.clustering.linkage import cut_number, linkage
 from fedclade.clustering.set_distances import MAX_MATCHING_POINTS, distances
 from fedclade.core.federation import Federation
+from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.errors import InvalidInputError, require_int
@@ -20,7 +21,6 @@ from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsProbe
 from fedclade.programs.pca_centroid_signature import flat, pca_basis, pca_signature
-from fedclade.programs.sgd import sgd
 
 
 @dataclass(frozen=True)

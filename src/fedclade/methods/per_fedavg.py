@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar, Literal, TypeAlias
 
 import torch
@@ -12,15 +11,15 @@ from torch import Tensor
 from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.local_sgd import sgd, sgd_step
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
-from fedclade.core.program import Program, Step, natively_batched
+from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, strip_prefix, tree_map
+from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 from fedclade.errors import require
 from fedclade.methods.base import check_choices
 from fedclade.methods.fedavg import FedAvg, fedavg_round
-from fedclade.programs.sgd import sgd, sgd_step
 
 Variant: TypeAlias = Literal["first-order", "hessian-free"]
 DELTA = 1e-3  # δ of the hessian-free variant
@@ -31,21 +30,8 @@ def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
     """SGD on the loss after one more gradient step. Every step uses two batches, three in the
     hessian-free variant.
     """
-    train = sgd(local)
-    step = _meta(local.objective, local.momentum, local.weight_decay, variant)
-    batches = replace(local.batches, group=2 if variant == "first-order" else 3)
-    return replace(
-        train,
-        step=step,
-        batches=batches,
-        name="meta_sgd",
-        rng_stream="sgd",
-        hyperparams={**train.hyperparams, "alpha": alpha},
-    )
+    train, objective = sgd(local), local.objective
 
-
-@lru_cache(maxsize=32)
-def _meta(objective: Objective, momentum: float, weight_decay: float, variant: Variant) -> Step:
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w, alpha = strip_prefix("w", carry), broadcast["alpha"]
@@ -57,18 +43,27 @@ def _meta(objective: Objective, momentum: float, weight_decay: float, variant: V
                 for move in (_forward, _back)
             )
             second = tree_map(lambda up, down: -alpha * (up - down) / (2 * DELTA), up, down)
-        return sgd_step(
+        params, velocity = sgd_step(
             objective,
-            carry,
+            w,
+            strip_prefix("v", carry),
             batch.member(1),
             broadcast["lr"],
-            momentum,
-            weight_decay,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
             plus=second,
             at=ahead,
         )
+        return add_prefix("w", params) | add_prefix("v", velocity)
 
-    return step
+    return replace(
+        train,
+        step=step,
+        batches=replace(local.batches, group=2 if variant == "first-order" else 3),
+        name="meta_sgd",
+        rng_stream="sgd",
+        hyperparams={**train.hyperparams, "alpha": alpha},
+    )
 
 
 def _forward(w: Tensor, g: Tensor) -> Tensor:
@@ -82,11 +77,7 @@ def _back(w: Tensor, g: Tensor) -> Tensor:
 @serializable_program
 def adapt(objective: Objective, alpha: float) -> Program:
     """One gradient step on all of the client's training examples: w - α ∇f_i(w)."""
-    return replace(_adapt(objective), hyperparams={"alpha": alpha})
 
-
-@lru_cache(maxsize=32)
-def _adapt(objective: Objective) -> Program:
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return params, tree_map(torch.zeros_like, params) | {
             "examples": torch.zeros((), device=next(iter(params.values())).device)
@@ -107,7 +98,7 @@ def _adapt(objective: Objective) -> Program:
             None,
         )
 
-    return Program(start, step, finish, Batches.whole(), "adapt")
+    return Program(start, step, finish, Batches.whole(), "adapt", hyperparams={"alpha": alpha})
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar, Literal
 
 import torch
@@ -11,15 +10,15 @@ from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
-from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.functional_model import Batch
+from fedclade.core.local_sgd import effective_steps, sgd, sgd_step
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
-from fedclade.core.program import Finish, Program, Start, Step, natively_batched
+from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
 from fedclade.errors import require
 from fedclade.methods.base import Method, Needs, check_choices
-from fedclade.programs.sgd import effective_steps, sgd, sgd_step
 
 
 @serializable_program
@@ -28,23 +27,12 @@ def controlled(local: LocalTraining, option: int) -> Program:
     stored in the client's state.
     """
     train = sgd(local)
-    start, step, finish = _controlled(
-        train.start, local.objective, local.momentum, local.weight_decay, option
-    )
-    return replace(
-        train, start=start, step=step, finish=finish, name="controlled", rng_stream="sgd"
-    )
 
-
-@lru_cache(maxsize=32)
-def _controlled(
-    train_start: Start, objective: Objective, momentum: float, weight_decay: float, option: int
-) -> tuple[Start, Step, Finish]:
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        nothing = torch.zeros((), device=next(iter(params.values())).device)
-        carry = train_start(broadcast, params, memory)[1] | {"steps": nothing}
+        zero = torch.zeros((), device=next(iter(params.values())).device)
+        carry = train.start(broadcast, params, memory)[1] | {"steps": zero}
         if option == 1:
-            carry |= add_prefix("sum", tree_map(torch.zeros_like, params)) | {"examples": nothing}
+            carry |= add_prefix("sum", tree_map(torch.zeros_like, params)) | {"examples": zero}
         return add_prefix("x", params) | add_prefix("c_i", memory), carry
 
     @natively_batched
@@ -52,12 +40,21 @@ def _controlled(
         control = tree_map(
             lambda c_i, c: c - c_i, strip_prefix("c_i", const), strip_prefix("c", broadcast)
         )
-        after = sgd_step(
-            objective, carry, batch, broadcast["lr"], momentum, weight_decay, plus=control
-        ) | {"steps": carry["steps"] + 1}
+        params, velocity = sgd_step(
+            local.objective,
+            strip_prefix("w", carry),
+            strip_prefix("v", carry),
+            batch,
+            broadcast["lr"],
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            plus=control,
+        )
+        after = add_prefix("w", params) | add_prefix("v", velocity)
+        after["steps"] = carry["steps"] + 1
         if option == 1:
             count = batch.examples
-            at_x = objective.add_scaled_gradient(
+            at_x = local.objective.add_scaled_gradient(
                 strip_prefix("sum", carry), count, strip_prefix("x", const), batch, overwrite=True
             )
             after |= add_prefix("sum", at_x) | {"examples": carry["examples"] + count}
@@ -68,7 +65,7 @@ def _controlled(
         if option == 1:
             new = tree_map(lambda total: total / carry["examples"], strip_prefix("sum", carry))
         else:
-            length = broadcast["lr"] * effective_steps(carry["steps"], momentum)  # K η_l
+            length = broadcast["lr"] * effective_steps(carry["steps"], local.momentum)  # K η_l
             new = tree_map(
                 lambda c_i, c, x, y: c_i - c + (x - y) / length,
                 c_i,
@@ -78,7 +75,9 @@ def _controlled(
             )
         return add_prefix("y", y) | add_prefix("change", tree_map(torch.sub, new, c_i)), new
 
-    return start, step, finish
+    return replace(
+        train, start=start, step=step, finish=finish, name="controlled", rng_stream="sgd"
+    )
 
 
 @dataclass(frozen=True)

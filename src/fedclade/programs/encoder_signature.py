@@ -4,7 +4,6 @@ the centres of the embeddings.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -16,12 +15,12 @@ from fedclade.core.batching import Batches
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
 from fedclade.core.kmeans import kmeans, single_threaded
+from fedclade.core.local_sgd import chain_training
 from fedclade.core.program import AnyProgram, Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 from fedclade.errors import InvalidInputError
 from fedclade.programs.gaussian_mechanism import SUM, after, clipped, noise_for, trace_of
-from fedclade.programs.sgd import chain_training
 
 Centres: TypeAlias = int | Literal["auto"]
 Codes: TypeAlias = NDArray[np.float32]
@@ -40,7 +39,6 @@ _BATCH, _LR, _BETA1, _BETA2, _EPSILON = (
 
 
 @serializable_program
-@lru_cache(maxsize=8)
 def autoencode(encoder: Encoder, epochs: int) -> Program:
     """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by
     Adam; it replies with the weights.

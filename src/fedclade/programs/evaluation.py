@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -11,11 +9,12 @@ from torch.func import vmap
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch, ExampleLoss, Objective
 from fedclade.core.program import Program
+from fedclade.core.program_cache import cached_program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, tree_map
 
 
-@lru_cache(maxsize=32)
+@cached_program
 def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss], ...]) -> Program:
     """Sums of the loss and of each metric over a client's examples, and the number of examples."""
 
@@ -44,7 +43,6 @@ def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss
 
 
 @serializable_program
-@lru_cache(maxsize=32)
 def evaluate_losses(objective: Objective) -> Program:
     """The sum of the losses of a client's examples under each model of a stack, which is in
     `broadcast` or, per client, in `params`.

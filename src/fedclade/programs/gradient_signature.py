@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import torch
@@ -79,7 +78,6 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 
 
 @serializable_program
-@lru_cache(maxsize=8)
 def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
     """The mean of the sketch over a client's samples and the scatter about it (the upper triangle),
     under the client's model.

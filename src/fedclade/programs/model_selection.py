@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from fedclade.programs.evaluation import evaluate_losses
 
 
 @serializable_program
-@lru_cache(maxsize=32)
 def choose(objective: Objective) -> Program:
     """The index of the model in `broadcast` (a stack) with the least loss. The reply is `row`."""
     evaluate = evaluate_losses(objective)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fedclade.core.program import Finish, Program, Start
+from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, flatten, tree_map, unflatten
 from fedclade.core.rng import client_keys, fold_in
@@ -47,20 +47,15 @@ def in_secret_order(program: Program, secret: int) -> Program:
     The name does not change, so that the client's batches are the same. Only the client's functions
     have the secret.
     """
-    start, finish = _in_secret_order(program.start, program.finish, secret)
-    return replace(program, start=start, finish=finish)
 
-
-@lru_cache(maxsize=32)
-def _in_secret_order(plain_start: Start, plain_finish: Finish, secret: int) -> tuple[Start, Finish]:
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return plain_start(broadcast, _row(revealed(_as_stack(params), secret)), memory)
+        return program.start(broadcast, _row(revealed(_as_stack(params), secret)), memory)
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
-        reply, memory = plain_finish(broadcast, const, carry)
+        reply, memory = program.finish(broadcast, const, carry)
         return _row(concealed(_as_stack(reply), secret)), memory
 
-    return start, finish
+    return replace(program, start=start, finish=finish)
 
 
 @serializable_program

@@ -1,7 +1,8 @@
-"""What is done after each round: history file, checkpoints, the user's function."""
+"""What is done after each round: log, history file, checkpoints, the user's function."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -17,12 +18,35 @@ if TYPE_CHECKING:
     from fedclade.training.loop import Progress
 
 OnRound = Callable[[RoundRecord], None]
+_log = logging.getLogger("fedclade")
 
 
 class Callback(Protocol):
     """Called after each round, with its record. The history holds that record already."""
 
     def after_round(self, row: RoundRecord) -> None: ...
+
+
+class LogRound:
+    """Logs each round to the logger "fedclade": evaluated rounds at level INFO, others at DEBUG."""
+
+    def after_round(self, row: RoundRecord) -> None:
+        evaluated = row.get("train_loss") is not None
+        numbers = ", ".join(
+            f"{name} {row[name]:.4f}"
+            for name in ("accuracy", "loss", "train_loss")
+            if row.get(name) is not None
+        )
+        _log.log(
+            logging.INFO if evaluated else logging.DEBUG,
+            "round %d: %d clients, %d groups, %d failures, %.2f s%s",
+            row["round"],
+            row["clients"],
+            row["clusters"],
+            len(row["failures"]),
+            row["seconds"],
+            f", {numbers}" if numbers else "",
+        )
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,16 @@ def _with_python_numbers(settings: object) -> None:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """How a client trains. `lr_decay` multiplies the learning rate after every round."""
+    """How a client trains.
+
+    Args:
+        lr: The learning rate η of local SGD.
+        batch_size: The size B of a minibatch.
+        epochs: The number E of local epochs in a round.
+        momentum: The momentum of local SGD.
+        weight_decay: The weight decay of local SGD.
+        lr_decay: The factor of the learning rate after every round.
+    """
 
     lr: float = 0.1
     batch_size: int = 10
@@ -78,17 +87,25 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, with how many clients, from which seed. `clients_per_round`: a float is a share, an
-    int a number.
+    """How long a run is, how many clients take part in a round, and what is saved.
+
+    Args:
+        rounds: The number of rounds T.
+        clients_per_round: The cohort: a float is a fraction of the clients, an int their number.
+        seed: The seed of all random numbers.
+        eval_every: The number of rounds between evaluations; 0 for the end only.
+        checkpoint_every: The number of rounds between checkpoints; 0 for the end only.
+        fine_tune_epochs: Above 0, also report the accuracy after these local epochs
+            (`accuracy_tuned`).
+        max_rejections: A client is blocked after this number of rejected replies; 0 for never.
     """
 
     rounds: int = 100
     clients_per_round: int | float = 0.2
     seed: int = 0
-    eval_every: int = 10  # 0: at the end only
-    checkpoint_every: int = 10  # 0: at the end only
-    fine_tune_epochs: int = 0  # above 0: also accuracy after these local epochs (accuracy_tuned)
-    # a client whose replies were refused so often is not asked again; 0: it always is
+    eval_every: int = 10
+    checkpoint_every: int = 10
+    fine_tune_epochs: int = 0
     max_rejections: int = 3
 
     def __post_init__(self) -> None:
@@ -113,7 +130,7 @@ class TrainingConfig:
         require_int("run.max_rejections", self.max_rejections, 0, _MAX_COUNT, "0 for never")
 
     def cohort_size(self, clients: int) -> int:
-        """How many clients are asked in a round."""
+        """The number of clients in a round's cohort."""
         if isinstance(self.clients_per_round, float | np.floating):
             return max(1, round(self.clients_per_round * clients))
         allowed = f"there are {clients} clients; use at most that number, or a fraction such as 0.2"
@@ -128,8 +145,11 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """What the server does with the clients' models. `aggregator`: the mean weighted by examples,
-    or a mean that is robust to a few bad models ("median", "trimmed_mean", "clipped_mean").
+    """What the server does with the clients' models.
+
+    Args:
+        aggregator: The mean weighted by examples ("mean"), or one that is robust to a few bad
+            models ("median", "trimmed_mean", "clipped_mean").
     """
 
     aggregator: Aggregator = "mean"
@@ -143,8 +163,12 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How the simulator runs: clients in one step (default: chosen by device and model), matrix
-    precision on CUDA, threads on the CPU (default: one for each core).
+    """How the simulator runs.
+
+    Args:
+        chunk: The number of clients in one step; None to choose it by device and model.
+        precision: The precision of matrix products on CUDA, "tf32" or "float32".
+        threads: The number of CPU threads; None for one per core.
     """
 
     chunk: int | None = None

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import ModelAssignment
+from fedclade.core.functional_model import cross_entropy
+from fedclade.core.local_sgd import chain_training, sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import EvalRequest
 from fedclade.io.schemas import RoundRecord, Summary
-from fedclade.programs.sgd import chain_training, sgd
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
 from fedclade.training.result import FinalModels
@@ -58,7 +59,7 @@ def evaluate(
     values: dict[str, Tensor] = {}
     answers = setup.engine.evaluate(assignment, ids, list(requests.values()), key)
     # Of sequences the perplexity is reported too, as for language models.
-    is_sequence_model = setup.has_default_loss and clients.y.ndim > 1
+    is_sequence_model = setup.objective.example_loss is cross_entropy and clients.y.ndim > 1
     for affix, answer in zip(requests, answers, strict=True):
         for name, value in answer.items():
             column = torch.full((len(clients),), math.nan, dtype=torch.float64)

@@ -5,10 +5,12 @@ only a run sees test data and the disk.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -18,7 +20,7 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.profiler import Profile
 from fedclade.engines.simulator import Precision, Simulator
-from fedclade.errors import DifferentExperimentError
+from fedclade.errors import DifferentExperimentError, InvalidInputError
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
 from fedclade.methods.base import Method
@@ -30,6 +32,7 @@ from fedclade.training.callbacks import (
     CallFunction,
     CheckpointFiles,
     HistoryFile,
+    LogRound,
     OnRound,
 )
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
@@ -41,97 +44,132 @@ from fedclade.training.round_costs import Counters
 from fedclade.training.run_fingerprint import difference
 from fedclade.training.setup import RunSetup, prepare
 
+_log = logging.getLogger("fedclade")
+
 
 def run(
     method: Method,
     clients: Clients,
     model: ModelSpec | nn.Module,
-    rounds: int = 100,
-    clients_per_round: int | float = 0.2,
-    lr: float = 0.1,
-    batch_size: int = 10,
-    epochs: int = 1,
-    momentum: float = 0.0,
+    *,
+    rounds: int | None = None,
+    clients_per_round: int | float | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    epochs: int | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    lr_decay: float | None = None,
     loss: ExampleLoss | None = None,
-    seed: int = 0,
-    eval_every: int = 10,
+    metrics: Mapping[str, ExampleLoss] | None = None,
+    seed: int | None = None,
+    eval_every: int | None = None,
+    checkpoint_every: int | None = None,
+    fine_tune_epochs: int | None = None,
+    max_rejections: int | None = None,
+    local: LocalConfig | None = None,
+    training: TrainingConfig | None = None,
+    aggregator: Aggregator = "mean",
     device: str = "auto",
     chunk: int | None = None,
-    out: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    on_round: OnRound | None = None,
-    *,
-    weight_decay: float = 0.0,
-    lr_decay: float = 1.0,
-    metrics: Mapping[str, ExampleLoss] | None = None,
-    fine_tune_epochs: int = 0,
-    max_rejections: int = 3,
-    aggregator: Aggregator = "mean",
-    checkpoint_every: int = 10,
     precision: Precision = "tf32",
     threads: int | None = None,
     profile: bool = False,
+    out: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Train `method` on `clients` and evaluate every client.
+
+    `local` and `training` hold all settings of local training and of the run. The arguments with
+    the names of their fields are short forms: they replace single fields.
 
     Args:
         method: The method, such as `fc.Clade()`.
         clients: The clients and their data, from `fc.data.partition` or `fc.data.from_arrays`.
         model: One of `fc.models`, or any `nn.Module`, whose weights are the initial model.
-        rounds: The number of rounds T.
-        clients_per_round: The cohort: a float is a fraction of the clients, an int their number.
-        lr: The learning rate η of local SGD.
-        batch_size: The size B of a minibatch.
-        epochs: The number E of local epochs in a round.
-        momentum: The momentum of local SGD.
-        loss: A function of (outputs, targets) with one value for each example; None for
-            cross-entropy.
-        seed: The seed of all random numbers.
-        eval_every: The number of rounds between evaluations; 0 for the end only.
+        rounds: The number of rounds T; 100 by default.
+        clients_per_round: The cohort: a float is a fraction of the clients, an int their number;
+            0.2 by default.
+        lr: The learning rate η of local SGD; 0.1 by default.
+        batch_size: The size B of a minibatch; 10 by default.
+        epochs: The number E of local epochs in a round; 1 by default.
+        momentum: The momentum of local SGD; 0 by default.
+        weight_decay: The weight decay of local SGD; 0 by default.
+        lr_decay: The factor of the learning rate after every round; 1 by default.
+        loss: A function of (outputs, targets) with one value for each example, or a loss module of
+            torch such as `nn.MSELoss()`; None for cross-entropy.
+        metrics: More functions of the form of `loss`, by name.
+        seed: The seed of all random numbers; 0 by default.
+        eval_every: The number of rounds between evaluations; 0 for the end only; 10 by default.
+        checkpoint_every: The number of rounds between checkpoints; 0 for the end only; 10 by
+            default.
+        fine_tune_epochs: Above 0, also report the accuracy after these local epochs; 0 by default.
+        max_rejections: A client is blocked after this number of rejected replies; 0 for never; 3
+            by default.
+        local: The settings of local training as one object.
+        training: The settings of the run as one object.
+        aggregator: How the models of a group become one; see `Aggregator`.
         device: "auto", "cpu" or "cuda".
         chunk: The number of clients in one step; None to choose it by device and model.
-        out: The run directory; None to write nothing.
-        resume: Whether to continue the run in `out`.
-        on_round: A function that gets each round's row of the history.
-        weight_decay: The weight decay of local SGD.
-        lr_decay: The factor of the learning rate after every round.
-        metrics: More functions of the form of `loss`, by name.
-        fine_tune_epochs: Above 0, also report the accuracy after these local epochs.
-        max_rejections: A client is blocked after this number of rejected replies; 0 for never.
-        aggregator: How the models of a group become one; see `Aggregator`.
-        checkpoint_every: The number of rounds between checkpoints; 0 for the end only.
         precision: The precision of matrix products on CUDA, "tf32" or "float32".
         threads: The number of CPU threads; None for one per core.
         profile: Whether to time the phases of the run (`Result.profile`), which slows it slightly.
+        out: The run directory; None to write nothing.
+        resume: Whether to continue the run in `out`.
+        on_round: A function that gets each round's row of the history.
 
     Returns:
         The summary, the history, the group of each client and the clients' models.
     """
-    local = LocalConfig(lr, batch_size, epochs, momentum, weight_decay, lr_decay)
-    settings = TrainingConfig(
-        rounds,
-        clients_per_round,
-        seed,
-        eval_every,
-        checkpoint_every,
-        fine_tune_epochs,
-        max_rejections,
-    )
-    engine = EngineConfig(chunk, precision, threads)
-    server = ServerConfig(aggregator)
     return TrainingRun(
         method,
         clients,
         model,
-        local,
-        settings,
-        engine,
+        _settings(
+            LocalConfig,
+            "local",
+            local,
+            lr=lr,
+            batch_size=batch_size,
+            epochs=epochs,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            lr_decay=lr_decay,
+        ),
+        _settings(
+            TrainingConfig,
+            "training",
+            training,
+            rounds=rounds,
+            clients_per_round=clients_per_round,
+            seed=seed,
+            eval_every=eval_every,
+            checkpoint_every=checkpoint_every,
+            fine_tune_epochs=fine_tune_epochs,
+            max_rejections=max_rejections,
+        ),
+        EngineConfig(chunk, precision, threads),
         device,
         loss,
         metrics,
         profile,
-        server=server,
+        server=ServerConfig(aggregator),
     ).run(out, resume, on_round)
+
+
+C = TypeVar("C", LocalConfig, TrainingConfig)
+
+
+def _settings(kind: type[C], argument: str, settings: C | None, **short_forms: Any) -> C:
+    """The settings with every field replaced whose short form is given."""
+    if settings is None:
+        settings = kind()
+    elif not isinstance(settings, kind):
+        raise InvalidInputError(
+            f"{argument} = {settings!r}: give an fc.{kind.__name__}(…).", argument
+        )
+    return replace(settings, **{name: v for name, v in short_forms.items() if v is not None})
 
 
 @dataclass(frozen=True)
@@ -168,8 +206,17 @@ class TrainingRun:
         begin = time.perf_counter()
         with Interrupt() as interrupt, resumable(store):
             progress = start(setup, store, found)
+            _log.info(
+                "%s on %d clients (%s), rounds %d to %d%s",
+                setup.method.name,
+                len(setup.metadata),
+                setup.engine.device,
+                progress.round + 1,
+                setup.training.rounds,
+                f", in {store.folder}" if store is not None else "",
+            )
             counters = Counters(setup.engine, begin) if not progress.history else None
-            callbacks: list[Callback] = []
+            callbacks: list[Callback] = [LogRound()]
             checkpoints: CheckpointFiles | None = None
             if store is not None:
                 checkpoints = CheckpointFiles(setup, store, progress)

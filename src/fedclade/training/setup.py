@@ -5,6 +5,7 @@ on a few samples, so that nothing fails an hour later.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -15,13 +16,19 @@ from torch import Tensor, nn
 
 from fedclade.aggregation.robust_federation import RobustFederation
 from fedclade.core.federation import Aggregator, Federation
-from fedclade.core.functional_model import ExampleLoss, Objective, accuracy, cross_entropy
+from fedclade.core.functional_model import (
+    ExampleLoss,
+    Objective,
+    accuracy,
+    cross_entropy,
+    require_per_example,
+)
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.engines.base import Engine
 from fedclade.engines.simulator import Simulator
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import FedcladeWarning, InvalidInputError, is_int, require
 from fedclade.methods.base import Method, hyperparameters
 from fedclade.methods.required_context import (
     NeedsEncoder,
@@ -51,7 +58,6 @@ class RunSetup:
     module: nn.Module
     objective: Objective
     metrics: dict[str, ExampleLoss]
-    has_default_loss: bool  # cross-entropy
     local: LocalConfig
     training: TrainingConfig
     tables: Tables  # the run as the tables of an experiment file
@@ -87,10 +93,12 @@ def prepare(run: TrainingRun) -> RunSetup:
     metadata = engine.client_metadata()
     require(len(metadata) > 0, "clients", 0, "there must be at least one")
     run.settings.cohort_size(len(metadata))
+    if is_int(run.settings.clients_per_round, 1, 1) and len(metadata) > 1:
+        _warn_of_one_client(len(metadata))
     method = inject_context(run.method, metadata, run.settings.seed)
     module = module_for(run.model, metadata, run.settings.seed)
-    objective = Objective(module.to(engine.device), run.loss or cross_entropy)
-    metrics = metrics_for(objective, metadata, run.loss is not None, run.metrics, engine.device)
+    objective = Objective(module.to(engine.device), run.loss)
+    metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     return RunSetup(
         engine=engine,
         federation=federation,
@@ -100,11 +108,17 @@ def prepare(run: TrainingRun) -> RunSetup:
         module=module,
         objective=objective,
         metrics=metrics,
-        has_default_loss=run.loss is None,
         local=run.local,
         training=run.settings,
         tables=_tables(run, method, metadata),
     )
+
+
+def _warn_of_one_client(clients: int) -> None:
+    """A user who writes 1 may mean all clients."""
+    field = "run.clients_per_round"
+    message = f"{field} = 1: one client of {clients} takes part in a round. For all write 1.0."
+    warnings.warn(FedcladeWarning(message, field), stacklevel=5)
 
 
 def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
@@ -208,14 +222,13 @@ def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int)
 def metrics_for(
     objective: Objective,
     clients: ClientMetadata,
-    own_loss: bool,
     metrics: Mapping[str, ExampleLoss] | None,
     device: torch.device,
 ) -> dict[str, ExampleLoss]:
     """Try the objective and the user's metrics on a few samples, and give what is measured:
     accuracy, for class labels, and those metrics.
     """
-    measured_metrics = measured(objective, clients, own_loss, metrics, device)
+    measured_metrics = measured(objective, clients, metrics, device)
     objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
     return measured_metrics
 
@@ -223,7 +236,6 @@ def metrics_for(
 def measured(
     objective: Objective,
     clients: ClientMetadata,
-    own_loss: bool,
     metrics: Mapping[str, ExampleLoss] | None,
     device: torch.device,
 ) -> dict[str, ExampleLoss]:
@@ -233,7 +245,8 @@ def measured(
     x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
     outputs = objective.checked_outputs(x)
     classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
-    if not own_loss and not classifies:
+    default_loss = objective.example_loss is cross_entropy
+    if default_loss and not classifies:
         shape, labels = (
             tuple(outputs.shape[1:]),
             "one label a sample" if y.ndim == 1 else f"{y.shape[1]} labels a sample",
@@ -241,22 +254,20 @@ def measured(
         what = labels if clients.classes is not None else "none"
         raise InvalidInputError(
             f"loss: cross-entropy needs class labels ({what} here) and an output for each class,"
-            f" the model gives {shape}; give a loss."
+            f" the model gives {shape}; give a loss.",
+            "loss",
         )
-    if not own_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
+    if default_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
         raise InvalidInputError(
             f"model: it has {outputs.shape[-1]} outputs, but labels go up to {clients.classes - 1}:"
-            f" give it at least {clients.classes} outputs, or number the labels from 0."
+            f" give it at least {clients.classes} outputs, or number the labels from 0.",
+            "model",
         )
     for name, metric in (metrics or {}).items():
         if name in RESERVED or name.startswith("train_") or name.endswith("_tuned"):
             raise InvalidInputError(
-                f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another."
+                f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.",
+                f"metrics.{name}",
             )
-        shape = tuple(metric(outputs, y).shape)
-        if shape != (len(y),):
-            raise InvalidInputError(
-                f"metrics: '{name}' must give one value for each example, shape ({len(y)},), got"
-                f" {shape}."
-            )
+        require_per_example(f"metrics.{name}", metric, outputs, y)
     return {**({"accuracy": accuracy} if classifies else {}), **(metrics or {})}

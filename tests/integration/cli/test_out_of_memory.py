@@ -40,7 +40,7 @@ def test_out_of_memory_without_a_remedy_is_one_line_too(
     def full(*_: Any) -> Any:
         raise FULL
 
-    monkeypatch.setattr(simulator, "in_order_asked", full)
+    monkeypatch.setattr(simulator, "ordered_results", full)
     code, out, err = command(*SHORT)
     assert (code, out) == (2, "")
     (line,) = err.splitlines()

@@ -55,7 +55,9 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
     }
     gc.freeze()  # what others have left behind is not counted, nor when it goes
     try:
-        fc.run(method, clients, fc.models.MLP(8), TO, 0.3, out=out, **settings)
+        fc.run(
+            method, clients, fc.models.MLP(8), rounds=TO, clients_per_round=0.3, out=out, **settings
+        )
     finally:
         gc.unfreeze()
     return (objects[1] - objects[0]) / (TO - FROM), (held[1] - held[0]) // (TO - FROM)
@@ -76,7 +78,7 @@ METHODS = [
     fc.SCAFFOLD(),
     fc.IFCA(clusters=2),
     fc.Clade(),
-    fc.FLIS(mode="hc"),
+    fc.FLISHC(),
 ]
 
 
@@ -96,7 +98,7 @@ class Hoarder(fc.FedAvg):
     kept: ClassVar[list[Tensor]] = []
     together: ClassVar[bool] = False
 
-    def round(self, *given: Any) -> fc.State:
+    def round(self, *given: Any) -> fc.core.State:
         if self.together:
             self.kept[:] = [torch.cat([*self.kept, torch.zeros(10)])]
         else:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.cli import main
+from fedclade.core import Federation, State
 from fedclade.data import Clients
 from fedclade.io import checkpoint
 from fedclade.registry import REGISTRY
@@ -143,7 +144,7 @@ class StopsInside(fc.Local):
     calls: ClassVar[int] = 0
     stop_in: ClassVar[int] = 0
 
-    def round(self, fed: fc.Federation, state: fc.State, cohort: Tensor, key: int) -> fc.State:
+    def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         state = super().round(fed, state, cohort, key)
         type(self).calls += 1
         if type(self).calls == type(self).stop_in:
@@ -429,7 +430,7 @@ def test_the_first_ctrl_c_ends_the_run_after_the_round_in_hand(
 
     @dataclass(frozen=True)
     class Pressed(fc.FedAvg):
-        def round(self, *given: Any) -> fc.State:
+        def round(self, *given: Any) -> State:
             begun.append(len(begun) + 1)
             if len(begun) == 3:
                 ctrl_c()

@@ -392,7 +392,7 @@ def test_a_branch_in_the_models_own_forward_is_refused() -> None:
 
 def test_a_branch_in_the_loss_is_not_blamed_on_the_model() -> None:
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
-        return cross_entropy(outputs, y) if outputs.sum() > 0 else 2 * cross_entropy(outputs, y)
+        return outputs[:, 0] if outputs.isnan().any() else cross_entropy(outputs, y)
 
     with pytest.raises(VectorizationError, match=r"^loss: it branches on the values of a tensor"):
         Objective(nn.Linear(6, 3), loss).check(X, Y)

@@ -11,6 +11,7 @@ import fedclade as fc
 from fedclade.core.batching import Batches
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import (
@@ -25,7 +26,6 @@ from fedclade.programs.evaluation import evaluate_losses
 from fedclade.programs.gradient_signature import signature
 from fedclade.programs.model_selection import choose_then
 from fedclade.programs.secret_parameter_order import in_secret_order
-from fedclade.programs.sgd import sgd
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
 def test_programs_within_programs(objective: Objective) -> None:
     sent = to_spec(choose_then(objective, sgd(LocalTraining(objective)), tell_loss=True))
     assert sent["with"]["objective"] == {"here": "objective"}
-    assert sent["with"]["train"]["program"]["make"] == "programs.sgd.sgd"
+    assert sent["with"]["train"]["program"]["make"] == "core.local_sgd.sgd"
     assert from_spec(sent, NodeContext(objective)).name == "losses>sgd"
 
 
@@ -142,9 +142,9 @@ def _nothing(
             {"make": "os.system", "with": {"command": "true"}},
             "there is no 'os.system' here; the two sides run different versions",
         ),
-        ({"make": "programs.sgd.sgd", "with": {}}, "what was sent does not fit"),
+        ({"make": "core.local_sgd.sgd", "with": {}}, "what was sent does not fit"),
         (
-            {"make": "programs.sgd.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
+            {"make": "core.local_sgd.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
             "what was sent does not fit",
         ),
         (

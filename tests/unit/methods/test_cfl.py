@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator, State
+from fedclade import FedAvg, InvalidInputError, Method, Simulator
 from fedclade.clustering.cfl import (
     MARGIN,
     ParameterTree,
@@ -23,7 +23,7 @@ from fedclade.clustering.cfl import (
     project,
 )
 from fedclade.clustering.cosine import cosine
-from fedclade.core import pytree
+from fedclade.core import LocalTraining, State, pytree
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree

@@ -12,6 +12,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
+from fedclade.core import LocalTraining, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext, from_spec, to_spec
 from fedclade.core.pytree import stack
@@ -35,7 +36,11 @@ def bound(clients: Clients, method: fc.Method) -> tuple[fc.Method, fc.Simulator,
     torch.manual_seed(0)
     assert clients.classes is not None
     objective = Objective(MLP(100).build(clients.shape, clients.classes))
-    return method.with_local_config(fc.LocalTraining(objective)), fc.Simulator(clients), objective
+    return (
+        method.with_local_config(LocalTraining(objective)),
+        fc.Simulator(clients),
+        objective,
+    )
 
 
 def groups(clients: Clients, method: fc.Method) -> torch.Tensor:
@@ -96,7 +101,7 @@ def test_late_clients_join_their_group() -> None:
 def test_confirmation_mends_a_client_in_the_wrong_group_and_splits_what_was_merged() -> None:
     clients = partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=40, seed=0)
     method, fed, objective = bound(clients, fc.Clade(signature_dim=32, recluster_every=6))
-    method = method.with_local_config(fc.LocalTraining(objective, lr=0.1, epochs=3))
+    method = method.with_local_config(LocalTraining(objective, lr=0.1, epochs=3))
     state = method.init(fed, objective.params(), fold_in(0, "init"))
     assert clients.groups is not None
     # Groups 3 and 4 as one, and client 0 with strangers.
@@ -204,7 +209,7 @@ def test_the_secret_does_not_travel_and_makes_the_noise() -> None:
     words = json.dumps(to_spec(program))
     assert str(secret) not in words
     ids = torch.arange(4)
-    each = fc.ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
+    each = ModelAssignment(stack([objective.params()]), torch.zeros_like(ids))
     here, there, elsewhere = (
         fed.map(one, ids, per_client=each, key=0).outputs["mean"]
         for one in (

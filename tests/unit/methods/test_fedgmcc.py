@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator, State
+from fedclade import FedAvg, InvalidInputError, Method, Simulator
+from fedclade.core import LocalTraining, State
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in

@@ -13,7 +13,8 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
+from fedclade import FedAvg, InvalidInputError, Method, Simulator
+from fedclade.core import LocalTraining
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree

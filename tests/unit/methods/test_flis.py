@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedclade as fc
-from fedclade import FedAvg, LocalTraining, Method, Simulator, State
+from fedclade import FedAvg, Method, Simulator
 from fedclade.aggregation.mean import unique_rows
+from fedclade.core import LocalTraining, State
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import fedclade as fc
-from fedclade import FedAvg, Local, LocalTraining, Method, Simulator
+from fedclade import FedAvg, Local, Method, Simulator
 from fedclade.cli import main
+from fedclade.core import LocalTraining, sgd
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
@@ -126,7 +127,10 @@ def test_case_1_is_the_mixing_matrix_over_all_clients(ragged: Clients) -> None:
     for number in range(2):
         last = method.assign_models(state, ids).gather({})
         got = fed.map(
-            fc.sgd(method.local), cohort, per_client=method.assign_models(state, cohort), key=number
+            sgd(method.local),
+            cohort,
+            per_client=method.assign_models(state, cohort),
+            key=number,
         )
         expected = {
             name: value.double().index_copy(0, cohort, got.outputs[name].double()).flatten(1)

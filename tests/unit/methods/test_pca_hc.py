@@ -16,7 +16,8 @@ from sklearn.decomposition import PCA
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade import FedAvg, InvalidInputError, LocalTraining, Method, Simulator
+from fedclade import FedAvg, InvalidInputError, Method, Simulator
+from fedclade.core import LocalTraining
 from fedclade.core.functional_model import Objective
 from fedclade.core.method_state import UNKNOWN
 from fedclade.data import Clients, LabelClusters, Rotation, Scheme, from_arrays, load, partition

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor, nn
 
-from fedclade import Batch, ModelAssignment, Simulator
+from fedclade import Simulator
+from fedclade.core import Batch, ModelAssignment
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.program import AnyProgram

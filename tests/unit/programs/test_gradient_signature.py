@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedclade import Batch, ModelAssignment, Simulator
+from fedclade import Simulator
+from fedclade.core import Batch, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import stack
 from fedclade.data import Clients

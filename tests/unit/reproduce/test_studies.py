@@ -65,7 +65,7 @@ def test_gradients_use_all_samples_of_a_client() -> None:
     )
     module = module_for(fc.models.MLP(8), clients.metadata, seed=0)
     objective = Objective(module)
-    each = fc.ModelAssignment(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
+    each = fc.core.ModelAssignment(stack([objective.params()]), torch.zeros(2, dtype=torch.int64))
     got = flatten(
         fc.Simulator(clients, device="cpu")
         .map(gradient(objective), torch.arange(2), per_client=each, key=0)

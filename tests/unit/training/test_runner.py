@@ -167,7 +167,7 @@ def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
     with pytest.raises(
         fc.InvalidInputError, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"
     ):
-        small_run(digits, fc.FLIS(probe=torch.zeros(5, 3)))
+        small_run(digits, fc.FLISDC(probe=torch.zeros(5, 3)))
 
 
 def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_falling_rate() -> None:
@@ -443,7 +443,7 @@ def refuse(*_: object) -> NoReturn:
         ({"method": fc.FedAvg}, ["method", "fc.FedAvg()"]),
         ({"method": "fedavg"}, ["method", "fc.FedAvg()"]),
         (
-            {"loss": nn.CrossEntropyLoss()},
+            {"loss": lambda outputs, y: nn.functional.cross_entropy(outputs, y)},
             ["loss", "one value for each example", "reduction='none'"],
         ),
         ({"clients_per_round": 21}, ["run.clients_per_round = 21", "20 clients"]),

@@ -22,7 +22,7 @@ from fedclade.analysis.diagnose.heterogeneity_kind import (
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
-from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
+from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
@@ -225,8 +225,8 @@ def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Obje
         module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number))
         for number in range(CLUSTERINGS)
     ]
-    objectives = [Objective(module.to(fed.device), run.loss or cross_entropy) for module in modules]
-    metrics_for(objectives[0], fed.client_metadata(), run.loss is not None, None, fed.device)
+    objectives = [Objective(module.to(fed.device), run.loss) for module in modules]
+    metrics_for(objectives[0], fed.client_metadata(), None, fed.device)
     objectives[0].head_layer()
     return objectives
 

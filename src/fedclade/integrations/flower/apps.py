@@ -23,7 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
+from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
 from fedclade.engines.remote.membership import ClientRecord
@@ -186,11 +186,10 @@ def _node(
         else {str(number): arrays for number, arrays in enumerate(data)}
     )
     clients = from_arrays(list(by_name.values()))
-    objective = Objective(settings.module(build_model), loss or cross_entropy)
+    objective = Objective(settings.module(build_model), loss)
     evaluated = (
         objective,
         clients.metadata,
-        loss is not None,
         metrics,
         torch.device("cpu"),
     )
@@ -310,7 +309,7 @@ def _serve_in(
     options = settings.federation
     fed = FlowerFederation(
         grid,
-        compatibility_info(Objective(module, loss or cross_entropy)),
+        compatibility_info(Objective(module, loss)),
         deadline=options.deadline,
         min_nodes=options.min_nodes,
         run=registry.run,

@@ -21,7 +21,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedclade.core.functional_model import Objective, cross_entropy
+from fedclade.core.functional_model import Objective
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
@@ -82,9 +82,7 @@ def simulate(
             "--engine",
         )
     experiment = experiment_file.experiment(tables)
-    objective = Objective(
-        module_for(experiment.model, clients.metadata, experiment.run.seed), cross_entropy
-    )
+    objective = Objective(module_for(experiment.model, clients.metadata, experiment.run.seed))
     outcome: list[Result | BaseException] = []
     server = ServerApp()
 
@@ -156,12 +154,10 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     experiment = experiment_file.experiment(options["tables"])
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
-    objective = Objective(
-        module_for(experiment.model, metadata, experiment.run.seed), cross_entropy
-    )
+    objective = Objective(module_for(experiment.model, metadata, experiment.run.seed))
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
-    metrics = measured(objective, clients.metadata, False, None, torch.device("cpu"))
+    metrics = measured(objective, clients.metadata, None, torch.device("cpu"))
     home = Path(homes) / str(number)
     return Node(
         clients.only(ids),

@@ -24,13 +24,13 @@ from fedclade.clustering.cosine import cosine
 from fedclade.core.batching import Batches
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.program import Program
 from fedclade.core.pytree import Tree, flatten, stack, tree_map
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.programs.sgd import sgd
 from fedclade.reproduce.paper_metrics import History
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment

@@ -16,13 +16,13 @@ from torch import Tensor
 from fedclade.clustering.mode_connectivity import SCORED_AT, fit_bends, losses_along, midpoint
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective
+from fedclade.core.local_sgd import sgd
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import client_keys, fold_in, uniform
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedgmcc import FedGMCC
-from fedclade.programs.sgd import sgd
 from fedclade.reproduce.paper_metrics import History
 from fedclade.training import experiment_file
 from fedclade.training.setup import module_for

@@ -2,90 +2,97 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_training_config import LocalTraining
-from fedclade.core.program import (
-    AnyProgram,
-    ChainedProgram,
-    Finish,
-    Program,
-    Start,
-    Step,
-    chain,
-    natively_batched,
-)
+from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 
 
 @serializable_program
 def sgd(local: LocalTraining) -> Program:
-    """Local SGD from the client's model. The reply is the trained weights. Most methods use it."""
-    start, step, finish = _sgd(local.objective, local.momentum, local.weight_decay)
-    return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
+    """Local SGD from the client's model. The reply is the trained weights. Most methods use it.
 
+    `carry` has the weights under "w/" and, with momentum, their velocity under "v/".
 
-@lru_cache(maxsize=32)
-def _sgd(objective: Objective, momentum: float, weight_decay: float) -> tuple[Start, Step, Finish]:
+    Args:
+        local: the objective and the settings of SGD.
+    """
+
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        carry = add_prefix("w", params)
-        if momentum:
-            carry |= add_prefix("v", tree_map(torch.zeros_like, params))
-        return {}, carry
+        velocity = initial_velocity(params, local.momentum)
+        return {}, add_prefix("w", params) | add_prefix("v", velocity)
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        return sgd_step(objective, carry, batch, broadcast["lr"], momentum, weight_decay)
+        params, velocity = sgd_step(
+            local.objective,
+            strip_prefix("w", carry),
+            strip_prefix("v", carry),
+            batch,
+            broadcast["lr"],
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+        )
+        return add_prefix("w", params) | add_prefix("v", velocity)
 
     @natively_batched
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return strip_prefix("w", carry), None
 
-    return start, step, finish
+    return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
+
+
+def initial_velocity(params: Tree, momentum: float) -> Tree:
+    """The velocity before the first step: zeros, or an empty tree without momentum."""
+    return tree_map(torch.zeros_like, params) if momentum else {}
 
 
 def sgd_step(
     objective: Objective,
-    carry: Tree,
+    params: Tree,
+    velocity: Tree,
     batch: Batch,
     lr: Tensor,
-    momentum: float,
-    weight_decay: float,
+    *,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
     plus: Tree | None = None,
     at: Tree | None = None,
-) -> Tree:
+) -> tuple[Tree, Tree]:
     """One step of SGD as in torch.optim.SGD: v <- momentum v + (g + weight_decay w), w <- w - lr v.
 
-    The result may use the memory of the weights: read them before this call.
+    The results may use the memory of `params`: read `params` before this call.
 
     Args:
         objective: the objective.
-        carry: the weights w under "w/" and, with momentum, the velocity v under "v/".
-        batch: the batch.
+        params: the weights w.
+        velocity: the velocity v, as `initial_velocity` and this function return it.
+        batch: the batch of one client, or a `ClientStackedBatch`.
         lr: the learning rate.
         momentum: the momentum.
         weight_decay: the weight decay.
         plus: a tree that is added to the gradient g.
         at: the weights at which g is taken; None for w.
+
+    Returns:
+        The new weights and the new velocity.
     """
-    w = strip_prefix("w", carry)
-    at = w if at is None else at
+    at = params if at is None else at
     if weight_decay:
-        decay = tree_map(lambda w: weight_decay * w, w)
+        decay = tree_map(lambda w: weight_decay * w, params)
         plus = decay if plus is None else tree_map(torch.add, plus, decay)
     if not momentum:
-        base = w if plus is None else tree_map(lambda w, more: w - lr * more, w, plus)
-        return add_prefix("w", objective.add_scaled_gradient(base, -lr, at, batch, overwrite=True))
-    base = tree_map(lambda v: momentum * v, strip_prefix("v", carry))
+        base = params if plus is None else tree_map(lambda w, more: w - lr * more, params, plus)
+        return objective.add_scaled_gradient(base, -lr, at, batch, overwrite=True), {}
+    base = tree_map(lambda v: momentum * v, velocity)
     base = base if plus is None else tree_map(torch.add, base, plus)
-    v = objective.add_scaled_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
-    return add_prefix("w", tree_map(lambda w, v: w - lr * v, w, v)) | add_prefix("v", v)
+    velocity = objective.add_scaled_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
+    return tree_map(lambda w, v: w - lr * v, params, velocity), velocity
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
