@@ -30,17 +30,22 @@ class Names:
 
     def client(self, number: int) -> str:
         """The name of a client, or its number as text."""
-        return str(number) if self.clients is None else self.clients[number]
+        return _name(self.clients, number)
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number as text."""
-        return str(label) if self.classes is None else self.classes[label]
+        return _name(self.classes, label)
 
     def only(self, numbers: Sequence[int]) -> Names:
         """The names of some clients, in this order, with all classes and features."""
         if self.clients is None:
             return self
         return replace(self, clients=tuple(self.clients[number] for number in numbers))
+
+
+def _name(names: tuple[str, ...] | None, number: int) -> str:
+    # Names from a file may be fewer than the numbers.
+    return str(number) if names is None or number >= len(names) else names[number]
 
 
 NO_NAMES = Names()

@@ -311,7 +311,7 @@ def _names(
                 " features).",
                 f"{where}feature_names",
             )
-    return Names(classes=labels, features=features)
+    return Names(classes=labels[:classes] if labels is not None else None, features=features)
 
 
 def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
-from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
+from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks, members
 from fedclade.analysis.diagnose.heterogeneity_kind import (
     Evidence,
     Kind,
@@ -53,6 +53,7 @@ class Diagnosis:
     kinds: one, or several for a mixture; sure: from 0 to 1 (`evidence.sureness`).
     group: the group of each client, or None where there are none; groups_agree: the part of the
     looks that found as many groups.
+    members: for each group its clients and its most frequent classes by name, if they have names.
     """
 
     kinds: tuple[Kind, ...]
@@ -63,6 +64,7 @@ class Diagnosis:
     advice: Advice
     probes: tuple[Probe, ...]
     about: dict[str, Any]
+    members: tuple[dict[str, Any], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -87,7 +89,10 @@ class Diagnosis:
             "sentences": self.sentences(),
             "leaves_a_client": LEAVES,
         }
-        return content | {name: _plain(value) for name, value in asdict(self).items()}
+        fields = {name: _plain(value) for name, value in asdict(self).items()}
+        if not self.members:
+            del fields["members"]
+        return content | fields
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Diagnosis:
@@ -103,6 +108,7 @@ class Diagnosis:
             Advice(**content["advice"]),
             tuple(Probe(**probe) for probe in content["probes"]),
             dict(content["about"]),
+            tuple(content.get("members", ())),
         )
 
 
@@ -156,9 +162,10 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
-    statistics = class_statistics(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
+    key, names = fold_in(seed, "diagnosis"), clients.names
+    statistics = class_statistics(fed, objectives[0], classes, key, names)
     evidence = gathered(statistics, rng)
-    taken = looks(fed, objectives, fold_in(seed, "diagnosis"))
+    taken = looks(fed, objectives, key)
     grouping = judged(taken, statistics, evidence, rng)
 
     faint = evidence.given_labels_differ and (grouping.found is None or grouping.agree < 1)
@@ -186,6 +193,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         advised(differ, _number(grouping), faint, probes),
         tuple(probes),
         _about(clients, run, probe_rounds, statistics),
+        members(grouping.found, names, statistics.counts),
     )
 
 
@@ -225,8 +233,9 @@ def _check(clients: Clients | None, probe_rounds: int) -> None:
     )
     empty = (clients.sizes == 0).nonzero().flatten().tolist()
     if empty:
+        client = clients.names.client(empty[0])
         raise InvalidInputError(
-            f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
+            f"client {client}: it has no training data; leave it out, clients.only([…]).", client
         )
     require_int("probe_rounds", probe_rounds, 0, note="0 for no probe rounds")
 

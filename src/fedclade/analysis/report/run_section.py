@@ -25,7 +25,7 @@ def shown(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, 
     at most side × side cells.
     """
     cluster = _clusters(run)
-    return {
+    content = {
         "name": run.name,
         "folder": str(run.folder),
         "method": run.method,
@@ -39,6 +39,19 @@ def shown(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, 
         "failures": _failures(run.rounds),
         **_pictures(run, metric, cluster, side),
     }
+    classes = run.names.classes
+    names = {"names": _client_names(run, content), "classNames": classes and list(classes)}
+    return content | names
+
+
+def _client_names(run: StoredRun, content: dict[str, Any]) -> dict[str, str] | None:
+    """The names of the clients that the page shows, by number; None: they have numbers only."""
+    if run.names.clients is None:
+        return None
+    shown_ids = {client for _, client, _ in content["failures"]["first"]}
+    for part in ("clients", "map"):
+        shown_ids |= set(content[part]["id"]) if content[part] is not None else set()
+    return {str(client): run.names.client(client) for client in sorted(shown_ids)}
 
 
 def mix(run: StoredRun) -> dict[str, Any] | None:

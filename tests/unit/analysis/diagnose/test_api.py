@@ -238,9 +238,9 @@ def test_training_that_diverges_is_named() -> None:
         diagnose(planted(Iid(), clients=3), fc.models.MLP(8), device="cpu", lr=1e38, probe_rounds=3)
 
 
-def test_inputs_that_are_not_finite_are_named() -> None:
+def test_inputs_that_are_not_finite_are_reported() -> None:
     x = torch.tensor([[1e38, 1e38, 1e38]] * 4)
-    with pytest.raises(InvalidInputError, match="client 0: it could not be looked at"):
+    with pytest.raises(InvalidInputError, match=r"^client 0: "):
         diagnose(from_arrays([(x, ONE[1]), ONE]), fc.models.MLP(8), device="cpu")
 
 
