@@ -32,7 +32,7 @@ def card_of(
 ) -> dict[str, Any]:
     """The card of one group, as JSON."""
     summary, tables, models = run.summary, run.tables, run.models
-    about = {
+    about: dict[str, Any] = {
         "input_shape": list(models.shape),
         "input_dtype": run.input_dtype,
         "classes": models.classes,
