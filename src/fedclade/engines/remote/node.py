@@ -184,7 +184,9 @@ class Node:
         if state.initial:
             state.commit(0)
             transaction_id = header["transaction_id"]
-            earlier = [each for each in snapshots if each.transaction_id != transaction_id]
+            earlier = [
+                snapshot for snapshot in snapshots if snapshot.transaction_id != transaction_id
+            ]
             self.state_store.save(
                 state.initial, [*earlier, StateSnapshot(transaction_id, state.tensors())]
             )
@@ -272,12 +274,12 @@ class Node:
                 " message."
             )
         committed_ids = set(header["committed"])
-        committed = [each for each in stored if each.transaction_id in committed_ids]
+        committed = [snapshot for snapshot in stored if snapshot.transaction_id in committed_ids]
         current = [
-            each
-            for each in stored
-            if each.transaction_id == header["transaction_id"]
-            and each.transaction_id not in committed_ids
+            snapshot
+            for snapshot in stored
+            if snapshot.transaction_id == header["transaction_id"]
+            and snapshot.transaction_id not in committed_ids
         ]
         snapshots = [*committed[-MAX_COMMITTED:], *current]
         self.simulator.names = torch.tensor(header["numbers"], dtype=torch.int64)

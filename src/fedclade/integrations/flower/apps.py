@@ -96,9 +96,9 @@ class AppSettings:
     federation: FederationSettings
 
     @staticmethod
-    def of(given: Mapping[str, Any]) -> AppSettings:
+    def of(run_config: Mapping[str, Any]) -> AppSettings:
         tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
-        for key, value in given.items():
+        for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
                 tables[table][name] = value
@@ -144,8 +144,14 @@ def client_app(
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
 ) -> ClientApp:
-    """A ClientApp for all clients of a node. load_data gets the node's configuration
-    (`--node-config`); loss and metrics as in `fc.run`.
+    """A ClientApp for all clients of a node.
+
+    Args:
+        load_data: returns the clients of a node; it gets the node's configuration
+            (`--node-config`).
+        build_model: returns the model; server and nodes must build the same.
+        loss: as in `fc.run`.
+        metrics: as in `fc.run`.
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
@@ -254,8 +260,13 @@ def server_app(
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Tensor | None = None,
 ) -> ServerApp:
-    """A ServerApp that runs the configured method. probe: unlabelled inputs that the server has,
-    for FLIS and PCA with a shared basis.
+    """A ServerApp that runs the configured method.
+
+    Args:
+        build_model: returns the model; server and nodes must build the same.
+        loss: as in `fc.run`.
+        metrics: as in `fc.run`.
+        probe: unlabelled inputs that the server has, for FLIS and PCA with a shared basis.
     """
     app = ServerApp()
 
