@@ -69,7 +69,8 @@ def simulate(
     if " " in sys.executable:  # Ray would wait forever for its workers
         raise InvalidInputError(
             "--engine flower: Ray starts no worker if the path of Python has a space"
-            f" ({sys.executable}); move it."
+            f" ({sys.executable}); move it.",
+            "--engine",
         )
     experiment = experiment_file.experiment(tables)
     objective = Objective(
@@ -128,7 +129,8 @@ def simulate(
     if not outcome:
         raise FedcladeError(
             "Flower's simulation ended before the run did; its own messages say why"
-            " (FLWR_LOG_LEVEL=INFO)."
+            " (FLWR_LOG_LEVEL=INFO).",
+            "--engine",
         )
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

@@ -243,26 +243,23 @@ def test_settings_of_an_app() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("run_config", "field"),
     [
-        ({"method.name": "clad"}, "method.name = 'clad': no such method. Did you mean 'clade'"),
+        ({"method.name": "clad"}, "method.name = 'clad'"),
         (
             {"method.name": "ifca", "method.settings": "clusters 3"},
-            "method.settings = 'clusters 3': write it as",
+            "method.settings = 'clusters 3'",
         ),
-        ({"method.name": "ifca", "method.settings": "cluster = 3"}, "method.cluster: unknown key"),
-        ({"run.round": 3}, "run.round: unknown key"),
-        ({"federation.nodes": 0}, "federation.nodes = 0: must be at least 1"),
-        (
-            {"federation.deadline": 0},
-            "federation.deadline = 0.0: must be a number of seconds above 0",
-        ),
+        ({"method.name": "ifca", "method.settings": "cluster = 3"}, "method.cluster"),
+        ({"run.round": 3}, "run.round"),
+        ({"federation.nodes": 0}, "federation.nodes = 0"),
+        ({"federation.deadline": 0}, "federation.deadline = 0.0"),
     ],
 )
-def test_wrong_settings_are_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
-        AppSettings.of(given)
-    assert message in str(refused.value)
+def test_wrong_settings_are_refused(run_config: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        AppSettings.of(run_config)
+    assert str(caught.value).startswith(f"{field}:")
 
 
 def test_the_template_has_every_setting_and_the_defaults_are_right(tmp_path: Path) -> None:
