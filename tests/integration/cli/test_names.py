@@ -70,7 +70,7 @@ def test_run_and_export_show_the_names(command: Call, experiment: str, tmp_path:
 def test_a_diagnosis_lists_the_groups_by_name(command: Call, experiment: str) -> None:
     code, printed, _ = command("diagnose", experiment, "--probe-rounds", "0", "--device", "cpu")
     assert code == 0
-    assert "Group 0: São Paulo, [b]east[/b], north. Group 1: south, west, x,y." in printed
+    assert "Group 0: São Paulo, [b]east[/b], north.\nGroup 1: south, west, x,y.\n" in printed
     table = " ".join(re.split(r"group +clients", printed, maxsplit=1)[1].split())
     assert "São Paulo, [b]east[/b], north" in table
     assert "cat (" in table

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
-from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks, members
+from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
 from fedclade.analysis.diagnose.heterogeneity_kind import (
     Evidence,
     Kind,
@@ -22,6 +22,7 @@ from fedclade.analysis.diagnose.heterogeneity_kind import (
     with_renamed,
 )
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
+from fedclade.analysis.diagnose.members import members
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, advised
 from fedclade.core.functional_model import ExampleLoss, Objective, cross_entropy
@@ -162,8 +163,8 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
-    key, names = fold_in(seed, "diagnosis"), clients.names
-    statistics = class_statistics(fed, objectives[0], classes, key, names)
+    key = fold_in(seed, "diagnosis")
+    statistics = class_statistics(fed, objectives[0], classes, key, clients.names)
     evidence = gathered(statistics, rng)
     taken = looks(fed, objectives, key)
     grouping = judged(taken, statistics, evidence, rng)
@@ -193,7 +194,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         advised(differ, _number(grouping), faint, probes),
         tuple(probes),
         _about(clients, run, probe_rounds, statistics),
-        members(grouping.found, names, statistics.counts),
+        members(grouping.found, clients.names, statistics.counts),
     )
 
 

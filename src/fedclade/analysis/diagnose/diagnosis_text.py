@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from fedclade.analysis.diagnose import members
+
 if TYPE_CHECKING:
     from fedclade.analysis.diagnose.api import Diagnosis
 
@@ -60,7 +62,7 @@ def sentences(found: Diagnosis) -> list[str]:
             f"Sizes differ too, from {found.about['smallest']} to {found.about['largest']}"
             " examples."
         )
-    return [*lines, _groups(found), *_members(found), _advice(found)]
+    return [*lines, _groups(found), *members.sentences(found.members), _advice(found)]
 
 
 def _sure(found: Diagnosis) -> str:
@@ -87,14 +89,6 @@ def _groups(found: Diagnosis) -> str:
         f"{len(sizes)} groups, of {shown} clients ({100 * found.groups_agree:.0f} % of the looks"
         " found as many)."
     )
-
-
-def _members(found: Diagnosis) -> list[str]:
-    """The clients of each group by name, if they have names and the groups are few."""
-    named = [row for row in found.members if "names" in row]
-    if not named or len(named) > FEW_SIZES:
-        return []
-    return [" ".join(f"Group {row['group']}: {row['names']}." for row in named)]
 
 
 def _advice(found: Diagnosis) -> str:

@@ -6,25 +6,22 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedclade.analysis.diagnose.class_statistics import Array, ClassStatistics
+from fedclade.analysis.diagnose.class_statistics import ClassStatistics
 from fedclade.analysis.diagnose.heterogeneity_kind import Evidence, gathered
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.clustering.graph import canonical_labels
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
-from fedclade.core.names import Names
 from fedclade.core.rng import fold_in
 from fedclade.methods.clade import Clade
 
 Groups = NDArray[np.int64]
 LOOKS = 3
-SHOWN_CLIENTS, SHOWN_CLASSES = 20, 5  # names in a row of `members`
 CHANCE = 0.01  # below this a difference inside the groups is no accident …
 LEFT_OVER = 0.1  # … but it matters only from this part of the largest difference on
 
@@ -37,38 +34,6 @@ class Grouping:
 
     found: Groups | None
     agree: float
-
-
-def members(group: Groups | None, names: Names, counts: Array) -> tuple[dict[str, Any], ...]:
-    """A row for each group: its clients and its most frequent classes, by name. Empty if there are
-    no groups, or neither clients nor classes have names.
-
-    Args:
-        group: the group of each client; None: there are no groups.
-        names: the names of clients and classes.
-        counts: (clients, classes) samples.
-    """
-    # Sequences count as one class.
-    has_classes = names.classes is not None and counts.shape[1] == len(names.classes)
-    if group is None or (names.clients is None and not has_classes):
-        return ()
-    rows = []
-    for number in range(int(group.max()) + 1):
-        ids = np.flatnonzero(group == number)
-        row: dict[str, Any] = {"group": number, "clients": len(ids)}
-        if names.clients is not None:
-            more = ", …" if len(ids) > SHOWN_CLIENTS else ""
-            row["names"] = ", ".join(map(names.client, ids[:SHOWN_CLIENTS].tolist())) + more
-        if has_classes:
-            total = counts[ids].sum(0)
-            order = np.argsort(-total, kind="stable")[:SHOWN_CLASSES].tolist()
-            row["classes"] = ", ".join(
-                f"{names.class_name(label)} ({100 * total[label] / total.sum():.0f} %)"
-                for label in order
-                if total[label] > 0
-            )
-        rows.append(row)
-    return tuple(rows)
 
 
 def looks(fed: Federation, objectives: list[Objective], key: int) -> list[Groups]:

@@ -89,6 +89,15 @@ class FinishedRun:
             )
         return self._named_by_client(found)
 
+    def state(self, row: int) -> Tree:
+        """All that a module of this form has, by name."""
+        weights = self.models.fixed | self.models.row(row)
+        return (
+            weights
+            if self.module is None
+            else dict(with_weights(self.module, weights).state_dict())
+        )
+
     def _named_by_client(
         self, models: list[tuple[str, int, list[int]]]
     ) -> list[tuple[str, int, list[int]]]:
@@ -101,12 +110,3 @@ class FinishedRun:
         if len({folder.lower() for folder in folders}) < len(folders):
             return models  # some disks do not distinguish "North" and "north"
         return [(folder, row, ids) for folder, (_, row, ids) in zip(folders, models, strict=True)]
-
-    def state(self, row: int) -> Tree:
-        """All that a module of this form has, by name."""
-        weights = self.models.fixed | self.models.row(row)
-        return (
-            weights
-            if self.module is None
-            else dict(with_weights(self.module, weights).state_dict())
-        )

@@ -185,18 +185,6 @@ def markdown(card: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(names: Sequence[object], most: int) -> str:
-    """Names as text of a Markdown table, the first of many."""
-    shown = ", ".join(str(name).translate(_SPECIAL) for name in names[:most])
-    return shown + (", … (card.json has all)" if len(names) > most else "")
-
-
-def _outputs(model: Mapping[str, Any]) -> str:
-    names = model.get("class_names")
-    listed = f": {_listed(names, _SHOWN_CLASSES)}" if names else ""
-    return f"{model['classes']} classes, not normalised{listed}"
-
-
 def _mix(labels: Mapping[str, Any] | None, class_names: Sequence[str] | None) -> str:
     if labels is None:
         return "not known"
@@ -229,3 +217,15 @@ def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]
                 f" clients{samples}{beside} |"
             )
     return lines
+
+
+def _listed(names: Sequence[object], most: int) -> str:
+    """Names as text of a Markdown table, the first of many."""
+    shown = ", ".join(str(name).translate(_SPECIAL) for name in names[:most])
+    return shown + (", … (card.json has all)" if len(names) > most else "")
+
+
+def _outputs(model: Mapping[str, Any]) -> str:
+    names = model.get("class_names")
+    listed = f": {_listed(names, _SHOWN_CLASSES)}" if names else ""
+    return f"{model['classes']} classes, not normalised{listed}"

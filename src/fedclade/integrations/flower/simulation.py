@@ -69,8 +69,7 @@ def simulate(
     if " " in sys.executable:  # Ray would wait forever for its workers
         raise InvalidInputError(
             "--engine flower: Ray starts no worker if the path of Python has a space"
-            f" ({sys.executable}); move it.",
-            "--engine",
+            f" ({sys.executable}); move it."
         )
     experiment = experiment_file.experiment(tables)
     objective = Objective(
@@ -129,8 +128,7 @@ def simulate(
     if not outcome:
         raise FedcladeError(
             "Flower's simulation ended before the run did; its own messages say why"
-            " (FLWR_LOG_LEVEL=INFO).",
-            "--engine",
+            " (FLWR_LOG_LEVEL=INFO)."
         )
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
