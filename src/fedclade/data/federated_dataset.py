@@ -109,7 +109,7 @@ class Clients:
 
     @cached_property
     def metadata(self) -> ClientMetadata:
-        """What a run has of the clients without their data."""
+        """What a run may know about the clients without their data."""
         return ClientMetadata(
             sizes=self.sizes,
             test_sizes=self.test_sizes,
