@@ -15,7 +15,7 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.messages import Message, NodeError, Transport
 from fedclade.engines.remote.node import describe_mismatch
 from fedclade.engines.reply_validation import spec_of
-from fedclade.errors import InvalidInputError, require
+from fedclade.errors import InvalidInputError, is_int, require
 
 # The errors that reading a malformed answer of a node can raise.
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
@@ -234,8 +234,12 @@ class Membership:
         names.
         """
         site, owner = header["site"], node if self.bind_clients_to_nodes else ""
-        if site:
+        if site != "":
             check_site(site)
+        if not isinstance(header["names"], list):
+            raise ValueError("its names are not a list")
+        if header["classes"] is not None and not is_int(header["classes"], 1):
+            raise ValueError("its number of classes is not a number above 0")
         counts = [
             (int(size), int(test_size))
             for size, test_size in zip(header["sizes"], header["test_sizes"], strict=True)
@@ -255,7 +259,11 @@ class Membership:
     def _conflict(self, node: str, records: Sequence[ClientRecord]) -> str | None:
         """Why these clients of a node cannot be registered next to those of other nodes."""
         known = {record.full_name: record for record in (*self.client_records, *self._unnumbered)}
-        site = records[0].site
+        site, own = records[0].site, {record.full_name for record in records}
+        for record in known.values():
+            bound = record.owner not in ("", node)
+            if bound and (record.full_name in own or (site and record.site == site)):
+                return f"the client '{record.full_name}' of its site belongs to {record.owner}"
         for other, header in self._registered.items():
             if site and header["site"] == site and other != node and other in self.present:
                 return (
@@ -264,8 +272,6 @@ class Membership:
                 )
         for record in records:
             earlier = known.get(record.full_name, record)
-            if earlier.owner and earlier.owner != node:
-                return f"its client '{record.full_name}' belongs to node {earlier.owner}"
             if earlier.node != node and earlier.node in self.present:
                 return f"its client '{record.full_name}' is already registered by {earlier.node}"
         return None

@@ -195,9 +195,17 @@ def test_a_bound_client_cannot_be_taken_over(make_node: MakeNode) -> None:
     found.refresh()
     transport.connected = {"2": make_node("east")}
     found.refresh()
-    assert "'east/ward-a' belongs to node 1" in found.conflicts["2"]
+    assert "'east/ward-a'" in found.conflicts["2"]
     assert found.client_records[0].owner == "1"
     assert not found.is_connected("2")
+    # A node with other clients cannot take the site either: the owner must be able to return.
+    transport.connected = {"3": make_node("east", ["ward-c", "ward-d"])}
+    found.refresh()
+    assert list(found.conflicts) == ["2", "3"]
+    transport.connected |= {"1": make_node("east")}
+    found.refresh()
+    assert found.is_connected("1")
+    assert full_names(found) == FULL_NAMES[:2]
 
 
 @pytest.mark.parametrize(
@@ -221,3 +229,34 @@ def test_bad_names_of_a_node_are_rejected(site: str, names: list[str], make_node
     found.refresh()
     assert found.client_records == []
     assert notes[0].startswith("1: not used: its registration is malformed (InvalidInputError")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("site", None),
+        ("site", ["east"]),
+        ("site", 3),
+        ("names", {"ward-a": 1, "ward-b": 2}),
+        ("names", "ab"),
+        ("classes", "many"),
+        ("classes", 0),
+    ],
+)
+def test_a_malformed_registration_ends_no_run(key: str, value: object, make_node: MakeNode) -> None:
+    transport = AnyOrder({"1": make_node("east"), "2": make_node("west")})
+    honest = transport.send_and_receive
+
+    def send_and_receive(messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
+        answers = honest(messages)
+        answer = answers["1"]
+        assert isinstance(answer, Message)
+        return {**answers, "1": Message({**answer.header, key: value}, answer.tensors)}
+
+    transport.send_and_receive = send_and_receive  # type: ignore[method-assign]
+    notes: list[str] = []
+    found = membership(transport, note=notes.append)
+    found.refresh()
+    assert full_names(found) == ["west/ward-a", "west/ward-b"]
+    assert found.metadata(None).classes == 3
+    assert [note for note in notes if note.startswith("1: not used: its registration is malformed")]
