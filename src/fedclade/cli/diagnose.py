@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from fedclade.cli.console import new_folder, out_console, print_out
@@ -102,6 +103,7 @@ def _show(diagnosis: Diagnosis) -> None:
             label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", p_value
         )
     out_console.print(table)
+    _show_members(diagnosis)
     if not diagnosis.probes:
         return
     score = diagnosis.about["score"]
@@ -122,3 +124,16 @@ def _show(diagnosis: Diagnosis) -> None:
             str(probe.clusters),
         )
     out_console.print(probes)
+
+
+def _show_members(diagnosis: Diagnosis) -> None:
+    """The groups with their clients and classes by name, if these have names."""
+    if not diagnosis.members:
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = list(diagnosis.members[0])
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("group", "clients") else "left")
+    for row in diagnosis.members:
+        table.add_row(*(escape(str(row[name])) for name in columns))
+    out_console.print(table)

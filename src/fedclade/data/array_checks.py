@@ -143,9 +143,9 @@ class Pool:
 
 def ids(
     train: object, test: object | None, train_samples: int, test_samples: int, what: str
-) -> tuple[Tensor, Tensor | None]:
-    """Whose a sample is, as whole numbers. Text is numbered, the same text alike in the training
-    and the test part.
+) -> tuple[Tensor, Tensor | None, tuple[str, ...] | None]:
+    """The id of each training and test sample as whole numbers; and for text, the text of each
+    number. The same text has the same number in both parts.
     """
     arrays = [_ids(train, train_samples, f"{what}_train")]
     if test is not None:
@@ -153,13 +153,23 @@ def ids(
     if len({a.dtype.kind in "US" for a in arrays}) > 1:
         raise InvalidInputError(
             f"{what}_train and {what}_test: one holds text, the other numbers; store both in the"
-            " same way."
+            " same way.",
+            f"{what}_test",
         )
-    numbers = np.concatenate(arrays)
+    numbers, names = np.concatenate(arrays), None
     if numbers.dtype.kind in "US":
-        numbers = np.unique(numbers, return_inverse=True)[1]
+        texts, numbers = np.unique(numbers, return_inverse=True)
+        names = tuple(as_texts(texts))
     tensor = torch.from_numpy(numbers.astype(np.int64))
-    return tensor[:train_samples], None if test is None else tensor[train_samples:]
+    return tensor[:train_samples], None if test is None else tensor[train_samples:], names
+
+
+def as_texts(array: NDArray[np.generic]) -> list[str]:
+    """An array of text or of bytes as Python's text."""
+    return [
+        value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+        for value in array.tolist()
+    ]
 
 
 def _ids(array: object, expected: int, what: str) -> NDArray[np.generic]:

@@ -6,7 +6,7 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.core.names import NO_NAMES, Names, checked_client_names, checked_names
 from fedclade.data import array_checks
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import safe_read
 
 NEEDED = ("x_train", "y_train", "x_test", "y_test")
+NAMES = ("class_names", "feature_names")  # optional arrays of text
 CACHE = "~/.cache/fedclade"
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -31,8 +33,8 @@ _HEADERS = {
 class Dataset:
     """A training and a test part, before they are dealt to clients.
 
-    `keys` tell whose a sample is: "writer" -> (one id a training sample, one id a test sample or
-    None).
+    `keys` have the id of each sample: "writer" -> (one id a training sample, one id a test sample
+    or None). Where the ids of a key are text, `key_names` has the text of each id.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     keys: dict[str, tuple[Tensor, Tensor | None]]
+    key_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    names: Names = NO_NAMES  # of the classes and the input features
 
     @property
     def classes(self) -> int | None:
@@ -54,10 +58,13 @@ def dataset(
     x_test: object | None = None,
     y_test: object | None = None,
     name: str = "arrays",
+    class_names: Sequence[str] | None = None,
+    feature_names: Sequence[str] | None = None,
     **keys: object,
 ) -> Dataset:
     """A data set from arrays or tensors. Keys are given as `writer=(ids_train, ids_test)` or
-    `writer=ids_train`.
+    `writer=ids_train`, and ids may be text. `class_names` and `feature_names`: the name of each
+    class and of each input feature; reports and model cards show them.
 
     uint8 inputs are images that are read as x / 255, floats become float32 and other integers
     int64. Integer targets are class labels, float targets regression targets. Data are not copied
@@ -74,7 +81,7 @@ def dataset(
         key: value if isinstance(value, tuple) and len(value) == 2 else (value, None)
         for key, value in keys.items()
     }
-    return _build(name, given, pairs)
+    return _build(name, given, pairs, class_names=class_names, feature_names=feature_names)
 
 
 def load(
@@ -85,7 +92,8 @@ def load(
     A name is looked up in `DATASETS`, then as NAME.npz in `root`, $FEDCLADE_DATA, ./data and
     ~/.cache/fedclade, then as the published files that `published_datasets` lists, in the folder
     NAME of these places. An .npz file holds x_train, y_train, x_test and y_test; further pairs of
-    whole numbers or text such as writer_train and writer_test are keys.
+    whole numbers or text such as writer_train and writer_test are keys. class_names and
+    feature_names, arrays of text, are optional.
     """
     from fedclade.data.dataset_catalog import (
         CATALOGUE,  # its readers make data sets by this module
@@ -133,42 +141,76 @@ def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
 
 
 def from_arrays(
-    clients: Sequence[Sequence[object]], groups: Sequence[int] | Tensor | None = None
+    clients: Sequence[Sequence[object]] | Mapping[str, Sequence[object]],
+    groups: Sequence[int] | Tensor | None = None,
+    *,
+    client: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    feature_names: Sequence[str] | None = None,
 ) -> Clients:
-    """Own data: for each client (x, y), or (x, y, x_test, y_test). `groups` are the true groups of
-    the clients, where they are known.
+    """Clients from your own arrays.
 
-    With (x, y) no test part is cut off: such a client is evaluated on nothing.
+    A client with (x, y) has no test part: it trains and is not evaluated.
+
+    Args:
+        clients: (x, y) or (x, y, x_test, y_test) of each client: a list, or a dictionary with the
+            names of the clients.
+        groups: the true group of each client, where it is known.
+        client: the name of each client, where `clients` is a list.
+        class_names: the name of each class; reports and model cards show it instead of its number.
+        feature_names: the name of each feature of inputs of shape (samples, features).
     """
+    client_names: tuple[str, ...] | None = None
+    if isinstance(clients, Mapping):
+        if client is not None:
+            raise InvalidInputError(
+                "client: the dictionary has the names of the clients already; leave client out.",
+                "client",
+            )
+        client_names = checked_client_names(list(clients), "client")
+        clients = list(clients.values())
+    elif client is not None:
+        client_names = checked_client_names(client, "client")
+        if len(client_names) != len(clients):
+            raise InvalidInputError(
+                f"client has {len(client_names)} names for {len(clients)} clients: give one name a"
+                " client.",
+                "client",
+            )
     if len(clients) == 0:
-        raise InvalidInputError("from_arrays got no clients: give at least one (x, y).")
+        raise InvalidInputError("clients: from_arrays needs at least one (x, y).", "clients")
+    called = Names(client_names)
     for number, given in enumerate(clients):
         if not isinstance(given, tuple | list) or len(given) not in (2, 4):
             raise InvalidInputError(
-                f"client {number}: give (x, y) or (x, y, x_test, y_test), not {_shown(given)}."
+                f"client {called.client(number)}: give (x, y) or (x, y, x_test, y_test), not"
+                f" {_shown(given)}.",
+                called.client(number),
             )
+    first = f"client {called.client(0)}"
     rows = sum(_length(given[1]) for given in clients)
     train = array_checks.Pool(
-        rows, *array_checks.samples(clients[0][0], clients[0][1], "x", "y", "client 0: ")
+        rows, *array_checks.samples(clients[0][0], clients[0][1], "x", "y", f"{first}: ")
     )
     test = array_checks.Pool(
         sum(_length(given[3]) for given in clients if len(given) == 4), train.x, train.y
     )
     test_part_id: list[int] = []
     for number, given in enumerate(clients):
-        where = f"client {number}: "
+        where = f"client {called.client(number)}: "
         train.add(
             *array_checks.samples(given[0], given[1], "x", "y", where),
-            f"client {number}",
-            "client 0",
+            where.removesuffix(": "),
+            first,
         )
         test_part_id.append(len(test.offsets) - 1 if len(given) == 4 else -1)
         if len(given) == 4:
             test.add(
                 *array_checks.samples(given[2], given[3], "x_test", "y_test", where),
                 f"{where}its test part",
-                "client 0",
+                first,
             )
+    classes = _classes([train.y, test.y])
     return Clients(
         train.x,
         train.y,
@@ -179,7 +221,8 @@ def from_arrays(
         test_part_id=torch.tensor(test_part_id),
         test_sample_id=torch.arange(len(test.y)),
         groups=_groups(groups, len(clients)),
-        classes=_classes([train.y, test.y]),
+        classes=classes,
+        names=replace(_names(class_names, feature_names, classes, train.x), clients=client_names),
     )
 
 
@@ -208,6 +251,8 @@ def _build(
     given: Mapping[str, object],
     keys: Mapping[str, tuple[object, object]],
     where: str = "",
+    class_names: object = None,
+    feature_names: object = None,
 ) -> Dataset:
     x_train, y_train = array_checks.samples(
         given["x_train"], given["y_train"], "x_train", "y_train", where
@@ -224,7 +269,49 @@ def _build(
         key: array_checks.ids(train, test, len(y_train), len(y_test), where + key)
         for key, (train, test) in keys.items()
     }
-    return Dataset(name, x_train, y_train, x_test, y_test, checked)
+    names = _names(class_names, feature_names, _classes([y_train, y_test]), x_train, where)
+    return Dataset(
+        name,
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        {key: (train, test) for key, (train, test, _) in checked.items()},
+        {key: texts for key, (_, _, texts) in checked.items() if texts is not None},
+        names,
+    )
+
+
+def _names(
+    class_names: object,
+    feature_names: object,
+    classes: int | None,
+    x: Tensor,
+    where: str = "",
+) -> Names:
+    """The names of classes and features, if there are enough of them."""
+    labels = features = None
+    if class_names is not None:
+        labels = checked_names(class_names, f"{where}class_names")
+        if classes is None or len(labels) < classes:
+            needed = (
+                "the targets are floats" if classes is None else f"labels go up to {classes - 1}"
+            )
+            raise InvalidInputError(
+                f"{where}class_names has {len(labels)} names, but {needed}: give one name for each"
+                " class, for integer labels only.",
+                f"{where}class_names",
+            )
+    if feature_names is not None:
+        features = checked_names(feature_names, f"{where}feature_names")
+        if x.ndim != 2 or len(features) != x.shape[1]:
+            raise InvalidInputError(
+                f"{where}feature_names has {len(features)} names for inputs of shape"
+                f" {tuple(x.shape)}: give one name for each feature of inputs of shape (samples,"
+                " features).",
+                f"{where}feature_names",
+            )
+    return Names(classes=labels[:classes] if labels is not None else None, features=features)
 
 
 def _candidates(name: str, root: str | os.PathLike[str] | None) -> list[Path]:
@@ -270,7 +357,17 @@ def _read(path: Path) -> Dataset:
         and array.ndim == 1
         and array.dtype.kind in "iuUS"
     }
-    return _build(path.stem, found, keys, f"{path}: ")
+    names = {name: _texts(path, name, found[name]) for name in NAMES if name in found}
+    return _build(path.stem, found, keys, f"{path}: ", **names)
+
+
+def _texts(path: Path, name: str, array: NDArray[np.generic]) -> list[str]:
+    if array.ndim != 1 or array.dtype.kind not in "US":
+        raise InvalidInputError(
+            f"{path}: {name} has type {array.dtype} and shape {array.shape}: store a list of text.",
+            name,
+        )
+    return array_checks.as_texts(array)
 
 
 def _language_model(path: Path, found: Mapping[str, NDArray[np.generic]]) -> Dataset:
@@ -311,7 +408,7 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
                 wanted = {
                     name: member
                     for name, member in members.items()
-                    if name.endswith(("_train", "_test"))
+                    if name.endswith(("_train", "_test")) or name in NAMES
                 }
                 safe_read.fit(
                     f"{path}: its arrays",
@@ -320,10 +417,9 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
                 for name, member in wanted.items():
                     if (array := _array(path, archive, member)) is not None:
                         found[name] = array
-                    elif name in NEEDED:
+                    elif name in NEEDED or name in NAMES:
                         raise InvalidInputError(
-                            f"{path}: {name} holds text or something else, no array of numbers:"
-                            " write it with np.savez."
+                            f"{path}: {name} is not a numpy array: write it with np.savez."
                         )
     except InvalidInputError:
         raise

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedclade.core.names import NO_NAMES, Names
 from fedclade.core.pytree import Tree, add_prefix
 from fedclade.errors import InvalidInputError, WriteError
 from fedclade.io import checkpoint, safe_read, schemas
@@ -29,7 +31,7 @@ _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 class RunDirectory:
     """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/,
-    checkpoint/.
+    checkpoint/, and names.json where clients, classes or features have names.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,6 +109,20 @@ class RunDirectory:
         writer.writerows(zip(*columns.values(), strict=True))
         self._write("clients.csv", text.getvalue())
 
+    def write_names(self, names: Names) -> None:
+        """names.json: the names of clients, classes and features, if any of them have names."""
+        known = {key: value for key, value in asdict(names).items() if value is not None}
+        if known:
+            self._write("names.json", json.dumps(known, ensure_ascii=False, indent=1) + "\n")
+        else:
+            with translate_os_errors(self.folder):
+                (self.folder / "names.json").unlink(missing_ok=True)
+
+    def names(self) -> Names:
+        """The names of clients, classes and features."""
+        path = self.folder / "names.json"
+        return schemas.read(path, schemas.names) if path.exists() else NO_NAMES
+
     def write_summary(self, summary: Summary) -> None:
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
 
@@ -119,7 +135,10 @@ class RunDirectory:
 
     def read_clients(self, number: int) -> dict[str, list[Any]]:
         """The columns of clients.csv of a run with this number of clients."""
-        return schemas.read(self.folder / "clients.csv", lambda text: schemas.columns(text, number))
+        names = self.names().clients
+        return schemas.read(
+            self.folder / "clients.csv", lambda text: schemas.columns(text, number, names)
+        )
 
     def write_models(
         self,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NotRequired, TypedDict, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedclade.core.names import Names, checked_names
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 
@@ -137,8 +138,25 @@ def tables(text: str) -> dict[str, Table]:
     return _as(_Tables, found)
 
 
-def columns(text: str, number: int) -> dict[str, list[Any]]:
-    """clients.csv, which has one line per client; an empty cell is None."""
+def names(text: str) -> Names:
+    """names.json, which a run has if its clients, classes or features have names."""
+    content = safe_read.parse_json(text)
+    _as(_Names, content)
+    clients, classes, features = (
+        None if content.get(key) is None else checked_names(content[key], key)
+        for key in ("clients", "classes", "features")
+    )
+    return Names(clients, classes, features)
+
+
+def columns(text: str, number: int, client_names: Sequence[str] | None) -> dict[str, list[Any]]:
+    """clients.csv, which has one line per client; an empty cell is None.
+
+    Args:
+        text: the content of the file.
+        number: the number of clients of the run.
+        client_names: the names of the clients; None: they have numbers only.
+    """
     header, *rows = list(csv.reader(text.splitlines()))
     if "group" in header and "true_group" not in header:
         raise ValueError(
@@ -146,8 +164,16 @@ def columns(text: str, number: int) -> dict[str, list[Any]]:
         )
     if len(rows) != number:
         raise ValueError(f"it has {len(rows)} clients, the run {number}")
-    values = [[json.loads(value) if value else None for value in row] for row in rows]
-    found = _as(_Clients, dict(zip(header, map(list, zip(*values, strict=True)), strict=True)))
+    cells = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+    listed = cells.pop("client", [])
+    values: dict[str, list[Any]] = {
+        name: [json.loads(cell) if cell else None for cell in column]
+        for name, column in cells.items()
+    }
+    expected = list(client_names or map(str, range(number)))
+    if listed != expected:
+        raise ValueError("its clients are not those of names.json, or not 0, 1, 2 …")
+    found = _as(_Clients, {"client": list(client_names or range(number)), **values})
     for name, column in found.items():
         _check_numbers(name, column)
     return found
@@ -252,8 +278,14 @@ class _Tables(_Open):
     engine: Table
 
 
+class _Names(_Open):
+    clients: list[Text] | None = None
+    classes: list[Text] | None = None
+    features: list[Text] | None = None
+
+
 class _Clients(_Open):
-    client: list[Whole]
+    client: list[Whole] | list[Text]
     cluster: list[Whole]
     true_group: list[Whole | None]
     examples: list[Whole]

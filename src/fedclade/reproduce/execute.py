@@ -248,6 +248,8 @@ def thinned(data: Dataset, samples: int) -> Dataset:
         data.x_test[test],
         data.y_test[test],
         keys,
+        data.key_names,
+        data.names,
     )
 
 

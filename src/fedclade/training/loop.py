@@ -45,6 +45,7 @@ def start(setup: RunSetup, store: RunDirectory | None, found: Checkpoint | None)
     setup.engine.init_client_state(method.initial_client_state(params))
     if store is not None:
         store.begin(setup.tables, found.history if found is not None else [])
+        store.write_names(setup.metadata.names)  # a report of a running run reads them
     if found is not None:
         return Progress(_restore(setup, found), found.history, setup.metadata)
     state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))

@@ -118,7 +118,7 @@ def columns(
     """The table of clients, column by column."""
     groups, clients = population.groups, len(population)
     found: dict[str, list[Any]] = {
-        "client": list(range(clients)),
+        "client": list(population.names.clients or range(clients)),
         "cluster": cluster.tolist(),
         "true_group": groups.tolist() if groups is not None else [None] * clients,
         "examples": population.sizes.tolist(),

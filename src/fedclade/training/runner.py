@@ -261,7 +261,7 @@ class TrainingRun:
                 clients.shape,
                 clients.classes,
             )
-            write_outcome(store, columns, features, summary)
+            write_outcome(store, columns, features, summary, clients.names)
         profile = None
         if self.profile and isinstance(engine, Simulator):
             profile = Profile.from_profiler(engine.clock, len(history), engine.workers.count)
@@ -275,6 +275,7 @@ class TrainingRun:
             folder=store.folder if store is not None else None,
             profile=profile,
             report_inputs=ReportInputs(setup.tables, features) if store is None else None,
+            names=clients.names,
         )
 
 

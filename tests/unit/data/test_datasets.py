@@ -295,7 +295,7 @@ def test_a_zip_of_other_things(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         for name in ("x_train", "y_train", "x_test", "y_test", "writer_train"):
             archive.writestr(name, "hello")
-    with refused(f"{path}: x_train holds text"):
+    with refused(f"{path}: x_train is not a numpy array"):
         load(path)
 
 
@@ -549,7 +549,7 @@ def test_bad_data_of_a_client(second: tuple[object, ...], message: str) -> None:
 
 
 def test_bad_groups_and_no_clients() -> None:
-    with refused("from_arrays got no clients: give at least one (x, y)."):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "clients"):
         from_arrays([])
     with refused(
         "groups has 1 entries of type int64 for 2 clients: give one whole number a client."

@@ -20,6 +20,7 @@ from fedclade.analysis.diagnose.heterogeneity_kind import (
     with_renamed,
 )
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
+from fedclade.analysis.diagnose.members import members
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
 from fedclade.core.functional_model import ExampleLoss, Objective
@@ -57,6 +58,8 @@ class Diagnosis:
         advice: the recommended method.
         probes: the pilot runs.
         about: data set, sizes, model and settings of the diagnosis.
+        members: the clients and the most frequent classes of each group by name, if they have
+            names.
     """
 
     kinds: tuple[Kind, ...]
@@ -67,6 +70,7 @@ class Diagnosis:
     advice: Advice
     probes: tuple[Probe, ...]
     about: dict[str, Any]
+    members: tuple[dict[str, Any], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -91,7 +95,10 @@ class Diagnosis:
             "sentences": self.sentences(),
             "leaves_a_client": LEAVES,
         }
-        return content | {name: _plain(value) for name, value in asdict(self).items()}
+        fields = {name: _plain(value) for name, value in asdict(self).items()}
+        if not self.members:
+            del fields["members"]
+        return content | fields
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Diagnosis:
@@ -107,6 +114,7 @@ class Diagnosis:
             Advice(**content["advice"]),
             tuple(Probe(**probe) for probe in content["probes"]),
             dict(content["about"]),
+            tuple(content.get("members", ())),
         )
 
 
@@ -174,9 +182,10 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
-    statistics = class_statistics(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
+    key = fold_in(seed, "diagnosis")
+    statistics = class_statistics(fed, objectives[0], classes, key, clients.names)
     evidence = gather_evidence(statistics, rng)
-    clusterings = cluster(fed, objectives, fold_in(seed, "diagnosis"))
+    clusterings = cluster(fed, objectives, key)
     grouping = select_groups(clusterings, statistics, evidence, rng)
 
     faint = evidence.given_labels_differ and (grouping.group is None or grouping.agree < 1)
@@ -203,6 +212,7 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
         recommend(differ, _number(grouping), faint, probes),
         tuple(probes),
         _about(clients, run, probe_rounds, statistics),
+        members(grouping.group, clients.names, statistics.counts),
     )
 
 
@@ -244,8 +254,9 @@ def _check(clients: Clients | None, probe_rounds: int) -> None:
     )
     empty = (clients.sizes == 0).nonzero().flatten().tolist()
     if empty:
+        client = clients.names.client(empty[0])
         raise InvalidInputError(
-            f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
+            f"client {client}: it has no training data; leave it out, clients.only([…]).", client
         )
     require_int("probe_rounds", probe_rounds, 0, note="0 for no pilot runs")
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.names import NO_NAMES, Names
 from fedclade.core.program import Program
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import fold_in
@@ -70,7 +71,7 @@ class ClassStatistics:
 
 
 def class_statistics(
-    fed: Federation, objective: Objective, classes: int, key: int
+    fed: Federation, objective: Objective, classes: int, key: int, names: Names = NO_NAMES
 ) -> ClassStatistics:
     """The statistics of all clients with the objective's own model. Only sizes, counts and means
     are needed per client.
@@ -91,9 +92,9 @@ def class_statistics(
         reduce=sum_scatter,
     )
     if results.failures:
+        client = names.client(results.failures[0].client)
         raise InvalidInputError(
-            f"client {results.failures[0].client}: it could not be looked at"
-            f" ({results.failures[0].reason})."
+            f"client {client}: its class statistics failed ({results.failures[0].reason}).", client
         )
     counts, sums = results.outputs["counts"].cpu().numpy(), results.outputs["sums"].cpu().numpy()
     return ClassStatistics(

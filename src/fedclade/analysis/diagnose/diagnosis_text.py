@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from fedclade.analysis.diagnose import members
+
 if TYPE_CHECKING:
     from fedclade.analysis.diagnose.api import Diagnosis
 
@@ -60,7 +62,7 @@ def sentences(diagnosis: Diagnosis) -> list[str]:
             f"Sizes differ too, from {diagnosis.about['smallest']} to {diagnosis.about['largest']}"
             " examples."
         )
-    return [*lines, _groups(diagnosis), _advice(diagnosis)]
+    return [*lines, _groups(diagnosis), *members.sentences(diagnosis.members), _advice(diagnosis)]
 
 
 def _sure(diagnosis: Diagnosis) -> str:

@@ -160,7 +160,7 @@ def _write_group(
             result.problems.append(f"{name}: no ONNX ({error}).")
     card = card_of(run, name, ids, state, files, checked)
     _write(folder / "card.json", card)
-    (folder / "card.md").write_text(markdown(card))
+    (folder / "card.md").write_text(markdown(card), encoding="utf-8")
     return card
 
 

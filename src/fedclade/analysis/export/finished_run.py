@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedclade.analysis.export.onnx import samples_for
 from fedclade.core.pytree import Tree
 from fedclade.errors import InvalidInputError
+from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.registry import REGISTRY
 from fedclade.training import plot_data
@@ -48,6 +49,7 @@ class FinishedRun:
             store.read_clients(summary["clients"]),
             plot_data.read(folder),
         )
+        self.names = store.names()
         known = model is not None or self.tables["model"]["name"] in REGISTRY["model"]
         self.module = load(folder, model).module if known else None
 
@@ -89,7 +91,7 @@ class FinishedRun:
             groups.append(
                 (f"group-{int(clusters[ids[0]])}" if one_to_one else f"model-{row}", row, ids)
             )
-        return groups
+        return self._named_by_client(groups)
 
     def state(self, row: int) -> Tree:
         """The state dict of one model."""
@@ -99,3 +101,16 @@ class FinishedRun:
             if self.module is None
             else dict(with_weights(self.module, weights).state_dict())
         )
+
+    def _named_by_client(
+        self, models: list[tuple[str, int, list[int]]]
+    ) -> list[tuple[str, int, list[int]]]:
+        """The same models. If each has one client and clients have names, the model has the
+        client's name, as far as a folder can have it.
+        """
+        if self.names.clients is None or any(len(ids) != 1 for _, _, ids in models):
+            return models
+        folders = [safe_file_name(self.names.client(ids[0])) for _, _, ids in models]
+        if len({folder.lower() for folder in folders}) < len(folders):
+            return models  # some disks do not distinguish "North" and "north"
+        return [(folder, row, ids) for folder, (_, row, ids) in zip(folders, models, strict=True)]

@@ -8,12 +8,18 @@ from typing import Any
 
 import fedclade
 from fedclade.analysis.export.finished_run import FinishedRun
+from fedclade.core.names import Names
 from fedclade.core.pytree import Tree
 from fedclade.registry import REGISTRY
 from fedclade.training.plot_data import ClientFeatures
 
 _SHOWN_CLIENTS = 30  # in card.md; card.json lists all
 _SHOWN_CLASSES = 12
+_SHOWN_FEATURES = 30
+# Characters that Markdown or HTML would read as more than text.
+_SPECIAL = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {mark: f"\\{mark}" for mark in "\\|`*[]"}
+)
 
 
 def card_of(
@@ -26,12 +32,15 @@ def card_of(
 ) -> dict[str, Any]:
     """The card of one group, as JSON."""
     summary, tables, models = run.summary, run.tables, run.models
-    about = {
+    about: dict[str, Any] = {
         "input_shape": list(models.shape),
         "input_dtype": run.input_dtype,
         "classes": models.classes,
         "parameters": sum(value.numel() for value in state.values()),
     }
+    for key, names in (("class_names", run.names.classes), ("feature_names", run.names.features)):
+        if names is not None:
+            about[key] = list(names)
     return {
         "name": name,
         "fedclade": fedclade.__version__,
@@ -39,7 +48,7 @@ def card_of(
         "dataset": summary["dataset"],
         "seed": summary["seed"],
         "rounds": summary["rounds"],
-        "clients": list(ids),
+        "clients": [run.columns["client"][client] for client in ids],
         "training_examples": sum(run.columns["examples"][client] for client in ids),
         "labels": _labels(run.features, ids),
         "test": _measured(run.columns, ids),
@@ -127,9 +136,7 @@ def _build_code(run: FinishedRun) -> str:
 def markdown(card: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     clients, model, everyone = card["clients"], card["model"], card["all_clients"]
-    shown = ", ".join(map(str, clients[:_SHOWN_CLIENTS])) + (
-        ", … (card.json lists all)" if len(clients) > _SHOWN_CLIENTS else ""
-    )
+    shown = _listed(clients, _SHOWN_CLIENTS)
     size, kind = (
         ", ".join(map(str, model["input_shape"])),
         f"{model['input_dtype']} " if model["input_dtype"] else "",
@@ -147,13 +154,14 @@ def markdown(card: Mapping[str, Any]) -> str:
         "| --- | --- |",
         f"| clients | {shown} |",
         f"| training examples | {card['training_examples']:,} |",
-        f"| label distribution | {_distribution(card['labels'])} |",
+        f"| label distribution | {_distribution(card['labels'], model.get('class_names'))} |",
         *_measures(card["test"], everyone),
         f"| model | {model['name']}, {model['parameters']:,} parameters |",
         f"| input | {kind}(samples, {size}){pixels} |",
+        *([f"| outputs | {_outputs(model)} |"] if model["classes"] is not None else []),
         *(
-            [f"| output | logits of {model['classes']} classes |"]
-            if model["classes"] is not None
+            [f"| features | {_listed(model['feature_names'], _SHOWN_FEATURES)} |"]
+            if "feature_names" in model
             else []
         ),
         *([f"| ONNX | {card['onnx']} |"] if card["onnx"] else []),
@@ -173,13 +181,15 @@ def markdown(card: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _distribution(labels: Mapping[str, Any] | None) -> str:
+def _distribution(labels: Mapping[str, Any] | None, class_names: Sequence[str] | None) -> str:
     if labels is None:
         return "unknown"
     order = sorted(range(len(labels["shares"])), key=lambda label: -labels["shares"][label])
     present = [label for label in order if labels["counts"][label]]
+    names = Names(classes=None if class_names is None else tuple(class_names))
     shares = ", ".join(
-        f"class {label}: {labels['shares'][label]:.1%}" for label in present[:_SHOWN_CLASSES]
+        f"class {names.class_name(label).translate(_SPECIAL)}: {labels['shares'][label]:.1%}"
+        for label in present[:_SHOWN_CLASSES]
     )
     return shares + (
         f" and {len(present) - _SHOWN_CLASSES} more" if len(present) > _SHOWN_CLASSES else ""
@@ -205,3 +215,15 @@ def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]
                 f" clients{samples}{comparison} |"
             )
     return lines
+
+
+def _listed(names: Sequence[object], most: int) -> str:
+    """Names as text of a Markdown table, the first of many."""
+    shown = ", ".join(str(name).translate(_SPECIAL) for name in names[:most])
+    return shown + (", … (card.json lists all)" if len(names) > most else "")
+
+
+def _outputs(model: Mapping[str, Any]) -> str:
+    names = model.get("class_names")
+    listed = f": {_listed(names, _SHOWN_CLASSES)}" if names else ""
+    return f"{model['classes']} classes, as logits{listed}"

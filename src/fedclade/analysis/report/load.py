@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedclade.core.names import NO_NAMES, Names
 from fedclade.errors import InvalidInputError
 from fedclade.io import schemas
 from fedclade.io.run_dir import RunDirectory
@@ -32,6 +33,7 @@ class StoredRun:
     summary: Row | None
     clients: dict[str, list[Any]] | None
     features: ClientFeatures | None
+    names: Names = NO_NAMES
 
     @property
     def method(self) -> str:
@@ -157,6 +159,7 @@ def _run(name: str, title: str, folder: Path) -> StoredRun:
         summary,
         clients,
         features,
+        store.names(),
     )
 
 

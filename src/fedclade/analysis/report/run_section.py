@@ -37,7 +37,7 @@ def section(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str
         side: the largest number of rows of a matrix.
     """
     cluster = _clusters(run)
-    return {
+    content = {
         "name": run.name,
         "folder": str(run.folder),
         "method": run.method,
@@ -51,6 +51,19 @@ def section(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str
         "failures": _failures(run.rounds),
         **_similarity_plots(run, metric, cluster, side),
     }
+    classes = run.names.classes
+    names = {"names": _client_names(run, content), "classNames": classes and list(classes)}
+    return content | names
+
+
+def _client_names(run: StoredRun, content: dict[str, Any]) -> dict[str, str] | None:
+    """The names of the clients that the page shows, by number; None: they have numbers only."""
+    if run.names.clients is None:
+        return None
+    shown_ids = {client for _, client, _ in content["failures"]["first"]}
+    for part in ("clients", "map"):
+        shown_ids |= set(content[part]["id"]) if content[part] is not None else set()
+    return {str(client): run.names.client(client) for client in sorted(shown_ids)}
 
 
 def mix(run: StoredRun) -> dict[str, Any] | None:

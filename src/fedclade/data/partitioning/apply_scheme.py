@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.core.names import checked_client_names
 from fedclade.data.array_checks import Pool
 from fedclade.data.datasets import Dataset
 from fedclade.data.federated_dataset import Clients, RaggedIndex
@@ -92,7 +93,14 @@ def partition(
         dataset=dataset.name,
         partition=scheme.name,
         origin={**_fields(scheme), "seed": int(seed), "probe": len(apart)},
+        names=replace(dataset.names, clients=_client_names(split, scheme)),
     )
+
+
+def _client_names(split: Split, scheme: Scheme) -> tuple[str, ...] | None:
+    """The names that the scheme gave. Those of `NaturalId` are the text of its key."""
+    field = "partition.key" if isinstance(scheme, NaturalId) else f"{type(scheme).__name__}.names"
+    return None if split.names is None else checked_client_names(split.names, field)
 
 
 def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> None:
@@ -189,6 +197,8 @@ class _WithoutProbe(Dataset):
             dataset.x_test,
             dataset.y_test,
             keys,
+            dataset.key_names,
+            dataset.names,
         )
         vars(rest).update(pool=vars(rest).pop("x_train"), keep=keep)
         return rest
@@ -350,6 +360,8 @@ def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None
         wrong = f"{len(split.groups)} groups for {clients} clients"
     elif split.transform is not None and split.groups is None:
         wrong = "a transform but no groups to apply it to"
+    elif split.names is not None and len(split.names) != clients:
+        wrong = f"{len(split.names)} names for {clients} clients"
     if wrong:
         raise InvalidInputError(f"{scheme}.split gave {wrong}.")
 

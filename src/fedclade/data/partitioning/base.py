@@ -34,6 +34,7 @@ class Split:
         groups: the true group of each client; None if it is not known.
         transform: (x, y, group) -> (x, y) changes the training and test samples of a group's
             clients.
+        names: the name of each client; None: clients have numbers only.
     """
 
     train: Sequence[Index]
@@ -42,6 +43,7 @@ class Split:
     held_out: Sequence[Index] | None = None
     groups: Index | None = None
     transform: Transform | None = None
+    names: Sequence[str] | None = None
 
 
 class Scheme(Protocol):

@@ -160,7 +160,7 @@ class Pathological:
 @dataclass(frozen=True)
 class NaturalId:
     """One client for each id of the data set's `key`, such as the writer of the samples; `clients`
-    of them. Flower: `NaturalIdPartitioner`.
+    of them. Ids that are text are the names of the clients. Flower: `NaturalIdPartitioner`.
 
     The test part is what the test data have of this id; where they have nothing, `test_fraction` of
     the client's samples is cut off.
@@ -203,7 +203,8 @@ class NaturalId:
         test_pools = {} if test_ids is None else by_class(test_ids.numpy(), rng)
         train_pools, nothing = by_class(train_ids.numpy(), rng), np.empty(0, np.int64)
         train, test, held_out = [], [], []
-        for client in np.sort(rng.choice(known, clients, replace=False)).tolist():
+        chosen = np.sort(rng.choice(known, clients, replace=False)).tolist()
+        for client in chosen:
             rows = train_pools[client]
             test.append(test_pools.get(client, nothing))
             # A client with a single sample keeps it for training.
@@ -214,7 +215,9 @@ class NaturalId:
             )
             held_out.append(rows[:held])
             train.append(rows[held:])
-        return Split(train, test=test, held_out=held_out)
+        texts = data.key_names.get(self.key)
+        names = None if texts is None else [texts[client] for client in chosen]
+        return Split(train, test=test, held_out=held_out, names=names)
 
 
 @dataclass(frozen=True)

@@ -271,8 +271,10 @@ class RemoteFederation:
         _, failures = self._query_nodes(
             ids, lambda places: _with_models(header, assignment[places])
         )
+        names = self.client_metadata().names
         for failure in failures:
-            self.note(f"client {failure.client} did not get its model: {failure.reason}")
+            name = names.client(failure.client)
+            self.note(f"client {name} did not get its model: {failure.reason}")
 
     def models_of(
         self,
@@ -352,9 +354,9 @@ class RemoteFederation:
         places_at: dict[str, list[int]] = {}
         for place, client in enumerate(ids.tolist()):
             places_at.setdefault(records[client].node, []).append(place)
+        # In the order of their clients' numbers: ids of nodes are random.
         by_node = {
-            node: torch.tensor(places, dtype=torch.int64)
-            for node, places in sorted(places_at.items())
+            node: torch.tensor(places, dtype=torch.int64) for node, places in places_at.items()
         }
         messages = {}
         for node, places in by_node.items():

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
-from fedclade.engines.remote.membership import ClientRecord
+from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskStateStore
@@ -37,6 +37,7 @@ from fedclade.integrations.flower.federation import (
 )
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
+from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import Method
@@ -50,7 +51,7 @@ from fedclade.training.setup import inject_context, measured, metrics_for
 
 BuildModel: TypeAlias = Callable[[], nn.Module]
 Data: TypeAlias = Sequence[tuple[Any, ...]] | Mapping[str, tuple[Any, ...]]
-"""The clients of a node: (x, y) or (x, y, x_test, y_test) of each, by name or in order."""
+"""The clients of a node by name, or a list: (x, y) or (x, y, x_test, y_test) of each."""
 LoadData: TypeAlias = Callable[[Mapping[str, Any]], Data]
 _log = logging.getLogger("flwr")
 
@@ -95,9 +96,9 @@ class AppSettings:
     federation: FederationSettings
 
     @staticmethod
-    def of(given: Mapping[str, Any]) -> AppSettings:
+    def of(run_config: Mapping[str, Any]) -> AppSettings:
         tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
-        for key, value in given.items():
+        for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
                 tables[table][name] = value
@@ -108,7 +109,8 @@ class AppSettings:
         except tomllib.TOMLDecodeError as error:
             raise InvalidInputError(
                 f"method.settings = {extra!r}: write it as"
-                f" 'clusters = 3; shared_layers = \"trunk\"' ({error})."
+                f" 'clusters = 3; shared_layers = \"trunk\"' ({error}).",
+                "method.settings",
             ) from error
         run = {
             "clients_per_round": 1.0,
@@ -142,8 +144,14 @@ def client_app(
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
 ) -> ClientApp:
-    """A ClientApp for all clients of a node. load_data gets the node's configuration
-    (`--node-config`); loss and metrics as in `fc.run`.
+    """A ClientApp for all clients of a node.
+
+    Args:
+        load_data: returns the clients of a node; it gets the node's configuration
+            (`--node-config`).
+        build_model: returns the model; server and nodes must build the same.
+        loss: as in `fc.run`.
+        metrics: as in `fc.run`.
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
@@ -177,15 +185,13 @@ def _node(
     metrics: Mapping[str, ExampleLoss] | None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
-    default_name = f"node-{node_config.get('partition-id', context.node_id)}"
-    node_name = str(node_config.get("node-name", default_name))
+    site = site_name(node_config, context.node_id)
     data = load_data(node_config)
-    by_name = (
-        dict(data)
-        if isinstance(data, Mapping)
-        else {str(number): arrays for number, arrays in enumerate(data)}
-    )
-    clients = from_arrays(list(by_name.values()))
+    pairs = data.items() if isinstance(data, Mapping) else enumerate(data)
+    # In the order of names: load_data may list a node's files in any order.
+    by_name = {str(name): arrays for name, arrays in pairs}
+    names = sorted(by_name)
+    clients = from_arrays({name: by_name[name] for name in names})
     objective = Objective(settings.module(build_model), loss)
     evaluated = (
         objective,
@@ -195,12 +201,7 @@ def _node(
     )
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
-    home = Path(str(base)) / "nodes" / node_name.replace("/", "_")
-    names = (
-        list(by_name)
-        if settings.federation.bind_clients_to_nodes
-        else [f"{node_name}/{name}" for name in by_name]
-    )
+    home = Path(str(base)) / "nodes" / safe_file_name(site)
     return Node(
         clients,
         names,
@@ -209,7 +210,20 @@ def _node(
         compatibility_info(objective),
         partial(DiskStateStore, home),
         partial(metrics_for, *evaluated),
+        site,
     )
+
+
+def site_name(node_config: Mapping[str, Any], node_id: int) -> str:
+    """The name of a node's site: `node-name` of its configuration, else its partition.
+
+    A node with neither is called by its id. Flower draws ids at random, so the numbers of its
+    clients then differ between two deployments.
+    """
+    default = f"node-{node_config.get('partition-id', node_id)}"
+    site = str(node_config.get("node-name", default))
+    check_site(site)
+    return site
 
 
 def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
@@ -225,7 +239,8 @@ def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
     if isinstance(method, NeedsSecret) and method.one_secret_for_all:
         raise InvalidInputError(
             "method.permute: all nodes need one secret; give each the same with --node-config"
-            " 'secret=\"…\"'."
+            " 'secret=\"…\"'.",
+            "method.permute",
         )
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
@@ -244,8 +259,13 @@ def server_app(
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Tensor | None = None,
 ) -> ServerApp:
-    """A ServerApp that runs the configured method. probe: unlabelled inputs that the server has,
-    for FLIS and PCA with a shared basis.
+    """A ServerApp that runs the configured method.
+
+    Args:
+        build_model: returns the model; server and nodes must build the same.
+        loss: as in `fc.run`.
+        metrics: as in `fc.run`.
+        probe: unlabelled inputs that the server has, for FLIS and PCA with a shared basis.
     """
     app = ServerApp()
 

@@ -224,3 +224,25 @@ def test_a_live_page_follows_the_run(copied: Path, served: tuple[Path, str], ope
     tab.get_by_text("The run is finished; this is its result.").wait_for()
     assert tab.locator("#run-progress").inner_text() == ""
     assert tab.locator("#map-svg .mark:not(.dim)").count() == 6  # the choice is kept
+
+
+def test_names_of_clients_and_classes_are_shown_as_text(opened: Open, tmp_path: Path) -> None:
+    names = ["north", "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "Süd"]
+    x, y = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    clients = fc.data.from_arrays(
+        dict.fromkeys(names, (x, y, x[:4], y[:4])), class_names=["<b>cat</b>", "dog"]
+    )
+    out = tmp_path / "run"
+    fc.run(fc.FedAvg(), clients, fc.models.Logistic(), rounds=1, out=out, threads=1)
+    tab = opened(report.write_report([out], tmp_path / "names.html").as_uri())
+    tab.locator("#clients-details summary").click()
+    assert cells(tab, "clients-table", 1) == names
+    assert "<b>cat</b> (50 %), dog (50 %)" in tab.locator("#groups-table").inner_text()
+    mark = tab.locator("#map-svg .mark").first
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    text = tab.locator("#tip").inner_text()
+    assert any(f"client {name}," in text for name in names)
+    assert "labels <b>cat</b> (50 %)" in text
+    assert tab.locator("#run img, #run b").count() == 0

@@ -81,7 +81,7 @@ function drawGain() {
     x: then.clients.value[at],
     y: now.clients.value[at],
     group: groups[place],
-    text: `client ${now.clients.id[at]}, ${groupName(groups[place])} of ${now.name}\n${then.name}: ${metricText(then.clients.value[at])}\n${now.name}: ${metricText(now.clients.value[at])}`,
+    text: `client ${clientName(now, now.clients.id[at])}, ${groupName(groups[place])} of ${now.name}\n${then.name}: ${metricText(then.clients.value[at])}\n${now.name}: ${metricText(now.clients.value[at])}`,
   }));
   const domain = padded(extent(points.flatMap(({ x, y }) => [x, y])), 0.05);
   const diagonal = (frame) =>

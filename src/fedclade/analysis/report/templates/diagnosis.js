@@ -28,7 +28,7 @@ function diagnosisParts({ headline, sentences, group, kinds, ...rest }, id) {
   const short = entries.filter(([, value]) => !isList(value) && !isTable(value) && !isProse(value));
   const lists = entries.filter(([, value]) => isList(value)).map(([name, value]) => nested(name, value, `${id}-${name}`));
   const tables = entries.filter(([, value]) => isTable(value)).map(([name, rows]) => rowsOf(name, rows, `${id}-${name}`));
-  if (Array.isArray(group)) tables.push(rowsOf("clients of each group", sizes(group), `${id}-group`));
+  if (Array.isArray(group) && !rest.members?.length) tables.push(rowsOf("clients of each group", sizes(group), `${id}-group`));
   const columns = [listed("Summary", short), ...lists.map((list) => list.plain)].filter(Boolean);
   return [...text, ...prose, make("div", { class: "tables" }, ...columns), ...lists.flatMap((list) => list.rows), ...tables.flat()];
 }

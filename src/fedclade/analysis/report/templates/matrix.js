@@ -15,8 +15,8 @@ function drawMatrix(run) {
   const stops = ["--near", "--middle", "--far"].map((name) => cssColor(name).split(",").map(Number));
   const palette = Array.from({ length: 256 }, (_, value) => shade(value / 255, stops));
   const sorted = matrix.groups.flatMap(([group, from, to]) => Array(to - from).fill(group));
-  square("matrix-before", "Before: ordered by client", matrix, matrix.before, run.map.cluster, matrix.ids, palette);
-  square("matrix-after", "After: ordered by group", matrix, matrix.after, sorted, matrix.order, palette);
+  square("matrix-before", "Before: ordered by client", matrix, matrix.before, run.map.cluster, named(run, matrix.ids), palette);
+  square("matrix-after", "After: ordered by group", matrix, matrix.after, sorted, named(run, matrix.order), palette);
   setText(
     "matrix-caption",
     `Distances between ${number(matrix.clients)} clients: ${isDark() ? "lighter" : "darker"} is closer.${blockNote(matrix)} The strips at the left and top show the groups.`,
@@ -24,6 +24,7 @@ function drawMatrix(run) {
   tableOfDistances(matrix);
 }
 
+const named = (run, ids) => ids && ids.map((client) => clientName(run, client));
 const isDark = () => window.matchMedia("screen and (prefers-color-scheme: dark)").matches;
 const blockNote = ({ clients, side }) =>
   clients > side

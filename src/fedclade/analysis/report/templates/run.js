@@ -113,7 +113,7 @@ function groupTable(run) {
     { label: "Examples", value: (row) => row.examples ?? null, numeric: true },
     { label: withUnit(`Mean ${data.metric.label.toLowerCase()}`), value: (row) => row.mean, numeric: true, format: shortMetric },
     { label: "Worst tenth", value: (row) => row.worst ?? null, numeric: true, format: shortMetric },
-    { label: "Classes", value: (row) => labels(row.classes) || null },
+    { label: "Classes", value: (row) => labels(run, row.classes) || null },
   ];
   const used = columns.filter((column) => run.groups.some((row) => column.value(row) !== null));
   table("groups-table", { caption: "The groups", columns: used, rows: run.groups, chosenRow: (row) => row.group === chosen.group });
@@ -126,7 +126,7 @@ function related(run) {
   if (!show("similarity-plots", Boolean(run.map))) return;
   const { id, x, y, cluster, value, share } = run.map;
   const points = id.map((client, at) => {
-    const text = [`client ${client}, ${groupName(cluster[at])}`];
+    const text = [`client ${clientName(run, client)}, ${groupName(cluster[at])}`];
     if (value && value[at] !== null) text.push(`${data.metric.label.toLowerCase()} ${metricText(value[at])}`);
     const mix = mixOf(run, client);
     if (mix) text.push(`labels ${mix}`);
@@ -165,7 +165,7 @@ function fairness(run) {
   });
   const at = clients.id.map((_, place) => place).filter((place) => chosen.group === null || clients.cluster[place] === chosen.group);
   const columns = [
-    { label: "Client", value: (place) => clients.id[place], numeric: true, header: true },
+    { label: "Client", value: (place) => clientName(run, clients.id[place]), numeric: !run.names, header: true },
     { label: "Group", value: (place) => clients.cluster[place], numeric: true },
     ...(clients.truth ? [{ label: "True group", value: (place) => clients.truth[place], numeric: true }] : []),
     { label: "Examples", value: (place) => clients.examples[place], numeric: true },
@@ -212,7 +212,7 @@ function failures(run) {
   if (!show("failures-table", count > 0)) return;
   const columns = [
     { label: "Round", value: ([round]) => round, numeric: true },
-    { label: "Client", value: ([, client]) => client, numeric: true },
+    { label: "Client", value: ([, client]) => clientName(run, client), numeric: !run.names },
     { label: "Reason", value: ([, , reason]) => reason, wide: true },
   ];
   table("failures-table", {

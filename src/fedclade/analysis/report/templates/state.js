@@ -102,7 +102,10 @@ function mixOf(run, client) {
   const mix = run.mix === null ? null : data.mixes[run.mix];
   if (!mix) return null;
   mix.at ??= new Map(mix.ids.map((id, at) => [id, at]));
-  return mix.at.has(client) ? labels(mix.top[mix.at.get(client)]) : null;
+  return mix.at.has(client) ? labels(run, mix.top[mix.at.get(client)]) : null;
 }
 
-const labels = (top) => (top ?? []).map(([label, share]) => `${label} (${share} %)`).join(", ");
+const labels = (run, top) => (top ?? []).map(([label, share]) => `${run.classNames?.[label] ?? label} (${share} %)`).join(", ");
+
+// The name of a client where it has one, else its number.
+const clientName = (run, client) => run.names?.[client] ?? client;
