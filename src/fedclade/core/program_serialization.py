@@ -154,6 +154,8 @@ def from_spec(description: Mapping[str, Any], context: NodeContext) -> AnyProgra
     factory: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
         return factory(**{str(key): _received(value, context) for key, value in arguments.items()})
+    except InvalidInputError:
+        raise  # it names its own field
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
             f"program '{name}': invalid arguments ({error}). Server and node run different"

@@ -215,8 +215,6 @@ def test_every_step_of_every_client_has_its_own_key() -> None:
 
 @pytest.mark.parametrize("field", ["size", "epochs", "group"])
 @pytest.mark.parametrize("value", [0, -1, 1.0, 2.5, "3", None])
-def test_batches_refuse_what_is_no_positive_whole_number(field: str, value: object) -> None:
-    with pytest.raises(
-        InvalidInputError, match=rf"batches\.{field} = .*whole number of at least 1"
-    ):
+def test_batches_need_positive_integers(field: str, value: object) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == f"batches.{field}"):
         Batches(**{"size": 4, field: value})  # type: ignore[arg-type]

@@ -210,11 +210,11 @@ def test_the_users_module_stays_as_it_was() -> None:
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_dropouts_are_refused_by_name(layer: nn.Module) -> None:
-    with pytest.raises(
-        VectorizationError,
-        match=rf"layer 'body\.layer' \({type(layer).__name__}\).*use nn\.Dropout",
-    ):
+    with pytest.raises(VectorizationError) as caught:
         Objective(Named(layer))
+    assert caught.value.field == "model"
+    assert f"layer 'body.layer' ({type(layer).__name__})" in str(caught.value)
+    assert "nn.Dropout" in str(caught.value)
 
 
 # Loss and parameters
@@ -271,7 +271,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent_and_still_used() -> None
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="no trainable parameter"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "model"):
         Objective(nn.Linear(6, 3).requires_grad_(False))
 
 
@@ -332,6 +332,7 @@ class Features(nn.Module):
 def test_running_statistics_are_refused_with_the_layer_and_two_remedies() -> None:
     with pytest.raises(VectorizationError) as refused:
         Objective(Features(nn.BatchNorm2d(5))).check(IMAGES, Y)
+    assert refused.value.field == "model"
     message = str(refused.value)
     assert "layer 'features.1' (BatchNorm2d)" in message
     assert "nn.GroupNorm(groups, 5)" in message
@@ -353,11 +354,11 @@ def test_norms_without_running_statistics_are_taken(norm: nn.Module) -> None:
 
 
 def test_functional_dropout_is_refused_with_the_remedy() -> None:
-    with pytest.raises(
-        VectorizationError,
-        match=r"layer 'body\.layer' \(Does\).*random numbers.*use the module nn\.Dropout",
-    ):
+    with pytest.raises(VectorizationError) as caught:
         Objective(Named(Does(lambda x: F.dropout(x, 0.5)))).check(X, Y)
+    assert caught.value.field == "model"
+    assert "layer 'body.layer' (Does)" in str(caught.value)
+    assert "nn.Dropout" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -372,11 +373,11 @@ def test_functional_dropout_is_refused_with_the_remedy() -> None:
 def test_a_branch_on_data_in_a_layer_is_refused_with_its_name_and_the_remedy(
     branch: Callable[[Tensor], Tensor],
 ) -> None:
-    with pytest.raises(
-        VectorizationError,
-        match=r"layer 'body\.layer' \(Does\).*branches on the values of a tensor.*torch\.where",
-    ):
+    with pytest.raises(VectorizationError) as caught:
         Objective(Named(Does(branch))).check(X, Y)
+    assert caught.value.field == "model"
+    assert "layer 'body.layer' (Does)" in str(caught.value)
+    assert "torch.where" in str(caught.value)
 
 
 class Branches(nn.Linear):
@@ -386,16 +387,18 @@ class Branches(nn.Linear):
 
 
 def test_a_branch_in_the_models_own_forward_is_refused() -> None:
-    with pytest.raises(VectorizationError, match=r"^model: it branches on the values of a tensor"):
+    with pytest.raises(VectorizationError, match=r"torch\.where") as caught:
         Objective(Branches(6, 3)).check(X, Y)
+    assert caught.value.field == "model"
 
 
 def test_a_branch_in_the_loss_is_not_blamed_on_the_model() -> None:
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
         return cross_entropy(outputs, y) if outputs.sum() > 0 else 2 * cross_entropy(outputs, y)
 
-    with pytest.raises(VectorizationError, match=r"^loss: it branches on the values of a tensor"):
+    with pytest.raises(VectorizationError, match=r"torch\.where") as caught:
         Objective(nn.Linear(6, 3), loss).check(X, Y)
+    assert caught.value.field == "loss"
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -416,12 +419,12 @@ def test_a_loss_of_a_number_for_each_output_is_refused() -> None:
 
 
 def test_inputs_of_a_wrong_shape_are_refused_with_the_layer_and_the_shape() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"layer 'first' \(Linear\): it cannot take inputs of shape \(7,\)"
-    ):
+    with pytest.raises(InvalidInputError, match=r"layer 'first' \(Linear\).*\(7,\)") as caught:
         Objective(Named(nn.ReLU())).check(torch.randn(4, 7), Y)
-    with pytest.raises(InvalidInputError, match=r"layer 'body\.layer' \(Linear\)"):
+    assert caught.value.field == "model"
+    with pytest.raises(InvalidInputError, match=r"layer 'body\.layer' \(Linear\)") as caught:
         Objective(Named(nn.Linear(9, 8))).check(X, Y)
+    assert caught.value.field == "model"
 
 
 def test_a_refusal_leaves_no_hook_behind() -> None:

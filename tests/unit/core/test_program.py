@@ -361,15 +361,13 @@ def test_a_program_draws_as_another_says() -> None:
 
 
 def test_a_chain_of_programs_that_would_draw_alike_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"'same' and 'same' use the same random streams.*rng_stream"
-    ):
+    with pytest.raises(ValueError, match=r"'same' and 'same'.*rng_stream"):
         chain(first_sample("a"), first_sample("b"), lambda broadcast, params, reply: ({}, reply))
 
 
 def test_a_parameter_named_like_a_setting_is_refused() -> None:
     program = replace(first_sample("a"), hyperparams={"lr": 0.1})
-    with pytest.raises(InvalidInputError, match="its parameter 'lr' has the name of a setting"):
+    with pytest.raises(InvalidInputError, match="'lr'"):
         Simulator(from_arrays([(torch.zeros(2, 1), torch.zeros(2))])).map(
             program, torch.arange(1), broadcast={"lr": torch.ones(1)}, key=0
         )

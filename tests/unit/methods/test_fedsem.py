@@ -165,19 +165,21 @@ def test_a_model_without_a_linear_layer_has_no_last_one(ragged: Clients) -> None
         if layers == "all":
             assert len(method.init(Simulator(ragged), objective.params(), key=0)) == 2
         else:
-            with pytest.raises(InvalidInputError, match="no linear layer"):
+            with pytest.raises(InvalidInputError, check=lambda error: error.field == "model"):
                 method.init(Simulator(ragged), objective.params(), key=0)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("field", "value", "allowed"),
     [
-        ({"clusters": 0}, "method.clusters = 0: must be a whole number of at least 1"),
-        ({"clusters": 2.5}, "method.clusters = 2.5"),
-        ({"layers": "first"}, "method.layers = 'first': must be one of 'all', 'last'"),
+        ("clusters", 0, ("1",)),
+        ("clusters", 2.5, ("1",)),
+        ("layers", "first", ("'all'", "'last'")),
     ],
 )
-def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
-        FedSEM(**given)
-    assert str(refused.value).startswith(message)
+def test_hyper_parameters_are_checked(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        FedSEM(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == f"method.{field}"
+    for part in (repr(value), *allowed):
+        assert part in str(caught.value)

@@ -160,18 +160,18 @@ def test_a_state_fits_into_a_checkpoint(digits: Clients, tmp_path: Path, basis: 
 
 
 def test_a_shared_basis_needs_probe_data(digits: Clients) -> None:
-    with pytest.raises(
-        InvalidInputError,
-        match=r"method\.basis = 'shared'.*partition\(…, probe=n\).*PCAHC\(probe=array\)",
-    ):
+    with pytest.raises(InvalidInputError) as caught:
         started(PCAHC(basis="shared"), replace(digits, probe=None))
+    assert caught.value.field == "method.basis"
+    assert "partition(…, probe=n)" in str(caught.value)
+    assert "PCAHC(probe=array)" in str(caught.value)
 
 
 @pytest.mark.parametrize("basis", ["own", "shared"])
 def test_tokens_have_no_principal_components(basis: Any) -> None:
     tokens = from_arrays([(torch.randint(0, 9, (5, 4)), torch.zeros(5)) for _ in range(2)])
     method = PCAHC(basis=basis, probe=torch.randint(0, 9, (5, 4)))
-    with pytest.raises(InvalidInputError, match="whole numbers"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "data"):
         method.init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
 
 
@@ -192,16 +192,18 @@ def test_probe_data_are_no_hyper_parameter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("field", "value", "allowed"),
     [
-        ({"clusters": 0}, "method.clusters = 0: must be a whole number of at least 1"),
-        ({"k": 13}, "method.k = 13: must be a whole number of at least 1 and at most 12"),
-        ({"k": "auto"}, "method.k = 'auto'"),
-        ({"components": 0}, "method.components = 0"),
-        ({"basis": "common"}, "method.basis = 'common': must be one of 'own', 'shared'"),
+        ("clusters", 0, ("1",)),
+        ("k", 13, ("1", "12")),
+        ("k", "auto", ("1", "12")),
+        ("components", 0, ("1",)),
+        ("basis", "common", ("'own'", "'shared'")),
     ],
 )
-def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
-        PCAHC(**given)
-    assert str(refused.value).startswith(message)
+def test_hyper_parameters_are_checked(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        PCAHC(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == f"method.{field}"
+    for part in (repr(value), *allowed):
+        assert part in str(caught.value)
