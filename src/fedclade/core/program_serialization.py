@@ -28,7 +28,7 @@ PROGRAM_FACTORIES: dict[str, Callable[..., Any]] = {}
 """The functions that make programs, by name."""
 
 SECRET = "secret"  # an argument of this name is never sent
-_TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "objective")
+_TRAINING = tuple(field.name for field in fields(LocalTraining) if field.name != "objective")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The objective: a model and a loss as pure functions, dropout from counters, and refusals that
+"""The objective: a model and a loss as pure functions, dropout from counters, and errors that
 name the layer and the remedy.
 """
 
@@ -59,7 +59,7 @@ class Named(nn.Module):
 
 
 class Does(nn.Module):
-    """A layer that does what a function says."""
+    """A layer that applies a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_dropout_leaves_no_key_behind() -> None:
     assert torch.equal(objective.module(X), X)
 
 
-def test_a_mask_is_its_keys_and_nothing_elses() -> None:
+def test_a_mask_depends_on_its_key_only() -> None:
     objective = Objective(nn.Sequential(nn.Dropout(0.5), identity(6)))
     torch.manual_seed(0)
     one = dropped(objective, X, key=1)
@@ -134,7 +134,7 @@ def test_dropout_draws_nothing_from_torchs_generator() -> None:
 @pytest.mark.parametrize(
     "layer", [nn.Dropout(0.5), nn.Dropout2d(0.5)], ids=["dropout", "dropout2d"]
 )
-def test_a_mask_is_the_same_alone_and_among_others(layer: nn.Module) -> None:
+def test_a_mask_does_not_depend_on_other_clients(layer: nn.Module) -> None:
     objective = Objective(nn.Sequential(layer, keeps_channels(3)))
     params, keys = objective.params(), torch.tensor([5, 6, 7])
     together = vmap(lambda key: objective.outputs(params, IMAGES, key))(keys)
@@ -197,7 +197,7 @@ def test_dropout_inside_layers_inside_layers_is_swapped() -> None:
     objective.check(X, Y)
 
 
-def test_the_users_module_stays_as_it_was() -> None:
+def test_the_users_module_does_not_change() -> None:
     module = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
     Objective(module)
     assert isinstance(module[1], nn.Dropout)
@@ -227,7 +227,7 @@ def test_loss_is_the_mean_over_the_real_examples() -> None:
     torch.testing.assert_close(objective.loss(objective.params(), padded), expected)
 
 
-def test_neither_loss_nor_gradient_see_what_the_padding_holds() -> None:
+def test_padding_changes_neither_loss_nor_gradient() -> None:
     objective = Objective(
         nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     )
@@ -245,7 +245,7 @@ def test_a_batch_of_padding_alone_costs_nothing() -> None:
     assert float(objective.loss(objective.params(), batch_of(X, Y, [0, 0, 0, 0]))) == 0
 
 
-def test_own_loss_takes_the_place_of_cross_entropy() -> None:
+def test_the_users_loss_replaces_cross_entropy() -> None:
     objective = Objective(nn.Linear(6, 1), lambda outputs, y: (outputs[:, 0] - y).abs())
     out = F.linear(X, *objective.params().values())[:, 0]
     torch.testing.assert_close(
@@ -454,7 +454,7 @@ def test_a_recurrent_layer_gives_the_right_gradients_or_is_refused_by_name(
     objective = Objective(Recurrent(kind))
     series = torch.randn(4, 7, 6, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that its fallback is slow
+        warnings.simplefilter("ignore")  # torch warns that its fallback is slow
         refused = refusal_of(objective, series)
         if refused is not None:
             assert f"layer 'cell' ({kind.__name__})" in refused

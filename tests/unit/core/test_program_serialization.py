@@ -33,7 +33,7 @@ def objective() -> Objective:
     return Objective(nn.Linear(3, 2))
 
 
-def test_what_is_sent_is_a_name_and_numbers(objective: Objective) -> None:
+def test_a_program_is_sent_as_a_name_and_numbers(objective: Objective) -> None:
     sent = to_spec(proximal(LocalTraining(objective, lr=0.1, epochs=3), mu=0.5))
     training = {"lr": 0.1, "batch_size": 10, "epochs": 3, "momentum": 0.0, "weight_decay": 0.0}
     assert sent == {
@@ -42,7 +42,7 @@ def test_what_is_sent_is_a_name_and_numbers(objective: Objective) -> None:
     }
 
 
-def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
+def test_the_node_uses_its_own_objective(objective: Objective) -> None:
     other = Objective(nn.Linear(3, 2))
     program = from_spec(
         json.loads(json.dumps(to_spec(sgd(LocalTraining(objective, lr=0.3))))), NodeContext(other)
@@ -62,7 +62,7 @@ def test_programs_within_programs(objective: Objective) -> None:
     assert from_spec(sent, NodeContext(objective)).name == "losses>sgd"
 
 
-def test_large_keys_and_choices_arrive_as_they_were(objective: Objective) -> None:
+def test_large_keys_and_choices_are_sent_exactly(objective: Objective) -> None:
     sent = json.loads(json.dumps(to_spec(signature(objective, "gradient", 8, 2**61 + 1))))
     assert sent["with"] == {
         "objective": {"here": "objective"},
@@ -87,7 +87,7 @@ def test_a_secret_is_not_sent(objective: Objective) -> None:
         from_spec(sent, NodeContext(objective))
 
 
-def test_an_encoder_is_the_other_sides_own(objective: Objective) -> None:
+def test_the_node_uses_its_own_encoder(objective: Objective) -> None:
     sent = to_spec(centres(Encoder(nn.Flatten()), 2))
     assert sent["with"]["encoder"] == {"here": "encoder"}
     assert from_spec(sent, NodeContext(objective, Encoder(nn.Flatten()))).name == "signature"

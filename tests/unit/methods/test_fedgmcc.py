@@ -1,5 +1,5 @@
-"""FedGMCC beyond what a hand can work: planted groups, FedAvg as a special case, and what holds
-whoever answers.
+"""FedGMCC beyond cases by hand: planted groups, FedAvg as a special case, and what holds
+for any set of replies.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def test_with_learned_bends_it_is_not_fedavg() -> None:
     assert close(paths.served(), average.served(), 1e-2)  # ten steps of 3e-4, of which half counts
 
 
-# ---- what holds whoever answers
+# ---- what holds for any set of replies
 
 
 @settings(max_examples=15, deadline=None)

@@ -1,4 +1,4 @@
-"""FedSEM beyond what a hand can work: planted groups, its special case, and what it promises."""
+"""FedSEM beyond cases by hand: planted groups, its special case, and what it promises."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_finds_label_clusters(layers: Any, seed: int, share: float) -> None:
     )
     assert result.summary["ari"] == 1.0
     assert result.summary["clusters"] == 5
-    # With one model for all, five groups of two digits cannot be told apart so soon.
+    # With one model for all, five groups of two digits cannot be separated so early.
     average = fc.run(
         FedAvg(), clients, MLP(64), rounds=8, clients_per_round=share, seed=seed, **QUICKSTART
     )
@@ -108,9 +108,7 @@ def test_late_clients_join_their_own_group(digits: Clients) -> None:
     case = Case(FedSEM(5), digits, absent=late)
     state = case.init()
     assert (state.cluster_ids == UNKNOWN).nonzero().flatten().tolist() == late
-    for number in range(
-        1, 4
-    ):  # the centres go on, the place of a newcomer does not depend on how far
+    for number in range(1, 4):  # the centers change, but the cluster of a new client does not
         state = case.method.round(
             case.fed, state, (state.cluster_ids != UNKNOWN).nonzero().flatten(), key=number
         )
@@ -138,7 +136,7 @@ def test_a_state_fits_into_a_checkpoint_at_once(
     assert same(flatten(restore(FedSEMState, found.state)), flatten(state))
 
 
-def test_the_order_of_parameters_in_a_state_decides_nothing(digits: Clients) -> None:
+def test_the_order_of_parameters_in_a_state_has_no_influence(digits: Clients) -> None:
     case = Case(FedSEM(5), digits, absent=[0, 19])
     state = case.init()
     case.absent = set()
@@ -150,7 +148,7 @@ def test_the_order_of_parameters_in_a_state_decides_nothing(digits: Clients) -> 
     assert torch.equal(one.cluster_ids, other.cluster_ids)
 
 
-def test_a_model_without_a_linear_layer_has_no_last_one(ragged: Clients) -> None:
+def test_a_model_without_a_linear_layer_has_no_head(ragged: Clients) -> None:
     class Scale(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""IFCA's claim, rotated images in groups, and the ways out when it collapses."""
+"""IFCA's claim on rotated images in groups, and its options against collapse."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_draw_that_collapses_is_replaced_by_one_that_does_not() -> None:
     assert among_four.summary["ari"] == 1
 
 
-def test_more_models_than_groups_leave_some_untaken_and_nothing_breaks() -> None:
+def test_more_models_than_groups_leave_some_models_unused() -> None:
     result = trained(fc.IFCA(clusters=9), rounds=8)
     assert result.summary["clusters"] < 9
     assert all(
@@ -53,7 +53,7 @@ def test_more_models_than_groups_leave_some_untaken_and_nothing_breaks() -> None
     )
 
 
-def test_the_trunk_is_one_and_the_heads_are_several() -> None:
+def test_there_is_one_trunk_and_several_heads() -> None:
     result = trained(fc.IFCA(clusters=4, shared_layers="trunk"), rounds=5)
     models = [result.model_of(client).state_dict() for client in range(20)]
     assert len({tuple(model["fc1.weight"].flatten().tolist()) for model in models}) == 1
@@ -64,7 +64,7 @@ def test_the_trunk_is_one_and_the_heads_are_several() -> None:
     )
 
 
-def test_warming_up_is_fedavg_and_the_trunk_goes_on_from_there() -> None:
+def test_the_warm_up_is_fedavg_and_the_trunk_continues_from_it() -> None:
     warm = trained(fc.IFCA(clusters=4, warm_up=5), rounds=5)
     plain = trained(fc.FedAvg(), rounds=5)
     ours, theirs = warm.model_of(0).state_dict(), plain.model_of(0).state_dict()

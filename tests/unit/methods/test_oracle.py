@@ -19,7 +19,7 @@ def test_its_clusters_are_the_true_groups(clients: fc.data.Clients) -> None:
     assert torch.equal(result.clusters, clients.groups)
 
 
-def test_a_group_is_a_federation_of_its_own(clients: fc.data.Clients) -> None:
+def test_a_group_trains_like_a_separate_federation(clients: fc.data.Clients) -> None:
     """With all clients in one group it is FedAvg, to the bit."""
     together = fc.data.from_arrays(
         [(clients.x[rows], clients.y[rows]) for rows in map(clients.train.__getitem__, range(4))],

@@ -97,7 +97,7 @@ def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) ->
     [LabelClusters(clusters=5, classes=2), Rotation(clusters=5)],
     ids=lambda scheme: scheme.name,
 )
-def test_a_shared_basis_finds_what_own_ones_do_not(scheme: Scheme, seed: int) -> None:
+def test_a_shared_basis_finds_groups_that_own_bases_do_not(scheme: Scheme, seed: int) -> None:
     clients = partition(load("digits"), scheme, clients=20, seed=seed)
     assert agreement(PCAHC(basis="shared"), clients) == 1.0
     assert agreement(PCAHC(basis="own"), clients) < 0.6
@@ -110,7 +110,7 @@ def test_finds_label_clusters_of_mnist(real_data: Callable[[str], Path]) -> None
     assert agreement(PCAHC(basis="own"), clients) < 0.6
 
 
-def test_a_run_with_probe_data_of_ones_own(digits: Clients) -> None:
+def test_a_run_with_the_users_probe_data(digits: Clients) -> None:
     x = load("digits").x_train[:200]
     result = fc.run(
         PCAHC(basis="shared", probe=x), replace(digits, probe=None), MLP(8), rounds=1, device="cpu"
@@ -175,7 +175,7 @@ def test_tokens_have_no_principal_components(basis: Any) -> None:
         method.init(Simulator(tokens), {"w": torch.zeros(1)}, key=0)
 
 
-def test_a_claim_of_too_many_centres_does_no_harm(ragged: Clients) -> None:
+def test_a_reply_with_too_many_centers_does_no_harm(ragged: Clients) -> None:
     state = started(
         PCAHC(k=2), ragged, faults=lambda key, client, reply: reply | {"count": torch.tensor(10**6)}
     )[2]
