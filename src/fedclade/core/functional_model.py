@@ -303,9 +303,9 @@ class Objective:
                 f"loss: it must give one value for each example, shape ({len(y)},), got"
                 f" {tuple(losses.shape)}: leave the mean out (reduction='none')."
             )
-        self._check_vectorised(x, y)
+        self._check_vectorized(x, y)
 
-    def _check_vectorised(self, x: Tensor, y: Tensor) -> None:
+    def _check_vectorized(self, x: Tensor, y: Tensor) -> None:
         def twice(value: Tensor) -> Tensor:
             return torch.stack([value, value])
 

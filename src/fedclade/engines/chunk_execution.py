@@ -87,7 +87,7 @@ def run_program(
             )
         key = rng.fold_in(key, *program.rng_streams)
         broadcast = {**hyperparams, **broadcast}
-        if not program.vectorised:
+        if not program.vectorized:
             return _one_by_one(program, clients, broadcast, key)
         return _sorted_by_size(program, clients, broadcast, key, compiled)
     except RuntimeError as error:
@@ -125,17 +125,17 @@ def _limit_batch_size(batches: Batches, dataset: DeviceDataset) -> Batches:
 def _sorted_by_size(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """Sort the clients as `_vectorised` needs it, and put its results back into their order."""
+    """Sort the clients as `_vectorized` needs it, and put its results back into their order."""
     sizes = clients.dataset.sizes[clients.part_ids]
     if all(first >= second for first, second in pairwise(sizes.tolist())):  # as in `map`
-        return _vectorised(program, clients, broadcast, key, compiled)
+        return _vectorized(program, clients, broadcast, key, compiled)
     order = sizes.argsort(descending=True, stable=True)
-    reply, state = _vectorised(program, clients[order], broadcast, key, compiled)
+    reply, state = _vectorized(program, clients[order], broadcast, key, compiled)
     inverse = order.argsort().to(clients.dataset.device)
     return tree_index(reply, inverse), tree_index(state, inverse) if state is not None else None
 
 
-def _vectorised(
+def _vectorized(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
     """All clients make each step together. They are sorted by descending size, so the active ones
@@ -281,7 +281,7 @@ def _explain(error: RuntimeError, program: AnyProgram) -> VectorizationError | N
     if "data-dependent" in text or ".item()" in text:
         return VectorizationError(
             f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so"
-            " clients cannot share a step: use torch.where, or declare it vectorised=False to have"
+            " clients cannot share a step: use torch.where, or declare it vectorized=False to have"
             " it run client by client."
         )
     if "randomness" in text:

@@ -804,7 +804,7 @@ def test_a_program_that_branches_on_a_tensor_is_named_with_the_remedy(
         VectorizationError,
         match=(
             r"program 'branching' branches on the values of a"
-            r" tensor.*torch\.where.*vectorised=False"
+            r" tensor.*torch\.where.*vectorized=False"
         ),
     ):
         Simulator(numbered(), chunk=chunk).map(branching(step), EVERYONE, key=0)
@@ -860,7 +860,7 @@ def medians() -> Program:
             "extremes": extremes,
         }, {"runs": carry["runs"] + 1}
 
-    return Program(start, step, finish, Batches(4), "medians", vectorised=False)
+    return Program(start, step, finish, Batches(4), "medians", vectorized=False)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, None])
@@ -881,7 +881,7 @@ def test_a_fold_gives_the_same_client_by_client(ragged: Clients) -> None:
     program = sgd(local_of(objective))
     together = Simulator(ragged).map(program, EVERYONE, per_client=apart(objective), key=5)
     alone = Simulator(ragged).map(
-        replace(program, vectorised=False), EVERYONE, per_client=apart(objective), key=5
+        replace(program, vectorized=False), EVERYONE, per_client=apart(objective), key=5
     )
     for name, value in together.outputs.items():
         torch.testing.assert_close(alone.outputs[name], value, rtol=0, atol=1e-5)
