@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedclade.data import Clients, LabelClusters, from_arrays, load, partition
+from fedclade.conformance import example_clients
+from fedclade.data import Clients, LabelClusters, load, partition
 from fedclade.registry import REGISTRY
 
 torch.set_num_threads(1)
@@ -78,23 +78,11 @@ def digits() -> Clients:
 
 @pytest.fixture(scope="session")
 def small_digits() -> Clients:
-    """The groups of `digits` with 12 samples a client, for tests that do not check accuracy."""
-    scheme = LabelClusters(clusters=5, classes=2, samples=12)
-    return partition(load("digits"), scheme, clients=20, seed=0)
+    """The groups of `digits` with 12 samples a client, for tests that measure no accuracy."""
+    return example_clients.small_digits()
 
 
 @pytest.fixture
 def ragged() -> Clients:
-    """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class
-    only; no test part, a probe of 30.
-    """
-    generator = torch.Generator().manual_seed(0)
-    pairs = []
-    for client, size in enumerate((5, 1, 40, 2, 23, 11)):
-        y = (
-            torch.full((size,), client % 3)
-            if client % 2
-            else torch.randint(0, 3, (size,), generator=generator)
-        )
-        pairs.append((torch.randn(size, 6, generator=generator), y))
-    return replace(from_arrays(pairs), probe=torch.randn(30, 6, generator=generator))
+    """Six clients with 1 to 40 samples of 6 numbers and three classes; some have one class only."""
+    return example_clients.ragged_clients()

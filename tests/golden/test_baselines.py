@@ -145,17 +145,17 @@ def test_lg_fedavg_with_the_head_local(case: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layers", "message"),
-    [
-        (("2",), r"method.local_layers: layer '2': .*Known: 0, 1"),
-        (("0", "1"), "method.local_layers = .*must leave a layer to be shared"),
-    ],
+    ("layers", "parts"),
+    [(("2",), ("layer '2'", "Known: 0, 1")), (("0", "1"), ("('0', '1')",))],
 )
-def test_lg_fedavg_refuses_layers_that_cannot_be(
-    case: Any, layers: tuple[str, ...], message: str
+def test_lg_fedavg_refuses_invalid_layers(
+    case: Any, layers: tuple[str, ...], parts: tuple[str, ...]
 ) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError) as caught:
         case(LGFedAvg(local_layers=layers), layers=2)
+    assert caught.value.field == "method.local_layers"
+    for part in parts:
+        assert part in str(caught.value)
 
 
 def test_per_fedavg_takes_the_gradient_one_step_ahead(case: Any) -> None:

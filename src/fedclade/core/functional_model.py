@@ -30,7 +30,14 @@ ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    """The data of a step. `weight` is 0 for padding; `key` is the randomness of the step."""
+    """The data of a step.
+
+    Args:
+        x: the inputs.
+        y: the targets.
+        weight: 1 for each example, and 0 for padding.
+        key: the randomness of the step.
+    """
 
     x: Tensor
     y: Tensor
@@ -125,7 +132,8 @@ def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
     """The module with every dropout layer replaced by `_CounterDropout`."""
     if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
         raise VectorizationError(
-            f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout."
+            f"model: layer '{path}' ({type(module).__name__}) is not supported. Use nn.Dropout.",
+            "model",
         )
     if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
         return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
@@ -200,7 +208,7 @@ class PerThread(threading.local):
 
 
 class Objective:
-    """What a client minimises: `loss(params, batch)`, made from a module and a loss per example.
+    """What a client minimizes: `loss(params, batch)`, made from a module and a loss per example.
 
     Args:
         module: the model.
@@ -215,7 +223,7 @@ class Objective:
         self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
         if not self.names:
             raise InvalidInputError(
-                "model: it has no trainable parameter, so there is nothing to train."
+                "model: it has no trainable parameter. Set requires_grad for some.", "model"
             )
         # Tracing would skip our dropout.
         drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
@@ -248,21 +256,24 @@ class Objective:
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
-        seen: list[Tensor] = []
-        hook = self.head_layer().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        captured: list[Tensor] = []
+        hook = self.head_layer().register_forward_pre_hook(
+            lambda _, inputs: captured.append(inputs[0])
+        )
         try:
             outputs = self.outputs(params, x)
         finally:
             hook.remove()
-        return seen[-1], outputs
+        return captured[-1], outputs
 
     def head_layer(self) -> nn.Linear:
         """The model's head: its last linear layer."""
         layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
         if not layers:
             raise InvalidInputError(
-                "model: it has no linear layer, so its features and last layer's gradient are not"
-                " defined."
+                "model: it has no linear layer, so its features and its last layer's gradient are"
+                " not defined. Use a model with nn.Linear, or another method.",
+                "model",
             )
         return layers[-1]
 
@@ -279,7 +290,8 @@ class Objective:
                 every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
                 raise InvalidInputError(
                     f"layer '{layer}': the model has no trainable parameter of that"
-                    f" name.{nearest(layer, every)}"
+                    f" name.{nearest(layer, every)}",
+                    layer,
                 )
         return tuple(
             name
@@ -338,7 +350,8 @@ class Objective:
                 return self.outputs(self.params(), x)
             except Exception as error:
                 raise InvalidInputError(
-                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}"
+                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}",
+                    "model",
                 ) from error
 
     def check(self, x: Tensor, y: Tensor) -> None:
@@ -346,9 +359,9 @@ class Objective:
         once.
         """
         require_per_example("loss", self.example_loss, self.checked_outputs(x), y)
-        self._check_vectorised(x, y)
+        self._check_vectorized(x, y)
 
-    def _check_vectorised(self, x: Tensor, y: Tensor) -> None:
+    def _check_vectorized(self, x: Tensor, y: Tensor) -> None:
         def twice(value: Tensor) -> Tensor:
             return torch.stack([value, value])
 
@@ -367,11 +380,11 @@ class Objective:
             try:
                 vmap(grad(total))(two, batch)
             except Exception as error:
-                raise VectorizationError(_why_not(error, f"model{where()}")) from error
+                raise VectorizationError(_why_not(error, f"model{where()}"), "model") from error
         try:
             vmap(grad(self.loss))(two, batch)
         except Exception as error:
-            raise VectorizationError(_why_not(error, "loss")) from error
+            raise VectorizationError(_why_not(error, "loss"), "loss") from error
 
 
 def _refuse_running_statistics(module: nn.Module) -> None:
@@ -382,7 +395,8 @@ def _refuse_running_statistics(module: nn.Module) -> None:
             raise VectorizationError(
                 f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no"
                 f" client and cannot be averaged: use nn.GroupNorm(groups, {channels}), or"
-                f" {kind}(…, track_running_stats=False) for the statistics of each batch."
+                f" {kind}(…, track_running_stats=False) for the statistics of each batch.",
+                "model",
             )
 
 
@@ -390,17 +404,16 @@ def _why_not(error: Exception, what: str) -> str:
     text = str(error)
     if "randomness" in text:
         return (
-            f"{what}: it draws random numbers itself (torch.nn.functional.dropout?): use the module"
-            " nn.Dropout instead."
+            f"{what}: it draws random numbers with torch's generator, as"
+            " torch.nn.functional.dropout does. Use the module nn.Dropout."
         )
     if "data-dependent" in text or "item()" in text:
         return (
             f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot"
-            " share a step: use torch.where."
+            " share a step. Use torch.where."
         )
     return (
-        f"{what}: it cannot be run on several clients at once with torch.func.vmap:"
-        f" {text.splitlines()[0]}"
+        f"{what}: torch.func.vmap cannot run it on several clients at once: {text.splitlines()[0]}"
     )
 
 

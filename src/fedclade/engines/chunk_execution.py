@@ -97,7 +97,7 @@ def run_program(
             )
         key = rng.fold_in(key, *program.rng_streams)
         broadcast = {**hyperparams, **broadcast}
-        if not program.vectorised:
+        if not program.vectorized:
             return _one_by_one(program, clients, broadcast, key)
         return _sorted_by_size(program, clients, broadcast, key, compiled)
     except RuntimeError as error:
@@ -291,7 +291,7 @@ def _explain(error: RuntimeError, program: AnyProgram) -> VectorizationError | N
     if "data-dependent" in text or ".item()" in text:
         return VectorizationError(
             f"program '{program.name}': it branches on the values of a tensor (if, while, .item()),"
-            " so clients cannot share a step. Use torch.where, or declare vectorised=False to run"
+            " so clients cannot share a step. Use torch.where, or declare vectorized=False to run"
             " it client by client.",
             "program",
         )

@@ -599,7 +599,7 @@ def _uses_numpy(program: AnyProgram) -> bool:
     """
     if isinstance(program, ChainedProgram):
         return _uses_numpy(program.first) or _uses_numpy(program.second)
-    return not program.vectorised
+    return not program.vectorized
 
 
 def _row_bytes(assignment: ModelAssignment | None) -> int:

@@ -806,7 +806,7 @@ def test_the_error_of_a_program_that_branches_has_its_name_and_the_alternatives(
         Simulator(numbered(), chunk=chunk).map(branching(step), EVERYONE, key=0)
     assert caught.value.field == "program"
     assert all(
-        name in str(caught.value) for name in ("'branching'", "torch.where", "vectorised=False")
+        name in str(caught.value) for name in ("'branching'", "torch.where", "vectorized=False")
     )
 
 
@@ -861,7 +861,7 @@ def medians() -> Program:
             "extremes": extremes,
         }, {"runs": carry["runs"] + 1}
 
-    return Program(start, step, finish, Batches(4), "medians", vectorised=False)
+    return Program(start, step, finish, Batches(4), "medians", vectorized=False)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, None])
@@ -882,7 +882,7 @@ def test_a_program_gives_the_same_result_client_by_client(ragged: Clients) -> No
     program = sgd(local_of(objective))
     together = Simulator(ragged).map(program, EVERYONE, per_client=apart(objective), key=5)
     alone = Simulator(ragged).map(
-        replace(program, vectorised=False), EVERYONE, per_client=apart(objective), key=5
+        replace(program, vectorized=False), EVERYONE, per_client=apart(objective), key=5
     )
     for name, value in together.outputs.items():
         torch.testing.assert_close(alone.outputs[name], value, rtol=0, atol=1e-5)
