@@ -40,7 +40,7 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
     if len(set(methods)) != len(methods):
         raise InvalidInputError(f"--methods {','.join(methods)}: a method is named twice.")
     for name in methods:
-        find("method", name, f"--methods '{name}'")
+        find("method", name, "--methods")
     # `local` is a table and a method: the table is meant, since Local has no settings of its own.
     own_sets = [
         given
