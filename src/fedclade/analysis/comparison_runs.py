@@ -48,7 +48,7 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
             f"--methods {','.join(methods)}: a method is given twice.", "--methods"
         )
     for name in methods:
-        find("method", name, f"--methods '{name}'")
+        find("method", name, "--methods")
     # `local` is a table and a method. It means the table, since the method Local has no settings.
     method_sets = [
         setting

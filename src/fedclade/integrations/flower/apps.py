@@ -123,9 +123,7 @@ class AppSettings:
             for key, value in tables["federation"].items()
         }
         return AppSettings(
-            experiment_file.build(
-                find("method", str(name), f"method.name = '{name}'"), method, "method"
-            ),
+            experiment_file.build(find("method", str(name), "method.name"), method, "method"),
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
             experiment_file.build(FederationSettings, federation, "federation"),
