@@ -285,7 +285,8 @@ def _latest_checkpoint(setup: RunSetup, store: RunDirectory) -> Checkpoint | Non
     if found is not None and found.configuration != setup.fingerprint:
         what = difference(store.tables(), setup.tables)
         raise DifferentExperimentError(
-            f"out = '{store.folder}': it holds a run of another experiment ({what})."
+            f"out = '{store.folder}': it holds a run of another experiment ({what}).",
+            "out",
         )
     return found
 

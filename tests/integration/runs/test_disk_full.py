@@ -279,7 +279,7 @@ def test_only_file_system_errors_of_safetensors_are_write_errors(tmp_path: Path)
         "Error while serializing: I/O error: No space left on device (os error 28)"
     )
     with (
-        pytest.raises(WriteError, match="disk is full") as caught,
+        pytest.raises(WriteError) as caught,
         atomic.translate_os_errors(tmp_path / "a"),
     ):
         raise SafetensorError(message)

@@ -406,16 +406,15 @@ def test_a_loss_that_is_reduced_is_refused_with_the_remedy(reduction: str) -> No
     objective = Objective(
         nn.Linear(6, 3), lambda outputs, y: F.cross_entropy(outputs, y, reduction=reduction)
     )
-    with pytest.raises(
-        InvalidInputError,
-        match=r"loss: .*one value for each example, shape \(4,\), got \(\).*reduction='none'",
-    ):
+    with pytest.raises(InvalidInputError, match=r"\(4,\).*\(\).*reduction='none'") as caught:
         objective.check(X, Y)
+    assert caught.value.field == "loss"
 
 
 def test_a_loss_of_a_number_for_each_output_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"shape \(4,\), got \(4, 3\)"):
+    with pytest.raises(InvalidInputError, match=r"\(4,\).*\(4, 3\)") as caught:
         Objective(nn.Linear(6, 3), lambda outputs, y: outputs - y[:, None]).check(X, Y)
+    assert caught.value.field == "loss"
 
 
 def test_inputs_of_a_wrong_shape_are_refused_with_the_layer_and_the_shape() -> None:

@@ -578,10 +578,9 @@ def test_files_without_an_encoder_are_refused(tmp_path: Path, message: str) -> N
 
 def test_an_encoder_for_another_shape_is_refused(tmp_path: Path) -> None:
     pretrain(tiny_images(), tmp_path / "a.safetensors", epochs=1)
-    with pytest.raises(
-        InvalidInputError, match=r"takes inputs of shape \(1, 6, 6\), the clients have \(1, 8, 8\)"
-    ):
+    with pytest.raises(InvalidInputError, match=r"\(1, 6, 6\).*\(1, 8, 8\)") as caught:
         resolve(str(tmp_path / "a.safetensors"), (1, 8, 8), seed=0)
+    assert caught.value.field == "method.encoder"
 
 
 @pytest.mark.parametrize(
@@ -598,8 +597,9 @@ def test_pretraining_needs_something_to_reconstruct() -> None:
     tokens = fc.data.dataset(
         torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), name="words"
     )
-    with pytest.raises(InvalidInputError, match="'words' are whole numbers"):
+    with pytest.raises(InvalidInputError, match="'words'") as caught:
         pretrain(tokens)
+    assert caught.value.field == "pretrain.data"
 
 
 def test_pretraining_on_the_command_line(tmp_path: Path) -> None:
