@@ -49,7 +49,7 @@ def test_an_unknown_name_is_an_error() -> None:
         ({3: PAIR}, {}, "client"),
         ({"north": PAIR, "=x": PAIR}, {}, "client"),
         ({}, {}, "clients"),
-        ({"north": (X,)}, {}, "north"),
+        ({"north": (X,)}, {}, "client north"),
         ([PAIR], {"class_names": ["cat"]}, "class_names"),
         ([(X, X[:, 0])], {"class_names": ["cat", "dog"]}, "class_names"),
         ([PAIR], {"class_names": ["cat", "cat"]}, "class_names"),

@@ -94,18 +94,12 @@ def test_the_rounds_are_those_of_fedavg() -> None:
         ]
     )
     run = fc.run(
-        *(
-            fc.FedAvg(),
-            clients,
-            settings.model,
-            2,
-            1.0,
-            local.lr,
-            local.batch_size,
-            local.epochs,
-            local.momentum,
-        ),
-        lr_decay=local.lr_decay,
+        fc.FedAvg(),
+        clients,
+        settings.model,
+        rounds=2,
+        clients_per_round=1.0,
+        local=local,
         device="cpu",
     )
     end = torch.cat([value.flatten() for value in run.model_of(0).parameters()])

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.unit.engines.remote.in_process_transport import (
-    COMPATIBILITY_INFO,
-    InProcessTransport,
-)
 
 import fedclade as fc
+from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
 from fedclade.core.functional_model import Objective, accuracy
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data import Clients

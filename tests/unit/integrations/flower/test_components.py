@@ -18,12 +18,9 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'fedclade
 
 from flwr.app import Error
 from flwr.app import Message as FlowerMessage
-from tests.unit.engines.remote.in_process_transport import (
-    COMPATIBILITY_INFO,
-    InProcessTransport,
-)
 
 import fedclade as fc
+from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
 from fedclade.core.functional_model import Objective
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.messages import Message, NodeError
