@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable
 from numbers import Integral
 
-MAX_LISTED = 100  # known names in a message: a federation may have thousands of clients
+MAX_LISTED = 60  # known names in a message: a federation may have thousands of clients
 
 
 class FedcladeError(Exception):
