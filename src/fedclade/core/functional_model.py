@@ -32,7 +32,7 @@ ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 class Batch(NamedTuple):
     """The data of a step.
 
-    Args:
+    Attributes:
         x: the inputs.
         y: the targets.
         weight: 1 for each example, and 0 for padding.

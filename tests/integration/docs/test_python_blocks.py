@@ -71,7 +71,7 @@ def regression() -> dict[str, Any]:
         (rng.normal(size=(12, 6)).astype("float32"), rng.normal(size=12).astype("float32"))
         for _ in range(4)
     ]
-    return {"clients": fc.data.from_arrays([(*pair, *pair) for pair in pairs])}
+    return {"sensors": fc.data.from_arrays([(*pair, *pair) for pair in pairs])}
 
 
 def first_run() -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_the_python_of_a_page_runs(
 ) -> None:
     whole = fc.run
 
-    def short(*given: Any, rounds: int, **more: Any) -> fc.Result:
+    def short(*given: Any, rounds: int = ROUNDS, **more: Any) -> fc.Result:
         return whole(*given, rounds=min(rounds, ROUNDS), **more)
 
     if page in NEEDS_DATA:
