@@ -42,26 +42,36 @@ def cached_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeProgram
     def make(*args: P.args, **kwargs: P.kwargs) -> MadeProgram:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        values = tuple(bound.arguments.values())
-        key = (factory, *map(_fixed, values))
-        try:
-            hash(key)
-        except TypeError:
-            return factory(*args, **kwargs)
-        changing = tuple(map(_changing, values))
-        owner = _owner(values)
-        entries = _without_owner if owner is None else owner.programs
-        entry = _read(entries, key)
-        if entry is not None and entry[0] == changing:
-            cached: MadeProgram = entry[1]
-            return cached
-        program = factory(*args, **kwargs)
-        if entry is not None:
-            program = _with_functions(program, entry[1].functions)
-        _write(entries, key, (changing, program))
-        return program
+        return make_cached(factory, bound)
 
     return make
+
+
+def make_cached(factory: Callable[..., MadeProgram], bound: inspect.BoundArguments) -> MadeProgram:
+    """The program of one call of `factory`; see `cached_program`.
+
+    Args:
+        factory: the function that makes the program.
+        bound: the arguments of the call, with defaults.
+    """
+    values = tuple(bound.arguments.values())
+    key = (factory, *map(_fixed, values))
+    try:
+        hash(key)
+    except TypeError:
+        return factory(*bound.args, **bound.kwargs)
+    changing = tuple(map(_changing, values))
+    owner = _owner(values)
+    entries = _without_owner if owner is None else owner.programs
+    entry = _read(entries, key)
+    if entry is not None and entry[0] == changing:
+        cached: MadeProgram = entry[1]
+        return cached
+    program = factory(*bound.args, **bound.kwargs)
+    if entry is not None:
+        program = _with_functions(program, entry[1].functions)
+    _write(entries, key, (changing, program))
+    return program
 
 
 def _fixed(value: Any) -> Hashable:

@@ -16,7 +16,7 @@ from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, ChainedProgram, Program
-from fedclade.core.program_cache import MadeProgram, cached_program
+from fedclade.core.program_cache import MadeProgram, make_cached
 from fedclade.errors import InvalidInputError, nearest
 
 P = ParamSpec("P")
@@ -67,13 +67,11 @@ def serializable_program(factory: Callable[P, MadeProgram]) -> Callable[P, MadeP
     name = f"{factory.__module__.removeprefix('fedclade.')}.{factory.__name__}"
     signature = inspect.signature(factory)
 
-    cached = cached_program(factory)
-
     @wraps(factory)
     def make(*args: P.args, **kwargs: P.kwargs) -> MadeProgram:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        program = cached(*args, **kwargs)
+        program = make_cached(factory, bound)
         return replace(program, spec=ProgramSpec(name, bound.arguments, program.functions))
 
     PROGRAM_FACTORIES[name] = make
