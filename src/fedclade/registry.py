@@ -92,17 +92,22 @@ def find(kind: Kind, name: str, field: str) -> Any:
     return REGISTRY[kind][name]
 
 
-def import_file(path: str) -> ModuleType:
-    """Run a user's Python file, which registers methods, models, partitions or data sets."""
-    file = Path(path)
+def import_file(path: str, option: str = "--import") -> ModuleType:
+    """Run a user's Python file, which registers methods, models, partitions or data sets.
+
+    Args:
+        path: the file.
+        option: the option that names the file; "" if it is an argument.
+    """
+    file, field, what = Path(path), option or path, f"{option} {path}".lstrip()
     if not file.is_file():
-        raise InvalidInputError(f"--import {path}: there is no such file.", "--import")
+        raise InvalidInputError(f"{what}: there is no such file.", field)
     # A unique name, so that a user's json.py does not replace the standard module.
     name = f"_fedclade_import_{len(_IMPORTED)}_{file.stem}"
     _IMPORTED.append(name)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InvalidInputError(f"--import {path}: not a Python file.", "--import")
+        raise InvalidInputError(f"{what}: not a Python file.", field)
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module here while their class is created.
     sys.modules[name] = module
@@ -112,6 +117,6 @@ def import_file(path: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise InvalidInputError(
-            f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}", "--import"
+            f"{what}: {type(error).__name__}: {' '.join(str(error).split())}", field
         ) from error
     return module

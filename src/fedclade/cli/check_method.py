@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,12 +45,7 @@ def load_method(file: str) -> type[Method]:
 
     stem, colon, name = file.partition(".py:")
     path = f"{stem}.py" if colon else file
-    if not Path(path).is_file():
-        raise InvalidInputError(f"{path}: no such file. Give a Python file with a method.", path)
-    try:
-        module = import_file(path)
-    except InvalidInputError as error:
-        raise InvalidInputError(str(error).removeprefix("--import "), path) from error
+    module = import_file(path, option="")
     methods = {
         kind.__name__: kind
         for kind in vars(module).values()
