@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
@@ -22,6 +22,7 @@ from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import hash_bits, uniform
+from fedclade.core.running_statistics import MaskedBatchNorm, batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
 from fedclade.errors import InvalidInputError, VectorizationError, nearest
 
@@ -206,23 +207,45 @@ class Objective:
         module: the model.
         loss: a function of (outputs, targets) with one value per example, or a loss module of
             torch; None for cross-entropy.
+        x: a few inputs, on which buffers are found that training changes; None to look only for
+            the running statistics of BatchNorm and InstanceNorm.
+
+    Attributes:
+        trained: the names of the trained weights.
+        statistics: the names of the running statistics.
+        names: all names of a model's tree: `trained` and `statistics`.
     """
 
-    def __init__(self, module: nn.Module, loss: ExampleLoss | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, loss: ExampleLoss | None = None, x: Tensor | None = None
+    ) -> None:
         plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
         self.example_loss = _example_loss(loss, module)
         # Frozen parameters stay in the module: they are neither trained nor sent.
-        self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
-        if not self.names:
+        self.trained = tuple(
+            name for name, value in module.named_parameters() if value.requires_grad
+        )
+        self.statistics = statistic_names(module, x)
+        self.batch_norm = batch_norm_names(module, self.trained)
+        self.names = (*self.trained, *self.statistics)
+        self._dtypes = {
+            name: value.dtype
+            for name, value in module.named_buffers()
+            if name in self.statistics and not value.is_floating_point()
+        }
+        self._has_batch_norm = any(
+            isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()
+        )
+        if not self.trained:
             raise InvalidInputError(
                 "model: it has no trainable parameter, so there is nothing to train."
             )
         # Tracing would skip our dropout.
         drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
-        self._dense = None if drops else dense_form(plain, self.names)
-        with_taps(plain, self.names)
+        self._dense = None if drops else dense_form(plain, self.trained)
+        with_taps(plain, self.trained)
         self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
-        self._tapped = Tapped(self.outputs, self._stacked_losses)
+        self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
 
     @property
@@ -231,20 +254,52 @@ class Objective:
         return self._in_use.own
 
     def params(self) -> Tree:
-        """The module's weights: the initial model of the federation."""
-        values = dict(self.module.named_parameters())
-        return {name: values[name].detach().clone() for name in self.names}
+        """The module's weights and running statistics: the initial model of the federation."""
+        values = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {
+            # Counters are averaged too, so they are numbers of float32 in a tree.
+            name: values[name].detach().to(torch.float32 if name in self._dtypes else None).clone()
+            for name in self.names
+        }
 
-    def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The model's outputs. With a key, dropout is on."""
-        token = _dropout.set(None if key is None else (key, count()))
+    def outputs(self, params: Tree, x: Tensor) -> Tensor:
+        """The model's outputs, in evaluation mode."""
+        return self._call(self._in_use.own, self._as_buffers(params), x)
+
+    def training_outputs(
+        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tree]:
+        """The model's outputs in training mode, with dropout, and its new running statistics.
+
+        Args:
+            params: the weights and running statistics.
+            x: the inputs of one client's batch.
+            key: the randomness of dropout.
+            weight: the weight of each example, 0 for padding.
+        """
+        values = self._as_buffers(params)
+        values |= {name: values[name].clone() for name in self.statistics}
+        token = _dropout.set((key, count()))
         try:
-            result: Tensor = functional_call(
-                (self._in_use if key is None else self._in_training).own, params, (x,)
-            )
-            return result
+            with MaskedBatchNorm(weight) if self._has_batch_norm else nullcontext():
+                outputs = self._call(self._in_training.own, values, x)
         finally:
             _dropout.reset(token)
+        # functional_call leaves the new values of buffers in `values`.
+        return outputs, {
+            name: values[name].detach().to(params[name].dtype) for name in self.statistics
+        }
+
+    def _as_buffers(self, params: Tree) -> Tree:
+        """The tree with counters as the integers that the module expects."""
+        return params | {
+            name: params[name].round().to(dtype) for name, dtype in self._dtypes.items()
+        }
+
+    @staticmethod
+    def _call(module: nn.Module, values: Tree, x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, values, (x,))
+        return outputs
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
@@ -287,10 +342,13 @@ class Objective:
             if any(name == layer or name.startswith(f"{layer}.") for layer in layers)
         )
 
-    def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """The mean loss of the real examples of a batch."""
-        losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
-        return (losses * batch.weight).sum() / batch.examples.clamp_min(1)
+    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        """The mean loss of the real examples of a batch in training, and the new running
+        statistics.
+        """
+        outputs, statistics = self.training_outputs(params, batch.x, batch.key, batch.weight)
+        losses = self.example_loss(outputs, batch.y)
+        return (losses * batch.weight).sum() / batch.examples.clamp_min(1), statistics
 
     def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.example_loss is cross_entropy:  # per example, so clients can be flattened
@@ -303,6 +361,8 @@ class Objective:
     ) -> Tree:
         """base + scale · the gradient of `loss` at `params`: the core of every training step.
 
+        For running statistics in `base` the result is their value after the batch.
+
         Args:
             base: the tree to add to.
             scale: the factor; for a `ClientStackedBatch` one number or one per client.
@@ -311,7 +371,11 @@ class Objective:
             overwrite: whether the result may use the memory of `base`.
         """
         if not isinstance(batch, ClientStackedBatch):
-            return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
+            gradient, statistics = self._gradient_of_one(params, batch)
+            return {
+                name: statistics[name] if name in statistics else value + scale * gradient[name]
+                for name, value in base.items()
+            }
         share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
@@ -320,19 +384,28 @@ class Objective:
             )
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
+    def _gradient_of_one(self, params: Tree, batch: Batch) -> tuple[Tree, Tree]:
+        fixed = {name: params[name] for name in params if name not in self.trained}
+
+        def loss(trained: Tree) -> tuple[Tensor, Tree]:
+            return self.loss(trained | fixed, batch)
+
+        result: tuple[Tree, Tree] = grad(loss, has_aux=True)(
+            {name: params[name] for name in self.trained if name in params}
+        )
+        return result
+
     def gradient(self, params: Tree, batch: Batch) -> Tree:
-        """The gradient of `loss`, for one client or a `ClientStackedBatch`."""
+        """The gradient of `loss` by the trained weights, for one client or a
+        `ClientStackedBatch`.
+        """
+        zeros = {name: torch.zeros_like(params[name]) for name in self.trained}
         return self.add_scaled_gradient(
-            tree_map(torch.zeros_like, params),
-            batch.weight.new_ones(()),
-            params,
-            batch,
-            overwrite=True,
+            zeros, batch.weight.new_ones(()), params, batch, overwrite=True
         )
 
     def checked_outputs(self, x: Tensor) -> Tensor:
         """The outputs for a few inputs. Raises an error if the model cannot take them."""
-        _refuse_running_statistics(self.module)
         with _layer_of_failure(self.module) as where:
             try:
                 return self.outputs(self.params(), x)
@@ -360,30 +433,22 @@ class Objective:
             torch.arange(2, device=x.device),
         )
 
-        def total(params: Tree, batch: Batch) -> Tensor:
-            return self.outputs(params, batch.x, batch.key).sum()
+        def total(trained: Tree, statistics: Tree, batch: Batch) -> Tensor:
+            params = trained | statistics
+            return self.training_outputs(params, batch.x, batch.key, batch.weight)[0].sum()
 
+        trained, statistics = (
+            {name: two[name] for name in names} for names in (self.trained, self.statistics)
+        )
         with _layer_of_failure(self._in_training.own) as where:
             try:
-                vmap(grad(total))(two, batch)
+                vmap(grad(total))(trained, statistics, batch)
             except Exception as error:
                 raise VectorizationError(_why_not(error, f"model{where()}")) from error
         try:
-            vmap(grad(self.loss))(two, batch)
+            vmap(self._gradient_of_one)(two, batch)
         except Exception as error:
             raise VectorizationError(_why_not(error, "loss")) from error
-
-
-def _refuse_running_statistics(module: nn.Module) -> None:
-    for name, child in module.named_modules():
-        if getattr(child, "track_running_stats", False):
-            kind = type(child).__name__
-            channels = getattr(child, "num_features", "channels")
-            raise VectorizationError(
-                f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no"
-                f" client and cannot be averaged: use nn.GroupNorm(groups, {channels}), or"
-                f" {kind}(…, track_running_stats=False) for the statistics of each batch."
-            )
 
 
 def _why_not(error: Exception, what: str) -> str:

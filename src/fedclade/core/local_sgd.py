@@ -24,7 +24,7 @@ def sgd(local: LocalTraining) -> Program:
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        velocity = initial_velocity(params, local.momentum)
+        velocity = initial_velocity(local.objective, params, local.momentum)
         return {}, add_prefix("w", params) | add_prefix("v", velocity)
 
     @natively_batched
@@ -47,9 +47,9 @@ def sgd(local: LocalTraining) -> Program:
     return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
 
 
-def initial_velocity(params: Tree, momentum: float) -> Tree:
+def initial_velocity(objective: Objective, params: Tree, momentum: float) -> Tree:
     """The velocity before the first step: zeros, or an empty tree without momentum."""
-    return tree_map(torch.zeros_like, params) if momentum else {}
+    return {name: torch.zeros_like(params[name]) for name in objective.trained if momentum}
 
 
 def sgd_step(
@@ -70,7 +70,7 @@ def sgd_step(
 
     Args:
         objective: the objective.
-        params: the weights w.
+        params: the weights w, and running statistics, which the batch updates.
         velocity: the velocity v, as `initial_velocity` and this function return it.
         batch: the batch of one client, or a `ClientStackedBatch`.
         lr: the learning rate.
@@ -83,16 +83,23 @@ def sgd_step(
         The new weights and the new velocity.
     """
     at = params if at is None else at
+    statistics = {name: params[name] for name in objective.statistics}
+    w = {name: value for name, value in params.items() if name not in statistics}
     if weight_decay:
-        decay = tree_map(lambda w: weight_decay * w, params)
-        plus = decay if plus is None else tree_map(torch.add, plus, decay)
+        decay = tree_map(lambda w: weight_decay * w, w)
+        plus = decay if plus is None else tree_map(torch.add, decay, plus)
     if not momentum:
-        base = params if plus is None else tree_map(lambda w, more: w - lr * more, params, plus)
-        return objective.add_scaled_gradient(base, -lr, at, batch, overwrite=True), {}
+        base = w if plus is None else tree_map(lambda w, more: w - lr * more, w, plus)
+        return objective.add_scaled_gradient(base | statistics, -lr, at, batch, overwrite=True), {}
     base = tree_map(lambda v: momentum * v, velocity)
     base = base if plus is None else tree_map(torch.add, base, plus)
-    velocity = objective.add_scaled_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
-    return tree_map(lambda w, v: w - lr * v, params, velocity), velocity
+    after = objective.add_scaled_gradient(
+        base | statistics, torch.ones_like(lr), at, batch, overwrite=True
+    )
+    velocity = {name: after[name] for name in velocity}
+    return tree_map(lambda w, v: w - lr * v, w, velocity) | {
+        name: after[name] for name in statistics
+    }, velocity
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
