@@ -20,7 +20,7 @@ from torch.func import functional_call, grad, vmap
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
-from fedclade.core.pytree import Tree, tree_map
+from fedclade.core.pytree import Tree
 from fedclade.core.rng import hash_bits, uniform
 from fedclade.core.running_statistics import MaskedBatchNorm, batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy

@@ -97,7 +97,8 @@ def prepare(run: TrainingRun) -> RunSetup:
         _warn_of_one_client(len(metadata))
     method = inject_context(run.method, metadata, run.settings.seed)
     module = module_for(run.model, metadata, run.settings.seed)
-    objective = Objective(module.to(engine.device), run.loss)
+    x = as_inputs(metadata.x.to(engine.device))
+    objective = Objective(module.to(engine.device), run.loss, x)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     return RunSetup(
         engine=engine,

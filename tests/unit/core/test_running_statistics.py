@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def images() -> Clients:
         x = torch.randn(size, 2, 6, 6, generator=generator) * (number + 1) + number
         y = torch.randint(0, 3, (size,), generator=generator)
         parts.append((x, y, x, y))
-    return from_arrays(parts)
+    return replace(from_arrays(parts), probe=torch.randn(6, 2, 6, 6, generator=generator))
 
 
 def trained(module: nn.Module, clients: Clients, client: int, momentum: float) -> nn.Module:
@@ -158,6 +159,8 @@ METHODS = [
     fc.IFCA(clusters=2),
     fc.FedSEM(clusters=2),
     fc.CFL(),
+    fc.CFL(permute=True),
+    fc.PCAHC(clusters=2),
     fc.Clade(),
     fc.FLISHC(),
     fc.FLISDC(),
