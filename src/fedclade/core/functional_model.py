@@ -262,8 +262,10 @@ class Objective:
             for name in self.names
         }
 
-    def outputs(self, params: Tree, x: Tensor) -> Tensor:
-        """The model's outputs, in evaluation mode."""
+    def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
+        """The model's outputs. With a key it is in training mode, with dropout."""
+        if key is not None:
+            return self.training_outputs(params, x, key, torch.ones(len(x), device=x.device))[0]
         return self._call(self._in_use.own, self._as_buffers(params), x)
 
     def training_outputs(
@@ -342,10 +344,11 @@ class Objective:
             if any(name == layer or name.startswith(f"{layer}.") for layer in layers)
         )
 
-    def loss(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
-        """The mean loss of the real examples of a batch in training, and the new running
-        statistics.
-        """
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        """The mean loss of the real examples of a batch in training."""
+        return self._loss_and_statistics(params, batch)[0]
+
+    def _loss_and_statistics(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         outputs, statistics = self.training_outputs(params, batch.x, batch.key, batch.weight)
         losses = self.example_loss(outputs, batch.y)
         return (losses * batch.weight).sum() / batch.examples.clamp_min(1), statistics
@@ -388,7 +391,7 @@ class Objective:
         fixed = {name: params[name] for name in params if name not in self.trained}
 
         def loss(trained: Tree) -> tuple[Tensor, Tree]:
-            return self.loss(trained | fixed, batch)
+            return self._loss_and_statistics(trained | fixed, batch)
 
         result: tuple[Tree, Tree] = grad(loss, has_aux=True)(
             {name: params[name] for name in self.trained if name in params}
