@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -20,11 +21,12 @@ from torch.func import functional_call, grad, vmap
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
-from fedclade.core.pytree import Tree
+from fedclade.core.one_by_one import one_by_one
+from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import hash_bits, uniform
 from fedclade.core.running_statistics import MaskedBatchNorm, batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
-from fedclade.errors import InvalidInputError, VectorizationError, nearest
+from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per example. Metrics have the same type."""
@@ -207,8 +209,9 @@ class Objective:
         module: the model.
         loss: a function of (outputs, targets) with one value per example, or a loss module of
             torch; None for cross-entropy.
-        x: a few inputs, on which buffers are found that training changes; None to look only for
-            the running statistics of BatchNorm and InstanceNorm.
+        x: a few inputs, to find out which buffers training changes and whether the model can run
+            on many clients at once. None: only BatchNorm and InstanceNorm have such buffers, and
+            it can.
 
     Attributes:
         trained: the names of the trained weights.
@@ -247,6 +250,15 @@ class Objective:
         self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
         self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
+        # None: not tried yet
+        self._not_vectorised = None if x is None else self._why_not_vectorised(x)
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether the model runs on many clients at once, by vmap. If not, clients run one by
+        one.
+        """
+        return not self._not_vectorised
 
     @property
     def module(self) -> nn.Module:
@@ -266,6 +278,11 @@ class Objective:
         """The model's outputs. With a key it is in training mode, with dropout."""
         if key is not None:
             return self.training_outputs(params, x, key, torch.ones(len(x), device=x.device))[0]
+        if self.vectorised:
+            return self._outputs(params, x)
+        return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
+
+    def _outputs(self, params: Tree, x: Tensor) -> Tensor:
         return self._call(self._in_use.own, self._as_buffers(params), x)
 
     def training_outputs(
@@ -279,11 +296,29 @@ class Objective:
             key: the randomness of dropout.
             weight: the weight of each example, 0 for padding.
         """
+        if self.vectorised:
+            return self._training_outputs(params, x, key, weight)
+
+        def run(params: Tree, *tensors: Tensor) -> tuple[Tensor, ...]:
+            outputs, statistics = self._training_outputs(params, *tensors)
+            return outputs, *statistics.values()
+
+        outputs, *statistics = self._one_by_one(run, params, x, key, weight)
+        return outputs, {
+            name: value.detach() for name, value in zip(self.statistics, statistics, strict=True)
+        }
+
+    def _training_outputs(
+        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tree]:
         values = self._as_buffers(params)
         values |= {name: values[name].clone() for name in self.statistics}
         token = _dropout.set((key, count()))
         try:
-            with MaskedBatchNorm(weight) if self._has_batch_norm else nullcontext():
+            with (
+                MaskedBatchNorm(weight) if self._has_batch_norm else nullcontext(),
+                nullcontext() if self.vectorised else _seeded(key),
+            ):
                 outputs = self._call(self._in_training.own, values, x)
         finally:
             _dropout.reset(token)
@@ -291,6 +326,18 @@ class Objective:
         return outputs, {
             name: values[name].detach().to(params[name].dtype) for name in self.statistics
         }
+
+    def _one_by_one(
+        self, run: Callable[..., tuple[Tensor, ...]], params: Tree, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`run(params, *tensors)` for each client alone."""
+        names = tuple(params)
+
+        def flat(*values: Tensor) -> tuple[Tensor, ...]:
+            own = dict(zip(names, values, strict=False))
+            return run(own, *values[len(names) :])
+
+        return one_by_one(flat, *params.values(), *tensors)
 
     def _as_buffers(self, params: Tree) -> Tree:
         """The tree with counters as the integers that the module expects."""
@@ -305,10 +352,16 @@ class Objective:
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
+        if self.vectorised:
+            return self._features(params, x)
+        features, outputs = self._one_by_one(self._features, params, x)
+        return features, outputs
+
+    def _features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         seen: list[Tensor] = []
         hook = self.head_layer().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            outputs = self.outputs(params, x)
+            outputs = self._outputs(params, x)
         finally:
             hook.remove()
         return seen[-1], outputs
@@ -379,6 +432,8 @@ class Objective:
                 name: statistics[name] if name in statistics else value + scale * gradient[name]
                 for name, value in base.items()
             }
+        if not self.vectorised:
+            return self._add_gradients_one_by_one(base, scale, params, batch)
         share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
@@ -386,6 +441,35 @@ class Objective:
                 self._dense, loss, base, params, batch.x, batch.y, share, overwrite
             )
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
+
+    def _add_gradients_one_by_one(
+        self, base: Tree, scale: Tensor, params: Tree, batch: ClientStackedBatch
+    ) -> Tree:
+        """`add_scaled_gradient` by ordinary autograd, without padding."""
+        scales = scale.reshape(-1).expand(len(batch.weight))
+        rows: list[Tree] = []
+        for row in range(len(batch.weight)):
+            real = batch.weight[row] > 0
+            own = Batch(
+                batch.x[row][real], batch.y[row][real], batch.weight[row][real], batch.key[row]
+            )
+            model = tree_index(params, torch.tensor(row))
+            leaves = {name: model[name].detach().requires_grad_() for name in self.trained}
+            with torch.enable_grad():
+                outputs, statistics = self._training_outputs(
+                    model | leaves, own.x, own.key, own.weight
+                )
+                loss = self.example_loss(outputs, own.y).mean()
+                gradient = torch.autograd.grad(loss, leaves, materialize_grads=True)
+            rows.append(
+                {
+                    name: statistics[name]
+                    if name in statistics
+                    else value[row] + scales[row] * gradient[name]
+                    for name, value in base.items()
+                }
+            )
+        return stack(rows)
 
     def _gradient_of_one(self, params: Tree, batch: Batch) -> tuple[Tree, Tree]:
         fixed = {name: params[name] for name in params if name not in self.trained}
@@ -422,36 +506,49 @@ class Objective:
         once.
         """
         require_per_example("loss", self.example_loss, self.checked_outputs(x), y)
-        self._check_vectorised(x, y)
+        if self._not_vectorised is None:
+            self._not_vectorised = self._why_not_vectorised(x)
+        if self._not_vectorised:
+            warnings.warn(
+                FedcladeWarning(
+                    f"{self._not_vectorised} Clients run one by one, which is slower.", "model"
+                ),
+                stacklevel=6,
+            )
+        self._check_training(x, y)
 
-    def _check_vectorised(self, x: Tensor, y: Tensor) -> None:
-        def twice(value: Tensor) -> Tensor:
-            return torch.stack([value, value])
+    def _why_not_vectorised(self, x: Tensor) -> str:
+        """Why the model cannot run on two clients at once; "" if it can."""
+        self._not_vectorised: str | None = None
+        key, weight = torch.arange(2, device=x.device), torch.ones(2, len(x), device=x.device)
+        with _layer_of_failure(self._in_training.own) as where, torch.no_grad():
+            try:
+                vmap(self._training_outputs)(self._two_clients(), torch.stack([x, x]), key, weight)
+            except Exception as error:
+                return _why_not(error, f"model{where()}")
+        return ""
 
-        two = {name: twice(value) for name, value in self.params().items()}
-        batch = Batch(
-            twice(x),
-            twice(y),
-            twice(torch.ones(len(y), device=x.device)),
-            torch.arange(2, device=x.device),
-        )
+    def _two_clients(self) -> Tree:
+        return {name: torch.stack([value, value]) for name, value in self.params().items()}
 
-        def total(trained: Tree, statistics: Tree, batch: Batch) -> Tensor:
-            params = trained | statistics
-            return self.training_outputs(params, batch.x, batch.key, batch.weight)[0].sum()
-
-        trained, statistics = (
-            {name: two[name] for name in names} for names in (self.trained, self.statistics)
-        )
+    def _check_training(self, x: Tensor, y: Tensor) -> None:
+        """Try a gradient for two clients, as a program has it that is written for one client."""
+        x, y, weight = (torch.stack([v, v]) for v in (x, y, torch.ones(len(y), device=x.device)))
+        batch = Batch(x, y, weight, torch.arange(2, device=x.device))
         with _layer_of_failure(self._in_training.own) as where:
             try:
-                vmap(grad(total))(trained, statistics, batch)
+                vmap(self._gradient_of_one)(self._two_clients(), batch)
             except Exception as error:
-                raise VectorizationError(_why_not(error, f"model{where()}")) from error
-        try:
-            vmap(self._gradient_of_one)(two, batch)
-        except Exception as error:
-            raise VectorizationError(_why_not(error, "loss")) from error
+                what = f"model{where()}" if where() else "loss"
+                raise VectorizationError(_why_not(error, what), what.partition(",")[0]) from error
+
+
+@contextmanager
+def _seeded(key: Tensor) -> Iterator[None]:
+    """Random numbers that a model draws itself come from the step's key."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(key))
+        yield
 
 
 def _why_not(error: Exception, what: str) -> str:

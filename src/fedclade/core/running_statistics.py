@@ -45,7 +45,8 @@ def _changed_buffers(module: nn.Module, x: Tensor) -> set[str]:
     trained = copy.deepcopy(module).train()
     try:
         with torch.random.fork_rng(), torch.no_grad():
-            trained(x)
+            # A server has samples of zeros, which may leave a running mean at zero.
+            trained(x + torch.rand_like(x) if x.is_floating_point() else x)
     except Exception:  # a model that cannot take these inputs is refused later, with the reason
         return set()
     before = dict(module.named_buffers())

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
+from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
@@ -186,7 +187,7 @@ def _node(
         else {str(number): arrays for number, arrays in enumerate(data)}
     )
     clients = from_arrays(list(by_name.values()))
-    objective = Objective(settings.module(build_model), loss)
+    objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
     evaluated = (
         objective,
         clients.metadata,
