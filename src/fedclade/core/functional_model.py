@@ -9,8 +9,6 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -18,13 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedclade.core.client_functions import ClientFunctions, uses_replaced_functions
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.one_by_one import one_by_one
 from fedclade.core.pytree import Tree, stack, tree_index
-from fedclade.core.rng import hash_bits, uniform
-from fedclade.core.running_statistics import MaskedBatchNorm, batch_norm_names, statistic_names
+from fedclade.core.rng import hash_bits
+from fedclade.core.running_statistics import batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
 
@@ -98,44 +97,6 @@ def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     """
     right = (outputs.argmax(-1) == y).to(torch.float32)
     return right if y.ndim == 1 else right.flatten(1).mean(1)
-
-
-# The step's key, and a counter of the dropout layers in this forward pass: each call has its own
-# mask.
-_dropout: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("dropout", default=None)
-
-
-class _CounterDropout(nn.Module):
-    """Dropout whose mask is a hash of the step's key. The mask of torch's dropout would depend on
-    which clients run together.
-    """
-
-    def __init__(self, p: float, whole_channels: bool) -> None:
-        super().__init__()
-        self.p, self.whole_channels = p, whole_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        training = _dropout.get()
-        if training is None or self.p == 0.0:
-            return x
-        key, calls = training
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else tuple(x.shape)
-        keep = uniform(hash_bits(key, next(calls)), shape) >= self.p
-        return x * keep / (1.0 - self.p) if self.p < 1 else torch.zeros_like(x)
-
-
-def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
-    """The module with every dropout layer replaced by `_CounterDropout`."""
-    if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        raise VectorizationError(
-            f"model: layer '{path}' ({type(module).__name__}) is not supported: use nn.Dropout."
-        )
-    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _with_counter_dropout(child, f"{path}.{name}".lstrip("."))
-    return module
 
 
 def _example_loss(loss: ExampleLoss | None, module: nn.Module) -> ExampleLoss:
@@ -222,7 +183,10 @@ class Objective:
     def __init__(
         self, module: nn.Module, loss: ExampleLoss | None = None, x: Tensor | None = None
     ) -> None:
-        plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
+        plain = copy.deepcopy(module).requires_grad_(False).eval()
+        for layer in plain.modules():
+            if isinstance(layer, nn.TransformerEncoder):
+                layer.use_nested_tensor = False  # vmap has no nested tensors
         self.example_loss = _example_loss(loss, module)
         # Frozen parameters stay in the module: they are neither trained nor sent.
         self.trained = tuple(
@@ -236,22 +200,20 @@ class Objective:
             for name, value in module.named_buffers()
             if name in self.statistics and not value.is_floating_point()
         }
-        self._has_batch_norm = any(
-            isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()
-        )
+        self._replaces_functions = uses_replaced_functions(module, x)
         if not self.trained:
             raise InvalidInputError(
                 "model: it has no trainable parameter, so there is nothing to train."
             )
-        # Tracing would skip our dropout.
-        drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
-        self._dense = None if drops else dense_form(plain, self.trained)
+        self._dense = None if self._replaces_functions else dense_form(plain, self.trained)
         with_taps(plain, self.trained)
         self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
         self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
         # None: not tried yet
-        self._not_vectorised = None if x is None else self._why_not_vectorised(x)
+        self._not_vectorised: str | None = None
+        if x is not None:
+            self._not_vectorised = self._why_not_vectorised(x)
 
     @property
     def vectorised(self) -> bool:
@@ -283,7 +245,8 @@ class Objective:
         return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
 
     def _outputs(self, params: Tree, x: Tensor) -> Tensor:
-        return self._call(self._in_use.own, self._as_buffers(params), x)
+        with ClientFunctions() if self._replaces_functions else nullcontext():
+            return self._call(self._in_use.own, self._as_buffers(params), x)
 
     def training_outputs(
         self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
@@ -313,15 +276,11 @@ class Objective:
     ) -> tuple[Tensor, Tree]:
         values = self._as_buffers(params)
         values |= {name: values[name].clone() for name in self.statistics}
-        token = _dropout.set((key, count()))
-        try:
-            with (
-                MaskedBatchNorm(weight) if self._has_batch_norm else nullcontext(),
-                nullcontext() if self.vectorised else _seeded(key),
-            ):
-                outputs = self._call(self._in_training.own, values, x)
-        finally:
-            _dropout.reset(token)
+        with (
+            ClientFunctions(key, weight) if self._replaces_functions else nullcontext(),
+            nullcontext() if self.vectorised else _seeded(key),
+        ):
+            outputs = self._call(self._in_training.own, values, x)
         # functional_call leaves the new values of buffers in `values`.
         return outputs, {
             name: values[name].detach().to(params[name].dtype) for name in self.statistics
@@ -519,11 +478,12 @@ class Objective:
 
     def _why_not_vectorised(self, x: Tensor) -> str:
         """Why the model cannot run on two clients at once; "" if it can."""
-        self._not_vectorised: str | None = None
         key, weight = torch.arange(2, device=x.device), torch.ones(2, len(x), device=x.device)
         with _layer_of_failure(self._in_training.own) as where, torch.no_grad():
             try:
-                vmap(self._training_outputs)(self._two_clients(), torch.stack([x, x]), key, weight)
+                two, inputs = self._two_clients(), torch.stack([x, x])
+                vmap(self._training_outputs)(two, inputs, key, weight)
+                vmap(self._outputs)(two, inputs)
             except Exception as error:
                 return _why_not(error, f"model{where()}")
         return ""

@@ -8,18 +8,11 @@ step.
 from __future__ import annotations
 
 import copy
-import inspect
-import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import TorchFunctionMode
-
-_BATCH_NORM = inspect.signature(F.batch_norm)
 
 
 def statistic_names(module: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
@@ -71,66 +64,3 @@ def batch_norm_names(module: nn.Module, trained: Sequence[str]) -> tuple[str, ..
         for name in (*dict(layer.named_parameters(recurse=False)), *dict(layer.named_buffers()))
         if name in dict(layer.named_buffers()) or f"{path}.{name}".lstrip(".") in trained
     )
-
-
-class MaskedBatchNorm(TorchFunctionMode):
-    """In this context BatchNorm takes its batch statistics from the real examples only.
-
-    It replaces the function that all BatchNorm layers call, also those of timm. A batch with one
-    value per channel has no variance: then the running statistics are used and stay as they are.
-
-    Args:
-        weight: (B,) the weight of each example, 0 for padding.
-    """
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is not F.batch_norm:
-            return func(*args, **kwargs)
-        given = _BATCH_NORM.bind(*args, **kwargs)
-        given.apply_defaults()
-        if not given.arguments.pop("training") or len(given.arguments["input"]) % len(self.weight):
-            return func(*args, **kwargs)
-        return self._batch_norm(**given.arguments)
-
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        momentum: float,
-        eps: float,
-    ) -> Tensor:
-        x = input
-        axes, channels = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
-        # A model may have merged the axes of examples and of positions in a sequence.
-        mask = self.weight.repeat_interleave(len(x) // len(self.weight))
-        count = mask.sum() * math.prod(x.shape[2:])
-        share = (mask / count.clamp_min(1)).view(-1, *[1] * (x.ndim - 1))
-        mean = (x * share).sum(axes)
-        var = ((x - mean.view(channels)).square() * share).sum(axes)
-        if running_mean is not None and running_var is not None:
-            has_variance = count > 1
-            unbiased = var * (count / (count - 1).clamp_min(1))
-            for running, new in ((running_mean, mean), (running_var, unbiased)):
-                after = running + momentum * (new.detach() - running)
-                running.copy_(torch.where(has_variance, after, running))
-            mean = torch.where(has_variance, mean, running_mean)
-            var = torch.where(has_variance, var, running_var)
-        factor = (var + eps).rsqrt()
-        if weight is not None:
-            factor = factor * weight
-        result = (x - mean.view(channels)) * factor.view(channels)
-        return result if bias is None else result + bias.view(channels)
