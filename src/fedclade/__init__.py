@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedclade.analysis.diagnose import diagnose
     from fedclade.analysis.export import export
     from fedclade.analysis.report import write_report as report
+    from fedclade.conformance.runner import check_method
     from fedclade.core.functional_model import accuracy, cross_entropy
     from fedclade.engines.simulator import Simulator
     from fedclade.errors import (
@@ -90,6 +91,7 @@ __all__ = [
     "VectorizationError",
     "WriteError",
     "accuracy",
+    "check_method",
     "core",
     "cross_entropy",
     "data",
@@ -110,6 +112,7 @@ _MODULES = {
     "fedclade.analysis.diagnose": "diagnose",
     "fedclade.analysis.export": "export",
     "fedclade.analysis.report": "report",
+    "fedclade.conformance.runner": "check_method",
     "fedclade.core.functional_model": "accuracy cross_entropy",
     "fedclade.engines.simulator": "Simulator",
     "fedclade.errors": (

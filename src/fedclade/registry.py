@@ -14,6 +14,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from fedclade.data import DATASETS, PARTITIONS
@@ -84,7 +85,7 @@ def find(kind: Kind, name: str, where: str) -> Any:
     return REGISTRY[kind][name]
 
 
-def import_file(path: str) -> None:
+def import_file(path: str) -> ModuleType:
     """Run a user's Python file, which registers its own methods, models, partitions or data."""
     file = Path(path)
     if not file.is_file():
@@ -106,3 +107,4 @@ def import_file(path: str) -> None:
         raise InvalidInputError(
             f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}"
         ) from error
+    return module

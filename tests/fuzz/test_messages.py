@@ -14,9 +14,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.engines.remote.in_process_transport import Remote, copied
 
 import fedclade as fc
+from fedclade.conformance.in_process_federation import InProcessFederation as Remote
+from fedclade.conformance.in_process_federation import copied
 from fedclade.core import LocalTraining
 from fedclade.core.federation import ClientResults, ModelAssignment
 from fedclade.core.functional_model import Objective

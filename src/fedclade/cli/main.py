@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from fedclade import __version__
+from fedclade.cli.check_method import check_method
 from fedclade.cli.compare import compare
 from fedclade.cli.console import error_console, out_console, print_err
 from fedclade.cli.data import data_app
@@ -58,6 +59,7 @@ app.command()(report)
 app.command()(export)
 app.command()(reproduce)
 app.command()(pretrain)
+app.command("check-method")(check_method)
 app.add_typer(data_app, name="data")
 app.add_typer(flower_app, name="flower")
 

@@ -16,8 +16,8 @@ SYMBOLS = {
     "n": "clients of a round",
     "T": "rounds",
     "E": "bytes of the encoder that is sent",
-    "k": "centres a client",
-    "e": "numbers of a centre",
+    "k": "centers of a client",
+    "e": "numbers of a center",
     "C": "clusters",
 }
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -43,7 +43,8 @@ def evaluate_cost(expression: str, symbols: Mapping[str, int]) -> int:
         if isinstance(node, ast.Name) and node.id in SYMBOLS:
             if node.id not in symbols:
                 raise InvalidInputError(
-                    f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]})."
+                    f"formula '{expression}': this run has no {node.id} ({SYMBOLS[node.id]}).",
+                    node.id,
                 )
             return symbols[node.id]
         raise ValueError(

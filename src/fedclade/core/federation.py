@@ -116,12 +116,19 @@ class Failure:
 
 @dataclass(frozen=True)
 class ClientResults:
-    """The results of `map`, in the order of its `ids`."""
+    """The results of `map`, in the order of its `ids`.
 
-    ids: Tensor  # the clients that replied; may be fewer than asked
-    outputs: Tree  # leading axis = len(ids); without the outputs that `reduce` summed
-    sums: Tree = field(default_factory=dict)  # float64, leading axis = segments of `reduce`
-    # (segments,) the sum of the weights in `sums`
+    Args:
+        ids: the clients that replied; clients without a valid reply are missing.
+        outputs: the replies, one row for each of `ids`, without the outputs that `reduce` summed.
+        sums: the sums of `reduce`, in float64, one row per segment.
+        total_weight: (segments,) the sum of the weights in `sums`.
+        failures: the clients without a valid reply.
+    """
+
+    ids: Tensor
+    outputs: Tree
+    sums: Tree = field(default_factory=dict)
     total_weight: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
     failures: Sequence[Failure] = ()
 

@@ -25,8 +25,9 @@ class Encoder:
     def __init__(self, module: nn.Module | None) -> None:
         if module is None:
             raise FedcladeError(
-                "There is no encoder yet: use fc.run, or give a module of yours as"
-                " encoder_module=…."
+                "encoder_module: the method has no encoder. Use fc.run, or set encoder_module to a"
+                " module.",
+                "encoder_module",
             )
         self.trained = tuple(
             name for name, value in module.named_parameters() if value.requires_grad
@@ -63,8 +64,9 @@ class Encoder:
         """Mean squared error of the reconstruction of a batch."""
         if not batch.x.is_floating_point():
             raise InvalidInputError(
-                "encoder: inputs that are whole numbers cannot be reconstructed; give a trained"
-                " module, fine_tune='none'."
+                "method.encoder: an autoencoder cannot reconstruct integer inputs. Use a trained"
+                " encoder and method.fine_tune = 'none'.",
+                "method.encoder",
             )
         errors: Tensor = (
             functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x

@@ -32,7 +32,14 @@ ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Batch(NamedTuple):
-    """The data of a step. `weight` is 0 for padding; `key` is the randomness of the step."""
+    """The data of a step.
+
+    Args:
+        x: the inputs.
+        y: the targets.
+        weight: 1 for each example, and 0 for padding.
+        key: the randomness of the step.
+    """
 
     x: Tensor
     y: Tensor
@@ -164,7 +171,7 @@ class PerThread(threading.local):
 
 
 class Objective:
-    """What a client minimises: `loss(params, batch)`, made from a module and a loss per example.
+    """What a client minimizes: `loss(params, batch)`, made from a module and a loss per example.
 
     Args:
         module: the model.
@@ -203,7 +210,7 @@ class Objective:
         self._replaces_functions = uses_replaced_functions(module, x)
         if not self.trained:
             raise InvalidInputError(
-                "model: it has no trainable parameter, so there is nothing to train."
+                "model: it has no trainable parameter. Set requires_grad for some.", "model"
             )
         self._dense = None if self._replaces_functions else dense_form(plain, self.trained)
         with_taps(plain, self.trained)
@@ -317,21 +324,24 @@ class Objective:
         return features, outputs
 
     def _features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-        seen: list[Tensor] = []
-        hook = self.head_layer().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        captured: list[Tensor] = []
+        hook = self.head_layer().register_forward_pre_hook(
+            lambda _, inputs: captured.append(inputs[0])
+        )
         try:
             outputs = self._outputs(params, x)
         finally:
             hook.remove()
-        return seen[-1], outputs
+        return captured[-1], outputs
 
     def head_layer(self) -> nn.Linear:
         """The model's head: its last linear layer."""
         layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]
         if not layers:
             raise InvalidInputError(
-                "model: it has no linear layer, so its features and last layer's gradient are not"
-                " defined."
+                "model: it has no linear layer, so its features and its last layer's gradient are"
+                " not defined. Use a model with nn.Linear, or another method.",
+                "model",
             )
         return layers[-1]
 
@@ -348,7 +358,8 @@ class Objective:
                 every = dict.fromkeys(name.rpartition(".")[0] or name for name in self.names)
                 raise InvalidInputError(
                     f"layer '{layer}': the model has no trainable parameter of that"
-                    f" name.{nearest(layer, every)}"
+                    f" name.{nearest(layer, every)}",
+                    layer,
                 )
         return tuple(
             name
@@ -457,7 +468,8 @@ class Objective:
                 return self.outputs(self.params(), x)
             except Exception as error:
                 raise InvalidInputError(
-                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}"
+                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}",
+                    "model",
                 ) from error
 
     def check(self, x: Tensor, y: Tensor) -> None:
@@ -515,17 +527,16 @@ def _why_not(error: Exception, what: str) -> str:
     text = str(error)
     if "randomness" in text:
         return (
-            f"{what}: it draws random numbers itself (torch.nn.functional.dropout?): use the module"
-            " nn.Dropout instead."
+            f"{what}: it draws random numbers with torch's generator, as"
+            " torch.nn.functional.dropout does. Use the module nn.Dropout."
         )
     if "data-dependent" in text or "item()" in text:
         return (
             f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot"
-            " share a step: use torch.where."
+            " share a step. Use torch.where."
         )
     return (
-        f"{what}: it cannot be run on several clients at once with torch.func.vmap:"
-        f" {text.splitlines()[0]}"
+        f"{what}: torch.func.vmap cannot run it on several clients at once: {text.splitlines()[0]}"
     )
 
 

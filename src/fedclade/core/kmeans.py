@@ -14,10 +14,10 @@ Float = TypeVar("Float", np.float32, np.float64)
 def kmeans(
     points: NDArray[Float], clusters: int, *, restarts: int, seed: int, tol: float = 1e-4
 ) -> tuple[NDArray[Float], NDArray[np.int32]]:
-    """The centres (clusters, d) and the labels (n,) of points (n, d): the best of `restarts` runs
+    """The centers (clusters, d) and the labels (n,) of points (n, d): the best of `restarts` runs
     from k-means++.
 
-    A run stops when the centres move by no more than `tol`, relative to the variance of the points.
+    A run stops when the centers move by no more than `tol`, relative to the variance of the points.
     """
     # Most methods need no scikit-learn, and it is slow to import.
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]

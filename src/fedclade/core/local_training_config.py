@@ -10,7 +10,16 @@ from fedclade.core.functional_model import Objective
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """How a client trains. `run` sets it in the method."""
+    """How a client trains. `fc.run` sets it in the method.
+
+    Args:
+        objective: the model and its loss.
+        lr: the learning rate of this round.
+        batch_size: examples per batch.
+        epochs: passes over the client's data.
+        momentum: the momentum of SGD.
+        weight_decay: the weight decay of SGD.
+    """
 
     objective: Objective
     lr: float = 0.1
@@ -21,4 +30,5 @@ class LocalTraining:
 
     @property
     def batches(self) -> Batches:
+        """The batches of one round of training."""
         return Batches(self.batch_size, self.epochs)

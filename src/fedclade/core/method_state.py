@@ -30,10 +30,14 @@ class Features:
 class State:
     """The state of a method between rounds. Fields are tensors or trees of tensors, so that every
     state fits into a checkpoint.
+
+    Args:
+        models: a stack of models, one row per cluster.
+        cluster_ids: (clients,) the row of each client, or UNKNOWN.
     """
 
-    models: Tree  # one row per cluster
-    cluster_ids: Tensor  # (clients,) the row of each client, or UNKNOWN
+    models: Tree
+    cluster_ids: Tensor
 
     def __len__(self) -> int:
         """The number of models."""

@@ -14,11 +14,11 @@ PRODUCTS_FROM = 10_000
 
 
 class PrincipalAxes(NamedTuple):
-    """The first axes of some samples, in float64 on the CPU, in order of falling variance."""
+    """The first axes of some samples, in float64 on the CPU, in order of decreasing variance."""
 
     mean: Tensor  # (d,)
     axes: Tensor  # (components, d) unit vectors; zeros beyond min(n, d)
-    singular_values: Tensor  # (components,) of the centred samples
+    singular_values: Tensor  # (components,) of the centered samples
 
     def project(self, x: Tensor) -> Tensor:
         """(n, d) -> (n, components)."""
@@ -38,11 +38,11 @@ def principal_axes(x: Tensor, components: int) -> PrincipalAxes:
     )
 
 
-def _singular(centred: Tensor) -> tuple[Tensor, Tensor]:
-    """Singular values in falling order, and the right singular vectors in rows."""
-    samples, dimensions = centred.shape
+def _singular(centered: Tensor) -> tuple[Tensor, Tensor]:
+    """Singular values in decreasing order, and the right singular vectors in rows."""
+    samples, dimensions = centered.shape
     if samples < PRODUCTS_FROM or samples < dimensions:
-        _, values, axes = torch.linalg.svd(centred, full_matrices=False)
+        _, values, axes = torch.linalg.svd(centered, full_matrices=False)
         return values, axes
-    squares, vectors = torch.linalg.eigh(centred.T @ centred)
+    squares, vectors = torch.linalg.eigh(centered.T @ centered)
     return squares.clamp_min(0).sqrt().flip(0), vectors.T.flip(0)

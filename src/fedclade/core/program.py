@@ -26,11 +26,15 @@ _natively_batched: WeakSet[Callable[..., Any]] = WeakSet()
 
 
 def natively_batched(function: F) -> F:
-    """Declare that a function of a program works on many clients at once, without vmap.
+    """Declare that a function of a program works on many clients at once, without vmap. It is
+    faster than a function of one client, and optional.
 
     Its tensors have a leading axis of clients (a scalar of a client is (K,)); those of `broadcast`
     do not. A step gets a `ClientStackedBatch`. Apart from calls of the objective the function is
     elementwise. Such a step owns the tensors of `carry` and may write into them.
+
+    Args:
+        function: `start`, `step` or `finish` of a program.
     """
     _natively_batched.add(function)
     return function
@@ -82,7 +86,7 @@ class Program:
     def __post_init__(self) -> None:
         if not self.vectorised and self.batches.group > 1:
             raise ValueError(
-                f"program '{self.name}': with vectorised=False a step has one batch; use group=1"
+                f"program '{self.name}': with vectorised=False a step has one batch. Use group=1."
             )
 
     @property
@@ -139,6 +143,6 @@ def chain(
     if common:
         raise ValueError(
             f"programs '{first.name}' and '{second.name}' use the same random streams"
-            f" {sorted(common)}: set rng_stream"
+            f" {sorted(common)}. Set rng_stream."
         )
     return ChainedProgram(first, second, connect)

@@ -96,14 +96,16 @@ def to_spec(program: AnyProgram) -> Description:
     spec = program.spec
     if spec is None:
         raise InvalidInputError(
-            f"program '{program.name}': it cannot be sent to another machine; declare the function"
-            " that makes it with @serializable_program."
+            f"program '{program.name}': it cannot be sent to another machine. Declare the function"
+            " that makes it with @serializable_program.",
+            program.name,
         )
     if spec.functions != program.functions:
         raise InvalidInputError(
-            f"program '{program.name}': it was changed after '{spec.factory}' had made it, so"
-            " another machine would make another one; declare the function that changes it with"
-            " @serializable_program."
+            f"program '{program.name}': its functions differ from those that '{spec.factory}' made,"
+            " so another machine would make a different program. Declare the function that changes"
+            " it with @serializable_program.",
+            program.name,
         )
     return {
         "make": spec.factory,
@@ -128,7 +130,8 @@ def _sent(name: str, value: Any, program: AnyProgram) -> Any:
         return {"program": to_spec(value)}
     raise InvalidInputError(
         f"program '{program.name}': its argument '{name}' is a {type(value).__name__}, which cannot"
-        " be sent."
+        " be sent. Use numbers, strings, tuples, the objective, LocalTraining or programs.",
+        program.name,
     )
 
 
@@ -139,19 +142,23 @@ def from_spec(description: Mapping[str, Any], context: NodeContext) -> AnyProgra
     try:
         name, arguments = description["make"], dict(description["with"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidInputError("program: what was sent describes none.") from error
+        raise InvalidInputError(
+            "program: the message does not describe a program.", "program"
+        ) from error
     if name not in PROGRAM_FACTORIES:
         raise InvalidInputError(
-            f"program: there is no '{name}' here; the two sides run different"
-            f" versions.{nearest(str(name), PROGRAM_FACTORIES)}"
+            f"program '{name}': unknown on this node. Server and node run different versions, or"
+            f" the node did not import the method's file.{nearest(str(name), PROGRAM_FACTORIES)}",
+            str(name),
         )
     factory: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
         return factory(**{str(key): _received(value, context) for key, value in arguments.items()})
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
-            f"program '{name}': what was sent does not fit ({error}); the two sides run different"
-            " versions."
+            f"program '{name}': invalid arguments ({error}). Server and node run different"
+            " versions.",
+            str(name),
         ) from error
 
 
@@ -164,11 +171,11 @@ def _received(value: Any, context: NodeContext) -> Any:
         case {"here": "objective" | "encoder" | "secret" as name}:
             if getattr(context, name) is None:
                 raise InvalidInputError(
-                    f"program: it needs the {name} of this place, and there is none."
+                    f"program: it needs the {name} of this node, and the node has none.", name
                 )
             return getattr(context, name)
         case {"training": dict(settings)} if set(settings) == set(_TRAINING):
             return LocalTraining(context.objective, **settings)
         case {"program": dict(inner)}:
             return from_spec(inner, context)
-    raise ValueError(f"not understood: {value}")
+    raise ValueError(f"unknown argument: {value}")

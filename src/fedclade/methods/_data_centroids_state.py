@@ -1,4 +1,4 @@
-"""The state of methods whose clients send centres of their data: FLT, PCA+kM+HC."""
+"""The state of methods whose clients send centers of their data: FLT, PCA+kM+HC."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedclade.core.method_state import Features, State
 
 
 @dataclass(frozen=True)
-class CentredState(State):
-    """The models, and the centres by which clients are compared."""
+class CentroidState(State):
+    """The models, and the centers by which clients are compared."""
 
     centres: Tensor  # (clients, k, e) the signatures
-    counts: Tensor  # (clients,) the number of real centres among the k; 0 if unknown
+    counts: Tensor  # (clients,) the number of real centers among the k; 0 if unknown
 
     def with_num_clients(self, clients: int) -> Self:
         more = max(0, clients - len(self.counts))
@@ -27,4 +27,4 @@ class CentredState(State):
     def features(self) -> Features:
         real = torch.arange(self.centres.shape[1]) < self.counts[:, None]
         mean = (self.centres * real[..., None]).sum(1) / self.counts.clamp(min=1)[:, None]
-        return Features("the mean of a client's centres", mean, self.counts > 0)
+        return Features("the mean of a client's centers", mean, self.counts > 0)

@@ -68,7 +68,7 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
             valid,
             "method.signature_epsilon",
             self.signature_epsilon,
-            "must be a number above 0, or be left out for signatures without noise",
+            "must be a number above 0; leave it out for signatures without noise",
         )
         require(
             0 < self.signature_delta < 1,
@@ -80,7 +80,7 @@ class DPSignatureMethod(NeedsSecret, Method[S]):
             0 < self.signature_clip < math.inf,
             "method.signature_clip",
             self.signature_clip,
-            "must be a length above 0",
+            "must be a number above 0",
         )
 
     @property

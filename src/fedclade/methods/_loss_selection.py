@@ -13,8 +13,8 @@ from fedclade.programs.model_selection import choose
 
 @dataclass(frozen=True)
 class LossSelectionMethod(Method[S]):
-    """A client takes the model with the least loss on its training examples. Clients of a cohort
-    choose in the round, others in `add_clients`.
+    """Each client takes the model with the least loss on its training examples. The clients of a
+    cohort choose in the round, the others in `add_clients`.
     """
 
     def prepare_cohort(

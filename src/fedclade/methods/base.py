@@ -36,7 +36,7 @@ S = TypeVar("S", bound=State, default=Any)
 Needs: TypeAlias = Literal["nothing", "sum", "updates", "signatures", "probe"]
 NEEDS: dict[Needs, str] = {
     "nothing": "nothing",
-    "sum": "only the sum of what clients send, so secure aggregation fits",
+    "sum": "only the sum of the clients' replies, so secure aggregation is possible",
     "updates": "each client's trained model in clear",
     "signatures": "each client's signature in clear",
     "probe": "each client's trained model in clear, which it runs on probe data",
@@ -45,7 +45,7 @@ Groups: TypeAlias = Literal["none", "given", "found", "known"]
 COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKG") + "."
 GROUPS: dict[Groups, str] = {
     "none": "makes none",
-    "given": "must be given their number",
+    "given": "needs their number",
     "found": "finds their number",
     "known": "gets the true groups",
 }
@@ -53,18 +53,18 @@ GROUPS: dict[Groups, str] = {
 
 def hyperparameters(method: Method | type[Method]) -> list[Field[Any]]:
     """The fields that a user sets."""
-    return [each for each in fields(method) if not is_injected(each)]
+    return [parameter for parameter in fields(method) if not is_injected(parameter)]
 
 
 def check_choices(method: Method) -> None:
     """Raise `InvalidInputError` for a value that is not in its field's `Literal`."""
     hints = get_type_hints(type(method))
-    for each in hyperparameters(method):
-        kind, value = hints[each.name], getattr(method, each.name)
+    for parameter in hyperparameters(method):
+        kind, value = hints[parameter.name], getattr(method, parameter.name)
         if get_origin(kind) is Literal:
             require(
                 value in get_args(kind),
-                f"method.{each.name}",
+                f"method.{parameter.name}",
                 value,
                 f"must be one of {', '.join(map(repr, get_args(kind)))}",
             )
@@ -72,25 +72,37 @@ def check_choices(method: Method) -> None:
 
 @dataclass(frozen=True)
 class Method(ABC, Generic[S]):
-    """A method of federated learning. Its fields are its hyper-parameters; `run` sets the model,
-    the loss and the local training.
+    """A method of federated learning: a frozen dataclass. Its fields are its hyper-parameters.
+    `fc.run` sets the model, the loss and the local training.
 
-    `fedclade describe` and the docs show the class variables. `Method[S]` is a method whose state
-    has the type S.
+    Subclasses define `init`, `round` and `add_clients`. docs/extend.md builds one. `Method[S]` is a
+    method whose state has the type S.
+
+    `fedclade describe` and the docs show the class variables:
+
+    - name: the name in experiment files; `fc.register` sets it.
+    - title: the method in one line.
+    - paper: the source.
+    - client_disclosure: what leaves a client, as text.
+    - server_visibility: what the server must see.
+    - groups: whether the number of groups is given or found.
+    - upload_cost, download_cost: the bytes that one client of a cohort sends and receives in a
+      round, as expressions (`core.cost_formula`).
+    - extra_traffic: what else is sent, as text.
+    - custom_aggregation: the method's own aggregation, as text. If it is set, `server.aggregator`
+      must be "mean".
+    - state: the class of the state.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str]
-    client_disclosure: ClassVar[str]  # what leaves a client, as text
-    server_visibility: ClassVar[Needs]  # what the server must see
+    client_disclosure: ClassVar[str]
+    server_visibility: ClassVar[Needs]
     groups: ClassVar[Groups] = "none"
-    # Bytes that one client of a cohort sends and receives in a round, as expressions
-    # (`core.cost_formula`), and what else is sent, as text.
     upload_cost: ClassVar[str] = "W"
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
-    # the method's own aggregation, as text; then `server.aggregator` cannot be set
     custom_aggregation: ClassVar[str] = ""
     state: ClassVar[type[State]] = State
 
@@ -99,32 +111,60 @@ class Method(ABC, Generic[S]):
     )
 
     def with_local_config(self, local: LocalTraining) -> Self:
+        """The method with this model, loss and local training. `fc.run` calls it in every round."""
         return replace(self, local_config=local)
 
     @property
     def local(self) -> LocalTraining:
+        """The model, the loss and the local training of this round."""
         if self.local_config is None:
             raise FedcladeError(
-                f"{type(self).__name__} has no model yet: use fc.run, or"
-                " method.with_local_config(LocalTraining(…))."
+                f"method: {type(self).__name__} has no model. Use fc.run, or"
+                " method.with_local_config(LocalTraining(…)).",
+                "method",
             )
         return self.local_config
 
     def initial_client_state(self, params: Tree) -> Tree:
-        """The state of every client before it trains. Most methods need none."""
+        """The state of each client before it trains. Most methods need none.
+
+        Args:
+            params: the initial model.
+        """
         return {}
 
     @abstractmethod
     def init(self, fed: Federation, params: Tree, key: int) -> S:
-        """The state before the first round. One-off phases (signatures) run here."""
+        """The state before the first round. One-off phases (signatures) run here.
+
+        Args:
+            fed: the clients.
+            params: the initial model.
+            key: the randomness of this call.
+        """
 
     @abstractmethod
     def round(self, fed: Federation, state: S, cohort: Tensor, key: int) -> S:
-        """One round with these clients. Clients that do not reply keep their state."""
+        """The state after one round. Clients that do not reply keep their client state.
+
+        Args:
+            fed: the clients.
+            state: the state before the round. It must not be changed in place.
+            cohort: the ids of the clients of this round.
+            key: the randomness of this round.
+        """
 
     @abstractmethod
     def add_clients(self, fed: Federation, state: S, ids: Tensor, key: int) -> S:
-        """Assign a cluster to clients that have none."""
+        """The state in which these clients have a cluster. Some may have joined after the state was
+        made: call `state.with_num_clients(len(fed.sizes))` first.
+
+        Args:
+            fed: the clients.
+            state: the state so far. It must not be changed in place.
+            ids: clients without a cluster.
+            key: the randomness of this call.
+        """
 
     def prepare_cohort(
         self, fed: Federation, state: S, cohort: Tensor, key: int
@@ -139,7 +179,12 @@ class Method(ABC, Generic[S]):
         return state, cohort
 
     def assign_models(self, state: S, ids: Tensor) -> ModelAssignment:
-        """The model that each client uses now."""
+        """The model that each client uses now.
+
+        Args:
+            state: the state.
+            ids: the clients.
+        """
         return ModelAssignment(state.models, state.cluster_ids[ids])
 
     def personalization_program(self) -> AnyProgram | None:

@@ -1,5 +1,5 @@
-"""CFL: one model for all at first; where the clients of a cluster pull it in different directions,
-the cluster splits in two.
+"""CFL: it starts with one model for all clients; a cluster splits in two when its clients' updates
+contradict each other.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/meth
 
 @dataclass(frozen=True)
 class CFLState(ParameterTree, State):
-    """The parameter tree: `models` has a row for every node, `cluster` is the leaf of each client;
-    read `parent`, `children`, `members`.
+    """The parameter tree: `models` has a row for each node, and `cluster_ids` is the leaf of each
+    client. `parent`, `children` and `members` describe the tree.
     """
 
     def features(self) -> Features:
@@ -43,47 +43,50 @@ class CFLState(ParameterTree, State):
 
 @dataclass(frozen=True)
 class CFL(NeedsSecret, Method[CFLState]):
-    """Every round each cluster c trains as in FedAvg. Where it has come to rest while its clients
-    have not, it is split in two.
+    """In each round each cluster c trains as in FedAvg. A cluster is split in two when its model
+    has converged and its clients' updates are still large.
 
-    Δθ_i is what client i's local training changed, Δθ_c their mean weighted by examples. If ‖Δθ_c‖
-    < eps1 and max_i ‖Δθ_i‖ > eps2, the clients that answered are parted so that the largest
-    similarity across, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least (`linkage="single"`,
-    Algorithm 1; "complete" is the authors' code). The split is accepted iff gamma_max < sqrt((1 -
-    α_cross^max) / 2).
+    Δθ_i is the update of client i, and Δθ_c the mean of a cluster's updates, weighted by examples.
+    If ‖Δθ_c‖ < eps1 and max_i ‖Δθ_i‖ > eps2, the clients that replied are divided so that the
+    largest similarity between the two sides, α_cross^max of α_ij = cos(Δθ_i, Δθ_j), is least. The
+    split is accepted if gamma_max < sqrt((1 - α_cross^max) / 2).
 
-    eps1, eps2: lengths, or "auto": 0.2 and 0.5 of the longest update of the cluster so far (no
-    split in its first three rounds). gamma_max: γ_max, the largest noise in an update relative to
-    its length, which the paper takes as known; or "auto": estimated from the
-        similarity of each client to the most similar one on its side
-        (`clustering.cfl.noise_level`). 0.5: α_cross^max < 0.5.
-    check_after: rounds after which a split is looked at again. It is undone, for good, if the
-    children's models have a higher loss on
-        their clients' training data than the model at the split. 0: never.
-    min_size: clients that must answer for a split. sketch: numbers kept of an update, a random
-    projection, for late ones (Algorithm 4). permute: clients get and send models in a secret order
-    of coordinates (Algorithm 5). The secret is the clients'. Where they are
-        simulated it is the field `secret` here, used in the clients' programs, in `init` (in
-        earnest a client draws the first model: a server that knows it can read the order off) and
-        where a client looks at its model: `serve` and `model_at`.
+    Args:
+        eps1: a length, or "auto": 0.2 of the longest update of the cluster so far. With "auto" a
+            cluster is not split in its first three rounds.
+        eps2: a length, or "auto": 0.5 of the longest update of the cluster so far.
+        gamma_max: γ_max, the largest noise in an update relative to its length, which the paper
+            assumes to be known; or "auto": estimated from the similarity of each client to the most
+            similar client on its side (`clustering.cfl.noise_level`). 0.5 means α_cross^max < 0.5.
+        linkage: "single" is the paper's Algorithm 1; "complete" is the authors' code.
+        min_size: the number of clients that must reply for a split.
+        check_after: rounds after which a split is checked. If the children's models have a higher
+            loss on their clients' training data than the model at the split, the split is reverted
+            and never tried again. 0 for never.
+        sketch: the number of values kept of an update, a random projection, to assign late clients
+            (Algorithm 4).
+        permute: clients receive and send models whose coordinates are in a secret order (Algorithm
+            5). On Flower the secret is on the nodes, and a client must make the initial model: a
+            server that has it can infer the order. In a simulation the secret is the field
+            `secret`; the clients' programs, `init`, `assign_models` and `model_at` use it.
     """
 
     name: ClassVar[str] = "cfl"
     title: ClassVar[str] = (
-        "Clustered federated learning: split a cluster where its clients' updates contradict each"
-        " other"
+        "CFL: clustered federated learning, a group splits when its clients' updates contradict"
+        " each other"
     )
     paper: ClassVar[str] = (
         "Sattler, Müller and Samek, Clustered Federated Learning, IEEE TNNLS 2021"
         " (arXiv:1910.01991)"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round, and so its own update; once after a split two training"
-        " losses, to be summed"
+        "the trained weights in clear, once a round; once after a split two training losses, which"
+        " the server sums"
     )
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
-    extra_traffic: ClassVar[str] = "once after a split two models more down, and two losses up"
+    extra_traffic: ClassVar[str] = "once after a split: two more models down, and two losses up"
     state: ClassVar[type[State]] = CFLState
 
     eps1: float | Literal["auto"] = "auto"
@@ -129,10 +132,8 @@ class CFL(NeedsSecret, Method[CFLState]):
         return CFLState.initial(models, len(fed.sizes), min(self.sketch, size))
 
     def round(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
-        cohort = (
-            cohort.sort().values
-        )  # from here on ids are in rising order, so that the order of the cohort decides nothing
-        state = self._second_look(fed, state, cohort, key)
+        cohort = cohort.sort().values  # the result does not depend on the order of the cohort
+        state = self._revert_bad_splits(fed, state, cohort, key)
         results, updates = self._train(fed, state, cohort, state.cluster_ids, key)
         if not len(results.ids):
             return state
@@ -142,18 +143,17 @@ class CFL(NeedsSecret, Method[CFLState]):
             self._projected(updates),
         )
         for leaf in sorted(set(node.tolist())):
-            here = torch.nonzero(
-                node == leaf
-            ).flatten()  # places among the replies: the clients are results.ids[here]
-            if len(here) >= self.min_size and not state.frozen[leaf]:
+            members = torch.nonzero(node == leaf).flatten()  # positions among the replies
+            if len(members) >= self.min_size and not state.frozen[leaf]:
                 side = bisect(
-                    updates[here], size[here], *self._eps(state, leaf), self.gamma_max, self.linkage
+                    updates[members],
+                    size[members],
+                    *self._eps(state, leaf),
+                    self.gamma_max,
+                    self.linkage,
                 )
-                state = (
-                    state
-                    if side is None
-                    else state.split(leaf, results.ids[here], side, projected[here])
-                )
+                if side is not None:
+                    state = state.split(leaf, results.ids[members], side, projected[members])
         state = state.trained(results.ids, update_norms(updates), projected)
         return replace(
             state,
@@ -179,8 +179,12 @@ class CFL(NeedsSecret, Method[CFLState]):
         return ModelAssignment(models, state.cluster_ids[ids])
 
     def model_at(self, state: CFLState, node: int) -> Tree:
-        """The model of any node of the tree: a leaf's as it is now, an inner node's as it was at
-        its split.
+        """The model of a node of the tree: the current model of a leaf, or the model of an inner
+        node at its split.
+
+        Args:
+            state: the state.
+            node: the number of the node.
         """
         return tree_index(
             self.assign_models(state, state.cluster_ids[:0]).models, torch.tensor(node)
@@ -189,8 +193,8 @@ class CFL(NeedsSecret, Method[CFLState]):
     def _train(
         self, fed: Federation, state: CFLState, ids: Tensor, at: Tensor, key: int
     ) -> tuple[ClientResults, Tensor]:
-        """Local training of each client i from the model of node at[i]: the trained weights, and
-        the updates as vectors.
+        """Train each client i from the model of node at[i]. Returns the trained weights, and the
+        updates as vectors.
         """
         program = sgd(self.local)
         if self.permute:
@@ -210,29 +214,31 @@ class CFL(NeedsSecret, Method[CFLState]):
     def _eps(self, state: CFLState, leaf: int) -> tuple[float, float]:
         scale = float(state.scale[leaf])
         if "auto" in (self.eps1, self.eps2) and state.age[leaf] < WARM_UP:
-            return 0.0, 0.0  # nothing is shorter than 0: no split yet
+            return 0.0, 0.0  # no update is shorter than 0: no split yet
         return (
             AUTO_EPS1 * scale if self.eps1 == "auto" else self.eps1,
             AUTO_EPS2 * scale if self.eps2 == "auto" else self.eps2,
         )
 
-    def _second_look(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
-        """The fall-back: undo the splits whose children have a higher loss on their clients'
-        training data than the model at the split.
+    def _revert_bad_splits(
+        self, fed: Federation, state: CFLState, cohort: Tensor, key: int
+    ) -> CFLState:
+        """Revert the splits whose children have a higher loss on their clients' training data than
+        the model at the split.
         """
         up = state.parent[state.cluster_ids[cohort]]
         due = (up >= 0) & state.unfrozen(self.check_after)[up] & (self.check_after > 0)
         if not due.any():
             return state
-        ask = evaluate_losses(self.local.objective)
+        losses = evaluate_losses(self.local.objective)
         if self.permute:
-            ask = from_secret_order(ask, self.secret, self.local.objective.statistics)
+            losses = from_secret_order(losses, self.secret, self.local.objective.statistics)
         pairs = {
             name: torch.stack([value[state.parent], value], 1)
             for name, value in state.models.items()
         }
         results = fed.map(
-            ask,
+            losses,
             cohort[due],
             per_client=ModelAssignment(pairs, state.cluster_ids[cohort[due]]),
             key=fold_in(key, "second look"),

@@ -69,30 +69,31 @@ class Clade(DPSignatureMethod[CladeState]):
     runs inside each group. No encoder, number of groups or threshold is needed. A late client joins
     the group with the least merge cost.
 
-    signature: "gradient" sees p(x), p(y) and p(y | x); "features" sees p(x) alone and needs no
-    labels; "joint" has class counts and class-conditional means.
-    signature_dim: e.
-    noise_ratio: the least ratio of the tree's top height to that of noise that counts as structure.
-    recluster_every: after this number of rounds each client moves to the group whose model has the
-        least training loss, and each group is searched again with signatures at its own trained
-        model; 0 for never.
-    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; see
-        docs/privacy.md.
+    Args:
+        signature: "gradient" depends on p(x), p(y) and p(y | x); "features" depends on p(x) only
+            and needs no labels; "joint" has class counts and class-conditional means.
+        signature_dim: e.
+        noise_ratio: the least ratio of the tree's top height to that of noise that counts as
+            structure.
+        recluster_every: after this number of rounds each client moves to the group whose model has
+            the least training loss, and each group is searched again with signatures at its own
+            trained model; 0 for never.
+        signature_epsilon: ε of (ε, δ)-private signatures; None for no noise. See docs/privacy.md.
+        signature_delta: δ of the same.
+        signature_clip: the largest norm of an example's contribution.
     """
 
     name: ClassVar[str] = "clade"
-    title: ClassVar[str] = "Clade: groups from one look at the clients' gradients"
+    title: ClassVar[str] = "Clade: groups from one signature of each client's gradients"
     paper: ClassVar[str] = "fedclade's own method, docs/methods/clade.md"
     client_disclosure: ClassVar[str] = (
-        "once, in clear, the mean sketch (128 numbers) and the number of examples; once a level of"
-        " the search a scatter matrix (8,256 numbers), and once a round the trained weights, of"
-        " both of which only the sum over a group is needed"
+        "once, in clear, the mean sketch (128 numbers) and the number of examples; once for each"
+        " level of the search a scatter matrix (8,256 numbers), and once a round the trained"
+        " weights. The server needs only sums of both over a group"
     )
     server_visibility: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "found"
-    extra_traffic: ClassVar[str] = (
-        "once, before the first round, what all clients say of themselves"
-    )
+    extra_traffic: ClassVar[str] = "once, before the first round, the signatures of all clients"
     state: ClassVar[type[State]] = CladeState
 
     signature: SignatureKind = "gradient"
@@ -109,7 +110,7 @@ class Clade(DPSignatureMethod[CladeState]):
             not (self.recluster_every and self.noise),
             "method.recluster_every",
             self.recluster_every,
-            "must be 0 with signature_epsilon: it tells more than a signature",
+            "must be 0 with signature_epsilon: reclustering discloses more than a signature",
         )
 
     def init(self, fed: Federation, params: Tree, key: int) -> CladeState:
@@ -143,8 +144,8 @@ class Clade(DPSignatureMethod[CladeState]):
     def _groups(
         self, fed: Federation, rows: ModelAssignment, replies: ClientResults, key: int
     ) -> Tensor:
-        """The group of each client that replied, level by level: each group that was formed is
-        asked again for its own scatter, and split if it has structure.
+        """The group of each client that replied. It works level by level: the clients of each new
+        group send its scatter, and the group is split if it has structure.
         """
         size = fed.sizes[replies.ids].double().numpy()
         means = replies.outputs["mean"].double().cpu().numpy()

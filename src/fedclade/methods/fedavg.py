@@ -53,13 +53,13 @@ def fedavg_round(
 
 @dataclass(frozen=True)
 class FedAvg(Method[State]):
-    """Every round the sampled clients train the shared model on their own data; the new model is
+    """In each round the sampled clients train the shared model on their own data. The new model is
     the mean of their models.
 
-    w_{t+1} = sum_k n_k w_k / sum_k n_k over the clients k of the cohort that replied, where n_k
-    (`fed.sizes`) is the number of training examples of client k and w_k its weights after E epochs
-    (`local.epochs`) of SGD with batch size B (`local.batch_size`) and learning rate eta
-    (`local.lr`) from w_t.
+    w_{t+1} = Σ_k n_k w_k / Σ_k n_k over the clients k of the cohort that replied. n_k (`fed.sizes`)
+    is the number of training examples of client k. w_k are its weights after E epochs
+    (`local.epochs`) of SGD from w_t, with batch size B (`local.batch_size`) and learning rate η
+    (`local.lr`).
     """
 
     name: ClassVar[str] = "fedavg"
@@ -69,7 +69,7 @@ class FedAvg(Method[State]):
         " AISTATS 2017"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round; only their weighted sum is needed"
+        "the trained weights, once a round; the server needs only their weighted sum"
     )
     server_visibility: ClassVar[Needs] = "sum"
 

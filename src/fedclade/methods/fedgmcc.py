@@ -39,41 +39,43 @@ class FedGMCCState(State):
 
 @dataclass(frozen=True)
 class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
-    """Every round the server learns, for each pair k < l of clients that answered with weights w_k
-    and w_l, the bend θ of a chain γ_θ from one to the other: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) =
-    w_l. Its loss is how far the outputs f(x; γ_θ(u)) are from those of both ends, on Monte Carlo
-    inputs x ~ U(0, 1) drawn once, and a pair's score the mean loss over u. Pairs whose score is at
-    most ε, a percentile of this round's scores, are joined; clusters are what hangs together. A
-    cluster's new model is the mean of E_u γ_θ(u) over its pairs, and a client alone keeps its w_k.
-    With straight paths and one cluster this is the plain mean of the clients' weights.
+    """In each round the server fits, for each pair k < l of clients that replied with weights w_k
+    and w_l, the bend θ of a path γ_θ between them: γ_θ(0) = w_k, γ_θ(½) = θ, γ_θ(1) = w_l. The loss
+    at u is the distance of the outputs f(x; γ_θ(u)) from those of both ends, on Monte Carlo inputs
+    x ~ U(0, 1) that are drawn once. The score of a pair is the mean loss over u. Pairs whose score
+    is at most ε, a percentile of the scores of this round, are connected, and the connected
+    components are the clusters. The new model of a cluster is the mean of E_u γ_θ(u) over its
+    pairs; a client alone keeps its w_k. With straight paths and one cluster this is the plain mean
+    of the clients' weights.
 
-    percentile: the initial percentile of ε.
-    step: how much the percentile rises after a round with several clusters and falls after a round
-        with one cluster, between 5 and 95, until a partition into several clusters repeats; then it
-        stays. 0: it never changes.
-    mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs should be
-        in that range, as pixels are.
-    curve_steps: steps of Adam, from the midpoint, that learn the bends; 0 for straight paths.
-    curve_lr: η, Adam's learning rate.
+    Args:
+        percentile: the initial percentile of ε.
+        step: how much the percentile rises after a round with several clusters and falls after a
+            round with one cluster, between 5 and 95, until a partition into several clusters
+            repeats; then it stays. 0: it never changes.
+        mc_samples: the number of inputs x. They are uniform in [0, 1), so the clients' inputs
+            should be in that range, as pixels are.
+        curve_steps: steps of Adam, from the midpoint, that fit the bends; 0 for straight paths.
+        curve_lr: η, Adam's learning rate.
     """
 
     name: ClassVar[str] = "fedgmcc"
     title: ClassVar[str] = (
-        "FedGMCC: clients share a model when a path of little loss joins their weights"
+        "FedGMCC: clients share a model if a low-loss path connects their weights"
     )
     paper: ClassVar[str] = (
         "Lucchetti et al., Federated Geometric Monte Carlo Clustering to Counter Non-IID Datasets,"
         " arXiv 2204.11017"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round, in clear; of a late client the number of the model that"
-        " it chose"
+        "the trained weights in clear, once a round; a late client also sends the number of the"
+        " model that it chose"
     )
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
     custom_aggregation: ClassVar[str] = "the mean along paths between models"
     extra_traffic: ClassVar[str] = (
-        "a late client is sent all models once and replies with the number of one"
+        "once for a late client: all models down, and the number of one up"
     )
     state: ClassVar[type[State]] = FedGMCCState
 
@@ -96,7 +98,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
             self.step >= 0,
             "method.step",
             self.step,
-            "must be at least 0 (0: the percentile stays as it is)",
+            "must be at least 0 (0: the percentile does not change)",
         )
         for name, value, least in (
             ("mc_samples", self.mc_samples, 1),
@@ -108,9 +110,10 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
     def init(self, fed: Federation, params: Tree, key: int) -> FedGMCCState:
         if self.input_shape is None:
             raise InvalidInputError(
-                "method fedgmcc: it draws inputs of its own, uniform in [0, 1), and the clients'"
-                " inputs are whole numbers, such as tokens. Outside of fc.run, give input_shape=…"
-                " where they are not."
+                "input_shape: fedgmcc draws inputs, uniform in [0, 1), and needs their shape. If"
+                " the clients' inputs are integers, such as tokens, use another method. Without"
+                " fc.run, set input_shape=….",
+                "input_shape",
             )
         everyone = torch.zeros(len(fed.sizes), dtype=torch.int64)
         percentile = torch.tensor(self.percentile, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""FedNova: FedAvg with updates normalised by the number of local steps."""
+"""FedNova: FedAvg with updates normalized by the number of local steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedclade.methods.fedavg import FedAvg
 class FedNova(FedAvg):
     """Clients train as in FedAvg. Client i makes τ_i steps, which with momentum ρ equal a_i =
     [τ_i - ρ (1 - ρ^τ_i) / (1 - ρ)] / (1 - ρ) plain steps (a_i = τ_i without momentum): ‖a_i‖₁ in
-    the paper. Its normalised update is d_i = (x - y_i) / a_i, and the server sets
+    the paper. Its normalized update is d_i = (x - y_i) / a_i, and the server sets
 
         x <- x - τ_eff Σ_i p_i d_i,   τ_eff = Σ_i p_i a_i,   p_i = n_i / Σ_i n_i over the clients
         that replied.
@@ -31,7 +31,7 @@ class FedNova(FedAvg):
     """
 
     name: ClassVar[str] = "fednova"
-    title: ClassVar[str] = "FedNova: FedAvg with updates normalised by the steps behind them"
+    title: ClassVar[str] = "FedNova: FedAvg with updates normalized by the number of local steps"
     paper: ClassVar[str] = (
         "Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated"
         " Optimization, NeurIPS 2020"

@@ -21,7 +21,12 @@ from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 @serializable_program
 def proximal(local: LocalTraining, mu: float) -> Program:
-    """`sgd` on the client's loss plus mu / 2 · ‖w - w^t‖², where w^t is the model it received."""
+    """`sgd` on the client's loss plus μ/2 · ‖w - w^t‖², where w^t is the model it received.
+
+    Args:
+        local: the objective and the settings of SGD.
+        mu: μ.
+    """
     train = sgd(local)
 
     @natively_batched
@@ -55,15 +60,16 @@ def proximal(local: LocalTraining, mu: float) -> Program:
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """FedAvg in which client k minimises h_k(w) = F_k(w) + μ/2 · ‖w - w^t‖² (μ is `mu`): every step
-    adds μ (w - w^t) to the gradient.
+    """FedAvg in which client k minimizes h_k(w) = F_k(w) + μ/2 · ‖w - w^t‖²: each step adds
+    μ (w - w^t) to the gradient.
 
-    The paper finds no μ that is best everywhere and tries 0.001, 0.01, 0.1, 0.5 and 1. With μ = 0
-    it is FedAvg.
+    Args:
+        mu: μ. The paper tries 0.001, 0.01, 0.1, 0.5 and 1; none is best everywhere. μ = 0 is
+            FedAvg.
     """
 
     name: ClassVar[str] = "fedprox"
-    title: ClassVar[str] = "FedProx: FedAvg with clients held near the shared model"
+    title: ClassVar[str] = "FedProx: FedAvg with a pull toward the shared model"
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020"
 
     mu: float = 0.01

@@ -1,4 +1,4 @@
-"""FedSEM: several centres; each client belongs to the one nearest to its trained weights."""
+"""FedSEM: several centers; each client belongs to the one nearest to its trained weights."""
 
 from __future__ import annotations
 
@@ -21,42 +21,44 @@ from fedclade.methods.base import Groups, Method, Needs, check_choices
 
 @dataclass(frozen=True)
 class FedSEMState(State):
-    """The current centres, and what is needed to assign a late client."""
+    """The current centers, and what is needed to assign a late client."""
 
     start: Tree  # (1, …) the initial model, from which all clients train in the one-off phase
-    first: Tree  # (centres, …) the centres right after that phase
+    first: Tree  # (centers, …) the centers right after that phase
 
 
 @dataclass(frozen=True)
 class FedSEM(Method[FedSEMState]):
-    """Find K centres W̃_k (`clusters`, the state's `models`) and memberships r_ik (the state's
-    `cluster_ids`) that minimise Σ_k Σ_i r_ik ‖W_i − W̃_k‖², W_i the weights of client i after local
-    training, by stochastic expectation maximisation.
+    """Stochastic expectation maximization finds K centers W̃_k (the state's `models`) and
+    memberships r_ik (the state's `cluster_ids`) that minimize Σ_k Σ_i r_ik ‖W_i − W̃_k‖², where W_i
+    are the weights of client i after local training.
 
     Once, all clients train from the initial model, and k-means on their weights gives the first
-    memberships. Then, in every round, the cohort trains, each client from its own centre. E-step:
-    each client joins the centre nearest to its trained weights, among the centres before the round.
-    M-step: a centre becomes the mean of its clients' weights by examples, as in FedAvg (for clients
-    of one size that is the paper's plain mean); a centre without clients stays unchanged.
+    memberships. Then, in each round, the clients of the cohort train, each from its own center.
+    E-step: each client joins the center nearest to its trained weights, among the centers before
+    the round. M-step: a center becomes the mean of its clients' weights by examples, as in FedAvg
+    (for clients of one size that is the paper's plain mean); a center without clients does not
+    change. A late client trains once from the initial model and joins the nearest of the first
+    centers.
 
-    layers: the parameters that distances are computed on: "all", or those of the "last" linear
-    layer. The mean is always of the whole model. A late client trains once from the initial model
-    and joins the nearest of the first centres.
+    Args:
+        clusters: K.
+        layers: the parameters that distances are computed on: "all", or those of the "last" linear
+            layer. The mean is always of the whole model.
     """
 
     name: ClassVar[str] = "fedsem"
     title: ClassVar[str] = (
-        "FedSEM: several centres, a client belongs to the one nearest to its trained weights"
+        "FedSEM: several centers; each client belongs to the one nearest to its trained weights"
     )
     paper: ClassVar[str] = "Xie et al., Multi-Center Federated Learning, arXiv 2005.01026"
     client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round and once before the first, each client's in clear"
+        "the trained weights in clear, once before the first round and once a round"
     )
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "given"
     extra_traffic: ClassVar[str] = (
-        "once, before training and for a late client: the first model down and the trained weights"
-        " up, all clients"
+        "once, before a client's first round: the initial model down and the trained weights up"
     )
     state: ClassVar[type[State]] = FedSEMState
 
@@ -95,7 +97,7 @@ class FedSEM(Method[FedSEMState]):
     def add_clients(
         self, fed: Federation, state: FedSEMState, ids: Tensor, key: int
     ) -> FedSEMState:
-        """A late client joins the nearest first centre. If no client is assigned yet, those that
+        """A late client joins the nearest first center. If no client is assigned yet, those that
         reply are clustered.
         """
         state, ids = state.with_num_clients(len(fed.sizes)), ids.sort().values

@@ -50,7 +50,7 @@ class _FLIS(NeedsProbe, Method[S]):
 
     def _predictions(self, models: Tree) -> Tensor:
         how = (
-            "models are compared on unlabelled inputs: set some apart with partition(…, probe=n),"
+            "models are compared on unlabeled inputs: set some apart with partition(…, probe=n),"
             f" or give them with {type(self).__name__}(probe=array)"
         )
         require(self.probe is not None, "method.probe", self.probe, how)
@@ -60,29 +60,33 @@ class _FLIS(NeedsProbe, Method[S]):
 
 @dataclass(frozen=True)
 class FLISDC(_FLIS[State], LossSelectionMethod[State]):
-    """Every round each client k of the cohort downloads all models, takes the one with the least
+    """In each round each client k of the cohort downloads all models, takes the one with the least
     loss on its own training data, trains it to θ_k and uploads it. The server runs θ_k on the probe
-    inputs: B_k has a row for each of them, one-hot or soft (`labels`). A_ij = ⟨B_i, B_j⟩ / (‖B_i‖
-    ‖B_j‖) is, for one-hot rows, the share of inputs on which i and j agree; Ã_ij = 1 when A_ij ≥ β
-    (`beta`). Row i of Ã is the joint cluster C_i of client i, and θ_g,i = Σ n_k θ_k / Σ n_k over k
-    ∈ C_i its model. The next round's models are these, one for each distinct row, and no others:
-    with β = 0 it is FedAvg, with β = 1 only clients with equal predictions share.
+    inputs: B_k has a row for each of them. A_ij = ⟨B_i, B_j⟩ / (‖B_i‖ ‖B_j‖) is, for one-hot rows,
+    the share of inputs on which i and j agree; Ã_ij = 1 if A_ij ≥ β. Row i of Ã is the joint
+    cluster C_i of client i, and θ_g,i = Σ n_k θ_k / Σ n_k over k ∈ C_i is its model. The models of
+    the next round are these, one for each distinct row, and no others.
 
-    A client that was not in the last round chooses when it needs a model. probe: an array of
-    unlabelled inputs; by default the samples that `partition` sets apart.
+    A client that was not in the last round chooses when it needs a model.
+
+    Args:
+        beta: β. With β = 0 it is FedAvg; with β = 1 only clients with equal predictions share.
+        labels: whether the rows of B_k are "onehot" or "soft".
+        probe: an array of unlabeled inputs; by default the samples that `partition` sets apart.
     """
 
     name: ClassVar[str] = "flis_dc"
     title: ClassVar[str] = (
-        "FLIS, dynamic clusters: models that predict alike are averaged, and clients choose among"
-        " the means"
+        "FLIS-DC: models with similar predictions are averaged, and clients choose among the means"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights, seen one by one, and the number of the model it chose, once a round"
+        "once a round the trained weights in clear, and the number of the model that it chose"
     )
     upload_cost: ClassVar[str] = "W + 8"
     download_cost: ClassVar[str] = "K*W"
-    extra_traffic: ClassVar[str] = "who wants a model and was not in the last round: K*W down, 8 up"
+    extra_traffic: ClassVar[str] = (
+        "for a client that needs a model and was not in the last round: K*W down, 8 up"
+    )
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
         models = stack([params])
@@ -117,30 +121,34 @@ class FLISHCState(State):
 
 @dataclass(frozen=True)
 class FLISHC(_FLIS[FLISHCState]):
-    """Once, before training, all clients train the first model θ_g⁰ and upload it. Hierarchical
-    clustering (`linkage`) of 1 − A, where A are the similarities of their predictions as in
-    `FLISDC`, with all merges up to height 1 − β (`beta`) gives the clusters. Their models begin at
-    θ_g⁰ again, and FedAvg runs inside each.
+    """Once, before training, all clients train the initial model θ_g⁰ and upload the result.
+    Hierarchical clustering of 1 − A, where A are the similarities of their predictions as in
+    `FLISDC`, with all merges up to height 1 − β gives the clusters. Their models start again from
+    θ_g⁰, and FedAvg runs inside each cluster.
 
     A client that missed the one-off round trains θ_g⁰ once and joins the cluster with the highest
-    mean similarity to its first members (average linkage, also with the other linkages). probe: as
-    in `FLISDC`.
+    mean similarity to its first members (average linkage, also with the other linkages).
+
+    Args:
+        beta: β.
+        labels: whether predictions are "onehot" or "soft".
+        probe: as in `FLISDC`.
+        linkage: the linkage of the hierarchical clustering.
     """
 
     name: ClassVar[str] = "flis_hc"
     title: ClassVar[str] = (
-        "FLIS, hierarchical clustering: after one round of all clients those whose models predict"
-        " alike share one"
+        "FLIS-HC: clients whose models make similar predictions after one round share a model"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights: once before the first round, seen one by one; then once a round, only"
-        " their sum is needed"
+        "the trained weights: once before the first round in clear; then once a round, of which the"
+        " server needs only sums"
     )
     extra_traffic: ClassVar[str] = "once, before a client's first round: W down, W up"
     state: ClassVar[type[State]] = FLISHCState
 
-    # models of one round only agree less than those of later ones; both defaults are measured, see
-    # docs/methods/flis.md
+    # Models agree less after one round than later. Both defaults are measured, see
+    # docs/methods/flis.md.
     beta: float = 0.3
     linkage: Literal["average", "single", "complete"] = "average"
 

@@ -1,4 +1,4 @@
-"""FLT: clients are related when the centres of their embedded data are near each other."""
+"""FLT: clients are related if the centers of their embedded data are close."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
 from fedclade.errors import is_int, require, require_int
-from fedclade.methods._data_centroids_state import CentredState
+from fedclade.methods._data_centroids_state import CentroidState
 from fedclade.methods._dp_signature import DPSignatureMethod
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.required_context import NeedsEncoder
@@ -34,7 +34,7 @@ from fedclade.programs.encoder_signature import Centres, autoencode, private_sig
 
 
 @dataclass(frozen=True)
-class FLTState(CentredState):
+class FLTState(CentroidState):
     """The models (one per distinct row of Ã, not per client) and clusters, how models are mixed,
     and the data that places a late client.
     """
@@ -54,41 +54,49 @@ class FLTState(CentredState):
 
 @dataclass(frozen=True)
 class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
-    """Once, before training, each client embeds its data with an encoder G and sends the `k`
-    centres of the embeddings (k-means; e numbers each). The server lays all centres out in the
-    plane (`manifold`), takes the distance A_ij between those of clients i and j (`distance`; "min"
-    is the printed one), and relates i and j, Ã_ij = 1, when A_ij < γ (`gamma`). Or cut="gap"
-    relates the members of a group, cutting the tree of A (average linkage) at its widest gap, and
-    `clusters` = C those of one of Ward's C groups. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij
-    n_j; p_m is n_m / Σ n. A client that missed the one-off phase is treated as the known client
-    nearest to it.
+    """Once, before training, each client embeds its data with an encoder G and sends the k centers
+    of the embeddings (k-means; e numbers each). The server embeds all centers in the plane,
+    computes the distance A_ij between the centers of clients i and j, and relates i and j, Ã_ij =
+    1, if A_ij < γ. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; p_m is n_m / Σ n. A client
+    that missed the one-off phase gets the relations of the known client nearest to it.
 
-    aggregation: "graph" (case I) mixes by Ã, with the last models of absent clients, or without
-        them (absent="skip"); "clusters" (case II) is FedAvg among the clients of a group (component
-        of Ã) that replied.
-    fine_tune: F (`fine_tune_epochs`) epochs of the autoencoder on each client ("client") or rounds
-        of FedAvg ("federated"); "auto" is "federated" for an encoder with random weights, else
-        "none".
-    encoder: "default" (for 1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a
-        file that `fedclade pretrain` wrote.
-    signature_epsilon, signature_delta, signature_clip: (ε, δ)-private signatures; see
-        docs/privacy.md.
+    Args:
+        k: the number of centers of a client, or "auto".
+        gamma: γ.
+        distance: the distance of two sets of centers; "min" is the one printed in the paper.
+        manifold: how the centers are embedded in the plane.
+        cut: "threshold" uses γ. "gap" relates the members of a group: it cuts the tree of A
+            (average linkage) at its widest gap.
+        clusters: C, to relate the members of each of Ward's C groups; None to use `cut`.
+        aggregation: "graph" (case I) mixes by Ã; "clusters" (case II) is FedAvg among the clients
+            of a group (component of Ã) that replied.
+        absent: with "graph", "last" includes the last models of absent clients, and "skip" omits
+            them.
+        fine_tune: "client" trains the autoencoder on each client; "federated" trains it by FedAvg;
+            "auto" is "federated" for an encoder with random weights, else "none".
+        fine_tune_epochs: F, the epochs or rounds of the fine-tuning.
+        encoder: "default" (for 1 × 28 × 28 one trained on Fashion-MNIST, else random weights), or a
+            file that `fedclade pretrain` wrote.
+        signature_epsilon: ε of (ε, δ)-private signatures; None for no noise. See docs/privacy.md.
+        signature_delta: δ of the same.
+        signature_clip: the largest norm of an example's contribution.
     """
 
     name: ClassVar[str] = "flt"
-    title: ClassVar[str] = "FLT: clients whose data look alike to an encoder share models"
+    title: ClassVar[str] = "FLT: clients with similar encoded data share models"
     paper: ClassVar[str] = (
         "Jamali-Rad et al., Federated Learning with Taskonomy for Non-IID Data, arXiv 2103.15947"
     )
     client_disclosure: ClassVar[str] = (
-        "once, in clear, k centres of e numbers (5 × 128 by default) and their count, with"
-        " fine_tune='federated' before it F times the autoencoder's weights (51,577 for 28 × 28);"
-        " then the trained weights, once a round; of all weights only weighted sums are needed"
+        "once, in clear, k centers of e numbers (5 × 128 by default) and their count; with"
+        " fine_tune='federated', before that, F times the autoencoder's weights (51,577 for"
+        " 28 × 28); then once a round the trained weights. The server needs only weighted sums of"
+        " all weights"
     )
     server_visibility: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "found"
     extra_traffic: ClassVar[str] = (
-        "once, before the first round, the encoder down and the centres up"
+        "once, before the first round, the encoder down and the centers up"
     )
     state: ClassVar[type[State]] = FLTState
 
@@ -115,7 +123,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             ok,
             "method.clusters",
             self.clusters,
-            "must be at least 1, and not be given with cut = 'gap'",
+            "must be at least 1, and cannot be used with cut = 'gap'",
         )
         require_int("method.fine_tune_epochs", self.fine_tune_epochs, 1)
         ok = self.signature_epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
@@ -123,7 +131,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             ok,
             "method.signature_epsilon",
             self.signature_epsilon,
-            "needs k = 1, and fine_tune = 'none' or 'auto': docs/privacy.md says why",
+            "needs k = 1, and fine_tune = 'none' or 'auto'; see docs/privacy.md",
         )
 
     @property
@@ -136,7 +144,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             encoder.weights(),
             not self.noise and encoder.tuning(self.fine_tune) == "federated",
         )
-        give = SegmentSum(
+        weighted_sum = SegmentSum(
             segment_ids=torch.zeros_like(everyone),
             weights=fed.sizes,
             num_segments=1,
@@ -148,7 +156,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
                 everyone,
                 broadcast=add_prefix("encoder", weights),
                 key=fold_in(key, "tune", number),
-                reduce=give,
+                reduce=weighted_sum,
             )
             trained = weighted_mean(
                 results.sums,
@@ -170,7 +178,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
 
     def round(self, fed: Federation, state: FLTState, cohort: Tensor, key: int) -> FLTState:
         sizes = fed.sizes[: len(state.row)].double()
-        give = SegmentSum(
+        weighted_sum = SegmentSum(
             weights=state.mixing[:, cohort].T * sizes[cohort, None],
             num_segments=len(state),
             robust_ok=True,
@@ -180,7 +188,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             cohort,
             per_client=ModelAssignment(state.models, state.row[cohort]),
             key=key,
-            reduce=give,
+            reduce=weighted_sum,
         )
         if len(results.ids) == 0:
             return state
@@ -202,12 +210,12 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
         encoder = Encoder(self.encoder_module)
         own = self.fine_tune_epochs if encoder.tuning(self.fine_tune) == "client" else 0
         sent = add_prefix("encoder", state.encoder if own else encoder.needed(state.encoder))
-        ask = (
+        program = (
             private_signature(encoder, self.signature_clip, self.noise, self.secret or 0)
             if self.noise
             else signature(encoder, self.k, own)
         )
-        results = fed.map(ask, ids.sort().values, broadcast=sent, key=key)
+        results = fed.map(program, ids.sort().values, broadcast=sent, key=key)
         if len(results.ids) == 0:
             return state
         centres, counts = (

@@ -1,4 +1,4 @@
-"""IFCA: K models; every client trains the one with the least loss on its data."""
+"""IFCA: K models; each client trains the one with the least loss on its data."""
 
 from __future__ import annotations
 
@@ -30,38 +30,42 @@ class IFCAState(State):
 
 @dataclass(frozen=True)
 class IFCA(LossSelectionMethod[IFCAState]):
-    """There are k models θ_j (`clusters`). Client i of the cohort receives all, chooses ĵ =
-    argmin_j F_i(θ_j) by the loss on its training examples, trains θ_ĵ and sends it with ĵ; θ_j
-    becomes the mean, weighted by examples, of the clients that chose it. A model that no client
+    """There are k models θ_j. Client i of the cohort receives all of them, chooses ĵ = argmin_j
+    F_i(θ_j) by the loss on its training examples, trains θ_ĵ and sends it with ĵ. θ_j becomes the
+    mean, weighted by examples, of the models of the clients that chose it. A model that no client
     chose does not change.
 
     The initial k models are random permutations of the weights of the initial model, so that all
     have its distribution.
 
-    shared_layers: "trunk" averages all but the last linear layer over the whole cohort, so that
-        these layers are the same in all k models.
-    warm_up: rounds of FedAvg before the k models are made; then only their last linear layers
-        differ.
-    num_restarts: IFCA depends on the initial models: all clients may come to prefer one model. With
-        n restarts, n sets of k models are trained at the same time, with n times the traffic, for
-        `trial_rounds` rounds; then the set with the least training loss is kept.
+    Args:
+        clusters: k.
+        shared_layers: "trunk" averages all but the last linear layer over the whole cohort, so that
+            these layers are the same in all k models.
+        warm_up: rounds of FedAvg before the k models are made; then only their last linear layers
+            differ.
+        num_restarts: IFCA depends on the initial models: all clients may end up with one model.
+            With n restarts, n sets of k models are trained at the same time, with n times the
+            traffic; then the set with the least training loss is kept.
+        trial_rounds: rounds before a set is selected.
     """
 
     name: ClassVar[str] = "ifca"
-    title: ClassVar[str] = "IFCA: every client trains that of K models which fits it best"
+    title: ClassVar[str] = "IFCA: each client trains the one of K models that fits its data best"
     paper: ClassVar[str] = (
         "Ghosh et al., An Efficient Framework for Clustered Federated Learning, NeurIPS 2020"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round, of which only the sum over a cluster is needed, and"
-        " which model it took; with restarts, in the first rounds, also its training loss"
+        "once a round the trained weights and the number of the model that it chose; the server"
+        " needs only the sum of the weights over each group. With restarts, in the first rounds,"
+        " also the training loss"
     )
     server_visibility: ClassVar[Needs] = "sum"
     groups: ClassVar[Groups] = "given"
     upload_cost: ClassVar[str] = "W + 8"
     download_cost: ClassVar[str] = "K*W"
     extra_traffic: ClassVar[str] = (
-        "with restarts, in the first `trial_rounds` rounds, as many times that"
+        "with n restarts, n times as much in the first `trial_rounds` rounds"
     )
     state: ClassVar[type[State]] = IFCAState
 
@@ -95,7 +99,9 @@ class IFCA(LossSelectionMethod[IFCAState]):
             return self._drawn(state, key) if past == 0 else state
         draws = torch.split(torch.arange(len(state)), int(self.clusters))
         trained = [
-            self._train(fed, tree_index(state.models, rows), cohort, key, tell_loss=len(draws) > 1)
+            self._train(
+                fed, tree_index(state.models, rows), cohort, key, report_loss=len(draws) > 1
+            )
             for rows in draws
         ]
         # Until the trial ends, clients use the models of the first draw.
@@ -115,10 +121,10 @@ class IFCA(LossSelectionMethod[IFCAState]):
         return replace(state, models=models, cluster_ids=cluster)
 
     def _train(
-        self, fed: Federation, models: Tree, cohort: Tensor, key: int, tell_loss: bool
+        self, fed: Federation, models: Tree, cohort: Tensor, key: int, report_loss: bool
     ) -> tuple[Tree, ClientResults]:
         """One round with these k models."""
-        program = choose_then(self.local.objective, sgd(self.local), tell_loss)
+        program = choose_then(self.local.objective, sgd(self.local), report_loss)
         reduce = SegmentSum(
             segment_ids="row",
             weights=fed.sizes[cohort],

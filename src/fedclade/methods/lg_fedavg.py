@@ -1,4 +1,4 @@
-"""LG-FedAvg: every client has its own representation layers; all share one head."""
+"""LG-FedAvg: each client has its own representation layers; all clients share one head."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from fedclade.methods.fedavg import FedAvg, fedavg_round
 
 @serializable_program
 def sgd_keeping(local: LocalTraining, own: tuple[str, ...]) -> Program:
-    """`sgd` after which the parameters named in `own` stay in the client's state and the others are
-    sent.
+    """`sgd`. The parameters named in `own` stay in the client's state; the reply has the others.
+
+    Args:
+        local: the objective and the settings of SGD.
+        own: the names of the parameters that stay.
     """
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, Tree | None]:
@@ -38,9 +41,10 @@ class LGFedAvg(FedAvg):
     """The representation layers are local: each client has its own, and they never leave it. The
     other layers are shared and averaged as in FedAvg. A client trains both together.
 
-    local_layers: names of the layers (or parameters) that stay with the client. By default, as in
-        the paper, all but the last linear layer; an empty list is FedAvg. (The authors' CIFAR-10
-        code does the opposite: there the convolutions are shared.)
+    Args:
+        local_layers: names of the layers (or parameters) that stay with the client. The default is
+            that of the paper: all but the last linear layer. An empty list is FedAvg. (The authors'
+            CIFAR-10 code does the opposite: it shares the convolutions.)
     """
 
     name: ClassVar[str] = "lg_fedavg"
@@ -50,7 +54,8 @@ class LGFedAvg(FedAvg):
         " Representations, 2020"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights of the shared layers, once a round; only their weighted sum is needed"
+        "the trained weights of the shared layers, once a round; the server needs only their"
+        " weighted sum"
     )
     upload_cost: ClassVar[str] = "G"
     download_cost: ClassVar[str] = "G"
@@ -67,12 +72,14 @@ class LGFedAvg(FedAvg):
         try:
             own = objective.param_names_under(self.local_layers)
         except InvalidInputError as error:
-            raise InvalidInputError(f"method.local_layers: {error}") from error
+            raise InvalidInputError(
+                f"method.local_layers: {error}", "method.local_layers"
+            ) from error
         require(
             len(own) < len(objective.names),
             "method.local_layers",
             self.local_layers,
-            "must leave a layer to be shared",
+            "must leave at least one layer to share",
         )
         return own
 

@@ -20,7 +20,11 @@ from fedclade.methods.base import Method, Needs
 
 @serializable_program
 def sgd_in_memory(local: LocalTraining) -> Program:
-    """`sgd` from the model in the client's state, which keeps the result: nothing is sent."""
+    """`sgd` from the model in the client's state. The result stays there; the reply is empty.
+
+    Args:
+        local: the objective and the settings of SGD.
+    """
     train = sgd(local)
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -38,12 +42,12 @@ class Local(Method[State]):
     """No exchange (SOLO): each client trains its own model on its own data, in the rounds in which
     it is sampled.
 
-    All start from the same initial weights. It shows what a client reaches alone, which is what a
-    federation has to exceed.
+    All clients start from the same initial weights. It is the baseline that a federation must
+    exceed.
     """
 
     name: ClassVar[str] = "local"
-    title: ClassVar[str] = "Local training: every client for itself"
+    title: ClassVar[str] = "Local training: each client trains alone"
     paper: ClassVar[str] = "the baseline called Local in FLT and SOLO in FLIS"
     client_disclosure: ClassVar[str] = "nothing"
     server_visibility: ClassVar[Needs] = "nothing"

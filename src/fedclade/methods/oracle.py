@@ -20,20 +20,19 @@ from fedclade.methods.required_context import NeedsTrueGroups
 
 @dataclass(frozen=True)
 class Oracle(NeedsTrueGroups, Method[State]):
-    """FedAvg inside each true group of a planted partition: what a method would reach that groups
-    clients perfectly.
+    """FedAvg inside each true group: the result of a method that groups clients perfectly.
 
-    It is a reference for planted partitions, not a method for use. Without true groups it is
-    refused.
+    It is a reference for partitions with true groups, not a method for use. Without true groups it
+    raises an error.
     """
 
     name: ClassVar[str] = "oracle"
     title: ClassVar[str] = (
-        "The true groups, given away: a yardstick for methods that have to find them"
+        "Oracle: FedAvg inside the true groups, a reference for methods that find groups"
     )
-    paper: ClassVar[str] = "none: the bound that clustered methods are measured against"
+    paper: ClassVar[str] = "none: the reference with which clustered methods are compared"
     client_disclosure: ClassVar[str] = (
-        "the trained weights, once a round; only their weighted sum is needed"
+        "the trained weights, once a round; the server needs only their weighted sum"
     )
     server_visibility: ClassVar[Needs] = "sum"
     groups: ClassVar[Groups] = "known"
@@ -41,8 +40,9 @@ class Oracle(NeedsTrueGroups, Method[State]):
     def _groups(self, clients: int) -> Tensor:
         if self.truth is None or len(self.truth) != clients:
             raise InvalidInputError(
-                "method 'oracle': it needs the true group of every client, and none is known here;"
-                " use a planted partition."
+                "method 'oracle': it needs the true group of each client, and these clients have"
+                " none. Use a partition with true groups, such as label_clusters.",
+                "method",
             )
         numbered: Tensor = torch.unique(self.truth, return_inverse=True)[1]
         return numbered

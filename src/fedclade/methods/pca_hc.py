@@ -1,4 +1,4 @@
-"""PCA+kM+HC: groups by the k-means centres of each client's data in principal components."""
+"""PCA+kM+HC: groups by the k-means centers of each client's data in principal components."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.errors import InvalidInputError, require_int
-from fedclade.methods._data_centroids_state import CentredState
+from fedclade.methods._data_centroids_state import CentroidState
 from fedclade.methods.base import Groups, Method, Needs, check_choices
 from fedclade.methods.fedavg import fedavg_round
 from fedclade.methods.required_context import NeedsProbe
@@ -24,26 +24,30 @@ from fedclade.programs.pca_centroid_signature import flat, pca_basis, pca_signat
 
 
 @dataclass(frozen=True)
-class PCAHCState(CentredState):
-    """The groups' models, the clients' centres, and what a late client projects on."""
+class PCAHCState(CentroidState):
+    """The groups' models, the clients' centers, and the basis for late clients."""
 
     basis: Tree  # mean and axes that all clients project on; empty if each has its own
 
 
 @dataclass(frozen=True)
 class PCAHC(NeedsProbe, Method[PCAHCState]):
-    """FLT's baseline: PCA and k-means at the client, hierarchical clustering at the server, no
+    """The baseline of FLT: PCA and k-means at the client, hierarchical clustering at the server, no
     encoder.
 
-    Once, before training, each client projects its samples on their first principal components
-    (`components`, e in FLT) and sends the `k` centres of the projections. The distance of two
-    clients is that of the best matching of their centres, as in FLT; Ward's tree of these distances
-    is cut into C groups (`clusters`). Then FedAvg runs inside each group. A client that missed the
-    one-off phase joins the group of the known client with the nearest signature.
+    Once, before training, each client projects its samples on their first principal components and
+    sends the k centers of the projections. The distance of two clients is that of the best matching
+    of their centers, as in FLT. Ward's tree of these distances is cut into C groups. Then FedAvg
+    runs inside each group. A client that missed the one-off phase joins the group of the known
+    client with the nearest signature.
 
-    basis: "own", as in FLT: each client fits mean and axes to its own samples, so the coordinates
-    of two clients are not comparable, and the means are lost. "shared": the server fits mean and
-    axes to the probe data and sends them to all clients.
+    Args:
+        clusters: C.
+        k: the number of centers of a client.
+        components: the number of principal components; e in FLT.
+        basis: "own", as in FLT: each client fits mean and axes to its own samples, so the
+            coordinates of two clients are not comparable, and the means are lost. "shared": the
+            server fits mean and axes to the probe data and sends them to all clients.
     """
 
     name: ClassVar[str] = "pca_hc"
@@ -55,8 +59,8 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
         " 2103.15947"
     )
     client_disclosure: ClassVar[str] = (
-        "once, in clear, k centres of `components` numbers (5 × 128 by default) and their count; "
-        "then the trained weights, once a round, of which only weighted sums are needed"
+        "once, in clear, k centers of `components` numbers (5 × 128 by default) and their count;"
+        " then once a round the trained weights, of which the server needs only weighted sums"
     )
     server_visibility: ClassVar[Needs] = "signatures"
     groups: ClassVar[Groups] = "given"
@@ -88,8 +92,9 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
             return {}
         if self.probe is None:
             raise InvalidInputError(
-                "method.basis = 'shared': the server needs probe data to fit it; set some apart"
-                " with partition(…, probe=n), or give inputs of your own, PCAHC(probe=array)."
+                "method.basis = 'shared': the server needs probe data to fit the basis. Set samples"
+                " apart with partition(…, probe=n), or use PCAHC(probe=array).",
+                "method.basis",
             )
         return pca_basis(flat(self.probe), self.components)
 

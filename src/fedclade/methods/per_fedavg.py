@@ -27,8 +27,13 @@ DELTA = 1e-3  # δ of the hessian-free variant
 
 @serializable_program
 def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
-    """SGD on the loss after one more gradient step. Every step uses two batches, three in the
+    """SGD on the loss after one more gradient step. Each step uses two batches, three in the
     hessian-free variant.
+
+    Args:
+        local: the objective and the settings of SGD.
+        alpha: α, the learning rate of the additional step.
+        variant: how the second derivative is treated.
     """
     train, objective = sgd(local), local.objective
 
@@ -76,7 +81,12 @@ def _back(w: Tensor, g: Tensor) -> Tensor:
 
 @serializable_program
 def adapt(objective: Objective, alpha: float) -> Program:
-    """One gradient step on all of the client's training examples: w - α ∇f_i(w)."""
+    """One gradient step on all of the client's training examples: w - α ∇f_i(w).
+
+    Args:
+        objective: the model and its loss.
+        alpha: α.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         total = {name: torch.zeros_like(params[name]) for name in objective.trained}
@@ -103,20 +113,24 @@ def adapt(objective: Objective, alpha: float) -> Program:
 
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """The shared model w minimises the mean of f_i(w - α ∇f_i(w)), the clients' losses after one
+    """The shared model w minimizes the mean of f_i(w - α ∇f_i(w)), the clients' losses after one
     local gradient step. In each local step client i computes w̃ = w - α ∇f_i(w; D1), and then w <- w
-    - β ∇f_i(w̃; D2): the first-order variant, which omits the second derivative.
-    variant="hessian-free" approximates it by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α
-    [∇f_i(w + δg; D3) - ∇f_i(w - δg; D3)] / 2δ). D1, D2, D3 are successive batches of
-    `local.batch_size`; α is `alpha`, β is `local.lr`.
+    - β ∇f_i(w̃; D2), where β is `local.lr`. D1, D2 and D3 are successive batches of
+    `local.batch_size`.
 
     A client uses, and is evaluated with, the adapted model w - α ∇f_i(w), with the gradient on all
     its training examples. A client with a single batch uses it for both steps. With α = 0 it is
     FedAvg on every second batch.
+
+    Args:
+        alpha: α.
+        variant: "first-order" omits the second derivative, as above. "hessian-free" approximates it
+            by differences: with g = ∇f_i(w̃; D2), w <- w - β (g - α [∇f_i(w + δg; D3) -
+            ∇f_i(w - δg; D3)] / 2δ).
     """
 
     name: ClassVar[str] = "per_fedavg"
-    title: ClassVar[str] = "Per-FedAvg: a shared model that is one step away from each client's own"
+    title: ClassVar[str] = "Per-FedAvg: a shared model that each client adapts by one gradient step"
     paper: ClassVar[str] = (
         "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical"
         " Guarantees, NeurIPS 2020"

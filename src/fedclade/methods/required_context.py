@@ -1,5 +1,5 @@
-"""What a method needs besides the clients' replies. A method declares a need by its base class, and
-the code that runs the method asks with `isinstance`.
+"""What a method needs in addition to the clients' replies. A method declares a need by its base
+class, and the runner tests for it with `isinstance`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ names it.
 """
 
 
-def is_injected(each: Field[Any]) -> bool:
+def is_injected(field: Field[Any]) -> bool:
     """Whether the runner sets this field."""
-    return "injected" in each.metadata
+    return "injected" in field.metadata
 
 
 @dataclass(frozen=True)
 class NeedsProbe:
-    """The server needs unlabelled inputs. By default they are the samples that `partition` sets
+    """The server needs unlabeled inputs. By default they are the samples that `partition` sets
     apart.
     """
 
@@ -58,7 +58,7 @@ class NeedsInputShape:
 
 @dataclass(frozen=True)
 class NeedsTrueGroups:
-    """The server needs the true group of each client, which only a planted partition knows."""
+    """The server needs the true group of each client, which only some partitions have."""
 
     truth: Tensor | None = field(
         default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
@@ -67,8 +67,8 @@ class NeedsTrueGroups:
 
 @dataclass(frozen=True)
 class NeedsSecret:
-    """Clients need a number that the server does not know. On Flower each node has its own; this
-    field is for simulations only.
+    """Clients need a number that the server does not have. On Flower each node has its own secret;
+    this field is for simulations only.
     """
 
     secret: int | None = field(default=None, kw_only=True, repr=False, metadata=INJECTED)

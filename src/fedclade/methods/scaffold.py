@@ -25,6 +25,10 @@ from fedclade.methods.base import Method, Needs, check_choices
 def controlled(local: LocalTraining, option: int) -> Program:
     """`sgd` along g - c_i + c. The reply is the weights y and the change of c_i; the new c_i is
     stored in the client's state.
+
+    Args:
+        local: the objective and the settings of SGD.
+        option: the paper's option for c_i, 1 or 2.
     """
     train = sgd(local)
 
@@ -100,12 +104,13 @@ class SCAFFOLD(Method[SCAFFOLDState]):
     With momentum, which the paper does not have, K is the equivalent number of plain steps (see
     FedNova), so that c_i⁺ is still a mean of gradients.
 
-    server_lr: η_g.
-    option: 1 or 2, see above.
-    weights: "clients" gives every client the same weight, as in the paper's objective and the
-        formulas above. "examples" weights clients by their examples, as in FedAvg: p_i = n_i / Σ n
-        over S for x, and n_i / Σ n over all clients for c, so that c stays the weighted mean of all
-        c_i. With equal sizes both are the same.
+    Args:
+        server_lr: η_g.
+        option: 1 or 2, see above.
+        weights: "clients" gives each client the same weight, as in the paper's objective and the
+            formulas above. "examples" weights clients by their examples, as in FedAvg: p_i = n_i /
+            Σ n over S for x, and n_i / Σ n over all clients for c, so that c stays the weighted
+            mean of all c_i. With equal sizes both are the same.
     """
 
     name: ClassVar[str] = "scaffold"
@@ -115,8 +120,8 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         " 2020"
     )
     client_disclosure: ClassVar[str] = (
-        "the trained weights and the change of its control variate, once a round; only their"
-        " weighted sums are needed"
+        "once a round the trained weights and the change of its control variate; the server needs"
+        " only their weighted sums"
     )
     server_visibility: ClassVar[Needs] = "sum"
     upload_cost: ClassVar[str] = "2*W"

@@ -1,5 +1,5 @@
 """Signatures by embedding: a client fine-tunes an autoencoder, embeds its samples and replies with
-the centres of the embeddings.
+the centers of the embeddings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedclade.programs.gaussian_mechanism import SUM, after, clipped, noise_for,
 Centres: TypeAlias = int | Literal["auto"]
 Codes: TypeAlias = NDArray[np.float32]
 
-MOST_CENTRES = 8  # what k = "auto" may choose at most
+MOST_CENTRES = 8  # the largest k that k = "auto" may choose
 _RESTARTS = 10
 _BLOCK = 256  # samples embedded at a time
 _SILHOUETTE_SAMPLES = 500
@@ -35,18 +35,23 @@ _BATCH, _LR, _BETA1, _BETA2, _EPSILON = (
     0.9,
     0.999,
     1e-8,
-)  # of the fine-tuning: Adam as its paper has it
+)  # of the fine-tuning: Adam with the defaults of its paper
 
 
 @serializable_program
 def autoencode(encoder: Encoder, epochs: int) -> Program:
-    """Train the autoencoder with the weights sent to all in `shared` on the client's samples, by
-    Adam; it replies with the weights.
+    """Train the autoencoder on the client's samples by Adam. Its weights are in `broadcast`. The
+    reply is the trained weights.
+
+    Args:
+        encoder: the autoencoder.
+        epochs: passes over the client's samples.
     """
     if not encoder.reconstructs or not encoder.trained:
         raise InvalidInputError(
-            "encoder: to be fine-tuned, a module needs trainable parameters and a method `encode`;"
-            " use fine_tune='none'."
+            "method.encoder: fine-tuning needs a module with trainable parameters and a method"
+            " `encode`. Use method.fine_tune = 'none'.",
+            "method.encoder",
         )
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -86,11 +91,14 @@ def autoencode(encoder: Encoder, epochs: int) -> Program:
 
 @serializable_program
 def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
-    """Embed all samples and cluster the embeddings: replies with `centres` (k, e), of which the
-    first `count` are real, the rest zeros.
+    """Embed all samples and cluster the embeddings. The reply is `centres` (k, e), of which the
+    first `count` are real and the rest zeros.
 
-    With `fine_tune` epochs of `autoencode` before, it embeds with weights of its own, which it
-    tells nobody.
+    Args:
+        encoder: the encoder.
+        k: the number of centers, or "auto".
+        fine_tune: epochs of `autoencode` before the embedding. The trained weights stay with the
+            client.
     """
     rows = MOST_CENTRES if k == "auto" else k
 
@@ -107,10 +115,10 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         codes = carry["codes"]
-        found = centres_of(codes.cpu().numpy(), k, seed=int(carry["key"]))
+        real = centres_of(codes.cpu().numpy(), k, seed=int(carry["key"]))
         centres = codes.new_zeros((rows, codes.shape[1]))
-        centres[: len(found)] = torch.from_numpy(found).to(codes)
-        return {"centres": centres, "count": torch.tensor(len(found), device=codes.device)}, None
+        centres[: len(real)] = torch.from_numpy(real).to(codes)
+        return {"centres": centres, "count": torch.tensor(len(real), device=codes.device)}, None
 
     program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
     return chain_training(autoencode(encoder, fine_tune), program) if fine_tune else program
@@ -118,10 +126,16 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
 
 @serializable_program
 def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) -> Program:
-    """One centre: the mean of the embeddings, none longer than `clip`, in Gaussian noise
-    (gaussian_mechanism.py) of `noise` times its sensitivity.
+    """One center: the mean of the embeddings, clipped to the norm `clip`, with Gaussian noise
+    (gaussian_mechanism.py) of `noise` times the sensitivity.
 
-    More centres have no sensitivity to speak of: one example may move them as far as all of them.
+    Several centers have no useful bound of the sensitivity: one example may move all of them far.
+
+    Args:
+        encoder: the encoder.
+        clip: the largest norm of an embedding.
+        noise: the standard deviation of the noise, in units of the sensitivity.
+        secret: the client's secret, from which the noise is made.
     """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -129,8 +143,7 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
         return weights, {"trace": trace_of(clip, noise, *weights.values())}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        # Each example by itself: if one could change what is made of another, the sensitivity would
-        # be another.
+        # Each example alone: if examples could affect each other, the sensitivity would differ.
         codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
         batch_sums = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
         sums = tree_map(torch.add, batch_sums, carry) if "sum" in carry else batch_sums
@@ -145,8 +158,8 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
 
 
 def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:
-    """The centres of k-means; fewer than k if fewer samples are distinct. Codes that are not finite
-    have one centre, which is not finite either.
+    """The centers of k-means; fewer than k if fewer samples are distinct. Codes that are not finite
+    have one center, which is not finite either.
     """
     if not np.isfinite(codes).all():
         return np.asarray(codes.mean(0, keepdims=True))  # the engine rejects such a reply
@@ -157,8 +170,8 @@ def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:
 
 
 def _by_silhouette(codes: Codes, distinct: int, seed: int) -> Codes:
-    """The centres for the k with the highest silhouette score, k ≥ 2: the score is defined neither
-    for one centre nor for as many centres as samples.
+    """The centers for the k with the highest silhouette score, k ≥ 2: the score is defined neither
+    for one center nor for as many centers as samples.
     """
     from sklearn.metrics import silhouette_score  # type: ignore[import-untyped]
 

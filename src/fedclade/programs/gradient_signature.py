@@ -40,11 +40,17 @@ def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Ten
 def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) -> Sketch:
     """The sketch of one kind.
 
-    gradient: the gradient of the sample's loss with respect to the last layer, (d loss / d outputs)
-    x [h(x), 1], projected to `size` numbers; it sees p(x), p(y) and p(y | x). features: u(x), a
-    projection of h(x), and its squares; it sees p(x) alone and needs no labels. joint: for each
-    class whether the sample is of it, and then a few numbers of u(x): class counts and
-    class-conditional means.
+    "gradient": the gradient of the sample's loss with respect to the last layer, (d loss / d
+    outputs) x [h(x), 1], projected to `size` numbers. It depends on p(x), p(y) and p(y | x).
+    "features": u(x), a projection of h(x), and its squares. It depends on p(x) only and needs no
+    labels. "joint": for each class an indicator and a few numbers of u(x), so that the means are
+    class counts and class-conditional means.
+
+    Args:
+        objective: the model and its loss.
+        kind: the kind of the sketch.
+        size: the dimension; see `dimensions`.
+        key: the randomness of the projection.
     """
     head = objective.head_layer()
     inputs, outputs, device = head.in_features, head.out_features, head.weight.device
@@ -69,10 +75,9 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
         return torch.cat([u(params, batch), u(params, batch) ** 2], -1)
 
     def joint(params: Tree, batch: Batch) -> Tensor:
-        seen = torch.cat([torch.ones_like(batch.weight[:, None]), u(params, batch)], -1)
-        return torch.einsum("bc,bu->bcu", F.one_hot(batch.y, outputs).to(seen.dtype), seen).flatten(
-            1
-        )
+        values = torch.cat([torch.ones_like(batch.weight[:, None]), u(params, batch)], -1)
+        classes = F.one_hot(batch.y, outputs).to(values.dtype)
+        return torch.einsum("bc,bu->bcu", classes, values).flatten(1)
 
     return features if kind == "features" else joint
 
@@ -81,6 +86,12 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 def signature(objective: Objective, kind: SignatureKind, size: int, key: int) -> Program:
     """The mean of the sketch over a client's samples and the scatter about it (the upper triangle),
     under the client's model.
+
+    Args:
+        objective: the model and its loss.
+        kind: the kind of the sketch.
+        size: the dimension of the sketch.
+        key: the randomness of the projection.
     """
     sketch = sketch_of(objective, kind, size, key)
 
@@ -122,11 +133,20 @@ def private_signature(
     noise: float,
     secret: int,
 ) -> Program:
-    """The same for sketches clipped to the norm `clip`, with Gaussian noise
+    """`signature` of sketches clipped to the norm `clip`, with Gaussian noise
     (`gaussian_mechanism`) of `noise` times the sensitivity.
 
     The scatter is corrected for the noise of the mean: its expectation is the scatter of the
     clipped sketches.
+
+    Args:
+        objective: the model and its loss.
+        kind: the kind of the sketch.
+        size: the dimension of the sketch.
+        key: the randomness of the projection.
+        clip: the largest norm of an example's sketch.
+        noise: the standard deviation of the noise, in units of the sensitivity.
+        secret: the client's secret, from which the noise is made.
     """
     sketch = sketch_of(objective, kind, size, key)
 

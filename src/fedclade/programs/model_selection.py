@@ -26,11 +26,19 @@ def choose(objective: Objective) -> Program:
 
 
 @serializable_program
-def choose_then(objective: Objective, train: AnyProgram, tell_loss: bool = False) -> ChainedProgram:
-    """Choose a model as `choose` does, then `train` it, in one message. The reply also has `row`
-    and, with `tell_loss`, the least `loss`.
+def choose_then(
+    objective: Objective, train: AnyProgram, report_loss: bool = False
+) -> ChainedProgram:
+    """Choose a model as `choose` does, then `train` it, in one message. The reply also has `row`.
+
+    Args:
+        objective: the model and its loss.
+        train: the program that trains the chosen model.
+        report_loss: whether the reply also has the least `loss`.
     """
-    return chain(evaluate_losses(objective), train, _chosen_and_its_loss if tell_loss else _chosen)
+    return chain(
+        evaluate_losses(objective), train, _chosen_and_its_loss if report_loss else _chosen
+    )
 
 
 def _chosen(broadcast: Tree, params: Tree, reply: Tree) -> tuple[Tree, Tree]:

@@ -1,5 +1,5 @@
 """PCA signatures: a client projects its samples on a few principal axes and replies with the
-k-means centres of the projections.
+k-means centers of the projections.
 """
 
 from __future__ import annotations
@@ -35,21 +35,26 @@ def flat(x: Tensor) -> Tensor:
     """Inputs as vectors of numbers: (n, d)."""
     if not x.is_floating_point():
         raise InvalidInputError(
-            "pca_hc: inputs that are whole numbers (tokens) have no principal components; use"
-            " another method."
+            f"data: inputs of type {x.dtype} (tokens) have no principal components. Use another"
+            " method than pca_hc.",
+            "data",
         )
     return x.flatten(1)
 
 
 @serializable_program
 def pca_signature(k: int, components: int) -> Program:
-    """Project all samples and cluster the projections: the reply has `centres` (k, components), of
+    """Project all samples and cluster the projections. The reply is `centres` (k, components), of
     which the first `count` are real.
 
-    The basis is the one in `broadcast`, as `pca_basis` gives it, or the client's own if nothing was
-    sent.
+    The basis is the one in `broadcast`, as `pca_basis` returns it. If `broadcast` has none, the
+    client fits a basis to its samples.
+
+    Args:
+        k: the number of centers.
+        components: the number of principal components.
     """
-    # The centres of the samples themselves.
+    # The centers of the samples themselves.
     plain = cast(Program, signature(Encoder(nn.Flatten()), k))
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:

@@ -60,7 +60,12 @@ def in_secret_order(program: Program, secret: int, statistics: tuple[str, ...] =
     models: the client restores the order first and permutes the reply last.
 
     The name does not change, so that the client's batches are the same. Only the client's functions
-    have the secret.
+    use the secret.
+
+    Args:
+        program: the program.
+        secret: the secret that all clients share.
+        statistics: the names of running statistics, as in `concealed`.
     """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
@@ -77,7 +82,13 @@ def in_secret_order(program: Program, secret: int, statistics: tuple[str, ...] =
 
 @serializable_program
 def from_secret_order(program: Program, secret: int, statistics: tuple[str, ...] = ()) -> Program:
-    """A program that gets a stack of permuted models and does not reply with a model."""
+    """A program that gets a stack of permuted models and does not reply with a model.
+
+    Args:
+        program: the program.
+        secret: the secret that all clients share.
+        statistics: the names of running statistics, as in `concealed`.
+    """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return program.start(broadcast, revealed(params, secret, statistics), memory)

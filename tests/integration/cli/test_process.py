@@ -69,7 +69,7 @@ def fedclade(
             ([command, "--help"], 0)
             for command in (
                 *("run", "compare", "list", "describe", "diagnose", "report", "export"),
-                *("reproduce", "pretrain", "data", "flower"),
+                *("reproduce", "pretrain", "check-method", "data", "flower"),
             )
         ),
         (["data", "get", "--help"], 0),

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.docs.markdown import ROOT, blocks
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "extend.md"
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
         ("quickstart", "client 7 predicts"),
         ("own_data", "mean absolute error"),
         ("own_things", "--import"),
+        ("ditto", "Ditto: "),
     ],
 )
 def test_example_runs(name: str, says: str, tmp_path: Path) -> None:
@@ -55,3 +58,19 @@ def test_own_things_can_be_named_on_the_command_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
     assert "even: round 2/2" in done.stdout
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+def test_the_page_on_methods_shows_the_example() -> None:
+    text = (EXAMPLES / "ditto.py").read_text()
+    *shown, check = [block.text for block in blocks(PAGE) if block.language == "python"]
+    assert len(shown) == 3
+    assert "fc.check_method(Ditto(" in check
+    for block in shown:
+        assert block.strip() in text
+
+
+def test_the_example_method_runs_on_the_command_line(tmp_path: Path) -> None:
+    words = ["run", "quickstart", "--import", EXAMPLES / "ditto.py", "--set", "method.name=ditto"]
+    command = [sys.executable, "-m", "fedclade", *words, "--set", "run.rounds=2", "--out", "run"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "ditto: round 2/2" in done.stdout

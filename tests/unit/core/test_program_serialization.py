@@ -56,7 +56,7 @@ def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
 
 
 def test_programs_within_programs(objective: Objective) -> None:
-    sent = to_spec(choose_then(objective, sgd(LocalTraining(objective)), tell_loss=True))
+    sent = to_spec(choose_then(objective, sgd(LocalTraining(objective)), report_loss=True))
     assert sent["with"]["objective"] == {"here": "objective"}
     assert sent["with"]["train"]["program"]["make"] == "core.local_sgd.sgd"
     assert from_spec(sent, NodeContext(objective)).name == "losses>sgd"

@@ -10,7 +10,7 @@ import torch
 import fedclade as fc
 from fedclade.core.method_state import State
 from fedclade.errors import InvalidInputError
-from fedclade.methods._data_centroids_state import CentredState
+from fedclade.methods._data_centroids_state import CentroidState
 from fedclade.training import metrics, plot_data
 from fedclade.training.plot_data import MOST_CLIENTS, ClientFeatures
 
@@ -72,7 +72,7 @@ def test_the_mean_of_centres_leaves_out_those_that_are_not_real() -> None:
     centres = torch.tensor(
         [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [99.0, 99.0]], [[7.0, 7.0], [7.0, 7.0]]]
     )
-    told = CentredState(
+    told = CentroidState(
         {}, torch.zeros(3, dtype=torch.int64), centres, torch.tensor([2, 1, 0])
     ).features()
     assert told.rows.tolist() == [[2.0, 3.0], [5.0, 6.0], [0.0, 0.0]]

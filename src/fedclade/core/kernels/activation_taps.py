@@ -137,7 +137,7 @@ class Tapped:
         """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times
         its `share` (K, B).
 
-        overwrite: the result may take base's memory.
+        `overwrite`: the result may use the memory of `base`.
         """
         clients = len(share)
         taps = {

@@ -9,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.unit.engines.remote.in_process_transport import (
-    COMPATIBILITY_INFO,
-    InProcessTransport,
-    Remote,
-    nodes_of,
-)
 
 from fedclade import SCAFFOLD, FedAvg, Local
+from fedclade.conformance.in_process_federation import (
+    COMPATIBILITY_INFO,
+    InProcessTransport,
+    nodes_of,
+)
+from fedclade.conformance.in_process_federation import InProcessFederation as Remote
 from fedclade.core import LocalTraining
 from fedclade.core.federation import ModelAssignment
 from fedclade.core.functional_model import Objective

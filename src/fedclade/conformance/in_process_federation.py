@@ -64,8 +64,17 @@ def nodes_of(
     }
 
 
-class Remote(RemoteFederation):
-    """A remote federation that replaces a simulator in the conformance tests."""
+class InProcessFederation(RemoteFederation):
+    """A remote federation whose nodes are in this process. It can replace a simulator in a check.
+
+    Args:
+        clients: the clients' data.
+        context: what every node has: the objective, the encoder, the secret.
+        faults: changes or drops replies, as in `Simulator`.
+        nodes: the number of nodes that share the clients.
+        chunk: how many clients a node runs in one step.
+        options: further options of the nodes' simulators.
+    """
 
     def __init__(
         self,

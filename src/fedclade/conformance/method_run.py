@@ -1,0 +1,182 @@
+"""A method on an engine, driven round by round as `fc.run` drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedclade.conformance.example_clients import ragged_clients
+from fedclade.conformance.in_process_federation import InProcessFederation
+from fedclade.core.functional_encoder import Encoder
+from fedclade.core.functional_model import Objective
+from fedclade.core.local_training_config import LocalTraining
+from fedclade.core.method_state import UNKNOWN, State
+from fedclade.core.program_serialization import NodeContext
+from fedclade.core.pytree import Tree
+from fedclade.core.rng import fold_in
+from fedclade.data import Clients
+from fedclade.engines.simulator import Faults, Simulator
+from fedclade.methods.base import Method
+from fedclade.methods.required_context import NeedsEncoder, NeedsSecret
+from fedclade.models import MLP
+from fedclade.training.setup import inject_context
+
+EngineName: TypeAlias = Literal["simulator", "remote"]
+ENGINES: tuple[EngineName, ...] = ("simulator", "remote")
+"""The simulator, and two nodes that the server reaches by messages."""
+
+_CLASSES = 10
+_FAR_ROUND = 10**6  # clients without a cluster get one for the evaluation, in no real round
+
+
+class MethodRun:
+    """A method on an engine.
+
+    Args:
+        method: the method.
+        engine: the name of the engine.
+        clients: the clients' data.
+        faults: changes or drops replies.
+        options: options of the engine.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        engine: EngineName,
+        clients: Clients,
+        faults: Faults | None = None,
+        **options: Any,
+    ) -> None:
+        # Methods that need true groups get some.
+        groups = torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups
+        with_context = inject_context(method, replace(clients, groups=groups).metadata, seed=0)
+        self.clients, self.objective = clients, _objective(clients)
+        self.method: Method = with_context.with_local_config(
+            LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
+        )
+        self.fed: Simulator | InProcessFederation
+        if engine == "simulator":
+            self.fed = Simulator(clients, faults=faults, **options)
+        else:
+            self.fed = InProcessFederation(clients, self._node_context(), faults, **options)
+        self.params = self.objective.params()
+        self.fed.init_client_state(self.method.initial_client_state(self.params))
+
+    def _node_context(self) -> NodeContext:
+        module = self.method.encoder_module if isinstance(self.method, NeedsEncoder) else None
+        return NodeContext(
+            self.objective,
+            None if module is None else Encoder(module),
+            self.method.secret if isinstance(self.method, NeedsSecret) else None,
+        )
+
+    def init(self) -> State:
+        """The state before the first round."""
+        state: State = self.method.init(self.fed, self.params, key=fold_in(0, "init"))
+        self.fed.client_state.commit(0)
+        return state
+
+    def round(self, state: State, number: int, cohort: Tensor) -> State:
+        """The state after one round."""
+        state, cohort = self.method.prepare_cohort(
+            self.fed, state, cohort, fold_in(0, "admit", number)
+        )
+        state = self.method.round(self.fed, state, cohort, fold_in(0, "round", number))
+        self.fed.client_state.commit(number)
+        return state
+
+    def rounds(self, state: State, *cohorts: Tensor, first: int = 1) -> State:
+        """The state after one round with each of these cohorts."""
+        for number, cohort in enumerate(cohorts, start=first):
+            state = self.round(state, number, cohort)
+        return state
+
+    def served(self, state: State) -> Tree:
+        """The weights that each client uses now."""
+        ids = torch.arange(len(self.fed.sizes))
+        unknown = ids[state.cluster_ids[ids] == UNKNOWN]
+        if len(unknown):
+            key = fold_in(0, "admit", _FAR_ROUND)
+            state = self.method.add_clients(self.fed, state, unknown, key)
+        known = ids[state.cluster_ids != UNKNOWN]
+        memory = (
+            self.fed.read(known)
+            if isinstance(self.fed, InProcessFederation)
+            else self.fed.client_state.read(known)
+        )
+        return self.method.assign_models(state, known).gather(memory)
+
+    def continue_from(self, other: MethodRun, number: int) -> None:
+        """Take the clients' states of another run after round `number`, as from a checkpoint."""
+        if isinstance(self.fed, InProcessFederation):
+            assert isinstance(other.fed, InProcessFederation)
+            for name, node in self.fed.in_process.connected.items():
+                node.state_store = other.fed.in_process.connected[name].state_store
+        self.fed.client_state.restore(other.fed.client_state.tensors(), number)
+
+    def with_lr(self, lr: float, new_objective: bool) -> None:
+        """Change the learning rate. A new objective has the same weights and no cached program."""
+        objective = _objective(self.clients) if new_objective else self.objective
+        local = replace(self.method.local, objective=objective, lr=lr)
+        self.method = self.method.with_local_config(local)
+
+
+def _objective(clients: Clients) -> Objective:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Objective(MLP(8).build(clients.shape, _CLASSES))
+
+
+def cohorts_of(clients: int) -> list[Tensor]:
+    """The cohorts of three rounds."""
+    return [torch.arange(clients), torch.arange(0, clients, 2), torch.arange(1, clients)]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of a run."""
+
+    state: State
+    served: Tree
+
+
+@dataclass
+class MethodUnderTest:
+    """The method that the checks examine. It caches the plain run that several checks compare with.
+
+    Args:
+        method: the method.
+        engine: the engine of the runs.
+    """
+
+    method: Method
+    engine: EngineName = "simulator"
+    _plain: dict[EngineName, Outcome] = field(default_factory=dict)
+
+    def start(
+        self, clients: Clients | None = None, faults: Faults | None = None, **options: Any
+    ) -> MethodRun:
+        """A new run, on the ragged clients unless others are given."""
+        clients = ragged_clients() if clients is None else clients
+        return MethodRun(self.method, self.engine, clients, faults, **options)
+
+    def plain_run(self) -> Outcome:
+        """Three rounds on the ragged clients without faults."""
+        if self.engine not in self._plain:
+            self._plain[self.engine] = self.run(self.start)
+        return self._plain[self.engine]
+
+    def run(self, start: Callable[[], MethodRun]) -> Outcome:
+        """Three rounds of a new run."""
+        run = start()
+        state = run.rounds(run.init(), *cohorts_of(len(run.clients)))
+        return Outcome(state, run.served(state))
+
+    def on(self, engine: EngineName) -> MethodUnderTest:
+        """The same method on another engine, with the same cache."""
+        return replace(self, engine=engine)
