@@ -234,6 +234,10 @@ class Objective:
         """This thread's copy of the module, in evaluation mode."""
         return self._in_use.own
 
+    def ndim_of(self, name: str) -> int:
+        """The number of axes of a weight of one client."""
+        return self.module.get_parameter(name).ndim
+
     def params(self) -> Tree:
         """The module's weights and running statistics: the initial model of the federation."""
         values = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}

@@ -36,6 +36,7 @@ class FedNova(FedAvg):
         "Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated"
         " Optimization, NeurIPS 2020"
     )
+    needs_sgd: ClassVar[str] = "normalizes updates by the number of SGD steps"
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         n = fed.sizes.double()

@@ -51,15 +51,16 @@ def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
         params, velocity = sgd_step(
             objective,
             w,
-            strip_prefix("v", carry),
+            strip_prefix("optimizer", carry),
             batch.member(1),
             broadcast["lr"],
             momentum=local.momentum,
             weight_decay=local.weight_decay,
+            clip_norm=local.clip_norm,
             plus=second,
             at=ahead,
         )
-        return add_prefix("w", params) | add_prefix("v", velocity)
+        return add_prefix("w", params) | add_prefix("optimizer", velocity)
 
     return replace(
         train,
@@ -135,6 +136,7 @@ class PerFedAvg(FedAvg):
         "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical"
         " Guarantees, NeurIPS 2020"
     )
+    needs_sgd: ClassVar[str] = "is defined by steps along a gradient"
 
     alpha: float = 0.01
     variant: Variant = "first-order"

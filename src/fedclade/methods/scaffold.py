@@ -47,14 +47,15 @@ def controlled(local: LocalTraining, option: int) -> Program:
         params, velocity = sgd_step(
             local.objective,
             strip_prefix("w", carry),
-            strip_prefix("v", carry),
+            strip_prefix("optimizer", carry),
             batch,
             broadcast["lr"],
             momentum=local.momentum,
             weight_decay=local.weight_decay,
+            clip_norm=local.clip_norm,
             plus=control,
         )
-        after = add_prefix("w", params) | add_prefix("v", velocity)
+        after = add_prefix("w", params) | add_prefix("optimizer", velocity)
         after["steps"] = carry["steps"] + 1
         if option == 1:
             count = batch.examples
@@ -119,6 +120,7 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML"
         " 2020"
     )
+    needs_sgd: ClassVar[str] = "computes control variates from the length of SGD steps"
     client_disclosure: ClassVar[str] = (
         "once a round the trained weights and the change of its control variate; the server needs"
         " only their weighted sums"

@@ -88,6 +88,12 @@ def prepare(run: TrainingRun) -> RunSetup:
         raise InvalidInputError(
             f"method = {run.method!r}: give a method such as fc.FedAvg(), not its name or class."
         )
+    require(
+        run.local.optimizer == "sgd" or not run.method.needs_sgd,
+        "local.optimizer",
+        run.local.optimizer,
+        f"must be 'sgd': method {run.method.name} {run.method.needs_sgd}",
+    )
     engine = run.federation or _simulator(run)
     federation = federation_view(run.method, engine, run.server.aggregator)
     metadata = engine.client_metadata()
