@@ -88,30 +88,30 @@ class Encoder(nn.Module):
         return outputs
 
 
-class LoRALinear(nn.Module):
+class LoRALinear(nn.Linear):
     """A frozen linear layer plus a trained product of rank 8."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer.in_features, layer.out_features)
+        self.weight, self.bias = layer.weight, layer.bias
         self.down = nn.Parameter(torch.randn(8, layer.in_features) / layer.in_features**0.5)
         self.up = nn.Parameter(torch.zeros(layer.out_features, 8))
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.layer(x) + x @ self.down.T @ self.up.T
-        return outputs
+        return super().forward(x) + x @ self.down.T @ self.up.T
 
 
 def with_lora(model: Encoder) -> nn.Module:
     model.requires_grad_(False)
     for layer in model.encoder.layers:
         assert isinstance(layer, nn.TransformerEncoderLayer)
-        layer.linear1, layer.linear2 = (  # type: ignore[assignment]
-            LoRALinear(layer.linear1),
-            LoRALinear(layer.linear2),
-        )
+        layer.linear1, layer.linear2 = LoRALinear(layer.linear1), LoRALinear(layer.linear2)
     model.head.requires_grad_(True)
     return model
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
 
 
 def encoder() -> Encoder:

@@ -434,7 +434,10 @@ class Objective:
                     model | leaves, own.x, own.key, own.weight
                 )
                 loss = self.example_loss(outputs, own.y).mean()
-                gradient = torch.autograd.grad(loss, leaves, materialize_grads=True)
+                gradients = torch.autograd.grad(
+                    loss, tuple(leaves.values()), materialize_grads=True
+                )
+            gradient = dict(zip(leaves, gradients, strict=True))
             rows.append(
                 {
                     name: statistics[name]
