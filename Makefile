@@ -1,38 +1,39 @@
-# fedclade: `make demo` and `make test` do all the set-up they need in .venv.
+# fedclade: every target first sets up what it needs in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# pip prefers a build of this machine's own, such as 2.13.0+cpu.
+# pip prefers a build for this machine, such as 2.13.0+cpu.
 TORCH := 2.13.0
 
-# Small models are fastest on one thread a process; tests run in two processes.
+# Small models are fastest with one thread per process; tests run in two processes.
 export OMP_NUM_THREADS ?= 1
 CODE := src tests examples benchmarks tools
-# Each process takes tests that stand next to each other, so that what they share is made once.
+# Each process runs neighboring tests, so that it builds their shared fixtures once.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo test test-docs test-all lint docs pages bench lock clean
+.PHONY: help setup demo test test-docs test-all lint docs pages notebooks bench lock clean
 
 help:
 	@echo "make demo      compare methods on digits with planted groups (sets up .venv the first time)"
 	@echo "make test      the tests, in minutes"
 	@echo "make test-docs the tests of the documentation: its commands, code, notebooks and pages"
-	@echo "make test-all  all tests, with those that take longer"
+	@echo "make test-all  all tests, with the slow ones, and the coverage of src/fedclade"
 	@echo "make docs      the documentation as a site, in site/"
 	@echo "make pages     regenerate the pages of docs/ that come from the code and from results/"
+	@echo "make notebooks execute the notebooks and save them with their outputs"
 	@echo "make bench     seconds per round of fedclade, fedjax, pfl and Flower (environments in .bench/, 3 GB)"
 	@echo "make lint      ruff, mypy, import rules"
-	@echo "make lock      locked.txt and locked-dev.txt again, after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
+	@echo "make lock      write locked.txt and locked-dev.txt after a change of pyproject.toml (ARGS=--upgrade: newest versions)"
 	@echo "make clean     remove .venv, caches and runs/"
 
 setup: $(READY)
 
-# What is downloaded is checked against the hashes in locked.txt and locked-dev.txt, and nothing is built: wheels only. torch alone has no
-# hash there, since each machine has its own build of it. It comes after all else that it needs, so that it brings nothing but itself and, if
-# it is a CUDA build, NVIDIA's libraries and triton: these must come with it, hence no --no-deps. fedclade is built by the locked hatchling.
+# pip checks downloads against the hashes in locked.txt and locked-dev.txt and installs wheels only, so it builds nothing. Only torch has no
+# hash, because each machine has its own build. torch is installed after its locked requirements, so it adds only itself and, for a CUDA build,
+# NVIDIA's libraries and triton (hence no --no-deps). The locked hatchling builds fedclade.
 $(READY): pyproject.toml locked.txt Makefile
 	@echo "fedclade: setting up $(VENV) (first time only, a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -44,7 +45,7 @@ $(READY): pyproject.toml locked.txt Makefile
 	@$(INSTALL) --no-deps --no-build-isolation -e .
 	@touch $(READY)
 
-# What tests and checks need on top of what a user does.
+# What tests and checks need in addition.
 $(TOOLS): $(READY) locked-dev.txt
 	@echo "fedclade: installing what the tests need"
 	@$(INSTALL) --only-binary :all: --require-hashes -r locked-dev.txt
@@ -63,7 +64,7 @@ test-docs: $(TOOLS)
 	@$(PYTEST) -m docs tests/integration/docs
 
 test-all: $(TOOLS)
-	@$(PYTEST)
+	@$(PYTEST) --cov=fedclade --cov-report=term:skip-covered
 
 lint: $(TOOLS)
 	@$(BIN)/ruff check $(CODE)
@@ -77,9 +78,12 @@ docs: $(TOOLS)
 pages: $(TOOLS)
 	@$(BIN)/python tools/docs/all_pages.py
 
+notebooks: $(TOOLS)
+	@$(BIN)/python tools/docs/notebooks.py
+
 bench: $(READY)
 	@$(BIN)/python benchmarks/framework_comparison.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache site
+	rm -rf $(VENV) .bench runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

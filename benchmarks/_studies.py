@@ -21,9 +21,7 @@ def run_studies(
     studies: Mapping[str, Callable[[T, bool], Study]],
     prepare: Callable[[str], T],
 ) -> None:
-    """Run the studies that the command line selects on `prepare(--data-root)`, and write a JSON
-    file for each.
-    """
+    """Run the selected studies on `prepare(--data-root)`, and write a JSON file for each."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""All methods on the same eight small federations of digits. tools/docs/which_page.py makes the
+"""All methods on the same eight small federations of digits. tools/docs/which_page.py writes the
 tables of docs/which.md from the results.
 
 python benchmarks/all_methods.py [--seeds 3] [--out results/methods/all_methods.json]
@@ -6,8 +6,8 @@ python benchmarks/all_methods.py [--seeds 3] [--out results/methods/all_methods.
 It takes half an hour on one core.
 
 20 clients with 64 images on average, 10 of them in a round, 40 rounds, MLP(64), lr 0.1, batches of
-10, two epochs, every method with its defaults. Methods that need the number of groups get
-the true one, or 4 where there are no groups.
+10, two epochs, every method with its default settings. Methods that need the number of groups get
+the true number, or 4 if there are no groups.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ python benchmarks/baselines.py scaffold --data-root FOLDER [--seeds 3] [--device
 python benchmarks/baselines.py ifca [--seeds 10]
 
 The first is on MNIST, Dirichlet(0.1) over 100 clients (FOLDER has mnist.npz), the second on digits,
-rotations and label clusters. They write results/methods/scaffold.json and ifca.json; the tables of
-docs/methods/baselines.md and ifca.md are made by tools/docs/method_tables.py.
+rotations and label clusters. They write results/methods/scaffold.json and ifca.json;
+tools/docs/method_tables.py writes the tables of docs/methods/baselines.md and ifca.md from them.
 """
 
 from __future__ import annotations

@@ -43,9 +43,7 @@ SHARES = (0.2, 0.1, 0.05, 0.02)  # of the scale: what eps1 might be
 
 @dataclass
 class Federation:
-    """Clients that train one model, without any clustering: what CFL looks at before its first
-    split.
-    """
+    """Clients that train one model without clustering, as in CFL before its first split."""
 
     clients: Clients
     seed: int
@@ -73,8 +71,8 @@ class Federation:
         return replies.outputs, flatten(replies.outputs) - flatten(stack([model]))
 
     def train(self, rounds: int) -> Iterator[tuple[int, Tensor, Callable[[], Tensor]]]:
-        """The updates of each round, and on demand the gradients (with a minus) at the model they
-        were made from.
+        """The updates of each round, and on request the negative gradients at the round's initial
+        model.
         """
         fed, model = fc.Simulator(self.clients), self.local.objective.params()
         whole = replace(self.local, lr=1.0, epochs=1, batch_size=int(self.clients.sizes.max()))
@@ -93,8 +91,8 @@ def lengths(updates: Tensor) -> tuple[float, float]:
 
 
 def two_clients(data: Dataset, points: int) -> dict[str, Clients]:
-    """Can one model be right for both? Yes, yes, no; and in the last case not without learning its
-    points by heart.
+    """Pairs of clients: one model can fit both, both, or not both clients. In the last case it can
+    only memorize the samples.
     """
     x, y = data.x_train, data.y_train
     low, high, one, other = (
@@ -163,16 +161,14 @@ def congruence(data: Dataset, quick: bool) -> Study:
 
 
 def look(similarity: np.ndarray, groups: np.ndarray) -> Study:
-    """The separation gap, and whether the bipartition keeps every group whole."""
+    """The separation gap, and whether the bipartition keeps every group together."""
     side, cross = bipartition(similarity)
     whole = all(len(set(side[groups == group])) == 1 for group in set(groups))
     return {"gap": separation_gap(similarity, groups), "whole": whole, "cross": cross}
 
 
 def gaps(data: Dataset, points: int, rounds: int, at: list[int], seed: int) -> dict[int, Study]:
-    """By round: what similarity of updates and of gradients show of four groups with exchanged
-    labels.
-    """
+    """By round: the separation of four groups with swapped labels, by updates and by gradients."""
     clients = fc.data.partition(
         data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed
     )
@@ -188,7 +184,7 @@ def gaps(data: Dataset, points: int, rounds: int, at: list[int], seed: int) -> d
 
 
 def by_points(data: Dataset, quick: bool) -> Study:
-    """Figure 5: the gap after 50 rounds against points a client."""
+    """Figure 5: the gap after 50 rounds against the number of samples per client."""
     rounds, seeds = (10, 1) if quick else (50, 3)
     study: Study = {"rounds": rounds, "seeds": seeds, "points": {}}
     for points in (10, 50, 200) if quick else (10, 20, 30, 50, 75, 100, 150, 200):
@@ -200,7 +196,7 @@ def by_points(data: Dataset, quick: bool) -> Study:
 
 
 def by_rounds(data: Dataset, quick: bool) -> Study:
-    """Figure 6: the gap against rounds, 100 points a client."""
+    """Figure 6: the gap against rounds, with 100 samples per client."""
     at, seeds = ([1, 5, 10], 1) if quick else ([1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50], 3)
     runs = [gaps(data, 100, at[-1], at, seed) for seed in range(seeds)]
     study: Study = {
@@ -225,8 +221,8 @@ def _print_gaps(where: str, runs: list[Study]) -> None:
 
 
 def margins(data: Dataset, quick: bool) -> Study:
-    """What the three tests see when a cluster first rests: clients of one kind against four
-    groups.
+    """The statistics of CFL's three tests when a cluster first converges: clients of one group
+    against four groups.
     """
     rounds, seeds = (40, 1) if quick else (80, 3)
     study: Study = {}

@@ -1,11 +1,11 @@
-"""Does Clade find the groups, and none where there are none? Planted federations on real data.
+"""Whether Clade finds the groups, and no groups in federations without groups, on real data.
 
 python benchmarks/clade_groups.py --data-root FOLDER [--seeds 5] [--only NAME]
 [--out results/methods/clade_groups.json]
 
-Nothing but the clients and the model is given to the method. FOLDER has mnist.npz and emnist47.npz.
-Without --out the rows are only printed. The table of docs/methods/clade_groups.md is made by
-tools/docs/method_tables.py.
+The method gets only the clients and the model. FOLDER has mnist.npz and emnist47.npz. Without --out
+the rows are only printed. tools/docs/method_tables.py writes the table of
+docs/methods/clade_groups.md.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def federations(root: str) -> dict[str, tuple[Make, int, int]]:
 
 
 def groups_of(clients: Clients, seed: int, method: fc.Method) -> torch.Tensor:
-    """The groups that the method's one-off phase finds."""
+    """The groups that the method finds before training."""
     torch.manual_seed(seed)
     assert clients.classes is not None
     objective = Objective(fc.models.MLP(200).build(clients.shape, clients.classes))

@@ -1,5 +1,5 @@
-"""What Clade's groups are worth in training: FLT's Scenario 4, and a federation without groups.
-Made for a GPU.
+"""Accuracy of training with Clade's groups: FLT's Scenario 4, and a federation without groups.
+Needs a GPU.
 
 python benchmarks/clade_training.py --data-root FOLDER [--device cuda] [--job scenario4|dirichlet]
 [--out results/methods/scenario4.json]
@@ -27,9 +27,7 @@ from fedclade.io.compact_json import write_results
 
 @dataclass(frozen=True)
 class TrueGroups(fc.FedAvg):
-    """FedAvg inside the groups that the partition planted: what any clustering can reach at
-    best.
-    """
+    """FedAvg inside the true groups: the upper bound for clustering."""
 
     groups: tuple[int, ...] = ()
 

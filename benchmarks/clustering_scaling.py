@@ -1,15 +1,14 @@
-"""What servers compute to find out who belongs together: seconds and memory against the number of
-clients.
+"""Time and memory of the servers' clustering against the number of clients.
 
 python benchmarks/clustering_scaling.py [--quick] [--only WORDS] [--out
 results/speed/clustering_scaling_cpu.json]
 
-Ten planted groups. FLT: 5 centres of 128 numbers, 5 points in the plane; CFL and FedSEM: updates of
-2,000 numbers; Clade: sketches of 128 numbers; FLIS: predictions on 500 inputs of 10 classes;
-FedGMCC: models of 15,910 weights on 128 inputs. One thread; a point is measured in a process of its
-own, after a small call that loads what is needed. "more MB" is what the peak grew by during the
-call: inputs are not counted, the result is. An exponent of 2 between two sizes: four times the time
-for twice the clients.
+Ten true groups. FLT: 5 centers of 128 numbers, 5 points in the plane; CFL and FedSEM: updates of
+2,000 numbers; Clade: signatures of 128 numbers; FLIS: predictions on 500 inputs of 10 classes;
+FedGMCC: models of 15,910 weights on 128 inputs. One thread. Each point is measured in a separate
+process, after a small call that loads libraries. "more MB" is the growth of peak memory during the
+call: it includes the result, but not the inputs. An exponent of 2 between two sizes means four
+times the time for twice the clients.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import fedclade as fc
 from fedclade.clustering.cfl import bipartition, most_similar, noise_level
 from fedclade.clustering.clade import assign_new, split_groups
 from fedclade.clustering.cosine import cosine
-from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
+from fedclade.clustering.fedsem import kmeans_labels, nearest_center
 from fedclade.clustering.flis import cluster_predictions, similarity_graph
 from fedclade.clustering.flt import embed, mixing_matrix, nearest_signature
 from fedclade.clustering.graph import close_components, components, threshold_graph
@@ -69,8 +68,8 @@ def planted(clients: int, *shape: int, noise: float = 0.3) -> NDArray[np.float32
 
 
 def in_plane(clients: int) -> Array:
-    """(clients, 5, 2): as a layout puts them, groups far apart, the points of one sort within gamma
-    = 1.
+    """(clients, 5, 2): a layout with distant groups, and the points of one group within gamma =
+    1.
     """
     angle = 2 * math.pi * group_of(clients) / GROUPS
     centre = 50 * np.stack([np.cos(angle), np.sin(angle)], 1)
@@ -95,7 +94,7 @@ def updates(clients: int) -> Tensor:
 
 
 def predicted(clients: int) -> Tensor:
-    """One-hot, of which four in five are those of the group."""
+    """One-hot predictions; four in five equal those of the group."""
     label = RNG(0).integers(0, CLASSES, (GROUPS, PROBE))[group_of(clients)]
     label = np.where(
         RNG(1).random(label.shape) < 0.2, RNG(2).integers(0, CLASSES, label.shape), label
@@ -109,7 +108,7 @@ def sizes_of(clients: int) -> Array:
 
 
 def sketches(clients: int) -> Array:
-    """Means in units of the noise within clients: what `sizes_of` leaves of it, and the groups."""
+    """Means in units of the noise within clients, with the remaining noise and the groups."""
     noise = RNG(4).standard_normal((clients, SKETCH)) / np.sqrt(sizes_of(clients))[:, None]
     return noise + RNG(0).standard_normal((GROUPS, SKETCH))[group_of(clients)]
 
@@ -128,9 +127,9 @@ def clade_placed(means: Array) -> NDArray[np.int64]:
     return assign_new(means, size, means, size, group_of(len(means)), GROUPS)
 
 
-def flt_newcomers(centres: NDArray[np.float32]) -> NDArray[np.int64]:
-    new, count = centres[:NEWCOMERS] + 0.1, np.full(len(centres), CENTRES)
-    return nearest_signature(new, count[:NEWCOMERS], centres, count, "matching")
+def flt_newcomers(centers: NDArray[np.float32]) -> NDArray[np.int64]:
+    new, count = centers[:NEWCOMERS] + 0.1, np.full(len(centers), CENTRES)
+    return nearest_signature(new, count[:NEWCOMERS], centers, count, "matching")
 
 
 def flt_mixing(matrix: Array) -> tuple[Tensor, Tensor]:
@@ -153,7 +152,7 @@ def cfl_newcomers(vectors: Tensor) -> Tensor:
 
 
 def gmcc_scores(clients: int) -> Tensor:
-    """New for each call: `Paths` caches what it has learned."""
+    """Created for each call, because `Paths` caches what it has learned."""
     objective = Objective(fc.models.MLP(20).build((784,), CLASSES))
     noise = torch.Generator().manual_seed(0)
     models = {
@@ -174,9 +173,7 @@ class Job:
 
     @property
     def warm_up(self) -> int:
-        """Clients of the first call. UMAP has another search for neighbours, to be compiled too,
-        above 4,096 points.
-        """
+        """Clients of the first call. Above 4,096 points UMAP compiles another neighbor search."""
         return 1_000 if self.compiles else min(40, self.sizes[0])
 
 
@@ -226,15 +223,15 @@ JOBS = {
     "FedSEM: k-means": Job(
         updates, lambda vectors: kmeans_labels(vectors, GROUPS, seed=0), QUADRATIC
     ),
-    "FedSEM: nearest centres": Job(
-        updates, lambda vectors: nearest_centre(vectors, updates(GROUPS)), LINEAR
+    "FedSEM: nearest centers": Job(
+        updates, lambda vectors: nearest_center(vectors, updates(GROUPS)), LINEAR
     ),
     "FedGMCC: all pairs": Job(lambda n: n, gmcc_scores, PAIRS),
 }
 
 
 def measured(name: str, clients: int) -> dict[str, float]:
-    """Of one call: the fastest of a few where it is short."""
+    """The seconds of one call; the fastest of several if it is short."""
     job = JOBS[name]
     torch.set_num_threads(1)
     with threadpool_limits(1):
@@ -250,7 +247,7 @@ def measured(name: str, clients: int) -> dict[str, float]:
 
 
 def grown(now: dict[str, Any], before: dict[str, Any] | None, what: str) -> float | None:
-    """The exponent of the growth between two sizes; None where there is nothing to compare."""
+    """The exponent of the growth between two sizes; None if there is nothing to compare."""
     if before is None or min(now[what], before[what]) <= 0:
         return None
     return math.log(now[what] / before[what]) / math.log(now["clients"] / before["clients"])
@@ -260,8 +257,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--only", default="", help="those whose name has these words")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it runs")
+    parser.add_argument("--only", default="", help="only names that contain these words")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []

@@ -1,11 +1,12 @@
-"""Is the diagnosis right, and its advice good? Planted federations on MNIST and emnist47.
+"""How often the diagnosis and its recommendation are correct, on federations of MNIST and emnist47
+with known kind and groups.
 
 python benchmarks/diagnosis.py --data-root FOLDER [--device cuda] [--jobs 2] [--only NAME] [--again]
 
 FOLDER has mnist.npz and emnist47.npz. The script measures the federations that have no results yet
 and writes results/diagnosis.json after each, so an interrupted run can continue. Seeds 0 to 4 are
 diagnosed; for seeds 0 and 1 the methods are trained too. Thresholds were chosen on seeds 100 to
-104. tools/docs/diagnosis_page.py makes the tables of docs/diagnosis.md from the results.
+104. tools/docs/diagnosis_page.py writes the tables of docs/diagnosis.md from the results.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Key = tuple[str, str, int]  # data set, federation, seed
 
 
 def diagnosed(clients: Clients, seed: int, device: str, rounds: int) -> dict[str, Any]:
-    """What the diagnosis says, without its words."""
+    """The diagnosis without its sentences."""
     begin = time.perf_counter()
     diagnosis = diagnose(clients, MODEL, seed, device, **LOCAL, probe_rounds=rounds, threads=1)
     ari = (
@@ -127,7 +128,7 @@ def measured(key: Key, root: str, device: str, old: dict[str, Any]) -> tuple[Key
 
 
 def scarce(samples: int) -> list[dict[str, Any]]:
-    """Federations with few samples: how sure is the diagnosis, and is it right?"""
+    """Federations with few samples: the confidence of the diagnosis, and whether it is correct."""
     digits = fc.data.load("digits")
     rows = []
     for name, planted in EXPECTED.items():
@@ -147,7 +148,7 @@ def scarce(samples: int) -> list[dict[str, Any]]:
 
 
 def measure(root: str, device: str, only: str, jobs: int, again: bool) -> None:
-    """Measure what is missing, `jobs` federations at a time, each in its own process."""
+    """Measure the missing federations, `jobs` at a time, each in its own process."""
     results = read_results(RESULTS) if RESULTS.exists() else {}
     rows: dict[Key, dict[str, Any]] = {
         (row["dataset"], row["federation"], row["seed"]): row for row in results.get("rows", [])
@@ -192,7 +193,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="a part of 'mnist, label swap, 0'")
     parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
     parser.add_argument(
-        "--again", action="store_true", help="diagnose all again; accuracies are kept"
+        "--again", action="store_true", help="repeat all diagnoses; keep the accuracies"
     )
     args = parser.parse_args()
     print(f"{CLIENTS} clients of {SAMPLES} samples", flush=True)

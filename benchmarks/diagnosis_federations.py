@@ -1,6 +1,4 @@
-"""The federations of benchmarks/diagnosis.py: what is planted, and what a diagnosis should say of
-it.
-"""
+"""The federations of benchmarks/diagnosis.py, with the expected diagnosis of each."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ CLIENTS, SAMPLES = 40, 200
 
 @dataclass(frozen=True)
 class Planted:
-    """What a diagnosis should say; `groups` is None where there are no groups."""
+    """The expected diagnosis; `groups` is None if there are no groups."""
 
     kind: str
     groups: int | None
@@ -40,7 +38,7 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class TurnedHalves:
-    """Four groups: images upright or turned by 90 degrees, and of one half of the classes or of the
+    """Four groups: images upright or rotated by 90 degrees, from one half of the classes or the
     other.
     """
 
@@ -68,7 +66,7 @@ class TurnedHalves:
 def federation(
     data: Dataset, name: str, seed: int, clients: int = CLIENTS, samples: int = SAMPLES
 ) -> Clients:
-    """One of the planted federations. Of Dirichlet, IID and quantity skew `samples` is the mean."""
+    """One of the federations. For Dirichlet, IID and quantity skew, `samples` is the mean."""
     classes = data.classes or 0
     schemes = {
         "IID": fc.data.Iid(),

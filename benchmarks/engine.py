@@ -1,4 +1,4 @@
-"""Seconds a round of the simulator, through the public interface.
+"""Seconds per round of the simulator, through the public interface.
 
 python benchmarks/engine.py [--device cpu|cuda] [--rounds 30] [--data-root FOLDER] [--only PART]
 [--out results/speed/engine.json]
@@ -46,7 +46,7 @@ def mlp(*between: nn.Module) -> nn.Module:
 
 
 def seconds(data: Clients, model: Any, rounds: int, device: str, cohort: int) -> dict[str, float]:
-    """Of the first rounds together, and of the median and the fastest of the others."""
+    """The seconds of the first rounds together, and the median and minimum of the others."""
     times: list[float] = []
     result = fc.run(
         fc.FedAvg(),
@@ -71,7 +71,7 @@ def seconds(data: Clients, model: Any, rounds: int, device: str, cohort: int) ->
 
 
 def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
-    """The whole run, and its parts."""
+    """The seconds of the whole run and of its parts."""
     emnist = fc.data.load("emnist47", root=root)
     data = fc.data.partition(emnist, fc.data.PowerLawClusters(), clients=2400, seed=0)
     times: list[float] = []

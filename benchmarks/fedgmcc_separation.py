@@ -86,9 +86,7 @@ KINDS += ["2 digits each, 5 groups"]
 def trained(
     clients: Clients, local: fc.core.LocalTraining, rounds: int, seed: int
 ) -> Iterator[tuple[int, Tree]]:
-    """The weights of all clients in each round of FedAvg: what the score sees before any
-    clustering.
-    """
+    """The weights of all clients in each round of FedAvg, without clustering."""
     fed, model, everyone = (
         fc.Simulator(clients),
         stack([local.objective.params()]),
@@ -140,8 +138,8 @@ def say(where: str, rounds: dict[int, dict[str, list[float]]]) -> None:
 
 
 def separation(settings: dict[str, Setting], quick: bool) -> Study:
-    """AUC of the score on FedAvg's way: straight paths, learned bends, outputs as they are and
-    after softmax.
+    """AUC of the score during FedAvg: straight paths, learned bends, raw outputs and outputs after
+    softmax.
     """
     study: Study = {}
     for name, setting in settings.items():
@@ -214,8 +212,8 @@ def training(settings: dict[str, Setting], quick: bool) -> Study:
 
 
 def inputs(settings: dict[str, Setting], quick: bool) -> Study:
-    """AUC of straight paths against the number of Monte Carlo inputs: mean, and standard deviation
-    over ten draws of them.
+    """AUC of straight paths against the number of Monte Carlo inputs: mean and standard deviation
+    over ten draws.
     """
     study: Study = {}
     setting, kind, seeds = settings["digits"], "permuted, 2 groups", 1 if quick else 5
@@ -244,8 +242,8 @@ def inputs(settings: dict[str, Setting], quick: bool) -> Study:
 
 
 def bends(settings: dict[str, Setting], quick: bool) -> Study:
-    """How far learning lowers the mean loss along a path, relative to the straight one, on the
-    inputs it has seen and on fresh ones.
+    """How far learning lowers the mean loss along a path, relative to the straight path, on its
+    training inputs and on new inputs.
     """
     study: Study = {}
     for name, setting in settings.items():
@@ -255,7 +253,7 @@ def bends(settings: dict[str, Setting], quick: bool) -> Study:
         weights = tree_index(
             dict(trained(clients, local, 3, 0))[3], torch.arange(2, 2 + few)
         )  # of both groups
-        seen, fresh = noise(clients.shape, 0), noise(clients.shape, 1, 512)
+        training, fresh = noise(clients.shape, 0), noise(clients.shape, 1, 512)
         a, b = (tree_index(weights, end) for end in torch.combinations(torch.arange(few)).T)
         straight = midpoint(a, b)
         apart = 2 * _mean_losses(local, a, straight, b, fresh, [0.0])
@@ -265,7 +263,7 @@ def bends(settings: dict[str, Setting], quick: bool) -> Study:
         for steps in (10,) if quick else (5, 10, 20, 50, 100):
             for lr in (1e-4, LR, 1e-3, 1e-2):
                 begin = time.perf_counter()
-                bend = fit_bends(local.objective.outputs, a, b, seen, steps, lr)
+                bend = fit_bends(local.objective.outputs, a, b, training, steps, lr)
                 seconds = time.perf_counter() - begin
                 lower = [
                     float(
@@ -274,7 +272,7 @@ def bends(settings: dict[str, Setting], quick: bool) -> Study:
                             / _mean_losses(local, a, straight, b, x, SCORED_AT)
                         ).mean()
                     )
-                    for x in (seen, fresh)
+                    for x in (training, fresh)
                 ]
                 each = seconds / len(next(iter(a.values())))
                 study[f"{name}, {steps} steps of {lr:g}"] = {
@@ -297,8 +295,8 @@ def _mean_losses(
 
 
 def method(settings: dict[str, Setting], quick: bool) -> Study:
-    """The method itself for 15 rounds: clusters, adjusted Rand index, percentile, accuracy;
-    straight and bent, and FedAvg.
+    """The method for 15 rounds: clusters, adjusted Rand index, percentile and accuracy, with
+    straight and bent paths, and for FedAvg.
     """
     study: Study = {}
     for name, setting in settings.items():

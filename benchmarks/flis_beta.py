@@ -1,5 +1,5 @@
-"""What β does to FLIS: groups found, adjusted Rand index and accuracy over planted federations, for
-both variants and both kinds of labels.
+"""The effect of β in FLIS: number of groups, adjusted Rand index and accuracy, for both variants
+and both kinds of labels.
 
 python benchmarks/flis_beta.py --data-root FOLDER [--seeds 3] [--only NAME] [--variants hc,dc]
 [--labels onehot,soft] [--out results/methods/flis_beta.json]
@@ -8,8 +8,8 @@ FOLDER has mnist.npz. All runs: 40 clients, MLP(64), 32 of them in a round, batc
 for every β: the number of models that clients use, the adjusted Rand index of this grouping, and
 the accuracy, all means over seeds. "pairs" are five groups of two classes, "threes" five groups of
 three classes that share one with the next group, "any two" two of ten classes for each client.
-Without --out the rows are only printed. The tables of docs/methods/flis.md are made by
-tools/docs/method_tables.py.
+Without --out the rows are only printed. tools/docs/method_tables.py writes the tables of
+docs/methods/flis.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LABELS = {"onehot": "one-hot", "soft": "soft"}
 
 
 def federations(root: str) -> dict[str, tuple[Callable[[int], Clients], dict[str, float], int]]:
-    """Name -> (how to make it from a seed, local training, rounds)."""
+    """Name -> (function from seed to clients, local training, rounds)."""
     data = fc.data
     mnist, digits = data.load("mnist", root), data.load("digits")
 

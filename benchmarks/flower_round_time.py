@@ -3,8 +3,8 @@ and Flower's own FedAvg with four.
 
     python benchmarks/flower_round_time.py
 
-Both train the same small model on digits; Flower's strategy is its FedAvg as it comes, with an
-evaluation each round, as its own example has. A round is the time between two lines of the server's
+Both train the same small model on digits. Flower's strategy is its FedAvg with default settings and
+an evaluation each round, as in its example. A round is the time between two lines of the server's
 log. Writes results/speed/flower_round_time.json.
 """
 
@@ -24,7 +24,7 @@ from fedclade.io.environment_info import environment_info
 NODES, ROUNDS = 4, 4
 RESULT = Path(__file__).resolve().parents[1] / "results" / "speed" / "flower_round_time.json"
 
-TASK = '''"""Digits, dealt out to all clients alike."""
+TASK = '''"""Digits, divided evenly among all clients."""
 
 import fedclade as fc
 from torch import nn

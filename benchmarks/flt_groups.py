@@ -1,13 +1,13 @@
-"""When does FLT's recipe find the groups? Every k, distance, cut and manifold on MNIST, Scenarios 1
-and 2.
+"""With which settings FLT finds the groups: every k, distance, cut and manifold on MNIST, Scenarios
+1 and 2.
 
 python benchmarks/flt_groups.py --data-root FOLDER [--seeds 5]
 [--out results/methods/flt_groups.json]
 
-The shipped encoder, trained on Fashion-MNIST alone, embeds all images of each of 100 clients.
-Signatures are computed once for each k and seed, as `fc.run` with that seed computes them; every
-distance, cut and manifold then reads the same ones. FOLDER has mnist.npz. The tables of
-docs/methods/flt_table.md are made by tools/docs/method_tables.py.
+The included encoder, trained on Fashion-MNIST, encodes all images of each of 100 clients.
+Signatures are computed once for each k and seed, as in `fc.run` with that seed; every distance, cut
+and manifold uses the same signatures. FOLDER has mnist.npz. tools/docs/method_tables.py writes the
+tables of docs/methods/flt_table.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 import fedclade as fc
-from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centres
+from fedclade.clustering.flt import Distance, Manifold, cluster_signatures, embed_centers
 from fedclade.core.rng import fold_in
 from fedclade.data import Clients
 from fedclade.io.compact_json import write_results
@@ -34,7 +34,7 @@ from fedclade.training.setup import inject_context
 CLIENTS, GROUPS, GAMMA = 100, 5, 1.0
 SCENARIOS = {
     "Scenario 1: five groups of two classes each": fc.data.LabelClusters(GROUPS, 2),
-    "Scenario 2: five groups of three classes on a ring, neighbours share one": (
+    "Scenario 2: five groups of three classes on a ring, neighbors share one": (
         fc.data.LabelClusters(GROUPS, 3, overlap=1)
     ),
 }
@@ -50,7 +50,7 @@ OUT = Path(__file__).resolve().parents[1] / "results" / "methods" / "flt_groups.
 
 
 def signatures(clients: Clients, k: int, seed: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """The centres and their counts of all clients, and the key that was used."""
+    """The centers of all clients with their counts, and the key."""
     key = fold_in(seed, "init")
     method = inject_context(FLT(k=k, manifold="none"), clients.metadata, seed)
     state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
@@ -63,9 +63,9 @@ def groupings(clients: Clients, seed: int) -> dict[Setting, Grouping]:
     assert clients.groups is not None
     by_setting: dict[Setting, Grouping] = {}
     for k in KS:
-        centres, counts, key = signatures(clients, k, seed)
+        centers, counts, key = signatures(clients, k, seed)
         for manifold in get_args(Manifold):
-            points = embed_centres(centres, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
+            points = embed_centers(centers, counts, manifold, seed=fold_in(key, "manifold") % 2**32)
             for distance, (name, cut) in product(get_args(Distance), CUTS.items()):
                 groups, _ = cluster_signatures(
                     points, counts, "none", distance, gamma=GAMMA, seed=0, **cut
@@ -78,7 +78,7 @@ def groupings(clients: Clients, seed: int) -> dict[Setting, Grouping]:
 
 
 def rows(scenario: str, by_seed: list[dict[Setting, Grouping]]) -> list[dict[str, Any]]:
-    """For each setting: how many seeds have the right number of groups, and the mean ARI."""
+    """For each setting: the number of seeds with the correct number of groups, and the mean ARI."""
     records = []
     for manifold, distance, cut, k in product(get_args(Manifold), get_args(Distance), CUTS, KS):
         seeds = [by_setting[manifold, distance, cut, k] for by_setting in by_seed]

@@ -9,17 +9,17 @@ data and initial weights. fedjax, pfl and the plain loop also have the same clie
 fedclade and Flower sample their own. Each framework shuffles in its own way (pfl does not shuffle).
 
 Every framework runs in its own process (benchmarks/frameworks/) and environment (.bench/), bound to
-the cores it may use, with one thread for mathematics. They take turns of a few rounds, and the
-others wait, so that a machine that is slow for a while is slow for all. A ratio is the median of
-the ratios of the turns. The first rounds, in which code is compiled and memory is allocated, do not
-count, and neither does the last, after which fedclade evaluates; no framework evaluates in between.
-The final loss on the training data of all clients is computed here from the weights of each
-framework by one function: it shows that all did the same work.
+its cores, with one compute thread. The frameworks take turns of a few rounds while the others wait,
+so that a temporary slowdown of the machine affects all of them. A ratio is the median of the ratios
+of the turns. The first rounds, in which code is compiled and memory is allocated, do not count, and
+neither does the last, after which fedclade evaluates; no framework evaluates in between. One
+function computes the final loss on the training data of all clients from the weights of each
+framework, to check that all did the same work.
 
 Section one: one core. Section two: fedclade on two cores and on one. Section three: fedclade and
-Flower's simulation, both on two. Ray's processes stay alive in between. That costs fedclade more
-than the few per cent of a core that they use, because work on two cores waits for the slower one. A
-framework that cannot be installed or fails is left out, and the reason is printed.
+Flower's simulation, both on two. Ray's processes stay alive between turns. That slows fedclade more
+than the few percent of a core that they use, because work on two cores waits for the slower one. A
+framework that cannot be installed or fails is omitted, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    # jax sizes its pool by the cores it may use. Its flags for one thread bring other matrix
-    # products, which take fedjax 1.2 times as long.
+    # jax uses as many threads as it has cores. With its flags for one thread, fedjax takes 1.2
+    # times as long, because they select other matrix products.
     "XLA_FLAGS": "",
-    # No telemetry, no look for newer versions.
+    # No telemetry, no check for newer versions.
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -71,7 +71,7 @@ ENVIRONMENT = {
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Framework:
     name: str
     script: str
     cores: tuple[int, ...]
@@ -81,7 +81,7 @@ class Contestant:
 
 @dataclass
 class Entry:
-    """What a contestant did: all its times, turn by turn, and where it arrived."""
+    """The results of a framework: its times by turn, and its final loss."""
 
     about: dict[str, Any]
     first: list[float] = field(default_factory=list)
@@ -100,33 +100,31 @@ class Entry:
 
 
 class WorkerError(Exception):
-    """Says in one line why a contestant is left out."""
+    """A framework is omitted; the message is one line with the reason."""
 
 
 class Worker:
-    """The process of a contestant; see frameworks/worker.py for what is said to it and what it
-    answers.
-    """
+    """The process of a framework; frameworks/worker.py describes the protocol."""
 
-    def __init__(self, contestant: Contestant, python: Path) -> None:
-        name = contestant.name.replace(" ", "_").replace(",", "")
+    def __init__(self, framework: Framework, python: Path) -> None:
+        name = framework.name.replace(" ", "_").replace(",", "")
         self.weights, self.log = WORK / f"{name}.npz", WORK / f"{name}.log"
         self.weights.unlink(missing_ok=True)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [
                     str(python),
-                    str(WORKERS / contestant.script),
+                    str(WORKERS / framework.script),
                     str(JOB),
                     str(self.weights),
-                    *contestant.arguments,
+                    *framework.arguments,
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 env=os.environ | ENVIRONMENT,
-                preexec_fn=lambda: os.sched_setaffinity(0, contestant.cores),
+                preexec_fn=lambda: os.sched_setaffinity(0, framework.cores),
             )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -170,14 +168,12 @@ class Worker:
     def _failure(self) -> WorkerError:
         lines = self.log.read_text().strip().splitlines()
         return WorkerError(
-            f"{lines[-1] if lines else 'it does not answer'} (see {self.log.relative_to(ROOT)})"
+            f"{lines[-1] if lines else 'no answer'} (see {self.log.relative_to(ROOT)})"
         )
 
 
 def write_job(rounds: int) -> None:
-    """Classes are noisy copies of prototypes: a loss that falls, and is on its way after some
-    twenty rounds.
-    """
+    """Classes are noisy copies of prototypes, so that the loss still falls after twenty rounds."""
     random = torch.Generator().manual_seed(0)
     prototypes = 0.5 * torch.randn(CLASSES, INPUTS, generator=random)
     y = torch.randint(0, CLASSES, (CLIENTS, SAMPLES), generator=random)
@@ -194,7 +190,7 @@ def write_job(rounds: int) -> None:
 
 
 def mean_loss(weights: dict[str, np.ndarray]) -> float:
-    """On the training data of all clients."""
+    """The mean loss on the training data of all clients."""
     with np.load(JOB) as file:
         x, y = torch.tensor(file["x"]).flatten(0, 1), torch.tensor(file["y"]).flatten()
     first, first_bias, last, last_bias = (torch.tensor(weights[name]) for name in NAMES)
@@ -204,16 +200,16 @@ def mean_loss(weights: dict[str, np.ndarray]) -> float:
 
 
 def in_turns(
-    contestants: list[Contestant], rounds: int, repeats: int
+    frameworks: list[Framework], rounds: int, repeats: int
 ) -> tuple[dict[str, Entry], dict[str, str]]:
-    """What each did, and why some are left out. Only one process works at any time."""
+    """The results of each framework, and why some are omitted. Only one process works at a time."""
     pythons: dict[str, Path] = {}
     workers: dict[str, Worker] = {}
     entries: dict[str, Entry] = {}
     left_out: dict[str, str] = {}
 
     @contextmanager
-    def or_left_out(name: str) -> Iterator[None]:
+    def or_omitted(name: str) -> Iterator[None]:
         try:
             yield
         except (BuildError, WorkerError) as why:
@@ -221,28 +217,24 @@ def in_turns(
             entries.pop(name, None)
             if name in workers:
                 workers.pop(name).stop()
-            print(f"{name} is left out: {why}", flush=True)
+            print(f"{name} is omitted: {why}", flush=True)
 
-    for contestant in contestants:
-        with or_left_out(contestant.name):
-            pythons[contestant.name] = (
-                python_of(contestant.environment)
-                if contestant.environment
-                else Path(sys.executable)
+    for framework in frameworks:
+        with or_omitted(framework.name):
+            pythons[framework.name] = (
+                python_of(framework.environment) if framework.environment else Path(sys.executable)
             )
     with ExitStack() as stack:
-        for contestant in contestants:
-            name = contestant.name
+        for framework in frameworks:
+            name = framework.name
             if name in pythons:
-                with or_left_out(name):
-                    workers[name] = stack.enter_context(Worker(contestant, pythons[name]))
-                    entries[name] = Entry(
-                        {"cores": list(contestant.cores), **workers[name].about()}
-                    )
+                with or_omitted(name):
+                    workers[name] = stack.enter_context(Worker(framework, pythons[name]))
+                    entries[name] = Entry({"cores": list(framework.cores), **workers[name].about()})
                     entries[name].first = workers[name].run(WARM_UP)
         for turn in range(repeats):
             for name, worker in list(workers.items()):
-                with or_left_out(name):
+                with or_omitted(name):
                     entries[name].turns.append(worker.run(rounds // repeats))
             medians = ", ".join(
                 f"{name} {statistics.median(entry.turns[-1]):.3f}"
@@ -250,7 +242,7 @@ def in_turns(
             )
             print(f"turn {turn + 1} of {repeats}: {medians}", flush=True)
         for name, worker in list(workers.items()):
-            with or_left_out(name):
+            with or_omitted(name):
                 worker.run(1)
                 entries[name].loss = mean_loss(worker.finish())
     return entries, left_out
@@ -301,8 +293,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=40, help="timed rounds of each contestant")
-    parser.add_argument("--repeats", type=int, default=5, help="turns that they are divided into")
+    parser.add_argument("--rounds", type=int, default=40, help="timed rounds of each framework")
+    parser.add_argument("--repeats", type=int, default=5, help="number of turns")
     parser.add_argument(
         "--cores",
         default=",".join(str(core) for core in sorted(os.sched_getaffinity(0))[:2]),
@@ -322,25 +314,25 @@ def main() -> None:
 
     sections = {
         "one core": [
-            Contestant("fedclade", "fedclade_worker.py", one),
-            Contestant("fedclade, any module", "fedclade_worker.py", one, arguments=("any",)),
-            Contestant("fedjax", "fedjax_worker.py", one, "fedjax"),
-            Contestant("pfl", "pfl_worker.py", one, "pfl"),
-            Contestant("plain loop", "loop_worker.py", one),
+            Framework("fedclade", "fedclade_worker.py", one),
+            Framework("fedclade, any module", "fedclade_worker.py", one, arguments=("any",)),
+            Framework("fedjax", "fedjax_worker.py", one, "fedjax"),
+            Framework("pfl", "pfl_worker.py", one, "pfl"),
+            Framework("plain loop", "loop_worker.py", one),
         ]
     }
     if len(two) == 2:
-        ours = Contestant("fedclade", "fedclade_worker.py", two)
-        sections["two cores"] = [ours, Contestant("fedclade, one core", "fedclade_worker.py", one)]
+        ours = Framework("fedclade", "fedclade_worker.py", two)
+        sections["two cores"] = [ours, Framework("fedclade, one core", "fedclade_worker.py", one)]
         if not args.skip_flower:
-            sections["two cores, beside Flower"] = [
+            sections["two cores, with Flower"] = [
                 ours,
-                Contestant("Flower simulation", "flower_worker.py", two, "flower"),
+                Framework("Flower simulation", "flower_worker.py", two, "flower"),
             ]
     WORK.mkdir(parents=True, exist_ok=True)
     write_job(WARM_UP + args.rounds + 1)
     with np.load(JOB) as file:
-        print(f"loss of the first weights: {mean_loss(dict(file)):.4f}", flush=True)
+        print(f"loss of the initial weights: {mean_loss(dict(file)):.4f}", flush=True)
 
     results: dict[str, Any] = {**about(), "sections": {}}
     if results["load before"] > 0.5:
@@ -349,9 +341,9 @@ def main() -> None:
             " be wrong.",
             flush=True,
         )
-    for title, contestants in sections.items():
+    for title, frameworks in sections.items():
         print(f"\n{title}", flush=True)
-        entries, left_out = in_turns(contestants, args.rounds, args.repeats)
+        entries, left_out = in_turns(frameworks, args.rounds, args.repeats)
         if "fedclade" not in entries:
             sys.exit(1)
         first = entries["fedclade"]

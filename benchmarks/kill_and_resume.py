@@ -1,11 +1,13 @@
-"""Kill runs at random moments: does a resumed run end with the same files as an undisturbed one?
+"""Kill runs at random times, and check that a resumed run writes the same files as an uninterrupted
+run.
 
 python benchmarks/kill_and_resume.py [--kills 50] [--methods fedavg,cfl,scaffold,clade] [--seed 0]
 
-A 40-round run of the preset `quickstart`, with a checkpoint every round, is killed (SIGKILL) after
-a random time and resumed, again and again; when it has ended, its models, rounds.jsonl and
-summary.json (without the seconds) are compared with those of an undisturbed run. Then the next run
-starts, until there were enough kills. Results go to results/robustness/kill_and_resume.json.
+A 40-round run of the preset `quickstart`, with a checkpoint every round, is repeatedly killed
+(SIGKILL) after a random time and resumed. When it is finished, its models, rounds.jsonl and
+summary.json (without the seconds) are compared with those of an uninterrupted run. Runs are
+repeated until the number of kills is reached. Results go to
+results/robustness/kill_and_resume.json.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from fedclade.io.environment_info import environment_info
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "robustness" / "kill_and_resume.json"
 ROUNDS = 40
-# Local training long enough that most of a process's life is rounds and not its start.
+# Local training is long enough that a process spends most of its time in rounds.
 SETTINGS = (
     f"run.rounds={ROUNDS}",
     "run.checkpoint_every=1",
@@ -81,7 +83,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def killed(method: str, kills: int, draw: random.Random, root: Path) -> dict[str, Any]:
-    """Kill runs of this method `kills` times; count the runs that ended with the same files."""
+    """Kill runs of this method `kills` times; count the runs with the same files."""
     whole = root / "whole"
     begin = time.monotonic()
     finish(start(method, whole, resume=False))

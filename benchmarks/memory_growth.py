@@ -1,14 +1,13 @@
-"""Long runs: does memory grow with the rounds?
+"""Memory of long runs against the number of rounds.
 
 python benchmarks/memory_growth.py [--methods fedavg,scaffold,cfl,clade,ifca,flis_hc] [--teachers]
 [--rounds 1000] [--clients 1000] [--out FILE]
 
-Each method runs on the same clients in a process of its own, with a run folder, and an evaluation
-of all clients and a checkpoint every ten rounds. The process's resident memory is read after a
-twentieth and after each quarter of the rounds. The clients are planted: four groups, each of which
-has names of its own for the same classes. With --teachers each has a linear teacher instead; that
-is hard to learn from few samples, and CFL goes on splitting. Results go to
-results/speed/memory_growth.json.
+Each method runs on the same clients in a separate process, with a run folder, and an evaluation of
+all clients and a checkpoint every ten rounds. The resident memory of the process is read after a
+twentieth and after each quarter of the rounds. The clients are in four groups, each with different
+labels for the same classes. With --teachers each group has a linear teacher instead; that is hard
+to learn from few samples, and CFL keeps splitting. Results go to results/speed/memory_growth.json.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ HIDDEN = 16
 
 
 def planted(clients: int, teachers: bool) -> fc.data.Clients:
-    """Clients of four groups that see the same kinds of things and call them by different names."""
+    """Clients of four groups with the same inputs and different labels."""
     draw = torch.Generator().manual_seed(0)
     middles = 2 * torch.randn(CLASSES, NUMBERS, generator=draw)
     linear = torch.randn(GROUPS, NUMBERS, CLASSES, generator=draw)
@@ -69,7 +68,7 @@ def planted(clients: int, teachers: bool) -> fc.data.Clients:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """The resident memory of this process in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -119,7 +118,7 @@ def main() -> None:
     args = parser.parse_args()
     results: dict[str, Any] = read_results(args.out) if args.out.exists() else {}
     for method in args.methods.split(","):
-        # A process each: what one has allocated must not hide what the next one does.
+        # Separate processes, so that memory of one method does not hide the growth of the next.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as alone:
             row = alone.submit(measured, method, args.clients, args.rounds, args.teachers).result()
         sizes = "  ".join(

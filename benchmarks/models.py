@@ -216,7 +216,7 @@ def compare(job: Job, device: str, repeats: int) -> dict[str, float]:
     medians = {side: statistics.median(values) for side, values in times.items()}
     result = {side: round(value, 5) for side, value in medians.items()}
     result["ratio"] = round(medians["loop"] / medians["fedclade"], 2)
-    result["vectorised"] = float(objective.vectorised)
+    result["vectorized"] = float(objective.vectorized)
     if device == "cuda":
         result["peak GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     return result

@@ -1,8 +1,8 @@
-"""What it costs to hide FLT's and Clade's signatures in noise: groups and accuracy by ε.
+"""The cost of noise in FLT's and Clade's signatures: groups and accuracy by ε.
 
 python benchmarks/signature_noise.py --data-root FOLDER [--seeds 3]
 
-Results go to results/signature_noise.json; tools/docs/privacy_page.py makes the tables of
+Results go to results/signature_noise.json; tools/docs/privacy_page.py writes the tables of
 docs/privacy.md from them.
 
 Two federations: the preset `quickstart`, and MNIST in FLT's Scenario 1 (100 clients, five groups of
@@ -57,7 +57,7 @@ REFERENCES = {
 def federation(
     name: str, root: str | None, seed: int
 ) -> tuple[fc.data.Clients, fc.models.ModelSpec, dict[str, Any]]:
-    """Clients, model, and how they train."""
+    """Clients, model and training settings."""
     if name == "quickstart":
         chosen = experiment_file.experiment(
             experiment_file.apply(experiment_file.read("quickstart"), [f"run.seed={seed}"])
@@ -103,13 +103,13 @@ def runs(name: str, root: str | None, seed: int) -> Iterator[Row]:
         summary = fc.run(
             method, clients, model, seed=seed, eval_every=0, device="cpu", **training
         ).summary
-        kept = {key: summary[key] for key in ("clusters", "ari", "accuracy", "accuracy_stderr")}
-        yield {"federation": name, "seed": seed, "variant": variant, "epsilon": epsilon, **kept}
+        numbers = {key: summary[key] for key in ("clusters", "ari", "accuracy", "accuracy_stderr")}
+        yield {"federation": name, "seed": seed, "variant": variant, "epsilon": epsilon, **numbers}
 
 
 def whole_client(name: str, root: str | None, seed: int) -> Iterator[Row]:
-    """FLT's k centres, hidden at the level of the whole client: any data of it against any other,
-    so that the sensitivity is 2 · clip.
+    """FLT's k centers with noise for the whole client: all data of a client may differ, so the
+    sensitivity is 2 · clip.
     """
     clients, *_ = federation(name, root, seed)
     key = fold_in(seed, "init")
@@ -118,16 +118,16 @@ def whole_client(name: str, root: str | None, seed: int) -> Iterator[Row]:
         method = inject_context(flt, clients.metadata, seed)
         state = method.init(fc.Simulator(clients), {"w": torch.zeros(1)}, key)
         assert isinstance(state, FLTState)
-        centres, counts = state.centres.double().numpy(), state.counts.numpy()
-        centres = centres / np.linalg.norm(centres, axis=(1, 2), keepdims=True).clip(1)
+        centers, counts = state.centres.double().numpy(), state.counts.numpy()
+        centers = centers / np.linalg.norm(centers, axis=(1, 2), keepdims=True).clip(1)
         for epsilon in (100.0, *EPSILONS[1:]):
             noise = (
                 2
                 * gaussian_sigma(epsilon, DELTA)
-                * np.random.default_rng([seed, k]).normal(size=centres.shape)
+                * np.random.default_rng([seed, k]).normal(size=centers.shape)
             )
             groups, _ = cluster_signatures(
-                centres + noise, counts, "none", "matching", "threshold", 1.0, clusters=5, seed=0
+                centers + noise, counts, "none", "matching", "threshold", 1.0, clusters=5, seed=0
             )
             ari = float(adjusted_rand_score(clients.groups, groups))
             yield {"federation": name, "seed": seed, "k": k, "epsilon": epsilon, "ari": ari}

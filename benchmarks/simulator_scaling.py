@@ -4,11 +4,10 @@ parameters.
 python benchmarks/simulator_scaling.py [--device cpu|cuda] [--quick]
 [--out results/speed/simulator_scaling_cpu.json]
 
-Clients have 20 samples of 784 bytes; FedAvg trains an MLP on them, batch 10, one epoch. A point is
-measured in a process of its own, so that its peak memory is its own; all points several times in
-turn, and the least median counts, so that what else the machine does meets all of them alike. On
-the CPU it has a worker for each core that it may use: pin it (taskset -c 0) and leave the machine
-alone.
+Clients have 20 samples of 784 bytes; FedAvg trains an MLP on them, batch 10, one epoch. Each point
+is measured in a separate process, because of its peak memory. All points are measured several times
+in turn, and the smallest median counts, so that other load of the machine affects all of them
+equally. On the CPU there is a worker per core: pin the process (taskset -c 0) and run nothing else.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is varied, one thing at a time; the others are `base`, `cohort` and HIDDEN."""
+    """The sizes that are varied, one at a time; the others are `base`, `cohort` and HIDDEN."""
 
     clients: tuple[int, ...]
     base: int  # number of clients that round times are compared with
@@ -83,28 +82,26 @@ QUICK = Sizes((100, 1_000), 100, 10, (10, 30), (20, 200), rounds=2, repeats=1)
 
 
 def alone(function: Callable[..., T], *arguments: object, start: str = "spawn") -> T:
-    """The function's result from a new process."""
+    """The result of the function in a new process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context(start)) as process:
         return process.submit(function, *arguments).result()
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held."""
+    """The peak memory of this process."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
 def now(device: str) -> float:
-    """Seconds, when all that was asked of the device is done."""
+    """The time after the device has finished all its work."""
     if device != "cpu":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def federation(clients: int) -> Clients:
-    """So many clients of random pixels, without an array for each: one pool, of which each client
-    has its consecutive rows.
-    """
+    """Clients with random pixels: consecutive rows of one pool, without an array per client."""
     rng, rows = np.random.default_rng(0), clients * SAMPLES
     x = torch.from_numpy(rng.integers(0, 256, (rows, INPUTS), dtype=np.uint8))
     y = torch.from_numpy(rng.integers(0, CLASSES, rows))
@@ -193,7 +190,7 @@ def parameters(hidden: int) -> int:
 
 
 def least(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """The run with the least median, with the medians of all and the most memory of any."""
+    """The run with the smallest median, with the medians of all and the largest peak memory."""
     best = min(runs, key=lambda run: run["seconds"])
     return {
         **best,
@@ -245,7 +242,7 @@ def measure(sizes: Sizes, device: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def claims(rows: dict[str, list[dict[str, Any]]], base: int) -> dict[str, dict[str, Any]]:
-    """What must hold, and whether it does."""
+    """The claims about scaling, and whether they hold."""
     by_clients, cohorts = rows["clients"], rows["cohort"]
     most = by_clients[-1]
     start = next(row for row in by_clients if row["clients"] == base)
@@ -268,7 +265,7 @@ def claims(rows: dict[str, list[dict[str, Any]]], base: int) -> dict[str, dict[s
 
 
 def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
-    """Numbers in columns, under the names of the first row's; lists are left out."""
+    """A table of the numbers; the names come from the first row, and lists are omitted."""
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
     cells = [names, *([_shown(row[name]) for name in names] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -290,12 +287,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to check that it runs")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     sizes = QUICK if args.quick else FULL
     rows = measure(sizes, args.device)
-    kept = claims(rows, sizes.base)
+    checked = claims(rows, sizes.base)
     print(
         *(
             table(f"against {name}" if name != "empty map" else name, points)
@@ -303,9 +300,9 @@ def main() -> None:
         ),
         sep="\n",
     )
-    print(table("claims", [{"claim": name, **claim} for name, claim in kept.items()]))
+    print(table("claims", [{"claim": name, **claim} for name, claim in checked.items()]))
     if args.out:
-        write_results(args.out, {"about": environment_info(args.device), "claims": kept, **rows})
+        write_results(args.out, {"about": environment_info(args.device), "claims": checked, **rows})
 
 
 if __name__ == "__main__":

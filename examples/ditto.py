@@ -1,4 +1,4 @@
-r"""Ditto: a method with a client step and a personal model of its own. docs/extend.md explains it.
+r"""Ditto: a method with its own client step and a personal model. docs/extend.md explains it.
 
 python examples/ditto.py
 fedclade check-method examples/ditto.py

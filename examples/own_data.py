@@ -1,5 +1,5 @@
-"""Your own data, model and loss: twelve sensors that follow one of two laws, a linear model, the
-absolute error.
+"""Use your own data, model and loss: twelve sensors in two groups, a linear model and the absolute
+error.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Which serves clients best on data with groups: one model for all, one model per client, or a
-model for each group? Seconds.
+"""Compare one model for all clients, one model per client and one model per group, on clients that
+are in groups. Runs in seconds.
 """
 
 import fedclade as fc

@@ -1,6 +1,4 @@
-"""Fixtures for all tests. Real data are looked for beside the repository; without them the tests
-that want them are skipped.
-"""
+"""Fixtures for all tests. Tests that need real data are skipped if the data are not available."""
 
 from __future__ import annotations
 
@@ -10,13 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedclade.data import Clients, LabelClusters, from_arrays, load, partition
+from fedclade.conformance import example_clients
+from fedclade.data import Clients, LabelClusters, load, partition
 from fedclade.registry import REGISTRY
 
 torch.set_num_threads(1)
@@ -26,8 +24,9 @@ UNPACKED = ROOT / "data"
 
 
 def pytest_collection_finish() -> None:
-    """Collections need not look at what is imported: a tenth of a second each, and an engine that
-    runs out of memory asks for one.
+    """Exclude imported objects from garbage collections, which take a tenth of a second otherwise.
+
+    An engine that runs out of memory starts a collection.
     """
     gc.collect()
     gc.freeze()
@@ -50,7 +49,7 @@ def real_data() -> Callable[[str], Path]:
             )
         UNPACKED.mkdir(exist_ok=True)
         path = UNPACKED / f"{name}.npz"
-        with (UNPACKED / ".lock").open("w") as lock:  # two test processes may want the same file
+        with (UNPACKED / ".lock").open("w") as lock:  # two test processes may need the same file
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 subprocess.run(
@@ -63,7 +62,7 @@ def real_data() -> Callable[[str], Path]:
 
 @pytest.fixture(autouse=True)
 def _registry_as_it_was() -> Iterator[None]:
-    """What a test registers is gone after it."""
+    """Remove what a test registers."""
     before = {kind: dict(things) for kind, things in REGISTRY.items()}
     yield
     for kind, things in before.items():
@@ -73,29 +72,17 @@ def _registry_as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def digits() -> Clients:
-    """Twenty clients in five planted groups."""
+    """Twenty clients in five groups."""
     return partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
 
 
 @pytest.fixture(scope="session")
 def small_digits() -> Clients:
-    """The groups of `digits` with 12 samples a client, for tests in which nothing is learnt."""
-    scheme = LabelClusters(clusters=5, classes=2, samples=12)
-    return partition(load("digits"), scheme, clients=20, seed=0)
+    """The groups of `digits` with 12 samples a client, for tests that measure no accuracy."""
+    return example_clients.small_digits()
 
 
 @pytest.fixture
 def ragged() -> Clients:
-    """Clients with 1, 2, 5, 11, 23 and 40 samples of 6 numbers, three classes, some with one class
-    only; no test part, a probe of 30.
-    """
-    generator = torch.Generator().manual_seed(0)
-    pairs = []
-    for client, size in enumerate((5, 1, 40, 2, 23, 11)):
-        y = (
-            torch.full((size,), client % 3)
-            if client % 2
-            else torch.randint(0, 3, (size,), generator=generator)
-        )
-        pairs.append((torch.randn(size, 6, generator=generator), y))
-    return replace(from_arrays(pairs), probe=torch.randn(30, 6, generator=generator))
+    """Six clients with 1 to 40 samples of 6 numbers and three classes; some have one class only."""
+    return example_clients.ragged_clients()

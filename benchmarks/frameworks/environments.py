@@ -1,5 +1,5 @@
 """Environments of the frameworks in .bench/. Each is created from the requirements in this folder,
-and again when they change.
+and recreated when they change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOLDER = HERE.parents[1] / ".bench"
 
 
 class BuildError(Exception):
-    """Says in one line why there is no environment."""
+    """An environment cannot be created; the message is one line with the reason."""
 
 
 def python_of(framework: str) -> Path:

@@ -1,7 +1,7 @@
-"""fedclade through its public interface; with the word "any", on a module that only its generic
+"""fedclade through its public interface; with the argument "any", on a module that only its generic
 path can train.
 
-The clients of a round are fedclade's own choice: fc.run draws them from its seed.
+fedclade selects the clients of a round: fc.run samples them with its seed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from fedclade.core.kernels.mlp import dense_form
 
 
 class OwnModule(nn.Module):
-    """The same mathematics, but with a branch: nothing that looks at the module can see a plain
-    chain of layers.
-    """
+    """The same function, but with a branch, so that it is not recognized as a chain of layers."""
 
     def __init__(self, first: nn.Linear, relu: nn.ReLU, last: nn.Linear) -> None:
         super().__init__()
@@ -37,10 +35,10 @@ def main(job_path: str, out_path: str, kind: str = "chain") -> None:
     layers = layers_for(job.weights)
     model = OwnModule(*layers) if kind == "any" else nn.Sequential(*layers)
     fill(model, job.weights)
-    recognised = dense_form(model, tuple(name for name, _ in model.named_parameters())) is not None
-    if recognised != (kind == "chain"):
+    recognized = dense_form(model, tuple(name for name, _ in model.named_parameters())) is not None
+    if recognized != (kind == "chain"):
         sys.exit(
-            f"fedclade takes the {'dense' if recognised else 'generic'} path for the module"
+            f"fedclade takes the {'dense' if recognized else 'generic'} path for the module"
             f" '{kind}': this would measure the wrong one."
         )
     clients = fc.data.from_arrays(list(zip(torch.tensor(job.x), torch.tensor(job.y), strict=True)))

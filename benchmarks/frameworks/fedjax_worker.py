@@ -1,5 +1,5 @@
-"""fedjax: its own federated averaging, with the default back end for one device (jax.jit of a
-client's step).
+"""fedjax: its federated averaging, with the default backend for one device (jax.jit of a client's
+step).
 """
 
 from __future__ import annotations

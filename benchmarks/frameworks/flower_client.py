@@ -1,5 +1,5 @@
-"""What a client of Flower does. A module of its own, so that Ray's actors import it, and keep data
-and model, instead of unpickling it.
+"""The client of Flower. It is a separate module, so that Ray's actors import it and keep data and
+model, instead of unpickling it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Flower's simulation: its FedAvg, one Ray actor for each core this process may run on.
+"""Flower's simulation: its FedAvg, one Ray actor for each core of this process.
 
-The clients of a round are Flower's own choice: nodes have ids that say nothing of the data behind
-them.
+Flower selects the clients of a round: the ids of its nodes do not identify their data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No library: one client after another, for scale."""
+"""A plain loop over clients without a framework, for comparison."""
 
 from __future__ import annotations
 

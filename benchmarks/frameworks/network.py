@@ -1,4 +1,4 @@
-"""The network and its plain training, for the contestants that use PyTorch."""
+"""The network and its training, for the frameworks that use PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def layers_for(weights: Mapping[str, np.ndarray]) -> tuple[nn.Linear, nn.ReLU, n
 
 
 def fill(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
-    """By position: a module may name its two layers as it likes."""
+    """Set the weights by position, because a module may use any names for its two layers."""
     module.load_state_dict(
         {
             own: torch.tensor(weights[name])
@@ -34,7 +34,7 @@ def weights_of(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def train(module: nn.Module, x: Tensor, y: Tensor) -> None:
-    """One epoch of a client, as one writes it by hand."""
+    """One epoch of a client, in plain PyTorch."""
     optimiser = torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
     order = torch.randperm(len(y))
     for batch_x, batch_y in zip(x[order].split(BATCH), y[order].split(BATCH), strict=True):

@@ -1,4 +1,4 @@
-"""pfl-research: its simulated back end and federated averaging. Users' tensors stay in memory and
+"""pfl-research: its simulated backend and federated averaging. Users' tensors stay in memory, and
 pfl caches their batches.
 """
 
@@ -26,8 +26,8 @@ from worker import BATCH, LEARNING_RATE, Job, Turns, write_weights
 
 
 class Network(nn.Sequential):
-    """With the two methods pfl asks for. It evaluates in its first round, which is a warm-up, and
-    not again.
+    """The model with the two methods that pfl needs. It evaluates only in its first round, which is
+    a warm-up.
     """
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:

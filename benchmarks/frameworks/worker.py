@@ -1,9 +1,9 @@
-"""What every contestant has in common: the job's file, its turns, and where its weights go. Runs in
-every environment: numpy only.
+"""The common part of all frameworks' workers: the job file, the turns, and the output of weights.
+It runs in every environment, so it needs numpy only.
 
-A worker is started as `python X_worker.py JOB.npz OUT.npz`. It prints a line of JSON when it is
-ready (its versions). It then reads lines that hold a number of rounds, runs as many and prints
-their seconds as a JSON list, until the rounds of the job are done; last it writes its weights.
+A worker is started as `python X_worker.py JOB.npz OUT.npz`. When it is ready, it prints a line of
+JSON with its versions. Then it reads lines with a number of rounds, runs them and prints their
+seconds as a JSON list, until the job has no more rounds. At the end it writes its weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NAMES = (
 
 
 class Job:
-    """The clients' data, the first weights and, round by round, the clients that take part."""
+    """The clients' data, the initial weights, and the clients of each round."""
 
     def __init__(self, path: str) -> None:
         with np.load(path) as file:
@@ -42,15 +42,15 @@ class Job:
 
 
 class Turns:
-    """Lets rounds pass as the coordinator says and takes their times, from the end of one call to
-    the beginning of the next.
+    """Waits for the coordinator between turns, and times the rounds.
 
-    threads: how many a matrix product of this contestant takes.
+    Args:
+        threads: the number of threads of this framework's matrix products.
     """
 
     def __init__(self, rounds: int, versions: Mapping[str, str], threads: int) -> None:
-        # Libraries print too: what they print goes to the log (stderr), and the protocol has the
-        # real stdout to itself.
+        # Libraries print too. Their output goes to the log (stderr), so that stdout is only for the
+        # protocol.
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._to_come, self._granted, self._began = rounds, 0, 0.0
@@ -61,7 +61,7 @@ class Turns:
         self._wait()
 
     def round_done(self) -> None:
-        """To be called after every round, when all its work is done."""
+        """Must be called after every round, when all its work is done."""
         self._seconds.append(time.perf_counter() - self._began)
         self._to_come -= 1
         if len(self._seconds) == self._granted:
@@ -74,7 +74,7 @@ class Turns:
     def _wait(self) -> None:
         line = sys.stdin.readline()
         if not line:
-            sys.exit("The coordinator has gone.")
+            sys.exit("The coordinator has ended.")
         self._granted = int(line)
         self._began = time.perf_counter()
 

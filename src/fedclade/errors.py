@@ -8,6 +8,8 @@ import difflib
 from collections.abc import Iterable
 from numbers import Integral
 
+MAX_LISTED = 100  # known names in a message: a federation may have thousands of clients
+
 
 class FedcladeError(Exception):
     """Base of every error that fedclade raises on purpose. The command line prints it without a
@@ -59,7 +61,8 @@ def nearest(given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
     if close:
         return f" Did you mean '{close[0]}'?"
-    return f" Known: {', '.join(names)}." if names else ""
+    more = f", … ({len(names):,} in all)" if len(names) > MAX_LISTED else ""
+    return f" Known: {', '.join(names[:MAX_LISTED])}{more}." if names else ""
 
 
 def require(condition: bool, field: str, given: object, allowed: str) -> None:

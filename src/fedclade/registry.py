@@ -1,7 +1,7 @@
-"""Names of methods, data sets, models and partitions: those of fedclade and those of the user.
+"""The registry: methods, data sets, models and partitions by name, of fedclade and of the user.
 
-A user's file registers its classes by a decorator, and `--import FILE` runs it. An experiment file
-cannot cause an import.
+A user's file registers its classes with a decorator, and `--import FILE` runs it. An experiment
+file cannot import code.
 
     @fc.register("method", "mine")
     @dataclass(frozen=True)
@@ -34,15 +34,22 @@ _IMPORTED: list[str] = []
 
 
 def register(kind: Kind, name: str) -> Callable[[T], T]:
-    """Register a class (or, for a data set, a function that returns one) under a name."""
-    if kind not in REGISTRY:
-        raise InvalidInputError(f"register: unknown kind '{kind}'.{nearest(kind, REGISTRY)}")
+    """A decorator that registers a class or, for a data set, a function that returns one.
 
-    def enter(entry: T) -> T:
+    Args:
+        kind: "method", "dataset", "model" or "partition".
+        name: The name in experiment files and on the command line. Names of fedclade are reserved.
+    """
+    if kind not in REGISTRY:
+        raise InvalidInputError(
+            f"register: unknown kind '{kind}'.{nearest(kind, REGISTRY)}", "kind"
+        )
+
+    def add(entry: T) -> T:
         entries = REGISTRY[kind]
         if name in entries and entries[name].__module__.split(".")[0] == "fedclade":
             raise InvalidInputError(
-                f"register: the {kind} '{name}' is fedclade's own; choose another name."
+                f"register: the {kind} '{name}' is part of fedclade. Choose another name.", "name"
             )
         _check(kind, name, entry)
         if kind != "dataset":
@@ -50,17 +57,17 @@ def register(kind: Kind, name: str) -> Callable[[T], T]:
         entries[name] = entry
         return entry
 
-    return enter
+    return add
 
 
 def _check(kind: Kind, name: str, entry: Any) -> None:
-    """Reject an entry that could not be used later, so that its author sees the error at once."""
-    what = f"register: the {kind} '{name}'"
+    """Reject an invalid entry at once, not when it is used."""
+    problem = ""
     if kind == "dataset":
         if not callable(entry):
-            raise InvalidInputError(f"{what} must be a function that returns fc.data.dataset(…).")
+            problem = "must be a function that returns fc.data.dataset(…)"
     elif not isinstance(entry, type):
-        raise InvalidInputError(f"{what} must be a class.")
+        problem = "must be a class"
     elif kind == "method":
         missing = [
             field
@@ -68,34 +75,34 @@ def _check(kind: Kind, name: str, entry: Any) -> None:
             if not hasattr(entry, field)
         ]
         if not issubclass(entry, Method) or missing:
-            raise InvalidInputError(
-                f"{what} must subclass fc.Method"
-                + (f" and define: {', '.join(missing)}." if missing else ".")
-            )
-    elif not hasattr(entry, verb := "build" if kind == "model" else "split"):
-        raise InvalidInputError(
-            f"{what} must be a class with a method {verb}; see examples/own_things.py."
-        )
+            define = f" and define: {', '.join(missing)}" if missing else ""
+            problem = f"must subclass fc.Method{define}"
+    elif not hasattr(entry, required := "build" if kind == "model" else "split"):
+        problem = f"must be a class with a method {required}; see examples/own_things.py"
+    if problem:
+        raise InvalidInputError(f"register: the {kind} '{name}' {problem}.", name)
 
 
-def find(kind: Kind, name: str, where: str) -> Any:
-    """The entry with this name; `where` names the setting for the error message."""
+def find(kind: Kind, name: str, field: str) -> Any:
+    """The entry with this name; `field` is the setting or argument that names it."""
     if name not in REGISTRY[kind]:
-        raise InvalidInputError(f"{where}: no such {kind}.{nearest(name, REGISTRY[kind])}")
+        raise InvalidInputError(
+            f"{field} = '{name}': no such {kind}.{nearest(name, REGISTRY[kind])}", field
+        )
     return REGISTRY[kind][name]
 
 
 def import_file(path: str) -> ModuleType:
-    """Run a user's Python file, which registers its own methods, models, partitions or data."""
+    """Run a user's Python file, which registers methods, models, partitions or data sets."""
     file = Path(path)
     if not file.is_file():
-        raise InvalidInputError(f"--import {path}: there is no such file.")
-    # A unique name, so that a user's json.py does not replace Python's.
+        raise InvalidInputError(f"--import {path}: there is no such file.", "--import")
+    # A unique name, so that a user's json.py does not replace the standard module.
     name = f"_fedclade_import_{len(_IMPORTED)}_{file.stem}"
     _IMPORTED.append(name)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InvalidInputError(f"--import {path}: not a Python file.")
+        raise InvalidInputError(f"--import {path}: not a Python file.", "--import")
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module here while their class is created.
     sys.modules[name] = module
@@ -105,6 +112,6 @@ def import_file(path: str) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         raise InvalidInputError(
-            f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}"
+            f"--import {path}: {type(error).__name__}: {' '.join(str(error).split())}", "--import"
         ) from error
     return module

@@ -1,5 +1,5 @@
-"""Where a method's special part is switched off it is FedAvg: exactly where no arithmetic differs,
-else within 1e-6.
+"""A method without its special part is FedAvg: exactly if the arithmetic is the same, else within
+1e-6.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def test_the_hessian_free_variant_is_the_full_meta_gradient_where_its_batches_ar
         meta_sgd(LocalTraining(objective(), lr=beta), alpha, "first-order"),
         Batch(*(v[:2] for v in batch[:3]), batch.key),
     )
-    assert difference(plain, expected) > 1e-4  # what leaving the second derivative out costs here
+    assert difference(plain, expected) > 1e-4  # the effect of the second derivative
 
 
 def test_ifcas_models_have_one_distribution_and_differ() -> None:

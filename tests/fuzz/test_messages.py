@@ -1,6 +1,4 @@
-"""Malformed messages: a node answers every message, and a server accepts every answer or says why
-not.
-"""
+"""Malformed messages: a node answers every message; a server accepts or rejects every answer."""
 
 from __future__ import annotations
 
@@ -124,7 +122,7 @@ def test_a_node_answers_every_message_and_raises_nothing(remote: Remote, seed: i
 
 @given(seed=st.integers(0, 2**32))
 @often
-def test_a_server_takes_no_harm_from_any_answer(remote: Remote, seed: int) -> None:
+def test_no_answer_ends_a_round_on_the_server(remote: Remote, seed: int) -> None:
     honest = remote.in_process.send_and_receive
 
     def send_and_receive(messages: Any) -> dict[str, Message | NodeError]:

@@ -28,9 +28,7 @@ def squared(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 class Case:
-    """A method on the three clients; with `layers=2` the model is f(x) = b a x from a = b = 1
-    instead.
-    """
+    """A method on the three clients. With `layers=2` the model is f(x) = b a x, from a = b = 1."""
 
     def __init__(
         self, method: Method, absent: Sequence[int] = (), layers: int = 1, **local: Any
@@ -57,14 +55,14 @@ class Case:
         return self.state
 
     def served(self) -> list[float]:
-        """The number each client would use now."""
+        """The model of each client, a number."""
         ids = torch.arange(len(self.fed.sizes))
         rows = self.method.assign_models(self.state, ids)
         weights: Tensor = rows.gather(self.fed.client_state.read(ids))["0.weight"]
         return weights.flatten().tolist()
 
-    def remembered(self) -> list[float]:
-        """The number each client keeps for itself."""
+    def stored(self) -> list[float]:
+        """The number in each client's state."""
         weights: Tensor = self.fed.client_state.read(torch.arange(len(self.fed.sizes)))["0.weight"]
         return weights.flatten().tolist()
 

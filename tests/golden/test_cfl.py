@@ -22,8 +22,8 @@ from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
 from fedclade.methods.cfl import CFL, CFLState
 
-# Four groups, not in the order of their clients. Their mean is 0, the first model: the root is at
-# rest in the first round.
+# Four groups, not in the order of their clients. Their mean is 0, the initial model: the root is
+# stationary in the first round.
 TARGETS = [(-3, 1), (3, 1), (-3, -1), (3, -1), (3, 1), (-3, 1), (3, -1), (-3, -1)]
 EAGER = CFL(eps1=0.01, eps2=0.1)
 
@@ -39,7 +39,7 @@ def with_targets(targets: Sequence[tuple[float, float]]) -> Clients:
 
 
 class Case:
-    """CFL on clients, driven as the runner drives it."""
+    """CFL on clients, with the calls that a training run makes."""
 
     def __init__(self, method: CFL, clients: Clients, lr: float = 1.0, inputs: int = 2) -> None:
         model = nn.Linear(inputs, 1, bias=False)
@@ -77,7 +77,7 @@ class Case:
         return model[0]
 
 
-def test_a_split_and_the_children_it_leads_to() -> None:
+def test_a_split_and_its_children() -> None:
     # x = 1, lr = 0.1 from w = 0: updates 0.2 y = 0.4, -0.2 and 0.2 with 1, 3 and 1 samples: their
     # weighted mean is 0.
     clients = from_arrays(
@@ -87,12 +87,11 @@ def test_a_split_and_the_children_it_leads_to() -> None:
     state = case.round()
     assert state.cluster_ids.tolist() == [1, 2, 1]
     assert state.parent.tolist() == [-1, 0, 0]
-    assert case.model_at(0) == [0.0]  # the model at the split stays
-    assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx(
-        [0.3, -0.2, 0.3]
-    )  # (0.4 + 0.2) / 2
+    assert case.model_at(0) == [0.0]  # the inner node keeps its model
+    # (0.4 + 0.2) / 2
+    assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx([0.3, -0.2, 0.3])
     case.round()
-    # clients 0 and 2: 0.3 + 0.2 (2 - 0.3) = 0.64 and 0.3 + 0.2 (1 - 0.3) = 0.44; client 1: -0.2 +
+    # Clients 0 and 2: 0.3 + 0.2 (2 - 0.3) = 0.64 and 0.3 + 0.2 (1 - 0.3) = 0.44. Client 1: -0.2 +
     # 0.2 (-1 + 0.2) = -0.36
     assert [w for (w,) in case.served([0, 1, 2])] == pytest.approx([0.54, -0.36, 0.54])
 
@@ -102,15 +101,15 @@ def test_a_split_and_the_children_it_leads_to() -> None:
     [CFL(eps1=0.0, eps2=0.1), CFL(eps1=0.01, eps2=4.0), CFL(eps1=0.01, eps2=0.1, gamma_max=0.95)],
 )
 def test_no_split_without_all_three_conditions(method: CFL) -> None:
-    # ‖mean‖ = 0 is not below 0; the longest update is sqrt(10) = 3.16; sqrt((1 + 0.8) / 2) = 0.949
-    # is not above 0.95
+    # ‖mean‖ = 0 is not below 0. The longest update is sqrt(10) = 3.16. sqrt((1 + 0.8) / 2) = 0.949
+    # is not above 0.95.
     case = Case(method, with_targets(TARGETS))
     assert case.round().cluster_ids.tolist() == [0] * 8
 
 
-def test_the_noise_bound_is_the_papers() -> None:
-    # across, the most similar pair is (3, 1) and (-3, 1): cos = -0.8, and 0.94 < sqrt((1 + 0.8) /
-    # 2) = 0.949
+def test_the_noise_bound_is_that_of_the_paper() -> None:
+    # The most similar pair across the sides is (3, 1) and (-3, 1): cos = -0.8, and 0.94 <
+    # sqrt((1 + 0.8) / 2) = 0.949
     case = Case(CFL(eps1=0.01, eps2=0.1, gamma_max=0.94), with_targets(TARGETS))
     assert len(case.round()) == 3
 
@@ -118,18 +117,10 @@ def test_the_noise_bound_is_the_papers() -> None:
 def test_clients_keep_their_ids_at_every_level() -> None:
     case = Case(EAGER, with_targets(TARGETS))
     state = case.round()
-    assert state.cluster_ids.tolist() == [
-        1,
-        2,
-        1,
-        2,
-        2,
-        1,
-        2,
-        1,
-    ]  # by the sign of the first coordinate
+    # By the sign of the first coordinate.
+    assert state.cluster_ids.tolist() == [1, 2, 1, 2, 2, 1, 2, 1]
     assert (case.model_at(1), case.model_at(2)) == ([-3.0, 0.0], [3.0, 0.0])
-    # Both children rest at once: their clients' updates are (0, ±1).
+    # Both children are stationary immediately: their clients' updates are (0, ±1).
     state = case.round()
     assert state.parent.tolist() == [-1, 0, 0, 1, 1, 2, 2]
     assert state.cluster_ids.tolist() == [3, 5, 4, 6, 5, 3, 6, 4]
@@ -145,10 +136,10 @@ def test_clients_keep_their_ids_at_every_level() -> None:
         [1, 3, 4, 6],
     ]
     assert (state.children(0), state.children(1), state.children(6)) == ([1, 2], [3, 4], [])
-    assert len(case.round()) == 7  # nobody moves any more: max ‖Δθ_i‖ = 0
+    assert len(case.round()) == 7  # all updates are 0
 
 
-def test_groups_of_two_may_split_and_single_clients_never() -> None:
+def test_groups_of_two_may_be_split_and_single_clients_never() -> None:
     case = Case(EAGER, with_targets([(0, 1), (0, -1)]))
     assert case.round().cluster_ids.tolist() == [1, 2]
     assert len(case.round()) == 3
@@ -159,22 +150,22 @@ def test_groups_of_two_may_split_and_single_clients_never() -> None:
 def test_an_absent_client_follows_its_latest_update_in_the_node() -> None:
     case = Case(CFL(eps1=1.0, eps2=0.1), with_targets([(3, 1), (3, 1), (-3, 1), (-3, 1), (3, -2)]))
     case.absent = {4}
-    case.round(
-        1, 2, 4
-    )  # from (0, 0): updates (3, 1), (-3, 1), mean (0, 1), whose length is not below eps1
-    case.round(0, 3)  # from (0, 1): updates (3, 0), (-3, 0): at rest
-    # Client 1's latest update is (3, 1), client 2's (-3, 1), client 4 has none.
+    # From (0, 0): updates (3, 1), (-3, 1); the norm of their mean (0, 1) is not below eps1.
+    case.round(1, 2, 4)
+    case.round(0, 3)  # from (0, 1): updates (3, 0), (-3, 0): stationary
+    # The latest update of client 1 is (3, 1), that of client 2 is (-3, 1). Client 4 has none.
     assert case.state.cluster_ids.tolist() == [1, 1, 2, 2, UNKNOWN]
 
 
-def test_new_clients_walk_down_the_tree() -> None:
+def test_new_clients_descend_the_tree() -> None:
     early, late = with_targets(TARGETS), with_targets([*TARGETS, (-3, -1), (3, 1), (-1, 5)])
     case = Case(EAGER, early)
     case.round()
     case.round()
     case.fed = Simulator(late, faults=case._answer)
     state = case.add_clients(9, 8, 10)
-    # (-1, 5) is nearest to (-3, 1) at the root; from there its update is (2, 5), nearest to (0, 1).
+    # At the root (-1, 5) is most similar to (-3, 1). In that child its update is (2, 5), which is
+    # most similar to (0, 1).
     assert state.cluster_ids.tolist() == [3, 5, 4, 6, 5, 3, 6, 4, 4, 5, 3]
     case.absent = {9}
     case.state = replace(
@@ -197,7 +188,7 @@ def diverging(check_after: int) -> Case:
     return case
 
 
-def test_a_split_that_raises_the_training_loss_is_undone_for_good() -> None:
+def test_a_split_that_raises_the_training_loss_is_reverted_and_not_tried_again() -> None:
     case = diverging(check_after=2)
     # Losses at the split, w = 0: 16 + 1 = 17. Now: (1.44 - 4)² + (3.84 + 1)² = 6.55 + 23.43.
     state = case.round()
@@ -207,16 +198,15 @@ def test_a_split_that_raises_the_training_loss_is_undone_for_good() -> None:
         [True],
     )
     assert (len(state.cached), state.cached_at.tolist()) == (0, [])
-    assert [w for (w,) in case.served([0, 1])] == pytest.approx(
-        [0.0, 0.0], abs=1e-6
-    )  # the model at the split, which rests
+    # The model at the split, which is stationary.
+    assert [w for (w,) in case.served([0, 1])] == pytest.approx([0.0, 0.0], abs=1e-6)
     assert len(case.round()) == 1
 
 
 @pytest.mark.parametrize("check_after", [0, 1])
-def test_a_split_is_looked_at_once(check_after: int) -> None:
-    # After one round: (0.8 - 4)² + (-3.2 + 1)² = 10.24 + 4.84 is less than 17: the split stays,
-    # whatever comes later.
+def test_a_split_is_validated_once(check_after: int) -> None:
+    # After one round: (0.8 - 4)² + (-3.2 + 1)² = 10.24 + 4.84 is less than 17: the split is
+    # permanent.
     case = diverging(check_after)
     assert len(case.round()) == 3
     assert case.state.frozen.tolist() == [check_after == 1, False, False]

@@ -7,10 +7,10 @@ client 1, two samples (1, 3):   w = 0.6
 client 2, three samples (2, 3): w = 1.2
 
 On a straight path the outputs of w_k and w_l differ by (w_k - w_l) x, those of γ(u) and w_k by u
-times that, of γ(u) and w_l by 1 - u times. The loss at u is ½ (u² + (1 - u)²) (w_k - w_l)² E x²,
-and at u = 1/16, 3/16, …, 15/16 the mean of u², and of (1 - u)², is 85/256. So the scores are 85/256
-E x² times (w_k - w_l)²: for the pairs (0, 1), (0, 2), (1, 2) in the first round times 0.04, 0.64,
-0.36.
+times that, and those of γ(u) and w_l by 1 - u times that. The loss at u is
+½ (u² + (1 - u)²) (w_k - w_l)² E x². At u = 1/16, 3/16, …, 15/16 the mean of u², and of (1 - u)², is
+85/256. So the scores are 85/256 E x² times (w_k - w_l)². In the first round (w_k - w_l)² is 0.04,
+0.64, 0.36 for the pairs (0, 1), (0, 2), (1, 2).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Case:
         self.state = self.method.round(self.fed, self.state, torch.tensor(cohort), key=len(cohort))  # type: ignore[assignment]
 
     def served(self) -> list[float]:
-        """The number each client would use now."""
+        """The model of each client, a number."""
         weights: Tensor = self.method.assign_models(self.state, torch.arange(3)).gather({})[
             "weight"
         ]
@@ -76,24 +76,24 @@ def test_scores() -> None:
     )
 
 
-def test_the_closest_pair_is_joined_and_the_third_stays_alone() -> None:
+def test_the_closest_pair_is_a_cluster_and_the_third_client_stays_alone() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
-    # The 25th percentile of 0.04, 0.36, 0.64 is halfway between the first two, 0.20. Sizes do not
-    # count.
+    # The 25th percentile of 0.04, 0.36, 0.64 is halfway between the first two, 0.20. Sizes have no
+    # effect.
     assert case.state.cluster_ids.tolist() == [0, 0, 1]
     assert case.served() == pytest.approx([0.5, 0.5, 1.2], abs=1e-6)
     assert float(case.state.percentile) == 30
     case.round(0, 1, 2)
     # From 0.5: 0.5 - 0.2 (0.5 - 2) = 0.8, 0.5 - 0.2 (0.5 - 3) = 1.0; from 1.2: 1.2 - 0.4 (2.4 - 3)
     # = 1.44. Squares of differences: 0.04, 0.4096, 0.1936; the 30th percentile is 0.04 + 0.6
-    # (0.1936 - 0.04). The partition comes back: the percentile stays.
+    # (0.1936 - 0.04). The partition is the same as before: the percentile stays.
     assert case.served() == pytest.approx([0.9, 0.9, 1.44], abs=1e-6)
     assert (bool(case.state.settled), float(case.state.percentile)) == (True, 30)
     case.round(0, 1, 2)
     # 0.9 - 0.2 (0.9 - 2) = 1.12, 0.9 - 0.2 (0.9 - 3) = 1.32, 1.44 - 0.4 (2.88 - 3) = 1.488; squares
-    # 0.04, 0.1354, 0.0282. Now the others are the closest pair, and the percentile stays all the
-    # same.
+    # 0.04, 0.1354, 0.0282. Now clients 1 and 2 are the closest pair, and the percentile still
+    # stays.
     assert case.state.cluster_ids.tolist() == [0, 1, 1]
     assert case.served() == pytest.approx([1.12, 1.404, 1.404], abs=1e-6)
     assert float(case.state.percentile) == 30
@@ -102,7 +102,7 @@ def test_the_closest_pair_is_joined_and_the_third_stays_alone() -> None:
 def test_one_cluster_then_two() -> None:
     case = Case()
     case.round(0, 1, 2)
-    # The median is 0.36: clients 0 and 2 hang together by client 1.
+    # The median is 0.36: clients 0 and 2 are connected through client 1.
     w = (0.4 + 0.6 + 1.2) / 3
     assert case.state.cluster_ids.tolist() == [0, 0, 0]
     assert case.served() == pytest.approx([w] * 3, abs=1e-6)
@@ -137,24 +137,24 @@ def test_the_percentile_ends_at_5_and_95() -> None:
     assert float(case.state.percentile) == 95
 
 
-def test_who_did_not_answer_keeps_its_model() -> None:
+def test_an_absent_client_keeps_its_model() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
     case.absent = {0}
     case.round(0, 1, 2)
-    # One pair is left, and joined: 1.0 and 1.44 as above. The row of client 2 alone is gone.
+    # One pair is left, and it is a cluster: 1.0 and 1.44 as above. The row of client 2 is removed.
     assert case.served() == pytest.approx([0.5, 1.22, 1.22], abs=1e-6)
     assert len(case.state) == 2
 
 
-def test_one_client_alone_keeps_its_weights_and_says_nothing_about_the_threshold() -> None:
+def test_a_single_client_keeps_its_weights_and_does_not_change_the_percentile() -> None:
     case = Case()
     case.round(1)
     assert case.served() == pytest.approx([0, 0.6, 0], abs=1e-6)
     assert float(case.state.percentile) == 50
 
 
-def test_nobody_answers() -> None:
+def test_a_round_without_replies_changes_nothing() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
     before, case.absent = case.served(), {0, 1, 2}
@@ -163,12 +163,12 @@ def test_nobody_answers() -> None:
     assert float(case.state.percentile) == 30
 
 
-def test_a_late_client_takes_the_model_with_the_least_loss() -> None:
+def test_a_late_client_gets_the_model_with_the_least_loss() -> None:
     case = Case(percentile=25)
     case.round(0, 1, 2)
-    lost = torch.tensor([0, 2])
+    late = torch.tensor([0, 2])
     case.state = replace(
-        case.state, cluster_ids=case.state.cluster_ids.index_fill(0, lost, UNKNOWN)
+        case.state, cluster_ids=case.state.cluster_ids.index_fill(0, late, UNKNOWN)
     )
     state, cohort = case.method.prepare_cohort(case.fed, case.state, torch.arange(3), key=1)
     # Models 0.5 and 1.2. Client 0: (0.5 - 2)² = 2.25, (1.2 - 2)² = 0.64. Client 2: (1 - 3)² = 4,
@@ -177,7 +177,7 @@ def test_a_late_client_takes_the_model_with_the_least_loss() -> None:
     assert cohort.tolist() == [0, 1, 2]
 
 
-def test_one_model_goes_each_way() -> None:
+def test_one_model_is_sent_each_way() -> None:
     case = Case()
     case.round(0, 2)
     assert (case.fed.traffic.up, case.fed.traffic.down) == (2 * 4, 2 * 4)
@@ -185,5 +185,5 @@ def test_one_model_goes_each_way() -> None:
 
 def test_inputs_that_are_whole_numbers_are_refused() -> None:
     case = Case()
-    with pytest.raises(InvalidInputError, match="whole numbers"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "input_shape"):
         replace(case.method, input_shape=None).init(case.fed, case.objective.params(), key=0)

@@ -1,10 +1,10 @@
 """FedSEM worked by hand.
 
 The model is one number w, the loss (w - y)², so a step with lr = 0.25 is w <- (w + y) / 2. The four
-clients have targets y = 0, 10, 16, 24 and 4, 1, 4, 1 samples; from w = 0 they come to 0, 5, 8, 12.
-The best two groups are {0, 5}, {8, 12}, with 12.5 + 8 = 20.5 squared to their means ({0}, {5, 8,
-12}: 24.7; {0, 5, 8}, {12}: 32.7). By examples the centres are (4 · 0 + 5) / 5 = 1 and (4 · 8 + 12)
-/ 5 = 8.8.
+clients have targets y = 0, 10, 16, 24 and 4, 1, 4, 1 samples. From w = 0 they get to 0, 5, 8, 12.
+The best two groups are {0, 5}, {8, 12}: the squared distances to their means have the sum 12.5 + 8
+= 20.5 (24.7 for {0}, {5, 8, 12}; 32.7 for {0, 5, 8}, {12}). Weighted by examples, the centers are
+(4 · 0 + 5) / 5 = 1 and (4 · 8 + 12) / 5 = 8.8.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def with_targets(clients: Sequence[tuple[int, float]]) -> Clients:
 
 
 class Case:
-    """FedSEM on clients, driven as the runner drives it."""
+    """FedSEM on clients, with the calls that a training run makes."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Case:
         )
         return self.state
 
-    def centres(self) -> list[float]:
+    def centers(self) -> list[float]:
         return self.state.models["weight"].flatten().tolist()
 
 
@@ -82,99 +82,98 @@ def four(clusters: int = 2, absent: Sequence[int] = ()) -> Case:
     return Case(FedSEM(clusters), with_targets(CLIENTS), absent=absent)
 
 
-def test_the_one_off_phase_is_k_means_and_the_centres_are_means_by_examples() -> None:
+def test_the_one_off_phase_is_k_means_and_the_centers_are_means_by_examples() -> None:
     case = four()
     assert case.state.cluster_ids.tolist() == [0, 0, 1, 1]
-    assert case.centres() == pytest.approx([1.0, 8.8], abs=1e-6)
-    assert case.state.first["weight"].flatten().tolist() == case.centres()
+    assert case.centers() == pytest.approx([1.0, 8.8], abs=1e-6)
+    assert case.state.first["weight"].flatten().tolist() == case.centers()
     assert case.state.start["weight"].tolist() == [[[0.0]]]
 
 
-def test_a_client_goes_to_the_centre_that_its_trained_weights_are_nearest_to() -> None:
+def test_a_client_joins_the_center_nearest_to_its_trained_weights() -> None:
     case = four()
-    # From its own centre each comes to 0.5, 5.5 | 12.4, 16.4. Client 1 is 4.5 away from 1 and 3.3
-    # away from 8.8: it moves.
+    # From their centers the clients get to 0.5, 5.5 | 12.4, 16.4. Client 1 is 4.5 away from 1 and
+    # 3.3 away from 8.8: it moves.
     assert case.round(0, 1, 2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([0.5, (5.5 + 4 * 12.4 + 16.4) / 6], abs=1e-5)
-    # Now it begins at 11.917 and comes to 10.96: it stays.
+    assert case.centers() == pytest.approx([0.5, (5.5 + 4 * 12.4 + 16.4) / 6], abs=1e-5)
+    # Now it starts at 11.917 and gets to 10.96: it stays.
     case.round(1)
     assert case.state.cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([0.5, (71.5 / 6 + 10) / 2], abs=1e-5)
+    assert case.centers() == pytest.approx([0.5, (71.5 / 6 + 10) / 2], abs=1e-5)
 
 
-def test_a_centre_nobody_went_to_stays() -> None:
+def test_a_center_that_no_client_joined_stays() -> None:
     case = four()
     assert case.round(1).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx(
-        [1.0, 5.5], abs=1e-6
-    )  # 5.5 came from the model that stays, and left it
+    # Client 1 trained from the first center and joined the second.
+    assert case.centers() == pytest.approx([1.0, 5.5], abs=1e-6)
     case.round(3, 2)
-    assert case.centres() == pytest.approx(
+    assert case.centers() == pytest.approx(
         [1.0, (4 * (5.5 + 16) / 2 + (5.5 + 24) / 2) / 5], abs=1e-5
     )
 
 
-def test_a_cluster_without_any_client_stays() -> None:
+def test_a_cluster_without_clients_stays() -> None:
     case = four()
     case.state = replace(case.state, cluster_ids=torch.ones(4, dtype=torch.int64))
     assert case.round(2, 3).cluster_ids.tolist() == [1, 1, 1, 1]
-    assert case.centres() == pytest.approx([1.0, (4 * 12.4 + 16.4) / 5], abs=1e-5)
-    # From there, 13.2, client 0 comes to 6.6, 5.6 away from 1 and 6.6 away from 13.2: it goes to
-    # the model that nobody had.
+    assert case.centers() == pytest.approx([1.0, (4 * 12.4 + 16.4) / 5], abs=1e-5)
+    # From 13.2 client 0 gets to 6.6, which is 5.6 away from 1 and 6.6 away from 13.2: it joins the
+    # cluster without clients.
     assert case.round(0).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([6.6, 13.2], abs=1e-5)
+    assert case.centers() == pytest.approx([6.6, 13.2], abs=1e-5)
 
 
-def test_who_does_not_answer_keeps_its_centre() -> None:
+def test_an_absent_client_keeps_its_center() -> None:
     case = four()
     case.absent = {1}
     assert case.round(0, 1).cluster_ids.tolist() == [0, 0, 1, 1]
-    assert case.centres() == pytest.approx([0.5, 8.8], abs=1e-6)
+    assert case.centers() == pytest.approx([0.5, 8.8], abs=1e-6)
     case.absent = {0, 1, 2, 3}
-    before = case.centres()
+    before = case.centers()
     case.round(0, 1, 2, 3)
-    assert case.centres() == before
+    assert case.centers() == before
 
 
-def test_who_missed_the_one_off_phase_is_not_known() -> None:
+def test_a_client_that_missed_the_one_off_phase_is_unassigned() -> None:
     case = four(absent=[1])
     assert case.state.cluster_ids.tolist() == [0, UNKNOWN, 1, 1]
-    assert case.centres() == pytest.approx([0.0, 8.8], abs=1e-6)
+    assert case.centers() == pytest.approx([0.0, 8.8], abs=1e-6)
     case.absent = set()
-    # From w = 0 it comes to 5: 5 away from 0 and 3.8 away from 8.8.
+    # From w = 0 it gets to 5, which is 5 away from 0 and 3.8 away from 8.8.
     assert case.add_clients(1).cluster_ids.tolist() == [0, 1, 1, 1]
-    assert case.centres() == pytest.approx([0.0, 8.8], abs=1e-6)
+    assert case.centers() == pytest.approx([0.0, 8.8], abs=1e-6)
 
 
-def test_a_late_client_takes_the_look_that_the_others_took() -> None:
+def test_a_late_client_trains_from_the_initial_model_and_joins_a_first_center() -> None:
     case = four()
-    case.round(0, 1, 2, 3)  # centres 0.5 and 11.917
+    case.round(0, 1, 2, 3)  # centers 0.5 and 11.917
     case.fed = Simulator(with_targets([*CLIENTS, (1, 12.0), (1, 9.6)]), faults=case._answer)
-    # From the first model they come to 6 and 4.8; the first centres were 1 and 8.8. (Now 0.5 would
-    # be nearer to both; and from 0.5 both would come nearer to 8.8.)
+    # From the initial model they get to 6 and 4.8. The first centers were 1 and 8.8. (Of the
+    # current centers 0.5 is nearer to both; and from 0.5 both would get nearer to 8.8.)
     assert case.add_clients(5, 4).cluster_ids.tolist() == [0, 1, 1, 1, 1, 0]
 
 
-def test_where_nobody_is_known_those_admitted_are_clustered() -> None:
+def test_if_no_client_is_assigned_new_clients_are_clustered() -> None:
     case = four(absent=[0, 1, 2, 3])
     assert case.state.cluster_ids.tolist() == [UNKNOWN] * 4
-    assert case.centres() == [0.0]
+    assert case.centers() == [0.0]
     case.absent = {3}
     assert case.add_clients(3, 0, 1).cluster_ids.tolist() == [0, 1, UNKNOWN, UNKNOWN]
-    assert case.centres() == pytest.approx([0.0, 5.0], abs=1e-6)
+    assert case.centers() == pytest.approx([0.0, 5.0], abs=1e-6)
     case.absent = set()
     assert case.add_clients(2, 3).cluster_ids.tolist() == [0, 1, 1, 1]
 
 
-def test_as_many_centres_as_there_are_different_weights() -> None:
-    assert four(clusters=9).centres() == pytest.approx([0.0, 5.0, 8.0, 12.0], abs=1e-6)
+def test_there_are_at_most_as_many_centers_as_different_weights() -> None:
+    assert four(clusters=9).centers() == pytest.approx([0.0, 5.0, 8.0, 12.0], abs=1e-6)
     case = Case(FedSEM(3), with_targets([(1, 8.0), (2, 8.0), (1, 2.0)]))
     assert case.state.cluster_ids.tolist() == [0, 0, 1]
-    assert case.centres() == pytest.approx([4.0, 1.0], abs=1e-6)
+    assert case.centers() == pytest.approx([4.0, 1.0], abs=1e-6)
 
 
 class Two(nn.Module):
-    """w₀ x₀ + w₁ x₁, of which w₁ is the last layer."""
+    """w₀ x₀ + w₁ x₁, where w₁ is the last layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,20 +184,17 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("method", "cluster", "centres"),
+    ("method", "cluster", "centers"),
     [
         (FedSEM(2, "all"), [0, 1, 0], [[0.0, 1.5], [10.0, 0.0]]),
-        (
-            FedSEM(2, "last"),
-            [0, 0, 1],
-            [[5.0, 0.0], [0.0, 3.0]],
-        ),  # the mean is of the whole model all the same
+        # The mean is still that of the whole model.
+        (FedSEM(2, "last"), [0, 0, 1], [[5.0, 0.0], [0.0, 3.0]]),
     ],
 )
 def test_distances_on_all_parameters_or_on_the_last_layer(
-    method: FedSEM, cluster: list[int], centres: list[list[float]]
+    method: FedSEM, cluster: list[int], centers: list[list[float]]
 ) -> None:
-    # The samples (1, 0) with y = a and (0, 1) with y = b and lr = 1: w <- (a, b), whatever it was.
+    # With the samples (1, 0), y = a and (0, 1), y = b and lr = 1 a step is w <- (a, b).
     targets = [(0.0, 0.0), (10.0, 0.0), (0.0, 3.0)]
     case = Case(
         method,
@@ -209,15 +205,13 @@ def test_distances_on_all_parameters_or_on_the_last_layer(
     for _ in range(2):
         assert case.state.cluster_ids.tolist() == cluster
         models = case.state.models
-        assert torch.cat([models["trunk"], models["head.weight"][:, 0]], 1).tolist() == centres
-        case.round(2, 0, 1)  # E-step and M-step find the same again
+        assert torch.cat([models["trunk"], models["head.weight"][:, 0]], 1).tolist() == centers
+        case.round(2, 0, 1)  # E-step and M-step change nothing
 
 
 def test_bytes() -> None:
     case = four()
-    assert (case.fed.traffic.up, case.fed.traffic.down) == (
-        4 * 4,
-        4 * 4,
-    )  # once: all clients, one float32 each way
+    # The one-off phase: all clients, one float32 each way.
+    assert (case.fed.traffic.up, case.fed.traffic.down) == (4 * 4, 4 * 4)
     case.round(0, 2)
     assert (case.fed.traffic.up, case.fed.traffic.down) == (6 * 4, 6 * 4)

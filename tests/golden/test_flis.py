@@ -1,9 +1,9 @@
 """FLIS worked by hand.
 
 A client with the targets (a, b), vectors with a number for each class, has the samples x = (1, 0),
-y = a and x = (0, 1), y = b, each several times. The model is a matrix W, the loss ‖W x − y‖², so a
-full-batch step with learning rate lr is W <- W − lr (W − [a b]): with lr = 1 every client trains to
-W = [a b], wherever it begins. Of the probe (1, 0), (0, 1), (−1, 0), (0, −1) such a model predicts
+y = a and x = (0, 1), y = b, each several times. The model is a matrix W, the loss ‖W x − y‖². So a
+full-batch step with learning rate lr is W <- W − lr (W − [a b]). With lr = 1 every client gets to
+W = [a b] from any model. On the probe data (1, 0), (0, 1), (−1, 0), (0, −1) such a model predicts
 the classes of the largest a, the largest b, the least a and the least b.
 """
 
@@ -31,11 +31,11 @@ Target = tuple[Sequence[float], Sequence[float]]
 # 1        (4, 0, 2)  (2, 0, 4)  0 2 1 1
 # 2        (1, 3, 0)  (1, 0, 3)  1 2 2 1
 THREE: list[Target] = [((2, 0, 1), (0, 2, 1)), ((4, 0, 2), (2, 0, 4)), ((1, 3, 0), (1, 0, 3))]
-TWICE = [1, 2, 3]  # how often each client has its two samples: n = 2, 4 and 6
+REPEATS = [1, 2, 3]  # how often each client has its two samples: n = 2, 4, 6
 CORNERS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
-# Clients 0 and 1 agree on the first and the third, 1 and 2 on the second and the fourth, 0 and 2 on
-# none. Each corner once: A_01 = A_12 = 0.5, A_02 = 0. With this probe of ten, A_01 = 0.6, A_12 =
-# 0.4, A_02 = 0.
+# Clients 0 and 1 agree on the first and the third corner, 1 and 2 on the second and the fourth, 0
+# and 2 on none. With each corner once, A_01 = A_12 = 0.5, A_02 = 0. With these ten inputs,
+# A_01 = 0.6, A_12 = 0.4, A_02 = 0.
 TEN = CORNERS.repeat_interleave(torch.tensor([4, 3, 2, 1]), 0)
 
 
@@ -50,7 +50,7 @@ class Case:
         self,
         method: FLISDC | FLISHC,
         targets: Sequence[Target] = THREE,
-        repeats: Sequence[int] = TWICE,
+        repeats: Sequence[int] = REPEATS,
         absent: Sequence[int] = (),
     ):
         model = nn.Linear(2, len(targets[0][0]), bias=False)
@@ -106,8 +106,8 @@ def mean(*parts: tuple[int, int]) -> list[object]:
 def test_joint_clusters_overlap_and_are_weighted_by_examples() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
     state = case.round(0, 1, 2)
-    # Ã has the rows {0, 1}, {0, 1, 2} and {1, 2}: a similarity of β itself counts. In order: 0 1 1,
-    # 1 1 0, 1 1 1.
+    # Ã has the rows {0, 1}, {0, 1, 2} and {1, 2}: a similarity of exactly β counts. The sorted rows
+    # are 0 1 1, 1 1 0, 1 1 1.
     assert state.cluster_ids.tolist() == [1, 2, 0]
     # (2 W0 + 4 W1) / 6, (2 W0 + 4 W1 + 6 W2) / 12, (4 W1 + 6 W2) / 10
     assert case.served(0) == [
@@ -127,15 +127,15 @@ def test_joint_clusters_overlap_and_are_weighted_by_examples() -> None:
 @pytest.mark.parametrize(
     ("beta", "clusters"),
     [
-        (0.0, 1),
-        (0.4, 3),
-        (0.41, 2),
-        (0.6, 2),
-        (0.61, 3),
-        (1.0, 3),
-    ],  # {all}; {01}{012}{12}; {01}{2}; {01}{2}; alone; alone
+        (0.0, 1),  # {0, 1, 2}
+        (0.4, 3),  # {0, 1}, {0, 1, 2}, {1, 2}
+        (0.41, 2),  # {0, 1}, {2}
+        (0.6, 2),  # {0, 1}, {2}
+        (0.61, 3),  # {0}, {1}, {2}
+        (1.0, 3),  # {0}, {1}, {2}
+    ],
 )
-def test_beta_says_from_where_on_clients_are_related(beta: float, clusters: int) -> None:
+def test_beta_is_the_least_similarity_of_related_clients(beta: float, clusters: int) -> None:
     case = Case(FLISDC(beta=beta, probe=TEN))
     assert len(case.round(0, 1, 2)) == clusters
     assert case.served(2) == (
@@ -155,9 +155,9 @@ def test_clients_of_one_joint_cluster_share_one_model() -> None:
     assert case.served(2) == mean((2, 1))
 
 
-def test_soft_labels_see_how_sure_a_model_is() -> None:
-    # On the probe (1, 0) alone softmax gives B0 = (3/4, 1/4), B1 = (1/4, 3/4), B2 = (9/10, 1/10),
-    # of squared lengths 5/8, 5/8 and 41/50. A01 = (3/16 + 3/16) / (5/8) = 0.6, A02 = (27/40 + 1/40)
+def test_soft_labels_include_the_confidence_of_a_model() -> None:
+    # On the input (1, 0) softmax gives B0 = (3/4, 1/4), B1 = (1/4, 3/4), B2 = (9/10, 1/10), with
+    # squared lengths 5/8, 5/8 and 41/50. A01 = (3/16 + 3/16) / (5/8) = 0.6, A02 = (27/40 + 1/40)
     # / sqrt(5/8 · 41/50) = 0.978, A12 = (9/40 + 3/40) / sqrt(…) = 0.419
     log3, none = float(torch.tensor(3.0).log()), (0.0, 0.0)
     targets = [((log3, 0.0), none), ((0.0, log3), none), ((2 * log3, 0.0), none)]
@@ -171,26 +171,26 @@ def test_soft_labels_see_how_sure_a_model_is() -> None:
     expected = [(7 / 6, 1 / 3), (1 / 3, 2 / 3), (7 / 4, 0.0)]
     for client, (first, second) in enumerate(expected):
         assert soft.served(client)[0] == pytest.approx([first * log3, second * log3], abs=1e-6)
-    assert len(hard.round(0, 1, 2)) == 2  # by their classes 0 and 2 agree, and 1 agrees with none
+    assert len(hard.round(0, 1, 2)) == 2  # 0 and 2 predict the same class, 1 another one
     assert hard.served(2)[0] == hard.served(0)[0] == pytest.approx([7 / 4 * log3, 0], abs=1e-6)
 
 
-def test_equal_outputs_are_the_first_class() -> None:
+def test_equal_outputs_predict_the_first_class() -> None:
     case = Case(FLISDC(beta=1.0, probe=CORNERS))
     case.train(lr=0.0)
-    assert len(case.round(0, 1, 2)) == 1  # all models are 0 still, and say class 0 everywhere
+    assert len(case.round(0, 1, 2)) == 1  # all models are still 0 and predict class 0
 
 
-def test_a_client_begins_with_the_model_of_its_least_training_loss() -> None:
+def test_a_client_starts_from_the_model_with_the_least_training_loss() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
     case.round(0, 1, 2)
     before = [case.served(client) for client in range(3)]
-    case.train(lr=0.5)  # half of the way from the chosen model to the target
+    case.train(lr=0.5)  # a step is half of the way from the chosen model to the target
     case.round(0, 1)
     # Client 0, squared distances from [a b] to the models of
     # {0, 1}: (4/3)² + (2/3)² + (4/3)² + (4/3)² + 2² = 9.8; {0, 1, 2}: (1/6)² + (3/2)² + (1/6)² +
     # (7/6)² + (5/3)² + 2² = 10.4; {1, 2}: more. Client 1: (2/3)² + (1/3)² + (2/3)² + (2/3)² + 1² =
-    # 2.4 to {0, 1}, more to the others. So both begin at the model of {0, 1}.
+    # 2.4 to {0, 1}, more to the others. So both start from the model of {0, 1}.
     halves = [
         [
             [(w + t) / 2 for w, t in zip(*pair, strict=True)]
@@ -200,29 +200,24 @@ def test_a_client_begins_with_the_model_of_its_least_training_loss() -> None:
     ]
     # 0: a (8/3, 0, 4/3), b (2/3, 4/3, 2) -> 0 1 1 0; 1: a (11/3, 0, 11/6), b (5/3, 1/3, 7/2) -> 0 2
     # 1 1. A01 = 0.5, so they share.
-    broadcast = [
-        [(2 * one + 4 * two) / 6 for one, two in zip(*pair, strict=True)]
+    shared = [
+        [(2 * w0 + 4 * w1) / 6 for w0, w1 in zip(*pair, strict=True)]
         for pair in zip(*halves, strict=True)
     ]
     assert (
-        case.served(0)
-        == case.served(1)
-        == [pytest.approx(column, abs=1e-6) for column in broadcast]
+        case.served(0) == case.served(1) == [pytest.approx(column, abs=1e-6) for column in shared]
     )
 
 
-def test_who_was_not_in_the_round_chooses_among_its_models() -> None:
+def test_a_client_outside_the_cohort_chooses_among_the_new_models() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS))
-    assert case.round(0, 2).cluster_ids.tolist() == [
-        1,
-        UNKNOWN,
-        0,
-    ]  # A02 = 0: rows {0} and {2}; the first model is gone
+    # A02 = 0: the rows are {0} and {2}. The initial model is no longer used.
+    assert case.round(0, 2).cluster_ids.tolist() == [1, UNKNOWN, 0]
     # Client 1 to W0: 2² + 1² + 2² + 2² + 3² = 22; to W2: 3² + 3² + 2² + 1² + 1² = 24
     assert case.add_clients(1) == [1, 1, 0]
 
 
-def test_who_did_not_answer_is_left_out() -> None:
+def test_an_absent_client_is_ignored() -> None:
     case = Case(FLISDC(beta=0.5, probe=CORNERS), absent=[1])
     assert case.round(0, 1, 2).cluster_ids.tolist() == [1, UNKNOWN, 0]
     case.absent = {0, 1, 2}
@@ -241,8 +236,8 @@ def clusters(method: FLISHC) -> list[int]:
     ("linkage", "beta", "expected"),
     [
         # 1 − A: 0.4 between 0 and 1, 0.6 between 1 and 2, 1 between 0 and 2. The first merge is {0,
-        # 1} at 0.4, the second at (0.6 + 1) / 2 = 0.8 by the mean, at 0.6 by the nearest, at 1 by
-        # the farthest. A merge at 1 − β itself counts.
+        # 1} at 0.4. The second is at (0.6 + 1) / 2 = 0.8 with average linkage, at 0.6 with single
+        # linkage, at 1 with complete linkage. A merge at exactly 1 − β counts.
         ("average", 0.61, [0, 1, 2]),
         ("average", 0.6, [0, 0, 1]),
         ("average", 0.21, [0, 0, 1]),
@@ -257,31 +252,30 @@ def test_the_tree_is_cut_at_one_minus_beta(linkage: str, beta: float, expected: 
     assert clusters(FLISHC(beta=beta, linkage=linkage, probe=TEN)) == expected  # type: ignore[arg-type]
 
 
-def test_clusters_begin_at_the_first_model_and_average_inside() -> None:
+def test_clusters_start_from_the_initial_model_and_average_inside() -> None:
     case = Case(FLISHC(beta=0.5, probe=TEN))
     assert (len(case.state), float(case.state.models["weight"].abs().max())) == (2, 0.0)
     case.round(1, 0)
     assert case.served(0) == case.served(1) == mean((0, 2), (1, 4))
-    assert case.served(2) == [[0, 0, 0], [0, 0, 0]]  # nobody of its cluster was there
+    assert case.served(2) == [[0, 0, 0], [0, 0, 0]]  # its cluster had no client in the cohort
     case.train(lr=0.5)
     case.round(2)
     assert case.served(2) == [[0.5, 1.5, 0], [0.5, 0, 1.5]]
     assert case.served(0) == mean((0, 2), (1, 4))
 
 
-def test_late_clients_join_the_cluster_most_similar_in_the_mean() -> None:
+def test_late_clients_join_the_cluster_with_the_highest_mean_similarity() -> None:
     # client   predictions   A with 0, 1 and their mean   with 2
     # 3        1 2 0 1       0, 0.4: 0.2                  0.8
     # 4        0 2 1 1       0.6, 1: 0.8                  0.4
-    # 5        2 2 0 1       0, 0.4: 0.2                  0.4: not further than client 1, but than
-    # the cluster
+    # 5        2 2 0 1       0, 0.4: 0.2                  0.4, as with client 1, but above the mean
     late: list[Target] = [((0, 3, 1), (1, 0, 3)), ((5, 0, 1), (1, 0, 3)), ((0, 1, 3), (1, 0, 3))]
-    case = Case(FLISHC(beta=0.5, probe=TEN), [*THREE, *late], [*TWICE, 1, 1, 1], absent=[3, 4, 5])
+    case = Case(FLISHC(beta=0.5, probe=TEN), [*THREE, *late], [*REPEATS, 1, 1, 1], absent=[3, 4, 5])
     assert case.state.cluster_ids.tolist() == [0, 0, 1, UNKNOWN, UNKNOWN, UNKNOWN]
     case.round(0, 1, 2)
-    case.train(
-        lr=0.1
-    )  # 0 -> 0.1 [a b], which predicts as [a b] does; one of the models of now would hardly change
+    # From 0 a step gives 0.1 [a b], which has the predictions of [a b]. From a current model a step
+    # would change little.
+    case.train(lr=0.1)
     case.absent = {4}
     assert case.add_clients(5, 3, 4) == [0, 0, 1, 1, UNKNOWN, 1]
     case.absent = set()
@@ -289,7 +283,7 @@ def test_late_clients_join_the_cluster_most_similar_in_the_mean() -> None:
     assert case.served(3) == mean((2, 1))
 
 
-def test_the_first_to_answer_form_the_clusters() -> None:
+def test_the_first_clients_that_reply_form_the_clusters() -> None:
     case = Case(FLISHC(beta=0.5, probe=TEN), absent=[0, 1, 2])
     assert case.state.cluster_ids.tolist() == [UNKNOWN] * 3
     case.absent = {1}
@@ -299,25 +293,24 @@ def test_the_first_to_answer_form_the_clusters() -> None:
     assert len(case.state) == 2
 
 
-def test_what_is_kept_of_a_cluster_is_its_mean_prediction() -> None:
+def test_the_state_has_the_mean_prediction_of_each_cluster() -> None:
     case = Case(FLISHC(beta=0.5, probe=CORNERS[[0, 0, 1]]))
-    # On (1, 0), (1, 0), (0, 1): 0 0 1, 0 0 2 and 1 1 2. A01 = 2/3, A12 = 1/3: {0, 1} and {2}. Each
-    # B has three ones: its length is √3.
+    # The predictions on (1, 0), (1, 0), (0, 1) are 0 0 1, 0 0 2 and 1 1 2. A01 = 2/3, A12 = 1/3:
+    # {0, 1} and {2}. Each B has three ones, so its length is √3.
     assert isinstance(case.state, FLISHCState)
     expected = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0.5, 0.5], [0, 1, 0, 0, 1, 0, 0, 0, 1]]) / 3**0.5
     torch.testing.assert_close(case.state.profiles, expected)
 
 
-# ---- traffic and what is refused
+# ---- traffic and invalid settings
 
 
-def test_what_travels_is_what_is_declared() -> None:
+def test_the_traffic_is_the_declared_one() -> None:
     for method in (FLISDC(beta=0.5, probe=CORNERS), FLISHC(beta=0.5, probe=TEN)):
         case = Case(method)
         traffic = case.fed.traffic
-        once = (
-            3 * 24 if isinstance(method, FLISHC) else 0
-        )  # six weights of four bytes from each client
+        # Six weights of four bytes from each client.
+        once = 3 * 24 if isinstance(method, FLISHC) else 0
         assert (traffic.up, traffic.down) == (once, once)
         case.round(0, 1, 2)
         traffic.up = traffic.down = 0

@@ -1,12 +1,12 @@
 """FLT with three clients worked by hand.
 
-The model is one number w, the loss (w x - y)^2; from w = 0 one step with lr = 0.1 gives 0.4, 0.8
-and 1.2, and w becomes w - 0.2 (w - 2) on client 0, w - 0.2 (w - 4) on client 1 and w - 0.4 (2 w -
+The model is one number w, the loss (w x - y)^2. From w = 0 one step with lr = 0.1 gives 0.4, 0.8
+and 1.2. A step is w <- w - 0.2 (w - 2) on client 0, w - 0.2 (w - 4) on client 1 and w - 0.4 (2 w -
 3) on client 2. Clients have 1, 2 and 3 samples.
 
-The encoder reads a second column, the same number in all samples of a client (0.0, 0.9, 1.8), which
-is then its one centre. With gamma = 1 client 1 is related to both others, and they not to each
-other: A = [[1, 1, 0], [1, 1, 1], [0, 1, 1]].
+The encoder reads a second column. It has the same number in all samples of a client (0.0, 0.9,
+1.8), which is the client's only center. With gamma = 1 client 1 is related to both others, and they
+are not related to each other: Ã = [[1, 1, 0], [1, 1, 1], [0, 1, 1]].
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedclade.core.pytree import Tree
 from fedclade.data import from_arrays
 from fedclade.methods.flt import FLT, FLTState
 
-# (examples, x of the model, y, where the client's centre is)
+# (examples, x of the model, y, the client's center)
 CLIENTS = [(1, 1.0, 2.0, 0.0), (2, 1.0, 4.0, 0.9), (3, 2.0, 3.0, 1.8)]
 
 
 class FirstColumn(nn.Module):
-    """w times the first column; the second is for the encoder alone."""
+    """w times the first column. Only the encoder uses the second column."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def near(*numbers: float) -> Any:
     return pytest.approx(numbers, abs=1e-6)
 
 
-def test_signature_of_equal_samples_is_one_centre() -> None:
+def test_the_signature_of_equal_samples_is_one_center() -> None:
     case = Case()
     assert case.state.counts.tolist() == [1, 1, 1]
     assert case.state.centres[:, 0, 0].tolist() == near(0.0, 0.9, 1.8)
@@ -98,10 +98,10 @@ def test_case_1_mixes_by_rows() -> None:
     assert Case().round(0, 1, 2) == near((0.4 + 1.6) / 3, (0.4 + 1.6 + 3.6) / 6, (1.6 + 3.6) / 5)
 
 
-def test_case_1_lets_an_absent_client_in_with_its_last_model() -> None:
+def test_case_1_uses_the_last_model_of_an_absent_client() -> None:
     case = Case()
     w0, w1, w2 = case.round(0, 1, 2)
-    case.silent = {2}  # asked, but it does not answer; client 1 is not asked at all
+    case.silent = {2}  # in the cohort, but without a reply; client 1 is not in the cohort
     v0 = w0 - 0.2 * (w0 - 2)
     assert case.round(0, 2) == near(
         (v0 + 2 * w1) / 3, (v0 + 2 * w1 + 3 * w2) / 6, (2 * w1 + 3 * w2) / 5
@@ -112,13 +112,13 @@ def test_case_1_may_leave_absent_clients_out() -> None:
     case = Case(absent="skip")
     w0, _, w2 = case.round(0, 1, 2)
     v0 = w0 - 0.2 * (w0 - 2)
-    # client 2 is related to nobody who answered: it keeps its model
+    # Client 2 is not related to a client that replied: it keeps its model.
     assert case.round(0) == near(v0, v0, w2)
 
 
-def test_case_2_is_fedavg_among_those_of_a_group_who_answered() -> None:
+def test_case_2_is_fedavg_over_the_clients_of_a_group_that_replied() -> None:
     case = Case(aggregation="clusters", gamma=0.95, silent=[0])
-    # 0.9 apart: all three hang together
+    # 0.9 apart: all three are in one component
     assert case.state.cluster_ids.tolist() == [UNKNOWN, 0, 0]
     case.silent = set()
     case.add_clients(0)
@@ -126,29 +126,29 @@ def test_case_2_is_fedavg_among_those_of_a_group_who_answered() -> None:
     assert case.round(0, 1) == near(*[(0.4 + 1.6) / 3] * 3)
 
 
-def test_the_identity_trains_each_client_for_itself() -> None:
+def test_the_identity_trains_each_client_alone() -> None:
     case = Case(gamma=0.5)
     assert case.state.cluster_ids.tolist() == [0, 1, 2]
     assert case.round(0, 1, 2) == near(0.4, 0.8, 1.2)
     assert case.round(1) == near(0.4, 0.8 - 0.2 * (0.8 - 4), 1.2)
 
 
-def test_a_late_client_is_treated_as_the_nearest_known_one() -> None:
+def test_a_late_client_is_treated_like_the_nearest_known_one() -> None:
     case = Case(silent=[2])
     assert case.state.row[2] == UNKNOWN
-    # n = 1, 2: both are related to each other
+    # n = 1, 2: the two are related.
     w0, w1 = case.round(0, 1)[:2]
     assert (w0, w1) == near((0.4 + 1.6) / 3, (0.4 + 1.6) / 3)
     case.silent = set()
     case.add_clients(2)
     assert case.served() == near(w0, w1, w1)
-    # it counts from now on wherever client 1 does: with its last model in the next round, of which
-    # it is no part
+    # From now on it is related to the same clients as client 1. Its last model counts in the next
+    # round, although it is not in the cohort.
     v0 = w0 - 0.2 * (w0 - 2)
     assert case.round(0) == near(*[(v0 + 2 * w1 + 3 * w1) / 6] * 3)
 
 
-def test_nobody_answers_the_one_off_phase() -> None:
+def test_a_one_off_phase_without_replies() -> None:
     case = Case(silent=[0, 1, 2])
     assert case.state.cluster_ids.tolist() == [UNKNOWN] * 3
     case.silent = set()
@@ -157,7 +157,7 @@ def test_nobody_answers_the_one_off_phase() -> None:
     assert case.round(0, 1, 2) == near((0.4 + 1.6) / 3, (0.4 + 1.6 + 3.6) / 6, (1.6 + 3.6) / 5)
 
 
-def test_a_round_without_answers_changes_nothing() -> None:
+def test_a_round_without_replies_changes_nothing() -> None:
     case = Case()
     before = case.round(0, 1, 2)
     case.silent = {0, 1, 2}

@@ -1,14 +1,14 @@
 """PCA+kM+HC with three clients worked by hand.
 
-Each client has two different points in the plane, k = 2, so that its centres are their projections
-on the line through both:
+Each client has two different points in the plane. With k = 2 its centers are their projections on
+the line through both:
 
 client 0: (1, 2), (5, 2)  mean (3, 2), axis (1, 0),      projections -2, 2
 client 1: (4, 0), (4, 6)  mean (4, 3), axis (0, 1),      projections -3, 3; it has each point twice
 client 2: (0, 0), (6, 8)  mean (3, 4), axis (0.6, 0.8),  projections -5, 5
 
-Best matchings: A_01 = sqrt(1 + 1) / 2, A_02 = sqrt(9 + 9) / 2, A_12 = sqrt(4 + 4) / 2. The first
-merge is that of 0 and 1.
+Best matchings: A_01 = sqrt(1 + 1) / 2, A_02 = sqrt(9 + 9) / 2, A_12 = sqrt(4 + 4) / 2. Clients 0
+and 1 are merged first.
 
 The model is one number w, the loss (w - y)², y = 2, 4, 6: a step with lr = 0.25 is w <- (w + y) /
 2.
@@ -39,13 +39,12 @@ POINTS = [
     [(4.0, 0.0), (4.0, 6.0), (4.0, 0.0), (4.0, 6.0)],
     [(0.0, 0.0), (6.0, 8.0)],
 ]
-# Its mean is 0 and its axes are those of the plane: what a client projects are its points
-# themselves.
+# Its mean is 0 and its axes are those of the plane: projections are the points themselves.
 PROBE = torch.tensor([(10.0, 0.0), (-10.0, 0.0), (0.0, 1.0), (0.0, -1.0)])
 
 
 class Constant(nn.Module):
-    """w, whatever the inputs."""
+    """w, for any inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class Case:
         models: Tree = self.method.assign_models(self.state, known).gather({})
         return models["weight"].flatten().tolist()
 
-    def centres(self, client: int) -> list[list[float]]:
+    def centers(self, client: int) -> list[list[float]]:
         return sorted(self.state.centres[client].tolist())
 
 
@@ -107,11 +106,10 @@ def near(*numbers: float) -> Any:
 
 def test_each_client_projects_on_its_own_axes() -> None:
     case = Case()
-    for client, at in enumerate(
-        (2.0, 3.0, 5.0)
-    ):  # two points have one axis: the other components are zeros
-        low, high = case.centres(client)
-        assert (low, high) == (near(-at, 0, 0), near(at, 0, 0))
+    # Two points have one axis: the other components are zeros.
+    for client, place in enumerate((2.0, 3.0, 5.0)):
+        low, high = case.centers(client)
+        assert (low, high) == (near(-place, 0, 0), near(place, 0, 0))
     assert case.state.counts.tolist() == [2, 2, 2]
 
 
@@ -125,9 +123,10 @@ def test_groups_are_wards() -> None:
 
 
 def test_wards_groups_are_not_a_chain() -> None:
-    # Centres at -t and t: the distance of two clients is |t - t'| / sqrt(2). In these units 1 and 2
-    # merge at 1, 3.2 and 4.2 too, then {3.2, 4.2} and 5.6 at sqrt(4 / 3) 1.9 = 2.2, before {1, 2}
-    # and {3.2, 4.2} at sqrt(2) 2.2 = 3.1. (The widest gap is below 5.6.)
+    # With centers at -t and t, the distance of two clients is |t - t'| / sqrt(2). In units of
+    # 1 / sqrt(2), 1 and 2 merge at 1, and so do 3.2 and 4.2. Then {3.2, 4.2} and 5.6 merge at
+    # sqrt(4 / 3) 1.9 = 2.2, before {1, 2} and {3.2, 4.2} at sqrt(2) 2.2 = 3.1. (The widest gap is
+    # below 5.6.)
     clients = with_points([[(-t, 0.0), (t, 0.0)] for t in (1.0, 2.0, 3.2, 4.2, 5.6)])
     assert PCAHC(clusters=2, k=2).init(
         Simulator(clients), {"w": torch.zeros(1)}, key=0
@@ -136,18 +135,18 @@ def test_wards_groups_are_not_a_chain() -> None:
 
 def test_fedavg_inside_each_group() -> None:
     case = Case()
-    # From 0 they come to 1, 2 and 3, with 2, 4 and 2 samples.
+    # From 0 they get to 1, 2 and 3, with 2, 4 and 2 samples.
     assert case.round(0, 1, 2) == near((2 * 1 + 4 * 2) / 6, (2 * 1 + 4 * 2) / 6, 3.0)
     case.absent = {1}
     assert case.round(0, 1) == near((10 / 6 + 2) / 2, (10 / 6 + 2) / 2, 3.0)
 
 
-def test_a_shared_basis_leaves_the_points_where_they_are() -> None:
+def test_a_shared_basis_keeps_the_points() -> None:
     case = Case(basis="shared", probe=PROBE)
-    assert case.centres(0) == [near(1, 2, 0), near(5, 2, 0)]
-    assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
-    # A_01 = sqrt(30) / 2, A_02 = sqrt(5 + 37) / 2, A_12 = sqrt(16 + 8) / 2: now 1 and 2 are nearest
-    # to each other.
+    assert case.centers(0) == [near(1, 2, 0), near(5, 2, 0)]
+    assert case.centers(2) == [near(0, 0, 0), near(6, 8, 0)]
+    # A_01 = sqrt(30) / 2, A_02 = sqrt(5 + 37) / 2, A_12 = sqrt(16 + 8) / 2: now 1 and 2 are the
+    # nearest pair.
     A = distances(case.state.centres.numpy(), case.state.counts.numpy())
     assert [A[0, 1], A[0, 2], A[1, 2]] == near(sqrt(30) / 2, sqrt(42) / 2, sqrt(24) / 2)
     assert case.state.cluster_ids.tolist() == [0, 1, 1]
@@ -162,23 +161,23 @@ def test_a_late_client_joins_the_nearest_known_one() -> None:
     assert case.add_clients(2) == [0, 1, 1]  # A_12 < A_02
     assert case.state.counts.tolist() == [2, 2, 2]
     assert case.served() == near(1.0, 2.0, 2.0)
-    # A fourth comes when three are known: ±2.4 along its own axis, nearest to client 0. It needs
-    # room in the state first.
+    # A fourth client joins: ±2.4 along its own axis, nearest to client 0. The state must grow
+    # first.
     case.fed = Simulator(with_points([*POINTS, [(0.0, 9.0), (0.0, 4.2)]]), faults=case._answer)
     assert case.add_clients(3) == [0, 1, 1, 0]
 
 
-def test_a_late_client_is_projected_on_the_basis_that_the_others_had() -> None:
+def test_a_late_client_is_projected_on_the_basis_of_the_others() -> None:
     case = Case(absent=[2], basis="shared", probe=PROBE)
     case.absent = set()
     case.method = PCAHC(
         clusters=2, k=2, components=3, basis="shared", probe=PROBE + 100
     ).with_local_config(case.method.local)
     assert case.add_clients(2) == [0, 1, 1]
-    assert case.centres(2) == [near(0, 0, 0), near(6, 8, 0)]
+    assert case.centers(2) == [near(0, 0, 0), near(6, 8, 0)]
 
 
-def test_where_nobody_is_known_those_admitted_are_clustered() -> None:
+def test_if_no_client_is_assigned_new_clients_are_clustered() -> None:
     case = Case(absent=[0, 1, 2])
     assert case.state.cluster_ids.tolist() == [UNKNOWN] * 3
     case.absent = set()
@@ -190,12 +189,12 @@ def test_a_client_with_one_sample_has_no_axis() -> None:
     case.fed = Simulator(with_points([*POINTS[:2], [(70.0, 1.0)]]))
     case.add_clients(2)
     assert case.state.counts.tolist() == [2, 2, 1]
-    assert case.centres(2) == [[0.0, 0.0, 0.0]] * 2
+    assert case.centers(2) == [[0.0, 0.0, 0.0]] * 2
     assert case.state.cluster_ids.tolist() == [0, 1, 0]  # 2 away from client 0, 3 from client 1
 
 
 def test_the_sign_of_an_axis() -> None:
-    # Along (3, -4) / 5 the points lie at -5, 0 and 5; the larger loading is made positive.
+    # Along (3, -4) / 5 the points are at -5, 0 and 5. The sign makes the larger loading positive.
     basis = pca_basis(torch.tensor([(-2.0, 5.0), (1.0, 1.0), (4.0, -3.0)]), 2)
     assert basis["mean"].tolist() == near(1.0, 1.0)
     assert basis["axes"].tolist() == [near(-0.6, 0.8), [0.0, 0.0]]
@@ -203,13 +202,10 @@ def test_the_sign_of_an_axis() -> None:
 
 def test_bytes() -> None:
     case = Case()
-    assert (case.fed.traffic.up, case.fed.traffic.down) == (
-        3 * (2 * 3 * 4 + 8),
-        0,
-    )  # k × components numbers and the count
+    # k × components numbers and the count
+    assert (case.fed.traffic.up, case.fed.traffic.down) == (3 * (2 * 3 * 4 + 8), 0)
     case = Case(basis="shared", probe=PROBE)
-    assert (
-        case.fed.traffic.down == 3 * (3 + 1) * 2 * 4
-    )  # three axes and the mean, of two numbers each
+    # three axes and the mean, of two numbers each
+    assert case.fed.traffic.down == 3 * (3 + 1) * 2 * 4
     case.round(0, 1)
     assert case.fed.traffic.down == 3 * (3 + 1) * 2 * 4 + 2 * 4

@@ -1,5 +1,5 @@
-"""CFL's main claim on real MNIST: groups whose labels contradict each other are found by nothing
-but their updates.
+"""The main claim of CFL on MNIST: updates are enough to find groups whose labels contradict each
+other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Clade on real data: the right groups with nothing given, and none where there are none.
+"""Clade on real data: the right groups without hyper-parameters, and none if there are none.
 `benchmarks/clade_groups.py` has them all.
 """
 
@@ -56,7 +56,7 @@ def test_finds_planted_groups_on_mnist(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_finds_no_groups_where_there_are_none(real_data: Callable[[str], Path], seed: int) -> None:
+def test_finds_no_groups_if_there_are_none(real_data: Callable[[str], Path], seed: int) -> None:
     mnist = load("mnist", real_data("mnist").parent)
     rows = torch.randperm(60_000, generator=torch.Generator().manual_seed(seed))[:1200]
     few = fc.data.dataset(mnist.x_train[rows], mnist.y_train[rows], mnist.x_test, mnist.y_test)

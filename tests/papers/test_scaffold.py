@@ -1,4 +1,4 @@
-"""SCAFFOLD on real MNIST in the setting in which published tables have it collapse to 10 %."""
+"""SCAFFOLD on real MNIST in the setting in which it collapses to 10 % in published tables."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 python tools/docs/all_pages.py
 
-docs/licences.md is not among them: tools/release/licences.py writes it after `make lock`.
+It does not write docs/licences.md: tools/release/licences.py does, after `make lock`.
 """
 
 from __future__ import annotations

@@ -40,9 +40,9 @@ def separation_gap(series: dict[str, list[dict[str, Any]]], label: str) -> Figur
     figure, axis = plt.subplots(figsize=(5, 3.6))
     for kind in ("updates", "gradients"):
         values = np.array([[run[kind]["gap"] for run in runs] for runs in series.values()])
-        at = [int(number) for number in series]
-        axis.errorbar(at, values.mean(1), values.std(1), label=kind, capsize=2)
-    axis.axhline(0, color="grey", linewidth=0.5)
+        x = [int(number) for number in series]
+        axis.errorbar(x, values.mean(1), values.std(1), label=kind, capsize=2)
+    axis.axhline(0, color="gray", linewidth=0.5)
     axis.set(xlabel=label, ylabel="separation gap g(α)")
     axis.legend()
     return figure
@@ -61,7 +61,7 @@ def main() -> None:
     }
     figures = {
         "congruence": congruence(study["congruence"]),
-        "gap_by_points": separation_gap(study["points"]["points"], "points a client"),
+        "gap_by_points": separation_gap(study["points"]["points"], "data points per client"),
         "gap_by_rounds": separation_gap(study["rounds"]["rounds"], "round"),
     }
     args.out.mkdir(parents=True, exist_ok=True)

@@ -20,12 +20,12 @@ Row = dict[str, Any]
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Kinds and groups over all seeds, then advice for the seeds with training, then sureness."""
+    """Kinds and groups over all seeds, then advice for the seeds with training, then confidence."""
     return "\n".join(
         [
             kinds_table(results["rows"], results["expected"]),
             advice_table([row for row in results["rows"] if "final" in row]),
-            sureness_table(results["scarce"]),
+            confidence_table(results["scarce"]),
         ]
     )
 
@@ -50,7 +50,7 @@ def kinds_table(rows: list[Row], expected: dict[str, Row]) -> str:
                 number = "found: " + ", ".join(str(row["groups"]) for row in seeds)
             share = f"{sum(kind)} of {len(kind)}"
             lines.append([dataset, name, share, number, ari, f"{100 * sure:.0f} %"])
-    head = ["data", "planted", "kind right", "groups right (true)", "least ARI", "mean sureness"]
+    head = ["data", "planted", "kind right", "groups right (true)", "least ARI", "mean confidence"]
     return (
         f"{table(head, lines)}\n"
         f"Kind right in {_share(kinds, 'federations')};"
@@ -85,17 +85,17 @@ def advice_table(rows: list[Row]) -> str:
     return (
         f"{table([*head, 'gain over FedAvg: expected, true'], lines)}\n"
         f"Within one point of the best of the five: {good} of {len(behind)};"
-        f" most behind: {max(behind):.2f} points.\n"
+        f" largest difference: {max(behind):.2f} points.\n"
     )
 
 
-def sureness_table(rows: list[Row]) -> str:
+def confidence_table(rows: list[Row]) -> str:
     lines = []
     for least, most in ((0.0, 0.6), (0.6, 0.9), (0.9, 1.0)):
         right = [row["right"] for row in rows if least <= row["sure"] < most]
         share = f"{100 * sum(right) / max(1, len(right)):.0f} %"
         lines.append([f"{100 * least:.0f} to {100 * most:.0f} %", str(len(right)), share])
-    return table(["said to be sure", "federations", "kind right"], lines)
+    return table(["confidence", "federations", "kind right"], lines)
 
 
 def main() -> None:

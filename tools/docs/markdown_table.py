@@ -21,6 +21,6 @@ def replace_block(page: str, name: str, content: str) -> str:
     """The page with new content between `<!-- table: NAME -->` and `<!-- end -->`."""
     begin = f"<!-- table: {name} -->"
     if begin not in page:
-        raise SystemExit(f"the page has no line {begin}")
+        raise SystemExit(f"{begin}: the page has no such line")
     block = f"{begin}\n\n{content.strip()}\n\n{END}"
     return re.sub(f"(?s){re.escape(begin)}.*?{END}", lambda _: block, page)

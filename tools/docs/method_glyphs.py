@@ -9,24 +9,22 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 250, 150  # of a panel
-BLUE, ORANGE, GREEN, GREY, INK = "#0072b2", "#e69f00", "#009e73", "#8a8f98", "#2b2f36"
+BLUE, ORANGE, GREEN, GRAY, INK = "#0072b2", "#e69f00", "#009e73", "#8a8f98", "#2b2f36"
 GROUPS = (BLUE, BLUE, ORANGE, ORANGE, GREEN, GREEN)
 Glyph = Callable[[], list[str]]
 
 
-def circle(x: float, y: float, colour: str, r: float = 9) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:g}" fill="{colour}"/>'
+def circle(x: float, y: float, color: str, r: float = 9) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:g}" fill="{color}"/>'
 
 
 def model(
-    x: float, y: float, colour: str, label: str = "", size: float = 26, top: str | None = None
+    x: float, y: float, color: str, label: str = "", size: float = 26, top: str | None = None
 ) -> list[str]:
-    """A square; with `top` its upper half has another colour (a head that is shared, for
-    instance).
-    """
+    """A square; with `top` its upper half has another color, for example for a shared head."""
     parts = [
         f'<rect x="{x - size / 2:.1f}" y="{y - size / 2:.1f}" width="{size:g}" height="{size:g}"'
-        f' rx="4" fill="{colour}"/>'
+        f' rx="4" fill="{color}"/>'
     ]
     if top:
         parts.append(
@@ -37,10 +35,10 @@ def model(
 
 
 def words(
-    x: float, y: float, text: str, colour: str = INK, size: float = 13, anchor: str = "middle"
+    x: float, y: float, text: str, color: str = INK, size: float = 13, anchor: str = "middle"
 ) -> str:
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{colour}"'
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{color}"'
         f' text-anchor="{anchor}">{escape(text)}</text>'
     )
 
@@ -50,21 +48,21 @@ def line(
     y1: float,
     x2: float,
     y2: float,
-    colour: str = INK,
+    color: str = INK,
     width: float = 1.6,
     dash: str = "",
     head: bool = False,
 ) -> str:
     style = f' stroke-dasharray="{dash}"' if dash else ""
-    end = f' marker-end="url(#to{colour[1:]})"' if head else ""
+    end = f' marker-end="url(#to{color[1:]})"' if head else ""
     return (
-        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{color}"'
         f' stroke-width="{width:g}"{style}{end}/>'
     )
 
 
-def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = INK, width: float = 1.6) -> str:
-    return line(x1, y1, x2, y2, colour, width, head=True)
+def arrow(x1: float, y1: float, x2: float, y2: float, color: str = INK, width: float = 1.6) -> str:
+    return line(x1, y1, x2, y2, color, width, head=True)
 
 
 def column(client: int) -> float:
@@ -75,11 +73,11 @@ def star(
     models: Sequence[str],
     of: Sequence[int],
     way: str,
-    colours: Sequence[str] = GROUPS,
+    colors: Sequence[str] = GROUPS,
     label: str = "w",
 ) -> Glyph:
-    """Models above, six clients below; each client and its model, with what is sent "up" or "down",
-    or nothing.
+    """Models above, six clients below; arrows from each client to its model ("up") or from the
+    model to the client ("down"), or none.
     """
 
     def drawn() -> list[str]:
@@ -94,9 +92,9 @@ def star(
                 parts.append(arrow(*high, *low))
             elif way == "up":
                 parts.append(arrow(*low, *high))
-        for x, colour in zip(xs, models, strict=True):
-            parts += model(x, 30, colour, label)
-        return [*parts, *(circle(column(client), 126, colours[client]) for client in range(6))]
+        for x, color in zip(xs, models, strict=True):
+            parts += model(x, 30, color, label)
+        return [*parts, *(circle(column(client), 126, colors[client]) for client in range(6))]
 
     return drawn
 
@@ -104,54 +102,54 @@ def star(
 def alone() -> list[str]:
     return [
         part
-        for client, colour in enumerate(GROUPS)
+        for client, color in enumerate(GROUPS)
         for part in (
-            *model(column(client), 84, colour, size=20),
-            circle(column(client), 118, colour),
+            *model(column(client), 84, color, size=20),
+            circle(column(client), 118, color),
         )
     ]
 
 
 def halves() -> list[str]:
-    """One shared head above, a representation of one's own at each client."""
-    parts = model(WIDTH / 2, 26, GREY, "head", size=40)
-    for client, colour in enumerate(GROUPS):
+    """One shared head above, a separate representation at each client."""
+    parts = model(WIDTH / 2, 26, GRAY, "head", size=40)
+    for client, color in enumerate(GROUPS):
         parts += [
             line(WIDTH / 2 + (column(client) - WIDTH / 2) * 0.2, 50, column(client), 84),
-            *model(column(client), 98, colour, size=22, top=GREY),
+            *model(column(client), 98, color, size=22, top=GRAY),
         ]
-        parts.append(circle(column(client), 130, colour))
+        parts.append(circle(column(client), 130, color))
     return parts
 
 
 def personal() -> list[str]:
-    parts = model(WIDTH / 2, 126, GREY, "w")
-    for client, colour in enumerate(GROUPS):
+    parts = model(WIDTH / 2, 126, GRAY, "w")
+    for client, color in enumerate(GROUPS):
         x = column(client)
         parts += [
-            arrow(WIDTH / 2 + (x - WIDTH / 2) * 0.25, 108, x, 62, colour),
-            *model(x, 44, colour, size=20),
+            arrow(WIDTH / 2 + (x - WIDTH / 2) * 0.25, 108, x, 62, color),
+            *model(x, 44, color, size=20),
         ]
     return parts
 
 
-def cloud(centres: Sequence[tuple[float, float]], mark: str = "", reach: float = 0) -> Glyph:
-    """Clients as points of the plane; `mark` the centre of each group, `reach` the distance within
-    which clients are related.
+def cloud(centers: Sequence[tuple[float, float]], mark: str = "", reach: float = 0) -> Glyph:
+    """Clients as points in the plane; `mark` is the text at the center of each group, `reach` the
+    distance within which clients are related.
     """
 
     def drawn() -> list[str]:
         parts = []
-        for (x, y), colour in zip(centres, (BLUE, ORANGE, GREEN), strict=False):
+        for (x, y), color in zip(centers, (BLUE, ORANGE, GREEN), strict=False):
             near = [
                 (x + 17 * math.cos(2.4 * k + x), y + 15 * math.sin(2.4 * k + x)) for k in range(6)
             ]
             if reach:
                 parts += [
-                    f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{reach:g}" fill="{colour}"'
-                    f' fill-opacity="0.13" stroke="{colour}"/>'
+                    f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{reach:g}" fill="{color}"'
+                    f' fill-opacity="0.13" stroke="{color}"/>'
                 ]
-            parts += [circle(px, py, colour, 5.5) for px, py in near]
+            parts += [circle(px, py, color, 5.5) for px, py in near]
             if mark:
                 parts.append(words(x, y + 5, mark, INK, 16))
         return parts
@@ -167,11 +165,11 @@ def tree(note: str) -> Glyph:
 
     def drawn() -> list[str]:
         parts, tops = [], []
-        for group, colour in enumerate((BLUE, ORANGE, GREEN)):
+        for group, color in enumerate((BLUE, ORANGE, GREEN)):
             left = 18 + group * 62
             merges = f"M{left} 124V104H{left + 20}V124M{left + 10} 104V92H{left + 40}V124"
-            parts.append(f'<path d="{merges}" fill="none" stroke="{colour}" stroke-width="2"/>')
-            parts += [circle(left + step * 20, 130, colour, 6) for step in range(3)]
+            parts.append(f'<path d="{merges}" fill="none" stroke="{color}" stroke-width="2"/>')
+            parts += [circle(left + step * 20, 130, color, 6) for step in range(3)]
             tops.append(left + 25)
         first, second, third = tops
         merges = f"M{first} 92V44H{second}V92M{(first + second) / 2} 44V24H{third}V92"
@@ -183,23 +181,24 @@ def tree(note: str) -> Glyph:
 
 
 def matrix(overlap: bool = False) -> list[str]:
-    """How alike nine clients are: dark where they are."""
+    """The similarity of nine clients: dark cells are similar pairs."""
     parts = []
     for row in range(9):
         for other in range(9):
-            alike = row // 3 == other // 3 or (overlap and {row, other} == {2, 3})
+            similar = row // 3 == other // 3 or (overlap and {row, other} == {2, 3})
             fill = (BLUE, ORANGE, GREEN)[row // 3] if row // 3 == other // 3 else INK
-            at = f'x="{62 + other * 14}" y="{12 + row * 14}" width="13" height="13"'
-            parts.append(f'<rect {at} fill="{fill}" fill-opacity="{0.9 if alike else 0.1}"/>')
+            place = f'x="{62 + other * 14}" y="{12 + row * 14}" width="13" height="13"'
+            opacity = 0.9 if similar else 0.1
+            parts.append(f'<rect {place} fill="{fill}" fill-opacity="{opacity}"/>')
     return parts
 
 
 def updates(split: bool) -> Glyph:
-    """Updates of six clients from one model: two kinds that pull apart."""
+    """Updates of six clients from one model, in two groups with opposite directions."""
 
     def drawn() -> list[str]:
         x, y, parts = WIDTH / 2, 76, []
-        for angle, colour in (
+        for angle, color in (
             (-165, BLUE),
             (-188, BLUE),
             (-205, BLUE),
@@ -208,12 +207,12 @@ def updates(split: bool) -> Glyph:
             (-26, ORANGE),
         ):
             to = math.radians(angle)
-            parts.append(arrow(x, y, x + 78 * math.cos(to), y + 78 * math.sin(to), colour, 2.4))
+            parts.append(arrow(x, y, x + 78 * math.cos(to), y + 78 * math.sin(to), color, 2.4))
         if split:
             parts.append(line(x, 8, x, 144, INK, 1.4, "5 4"))
         else:
-            parts.append(words(x, 140, "their mean is almost 0", INK, 11))
-        return [*parts, *model(x, y, GREY, "w")]
+            parts.append(words(x, 140, "the mean update is almost 0", INK, 11))
+        return [*parts, *model(x, y, GRAY, "w")]
 
     return drawn
 
@@ -221,9 +220,9 @@ def updates(split: bool) -> Glyph:
 def nodes() -> list[str]:
     """CFL's tree of models."""
     places = {
-        (125, 24): GREY,
+        (125, 24): GRAY,
         (66, 76): BLUE,
-        (184, 76): GREY,
+        (184, 76): GRAY,
         (150, 126): ORANGE,
         (218, 126): GREEN,
     }
@@ -235,7 +234,7 @@ def nodes() -> list[str]:
     )
     return [
         *(line(*a, *b) for a, b in links),
-        *(part for (x, y), colour in places.items() for part in model(x, y, colour, "w")),
+        *(part for (x, y), color in places.items() for part in model(x, y, color, "w")),
     ]
 
 
@@ -250,7 +249,7 @@ def spring() -> list[str]:
             f'<polyline points="70 92 {zigzag} 180 92" fill="none" stroke="{ORANGE}"'
             ' stroke-width="1.8"/>'
         ),
-        *model(56, 92, GREY, "w"),
+        *model(56, 92, GRAY, "w"),
         *model(196, 84, BLUE, "w"),
         words(126, 122, "μ pulls back", ORANGE),
     ]
@@ -261,15 +260,15 @@ def steps(normed: bool) -> Glyph:
 
     def drawn() -> list[str]:
         parts = []
-        for row, (count, colour) in enumerate(((2, BLUE), (6, ORANGE), (3, GREEN))):
+        for row, (count, color) in enumerate(((2, BLUE), (6, ORANGE), (3, GREEN))):
             y, length = 32 + row * 44, 92.0 if normed else count * 30.0
-            parts.append(arrow(36, y, 36 + length, y, colour, 3))
+            parts.append(arrow(36, y, 36 + length, y, color, 3))
             if not normed:
                 parts += [
-                    circle(36 + (step + 1) * length / count - 3, y, colour, 4)
+                    circle(36 + (step + 1) * length / count - 3, y, color, 4)
                     for step in range(count - 1)
                 ]
-            parts.append(circle(22, y, colour))
+            parts.append(circle(22, y, color))
         return parts
 
     return drawn
@@ -278,19 +277,19 @@ def steps(normed: bool) -> Glyph:
 def corrected() -> list[str]:
     return [
         arrow(40, 124, 176, 124, BLUE, 2.6),
-        words(122, 142, "the client's own gradient", BLUE, 11),
+        words(122, 142, "the client's gradient", BLUE, 11),
         arrow(176, 124, 196, 42, ORANGE, 2.6),
         words(194, 84, "+ c − cᵢ", ORANGE, 12, "start"),
         arrow(40, 124, 190, 34, INK, 2.6),
         words(92, 62, "the step", INK, 12),
-        *model(32, 126, GREY, "w", 22),
+        *model(32, 126, GRAY, "w", 22),
     ]
 
 
 def chosen() -> list[str]:
-    """IFCA: one client looks at all models and takes the one with the least loss."""
+    """IFCA: a client evaluates all models and selects the one with the lowest loss."""
     parts = []
-    for number, (colour, loss) in enumerate(((BLUE, 62), (ORANGE, 18), (GREEN, 48))):
+    for number, (color, loss) in enumerate(((BLUE, 62), (ORANGE, 18), (GREEN, 48))):
         x = 62 + number * 62
         parts += [
             (
@@ -298,31 +297,31 @@ def chosen() -> list[str]:
                 if loss > 20
                 else line(x, 46, 125, 118, ORANGE, 3)
             ),
-            *model(x, 30, colour, "w"),
+            *model(x, 30, color, "w"),
         ]
         parts += [
             f'<rect x="{x + 18}" y="{44 - loss * 0.42:.1f}" width="8" height="{loss * 0.42:.1f}"'
-            f' fill="{colour}"/>'
+            f' fill="{color}"/>'
         ]
     return [*parts, circle(125, 126, ORANGE, 10), words(240, 92, "bars: loss", INK, 11, "end")]
 
 
 def encoded() -> list[str]:
-    """Samples through an encoder to k centres."""
+    """Samples through an encoder to k centers."""
     parts = [
         f'<rect x="{16 + 7 * k}" y="{44 + 7 * k}" width="38" height="38" fill="#fff"'
         f' stroke="{INK}"/>'
         for k in range(3)
     ]
     parts += [
-        f'<path d="M92 36L138 60V98L92 122Z" fill="{GREY}" fill-opacity="0.35" stroke="{INK}"/>',
+        f'<path d="M92 36L138 60V98L92 122Z" fill="{GRAY}" fill-opacity="0.35" stroke="{INK}"/>',
         words(114, 83, "G", INK, 15),
     ]
     return [
         *parts,
         arrow(142, 79, 164, 79),
         *(circle(186 + 20 * (k % 2), 58 + 14 * k, BLUE, 6) for k in range(4)),
-        words(196, 132, "k centres", INK, 11),
+        words(196, 132, "k centers", INK, 11),
     ]
 
 
@@ -347,13 +346,13 @@ def axes() -> list[str]:
 
 def path() -> list[str]:
     return [
-        line(48, 112, 202, 112, GREY, 1.6, "5 4"),
+        line(48, 112, 202, 112, GRAY, 1.6, "5 4"),
         f'<path d="M48 112L125 44L202 112" fill="none" stroke="{BLUE}" stroke-width="2.4"/>',
         *model(48, 112, BLUE, "w"),
         *model(202, 112, BLUE, "w"),
         circle(125, 44, ORANGE, 7),
         words(125, 30, "bend θ", ORANGE),
-        words(125, 132, "straight", GREY, 11),
+        words(125, 132, "straight", GRAY, 11),
     ]
 
 
@@ -371,17 +370,18 @@ def linked() -> list[str]:
     links = [
         line(spots[a][0], spots[a][1], spots[b][0], spots[b][1], spots[a][2], 3) for a, b in pairs
     ]
-    return [*links, *(circle(x, y, colour) for x, y, colour in spots)]
+    return [*links, *(circle(x, y, color) for x, y, color in spots)]
 
 
 def probed() -> list[str]:
-    """What three models say of the same probe inputs."""
+    """The predictions of three models for the same probe inputs."""
     parts = []
-    for row, (colour, said) in enumerate(((BLUE, "334143"), (BLUE, "334141"), (ORANGE, "897798"))):
+    predictions = ((BLUE, "334143"), (BLUE, "334141"), (ORANGE, "897798"))
+    for row, (color, digits) in enumerate(predictions):
         y = 36 + row * 40
         parts += [
-            *model(36, y, colour, "w"),
-            *(words(84 + 27 * k, y + 5, digit, colour, 16) for k, digit in enumerate(said)),
+            *model(36, y, color, "w"),
+            *(words(84 + 27 * k, y + 5, digit, color, 16) for k, digit in enumerate(digits)),
         ]
     return parts
 

@@ -4,8 +4,8 @@ python tools/docs/method_pages.py [--check]
 
 A page has `<!-- parameters: NAME … -->` before a table of parameters, and `<!-- leaves: NAME … -->`
 before what leaves a client; each ends at `<!-- end -->`. Names and defaults of parameters come from
-the code. Their meaning is written by hand in the last column of the table and is kept. The script
-fails if a parameter has no row or a row has no parameter.
+the code. The script keeps the last column of the table, which has their descriptions. It fails if a
+parameter has no row or a row has no parameter.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ PAGES = Path(__file__).resolve().parents[2] / "docs" / "methods"
 BLOCK = re.compile(r"(<!-- (parameters|leaves): ([a-z_ ]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 CELLS = re.compile(r"(?<!\\)\|")
 NONE = (
-    "None of its own: `[local]` and `[run]` of [the experiment](../experiments.md) are all there"
-    " is.\n"
+    "The method has no parameters. `[local]` and `[run]` of [the experiment](../experiments.md)"
+    " apply.\n"
 )
 
 
@@ -39,13 +39,15 @@ def parameters(kinds: list[type[Method]], block: str) -> str:
         first, default, meaning = (cell.strip() for cell in CELLS.split(line)[1:-1])
         names = re.findall(r"`([a-z_0-9]+)`", first)
         if not names or not set(names) <= known.keys():
-            raise SystemExit(f"{', '.join(kind.name for kind in kinds)}: {first} is no parameter")
+            raise SystemExit(
+                f"{', '.join(kind.name for kind in kinds)}: {first} is not a parameter"
+            )
         if set(names) <= settable:
             default = ", ".join(_defaults(kinds, name) for name in names)
         documented |= set(names)
         rows.append(f"| {', '.join(f'`{name}`' for name in names)} | {default} | {meaning} |\n")
     if missing := sorted(settable - documented):
-        raise SystemExit(f"{kinds[0].name}: the page does not say what {', '.join(missing)} mean")
+        raise SystemExit(f"{kinds[0].name}: the page does not describe {', '.join(missing)}")
     return "| parameter | default | |\n| --- | --- | --- |\n" + "".join(rows)
 
 
@@ -76,7 +78,7 @@ def leaves(kinds: list[type[Method]]) -> str:
 
 
 def _leaves(kind: type[Method], named: bool) -> list[str]:
-    who = f"`{kind.name}`: " if named else ""
+    prefix = f"`{kind.name}`: " if named else ""
     first, rest = kind.client_disclosure[0], kind.client_disclosure[1:]
     disclosure = (first if named else first.upper()) + rest
     cost = (
@@ -84,7 +86,7 @@ def _leaves(kind: type[Method], named: bool) -> list[str]:
         f" down{f'; {kind.extra_traffic}' if kind.extra_traffic else ''}".replace("*", "·")
     )
     return [
-        (f"- {who}{disclosure}."),
+        (f"- {prefix}{disclosure}."),
         (
             f"- The server needs {NEEDS[kind.server_visibility]}. Groups: the method"
             f" {GROUPS[kind.groups]}."
@@ -107,7 +109,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="Change nothing; fail where a page is out of date."
+        "--check", action="store_true", help="Change nothing; fail if a page is out of date."
     )
     check = parser.parse_args().check
     for file in sorted(PAGES.glob("*.md")):

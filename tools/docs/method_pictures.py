@@ -3,8 +3,8 @@ Nothing in them is measured.
 
 python tools/docs/method_pictures.py [--out docs/images/methods]
 
-The colour is the group of a client; a circle is a client, a square a model. Colour-blind readers
-can distinguish the colours, and every picture has a description in words.
+The color is the group of a client; a circle is a client, a square a model. Color-blind readers
+can distinguish the colors, and every picture has a description in words.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from method_glyphs import (
     BLUE,
+    GRAY,
     GREEN,
-    GREY,
     HEIGHT,
     INK,
     ORANGE,
@@ -50,24 +50,24 @@ from method_glyphs import (
 OUT = Path(__file__).resolve().parents[2] / "docs" / "images" / "methods"
 TEXT = 46  # height of the words below a panel
 BY_GROUP = star((BLUE, ORANGE, GREEN), (0, 0, 1, 1, 2, 2), "up")
-DOWN, UP = star((GREY,), (0,) * 6, "down"), star((GREY,), (0,) * 6, "up")
+DOWN, UP = star((GRAY,), (0,) * 6, "down"), star((GRAY,), (0,) * 6, "up")
 PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
     "fedavg": (
         "FedAvg: one model for all",
         [
-            (DOWN, "1. Everyone gets w", "and trains it on its own data"),
-            (UP, "2. Trained weights go up", "w becomes their mean, by examples"),
+            (DOWN, "1. Each client receives w", "and trains it on its own data"),
+            (UP, "2. It sends the trained weights", "w becomes their mean, by examples"),
         ],
     ),
     "local": (
         "Local: no exchange",
-        [(alone, "Each client its own model", "nothing is sent; nothing is shared")],
+        [(alone, "Each client has its own model", "nothing is sent or shared")],
     ),
     "fedprox": (
-        "FedProx: FedAvg with a spring",
+        "FedProx: FedAvg with a proximal term",
         [
-            (DOWN, "1. Everyone gets w", "as in FedAvg"),
-            (spring, "2. Training is held back", "each step adds μ (w − w of the round)"),
+            (DOWN, "1. Each client receives w", "as in FedAvg"),
+            (spring, "2. It stays close to w", "each step adds μ (w_k − w)"),
             (UP, "3. The mean", "by examples, as in FedAvg"),
         ],
     ),
@@ -75,103 +75,107 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
         "FedNova: updates are divided by their steps",
         [
             (steps(False), "1. Clients make unequal steps", "much data: many steps, a long update"),
-            (steps(True), "2. Each update is normed", "divided by the steps behind it"),
+            (steps(True), "2. Each update is normalized", "divided by its number of steps"),
             (UP, "3. The mean", "times the mean number of steps"),
         ],
     ),
     "scaffold": (
         "SCAFFOLD: steps are corrected for drift",
         [
-            (DOWN, "1. Everyone gets w and c", "c: where all clients pull"),
-            (corrected, "2. Each step is corrected", "by c minus the client's own pull"),
-            (UP, "3. Weights and pulls go up", "two means, by examples"),
+            (DOWN, "1. Clients receive w and c", "c: mean direction of all clients"),
+            (corrected, "2. Each step is corrected", "by c minus the client's direction"),
+            (UP, "3. Weights and directions", "are sent; two means, by examples"),
         ],
     ),
     "lg_fedavg": (
         "LG-FedAvg: own representation, shared head",
-        [(halves, "The head is averaged", "layers below it never leave a client")],
+        [(halves, "The head is averaged", "the other layers stay on the client")],
     ),
     "per_fedavg": (
-        "Per-FedAvg: a start from which one step fits",
+        "Per-FedAvg: a model that one step adapts",
         [
-            (UP, "1. One model is trained", "to be good after a step"),
+            (UP, "1. One model is trained", "to be good after one step"),
             (
                 personal,
                 "2. Each client makes that step",
-                "on its own training data, and uses the result",
+                "on its training data; it uses the result",
             ),
         ],
     ),
     "ifca": (
-        "IFCA: every client takes the model with the least loss",
+        "IFCA: each client selects the model with the least loss",
         [
-            (chosen, "1. K models go to a client", "it takes the one with the least loss"),
-            (BY_GROUP, "2. It trains that one", "each model: the mean of its takers"),
+            (chosen, "1. A client receives K models", "and selects the one with least loss"),
+            (BY_GROUP, "2. It trains this model", "a model: the mean of its clients"),
         ],
     ),
     "fedsem": (
         "FedSEM: k-means on trained weights",
         [
-            (DOWN, "1. Once, all train the first model", ""),
-            (cloud(SPREAD, "✕"), "2. k-means on the weights", "K centres; each client its nearest"),
-            (BY_GROUP, "3. Every round", "train, go to the nearest, take the mean"),
+            (DOWN, "1. Once, all train w", ""),
+            (
+                cloud(SPREAD, "✕"),
+                "2. k-means on the weights",
+                "K centers; a client joins the nearest",
+            ),
+            (BY_GROUP, "3. Every round", "train, join the nearest, average"),
         ],
     ),
     "pca_hc": (
         "PCA+kM+HC: principal components of the data",
         [
-            (axes, "1. A client's own axes", "k-means on the projections, k centres"),
+            (axes, "1. A client's own axes", "k-means on the projections, k centers"),
             (
                 tree("C given"),
                 "2. Ward's tree of the clients",
-                "cut into the C groups that are given",
+                "cut into the given number of groups",
             ),
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
     "flt": (
-        "FLT: data that look alike to an encoder",
+        "FLT: clients with similar embeddings",
         [
-            (encoded, "1. A client embeds its data", "and sends k centres"),
-            (cloud(SPREAD, reach=32), "2. The server lays them out", "nearer than γ: related"),
-            (BY_GROUP, "3. Related clients mix", "the mean of the related models"),
+            (encoded, "1. A client embeds its data", "and sends k centers"),
+            (cloud(SPREAD, reach=32), "2. The server compares them", "distance below γ: related"),
+            (BY_GROUP, "3. Related clients share", "the mean of the related models"),
         ],
     ),
     "cfl": (
-        "CFL: split where updates contradict each other",
+        "CFL: split if updates contradict each other",
         [
-            (updates(False), "1. The model has come to rest", "but clients would still change it"),
-            (updates(True), "2. Split by cosine", "if it stands out from the noise"),
-            (nodes, "3. The tree grows", "each leaf a model; newcomers walk down"),
+            (updates(False), "1. The model has converged", "but the updates are still large"),
+            (updates(True), "2. Split by cosine", "if it is larger than the noise"),
+            (nodes, "3. The tree grows", "one model per leaf; new clients descend"),
         ],
     ),
     "flis": (
-        "FLIS: models that predict alike",
+        "FLIS: models with similar predictions",
         [
-            (probed, "1. Models on the probe", "the server runs them on unlabelled inputs"),
-            (lambda: matrix(True), "2. DC: who agrees by β", "every round; groups may overlap"),
-            (tree("1 − β"), "2. HC: the tree, once", "then FedAvg in each group"),
+            (probed, "1. Predictions on probe data", "the server runs all models"),
+            (lambda: matrix(True), "2. DC: similarity ≥ β", "every round; groups may overlap"),
+            (tree("1 − β"), "2. HC: one tree, once", "then FedAvg in each group"),
         ],
     ),
     "fedgmcc": (
-        "FedGMCC: how far outputs stray on a path",
+        "FedGMCC: change of outputs along a path",
         [
-            (path, "1. A path for every pair", "outputs on noise inputs stray little?"),
-            (linked, "2. Near pairs are joined", "clusters are what hangs together"),
-            (BY_GROUP, "3. The mean of the chains", "is a cluster's model"),
+            (path, "1. A path for every pair", "do outputs on noise inputs change?"),
+            (linked, "2. Near pairs are joined", "groups: connected components"),
+            (BY_GROUP, "3. The mean of the chains", "is the model of a group"),
         ],
     ),
     "clade": (
-        "Clade: one look at the clients' gradients",
+        "Clade: the clients' gradients, once",
         [
-            (signatures, "1. Once, a signature each", "the mean gradient at the first model"),
-            (tree("noise"), "2. A tree, and trees of noise", "groups only where it stands out"),
+            (signatures, "1. One signature per client", "the mean gradient of the initial model"),
+            (tree("noise"), "2. A tree, and trees of noise", "groups only if it exceeds them"),
             (BY_GROUP, "3. FedAvg in each group", ""),
         ],
     ),
     "oracle": (
         "Oracle: FedAvg inside the true groups",
-        [(BY_GROUP, "The groups are told", "what others are measured against")],
+        [(BY_GROUP, "The groups are given", "a reference for other methods")],
     ),
 }
 
@@ -188,9 +192,9 @@ def svg(title: str, panels: Sequence[tuple[Glyph, str, str]]) -> str:
         f'<rect width="{width}" height="{height}" rx="8" fill="#fff"/>',
         "<defs>",
         *(
-            f'<marker id="to{colour[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
-            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{colour}"/></marker>'
-            for colour in (BLUE, ORANGE, GREEN, INK)
+            f'<marker id="to{color[1:]}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6"'
+            f' markerHeight="6" orient="auto"><path d="M0 0L8 4L0 8Z" fill="{color}"/></marker>'
+            for color in (BLUE, ORANGE, GREEN, INK)
         ),
         "</defs>",
     ]

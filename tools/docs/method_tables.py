@@ -35,7 +35,7 @@ def flt_groups(results: Results, scenario: str) -> str:
 
 
 def clade_groups(results: Results) -> str:
-    head = ["federation", "groups found (true)", "ARI: mean, least", "seeds", "seconds"]
+    head = ["federation", "groups found (true)", "ARI: mean, minimum", "seeds", "seconds"]
     lines = []
     for row in results["rows"]:
         counts = ", ".join(f"{number}×{times}" for number, times in row["found"].items())
@@ -105,7 +105,7 @@ def _spread(value: dict[str, float]) -> str:
     return f"{value['mean']:.2f} ({value['min']:.2f}–{value['max']:.2f})"
 
 
-# Page, name of the table, file of results, function that makes the table.
+# Page, name of the table, file of results, function that writes the table.
 TABLES: tuple[tuple[str, str, str, Callable[[Results], str]], ...] = (
     ("flt_table", "scenario 1", "flt_groups", lambda results: flt_groups(results, "Scenario 1")),
     ("flt_table", "scenario 2", "flt_groups", lambda results: flt_groups(results, "Scenario 2")),
@@ -121,7 +121,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--check", action="store_true", help="Change nothing; fail where a page is out of date."
+        "--check", action="store_true", help="Change nothing; fail if a page is out of date."
     )
     check = parser.parse_args().check
     for page, name, file, make in TABLES:

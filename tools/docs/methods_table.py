@@ -43,14 +43,14 @@ HEAD = [
 ]
 ABOUT = """# The methods
 
-Made by `python tools/docs/methods_table.py` from what the methods declare; a test compares it with
-the code.
+`python tools/docs/methods_table.py` writes this page from the declarations of the methods; a test
+compares it with the code.
 
 {symbols}
-Eight bytes in addition to a model are the number of a cluster. Counted is what the simulator sent
-for each client of the third round of the preset `quickstart` ({clients} clients, half of them in a
-round, a model of {size:,} bytes), and before the first round on average over all clients.
-`fedclade describe METHOD` shows the same, with what the method does and its parameters.
+Eight bytes in addition to a model are the number of a cluster. The column *counted* has the bytes
+that the simulator sent per client in the third round of the preset `quickstart` ({clients} clients,
+half of them in a round, a model of {size:,} bytes); *before* is the mean over all clients before
+the first round. `fedclade describe METHOD` shows the same, with a description and the parameters.
 
 """
 
@@ -58,9 +58,7 @@ round, a model of {size:,} bytes), and before the first round on average over al
 def counted(
     kind: type[Method], chosen: experiment_file.Experiment, clients: Clients
 ) -> tuple[int, int, int, int, int]:
-    """K, the bytes up and down of a client in the last round, and those of a client before the
-    first, on average.
-    """
+    """K, the bytes up and down per client in the last round, and before the first round."""
     objective = Objective(module_for(chosen.model, clients.metadata, seed=0))
     method = inject_context(kind(), clients.metadata, seed=0).with_local_config(
         LocalTraining(objective, lr=chosen.local.lr, batch_size=10, epochs=1)
@@ -78,10 +76,10 @@ def counted(
         (fed.traffic.up - before[0]) // len(cohort),
         (fed.traffic.down - before[1]) // len(cohort),
     )
-    for what, formula, real in (("up", kind.upload_cost, up), ("down", kind.download_cost, down)):
-        if evaluate_cost(formula, symbols) != real:
+    for way, formula, sent in (("up", kind.upload_cost, up), ("down", kind.download_cost, down)):
+        if evaluate_cost(formula, symbols) != sent:
             raise SystemExit(
-                f"{kind.name} declares {what} = {formula} with {symbols}, but sent {real} bytes"
+                f"{kind.name} declares {way} = {formula} with {symbols}, but sent {sent} bytes"
             )
     return symbols["K"], up, down, *once
 

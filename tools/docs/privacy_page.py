@@ -26,10 +26,10 @@ FEDERATIONS = {
 }
 HIDDEN_BY_SECURE_AGGREGATION = {
     "nothing": "nothing leaves",
-    "sum": "all that is summed",
-    "signatures": "the weights, not the signatures",
-    "updates": "not the models, which it looks at one by one",
-    "probe": "not the models that it looks at one by one",
+    "sum": "everything that is summed",
+    "signatures": "the weights, but not the signatures",
+    "updates": "not the models, because the server needs each of them",
+    "probe": "not the models that the server evaluates",
 }
 
 

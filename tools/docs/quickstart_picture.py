@@ -87,10 +87,8 @@ def _map(points: np.ndarray, groups: np.ndarray) -> list[str]:
     middle = LEFT - 26 + SIDE / 2
     return [
         *parts,
-        words(middle, TOP - 14, "What Clade sees before training", INK, 14),
-        words(
-            middle, TOP + SIDE + 22, "clients by the group it found, and how many", "#565d68", 11.5
-        ),
+        words(middle, TOP - 14, "The signatures before training", INK, 14),
+        words(middle, TOP + SIDE + 22, "clients by found group, with group sizes", "#565d68", 11.5),
     ]
 
 
@@ -133,9 +131,7 @@ def _gains(before: np.ndarray, after: np.ndarray, groups: np.ndarray) -> list[st
         )
     return [
         *parts,
-        words(
-            middle, TOP + SIDE + 40, "clients in order of what FedAvg gives them", "#565d68", 11.5
-        ),
+        words(middle, TOP + SIDE + 40, "clients, sorted by accuracy under FedAvg", "#565d68", 11.5),
     ]
 
 

@@ -19,10 +19,10 @@ RESULTS = ROOT / "results" / "papers"
 FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
 ABOUT = """# The papers, reproduced
 
-Made by `python tools/docs/reproduction_page.py` from [results](../results/papers), which
-`fedclade reproduce TABLE` wrote; a test compares. *In italics*: rows of ours that the paper does
-not have. "within" is within the tolerance of the table (`fedclade reproduce` says more, and its
-table file in src/fedclade/reproduce/tables/ has all settings); accuracy is the unweighted mean over
+`python tools/docs/reproduction_page.py` makes this page from [results](../results/papers), which
+`fedclade reproduce TABLE` wrote; a test compares them. Rows *in italics* are ours: the paper does
+not have them. "within" means within the tolerance of the table. A table's file in
+src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the unweighted mean over
 all clients, each on its own test data.
 
 """
@@ -39,7 +39,7 @@ def written() -> str:
         if name not in {o.table for o in outcomes}
     ]
     later = (
-        ["", "Not measured at full size yet; each runs with `--quick`:", "", *missing]
+        ["", "Not yet measured at full size; each runs with `--quick`:", "", *missing]
         if missing
         else []
     )
@@ -52,7 +52,7 @@ def written() -> str:
 
 
 def _anchor(title: str) -> str:
-    """As Markdown viewers make it of a heading."""
+    """The anchor that Markdown viewers derive from a heading."""
     return "".join(
         sign for sign in title.lower().replace(" ", "-") if sign.isalnum() or sign in "-_"
     )

@@ -7,6 +7,7 @@ copied to files/, and a link to a folder becomes plain text.
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
 import re
@@ -33,6 +34,10 @@ def on_files(files: Files, config: Any) -> Files:
     for outside, inside in PAGES.items():
         if files.get_file_from_path(inside) is None:
             files.append(File.generated(config, inside, content=_text(ROOT / outside)))
+    for notebook, inside in NOTEBOOKS.items():
+        for name, image in _images(ROOT / notebook).items():
+            path = f"{posixpath.dirname(inside)}/{name}"
+            files.append(File.generated(config, path, content=image))
     for source in [*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in PAGES)]:
         for link in LINK.finditer(_text(source)):
             target = (source.parent / link[2]).resolve()
@@ -73,19 +78,34 @@ def _site_link(link: re.Match[str], folder: Path, site_folder: str) -> str:
 
 
 def _text(file: Path) -> str:
-    """A page as Markdown; for a notebook its text and its code."""
+    """A page as Markdown; for a notebook its text, its code and its outputs."""
     if file.suffix != ".ipynb":
         return file.read_text()
-    cells = json.loads(file.read_text())["cells"]
-    parts = [
-        (
-            "".join(cell["source"])
-            if cell["cell_type"] == "markdown"
-            else f"```python\n{''.join(cell['source'])}\n```"
-        )
-        for cell in cells
-    ]
+    parts = []
+    for cell in json.loads(file.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![figure]({_image_name(cell)})")
+            else:
+                text = "".join(output.get("text") or data["text/plain"]).strip("\n")
+                parts.append(f"```text\n{text}\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def _images(notebook: Path) -> dict[str, bytes]:
+    return {
+        _image_name(cell): base64.b64decode(output["data"]["image/png"])
+        for cell in json.loads(notebook.read_text())["cells"]
+        for output in cell.get("outputs", [])
+        if "image/png" in output.get("data", {})
+    }
+
+
+def _image_name(cell: dict[str, Any]) -> str:
+    return f"{cell['id']}.png"
 
 
 def _is_ours(target: Path) -> bool:

@@ -32,7 +32,7 @@ PAPERS = (
     ("labels permuted, CIFAR-10", "cfl_figure8", "end"),
     ("labels flipped, genomic", "fedgmcc_1", "genomic, flipped"),
     ("writers", "flt_3", "MLP"),
-    ("own manners, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
+    ("own styles, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
     ("… EMD 49", "fedgmcc_1", "EMNIST62, EMD 48.9"),
 )
 TITLES = {
@@ -196,12 +196,12 @@ def advice(numbers: Numbers) -> str:
 
     def value(number: float | None) -> float:
         if number is None:
-            raise SystemExit("docs/which.md: a number that its advice rests on was not measured")
+            raise SystemExit("docs/which.md: a number that the advice needs was not measured")
         return number
 
     def holds(condition: bool, what: str) -> None:
         if not condition:
-            raise SystemExit(f"docs/which.md would say what the numbers do not: {what}")
+            raise SystemExit(f"docs/which.md: the numbers do not support the advice: {what}")
 
     of = {
         federation: {
@@ -249,16 +249,16 @@ def advice(numbers: Numbers) -> str:
 
     rows = [
         [
-            "are of one kind, or differ in size alone",
+            "have the same distribution, or differ in size only",
             f"{link('fedavg')}, or {link('scaffold')} for twice the traffic",
             (
                 f"digits, IID: {pair('iid', 'fedavg', 'scaffold', 'local')}. Clade finds one group"
-                f" and is FedAvg ({of['iid']['clade']:.1f})"
+                f" and equals FedAvg ({of['iid']['clade']:.1f})"
             ),
         ],
         [
             "hold different classes, in groups",
-            f"{link('clade')}; {link('fedsem')} where you know the number of groups",
+            f"{link('clade')}; {link('fedsem')} if you know the number of groups",
             (
                 "MNIST, five groups:"
                 f" {papers('flt_1', 'MNIST', 'fedavg', 'local', 'fedsem', 'clade')}; 2,400 clients:"
@@ -266,7 +266,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "call the same things by other names (labels permuted, swapped, flipped)",
+            "label the same inputs differently (labels permuted, swapped, flipped)",
             f"{link('clade')}; {link('cfl')} with most clients in each round",
             (
                 "CIFAR-10, labels permuted:"
@@ -275,7 +275,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "see the same things differently, in groups (rotated, other devices)",
+            "have different inputs for the same classes, in groups (rotated images, other devices)",
             f"{link('clade')}",
             (
                 f"digits, four rotations: {pair('rotated', 'fedavg', 'local', 'fedsem', 'clade')}."
@@ -283,8 +283,8 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "each have a mixture of their own, without groups (few classes each, Dirichlet)",
-            f"{link('lg_fedavg')} or {link('local')}; {link('clade')} comes near",
+            "each have their own mixture of classes, without groups (few classes each, Dirichlet)",
+            f"{link('lg_fedavg')} or {link('local')}; {link('clade')} is close",
             "digits, any two classes:"
             f" {pair('any two classes', 'fedavg', 'local', 'lg_fedavg', 'clade')}; MNIST,"
             " Dirichlet(0.1), two seeds: "
@@ -294,10 +294,10 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
         [
-            "each have a manner of their own (writers)",
+            "each have their own style (writers)",
             (
-                f"{link('fedavg')} where manners are near, {link('local')} where they are far apart"
-                " and data are enough"
+                f"{link('fedavg')} if the styles are similar; {link('local')} if they differ much"
+                " and each client has enough data"
             ),
             (
                 f"writers: {papers('flt_3', 'MLP', 'fedavg', 'local', 'clade')}; earth mover's"
@@ -307,7 +307,7 @@ def advice(numbers: Numbers) -> str:
             ),
         ],
     ]
-    return table(["your clients", "take", "because, accuracy in %"], rows)
+    return table(["your clients", "method", "measured accuracy, %"], rows)
 
 
 def written() -> str:
@@ -328,7 +328,7 @@ def written() -> str:
     if first != "clade" or any(
         _regret(numbers, name) < clade for name in METHODS if name != "oracle"
     ):
-        raise SystemExit("docs/which.md would say that Clade loses least, and it does not")
+        raise SystemExit("docs/which.md: the numbers do not show that Clade loses least")
     fewest, most = (
         min(count for _, count in numbers.papers.values()),
         max(count for _, count in numbers.papers.values()),
@@ -336,34 +336,34 @@ def written() -> str:
     behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
-Made by `python tools/docs/which_page.py` from results/; a test compares. What kind of federation is
-yours? `fedclade diagnose` [says so](diagnosis.md). Then:
+`python tools/docs/which_page.py` makes this page from results/, and a test compares them.
+[`fedclade diagnose`](diagnosis.md) shows how your clients differ. Then choose:
 
 {advice(numbers)}
-What holds throughout: if clients are of one kind, no grouping helps; if they are in groups that
-contradict each other, no single model helps. Where you do not know, {link("clade")} loses least: on
-the eight federations below it is never more than {clade:.1f} points behind the best method;
-{behind}. It is our own
-method: read its numbers with that in mind, and compare on your data (`fedclade compare`).
+If all clients have the same distribution, groups do not help. If groups of clients contradict each
+other, a single model does not help. If you do not know which case you have, {link("clade")} loses
+least: on the eight federations below it is at most {clade:.1f} points behind the best method
+({behind}).
+Clade is our own method, so also compare on your own data (`fedclade compare`).
 
 ## All methods, eight small federations
 
 Digits, 20 clients with 64 images on average, half of them in a round, 40 rounds, MLP(64), {seeds}
 seeds (`python benchmarks/all_methods.py`). Every method has its defaults; IFCA, FedSEM and
-PCA+kM+HC are given the true number of groups. Means over all clients, each on its own test data;
-**bold**: within half a point of the best. The small size matters: methods that need more data, more
-local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) do better elsewhere, as their
-pages say.
+PCA+kM+HC get the true number of groups. Means over all clients, each on its own test data;
+**bold**: within half a point of the best. These federations are small: methods that need more data,
+more local training or more clients in a round (FLT, FLIS, FedGMCC, CFL) are better on other
+federations, which their pages describe.
 
 {small_table(numbers)}
-The number of groups they find, and the agreement with the true groups (ARI: 1 is perfect, 0 is
-chance):
+The number of groups that each method finds, and the agreement with the true groups (ARI: 1 is
+perfect, 0 is chance):
 
 {groups_table(numbers)}
 ## The papers' federations
 
-From [the reproduction](reproduction.md), which has settings and spreads; {fewest} to {most} seeds.
-The first row of a method is taken where a table has several. –: not measured.
+From [the reproduction](reproduction.md), which has settings and standard deviations; {fewest} to
+{most} seeds. If a table has several rows for a method, this table shows the first. –: not measured.
 
 {papers_table(numbers)}
 ## What was not measured
@@ -372,10 +372,10 @@ The first row of a method is taken where a table has several. –: not measured.
   (FedNova and SCAFFOLD on MNIST with Dirichlet(0.1):
   [the baselines](methods/baselines.md#comparison);
   FLIS on two tables after a local fine-tune: [the reproduction](reproduction.md).)
-- Groups and mixtures at once on large data; groups that change during training.
-- Accuracy with more than 2,400 clients. Texts with any methods but FedAvg, CFL and Clade
+- Groups and mixtures together on large data; groups that change during training.
+- Accuracy with more than 2,400 clients. Texts with methods other than FedAvg, CFL and Clade
   ([AG News](reproduction.md)).
-- Every accuracy here is of the simulator. On Flower the models are the same within 1e-5
+- All accuracies here were measured in the simulator. On Flower the models agree within 1e-5
   ([how this is tested](flower.md)).
 """
 

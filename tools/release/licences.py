@@ -14,14 +14,15 @@ from lock import FIRST, MORE, packages
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAD = """# Licences
+HEAD = """# Licenses
 
-fedclade is under Apache-2.0. Made by `python tools/release/licences.py` from what torch and each
-package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11: *needed* are those
-that `pip install fedclade` brings; the others come with an extra (`flower`, `onnx`, `track`, `ot`,
-`docs`, `browser`) or are for developers only. Nothing of them is copied into fedclade.
+fedclade is under Apache-2.0. `python tools/release/licences.py` makes this page from what torch and
+each package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11. `pip install
+fedclade` installs the packages marked *needed*. The others come with an extra (`flower`, `onnx`,
+`track`, `ot`, `docs`, `browser`) or are for developers only. No code of them is copied into
+fedclade.
 
-| package | version | licence | |
+| package | version | license | |
 | --- | --- | --- | --- |
 """
 

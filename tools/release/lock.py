@@ -66,7 +66,7 @@ def main(torch: str, *options: str) -> None:
         )
         first = _compile(wanted, "--extra", "flower", "--constraints", everything)
         locked, more = split(everything.read_text(), {name for name, _ in packages(first)})
-    FIRST.write_text(HEAD.format("What `make demo` installs beside torch.") + locked)
+    FIRST.write_text(HEAD.format("What `make demo` installs in addition to torch.") + locked)
     MORE.write_text(
         HEAD.format("What tests, checks and the site need on top.") + "-r locked.txt\n" + more
     )

@@ -16,13 +16,19 @@ from torch import Tensor
 from fedclade.aggregation.robust import robust_sums
 from fedclade.core.federation import Aggregator
 from fedclade.core.packed_tree import packed, unpacked
+from fedclade.errors import InvalidInputError
 
 
 def weighted_mean(
     sums: dict[str, Tensor], weights: Tensor, fallback: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """sums / weights, row by row, in the dtype of `fallback`; a row with no weight (no client
-    replied) takes the model of `fallback`.
+    """The weighted means of models: sums / weights, row by row, in the dtype of `fallback`.
+
+    Args:
+        sums: (rows, …) for each parameter Σ_k w_k model_k, as in `ClientResults.sums`; empty if no
+            client replied.
+        weights: (rows,) Σ_k w_k, as in `ClientResults.total_weight`.
+        fallback: (rows, …) the models of the rows without weight, to which no client replied.
     """
     if not sums:
         return fallback
@@ -47,8 +53,17 @@ def weighted_mean(
 def add_weighted_models(
     sums: dict[str, Tensor], weights: Tensor, matrix: Tensor, models: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Add `matrix @ models` (rows x models) to unnormalised sums, and the row sums of `matrix` to
-    their weights. So absent clients contribute their last models.
+    """Add `matrix @ models` to unnormalized sums, and the row sums of `matrix` to their weights.
+    With it, absent clients contribute their latest models.
+
+    Args:
+        sums: (rows, …) the sums so far; empty for zeros.
+        weights: (rows,) the sums of the weights so far.
+        matrix: (rows, models) the weight of each model in each row.
+        models: (models, …) the models to add.
+
+    Returns:
+        The new sums in float64, and their weights.
     """
     matrix = matrix.double()
     result = {}
@@ -67,8 +82,14 @@ def segment_mean(
     fallback: dict[str, Tensor],
     aggregator: Aggregator = "mean",
 ) -> dict[str, Tensor]:
-    """The weighted mean of the models of each segment, a row of `fallback`; an empty segment keeps
-    that row.
+    """The weighted mean of the models of each segment.
+
+    Args:
+        models: (K, …) the models.
+        segment_ids: (K,) the segment of each model.
+        weights: (K,) the weight of each model.
+        fallback: (segments, …) the result for empty segments.
+        aggregator: the mean, or the robust mean to use instead.
     """
     members = F.one_hot(segment_ids, len(next(iter(fallback.values())))).T
     return weighted_mean(*_weighted_sums(members * weights, models, aggregator), fallback)
@@ -77,7 +98,7 @@ def segment_mean(
 def _weighted_sums(
     matrix: Tensor, models: dict[str, Tensor], aggregator: Aggregator
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """`matrix @ models`, or the robust sums that replace it; and the weight of each row."""
+    """`matrix @ models` or the robust sums that replace it, and the weight of each row."""
     if aggregator == "mean":
         zeros = torch.zeros(len(matrix), dtype=torch.float64)
         return add_weighted_models({}, zeros, matrix, models)
@@ -87,13 +108,20 @@ def _weighted_sums(
 def mix_models(
     matrix: Tensor, models: dict[str, Tensor], aggregator: Aggregator = "mean"
 ) -> dict[str, Tensor]:
-    """Row-normalised mixing: result_i = sum_j matrix_ij model_j / sum_j matrix_ij. Every row must
-    have some weight.
+    """Row-normalized mixing: result_i = Σ_j matrix_ij model_j / Σ_j matrix_ij.
+
+    Args:
+        matrix: (rows, K) the weight of each model in each row. No weight is negative, and the
+            weights of each row have a positive sum.
+        models: (K, …) the models.
+        aggregator: the mean, or the robust mean to use instead.
     """
     invalid = (matrix.double().sum(1) <= 0) | (matrix < 0).any(1)
     if bool(invalid.any()):
-        raise ValueError(
-            f"mixing matrix: row {int(invalid.nonzero()[0])} has no weight or a negative one"
+        raise InvalidInputError(
+            f"matrix: row {int(invalid.nonzero()[0])} has no weight or a negative weight. Every row"
+            " needs weights of at least 0 with a positive sum.",
+            "matrix",
         )
     zeros = {
         name: value.new_zeros((len(matrix), *value.shape[1:])) for name, value in models.items()
@@ -102,8 +130,8 @@ def mix_models(
 
 
 def unique_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows of a mixing matrix, and the index of each client's row among them:
-    matrix == rows[index].
+    """The distinct rows of a mixing matrix, and the index of each client's row: matrix ==
+    rows[index].
     """
     rows, index = torch.unique(matrix, dim=0, return_inverse=True)
     return rows, index

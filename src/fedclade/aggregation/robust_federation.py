@@ -1,6 +1,4 @@
-"""A federation with robust sums of models: what a method sees if `server.aggregator` is not the
-mean.
-"""
+"""A federation with robust sums of models: methods use it if `server.aggregator` is not "mean"."""
 
 from __future__ import annotations
 
@@ -24,8 +22,12 @@ from fedclade.core.pytree import Tree
 
 @dataclass(frozen=True)
 class RobustFederation:
-    """Computes robust sums of the models. Unlike the mean it needs the model of each client: there
-    is no secure aggregation, and all models of a cohort are in memory.
+    """Computes robust sums of the models. Unlike the mean, it needs the model of each client.
+    Secure aggregation is not possible, and all models of a cohort are in memory.
+
+    Args:
+        federation: the clients.
+        aggregator: the robust mean to use instead of the mean.
     """
 
     federation: Federation

@@ -1,1 +1,1 @@
-"""After and around runs: comparisons, diagnosis, reports, export."""
+"""Analysis of data and runs: comparison, diagnosis, report, export."""

@@ -1,4 +1,4 @@
-"""Several methods or settings on the same clients: what to run, and the table of what came out."""
+"""Several methods or settings on the same clients: the runs, and the table of their results."""
 
 from __future__ import annotations
 
@@ -32,33 +32,44 @@ _AVERAGED = (
 
 
 def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Experiment]:
-    """An experiment for each method and each combination of listed values. `METHOD.KEY=VALUE` among
-    the sets concerns that method alone.
+    """An experiment for each method and each combination of listed values.
+
+    Args:
+        tables: the experiment file.
+        methods: names of the methods.
+        sets: settings as --set takes them; `METHOD.KEY=VALUE` changes that method only.
     """
     if not methods:
-        raise InvalidInputError("--methods: name at least one, for example --methods fedavg,local.")
+        raise InvalidInputError(
+            "--methods: give at least one method, for example --methods fedavg,local.", "--methods"
+        )
     if len(set(methods)) != len(methods):
-        raise InvalidInputError(f"--methods {','.join(methods)}: a method is named twice.")
+        raise InvalidInputError(
+            f"--methods {','.join(methods)}: a method is given twice.", "--methods"
+        )
     for name in methods:
-        find("method", name, f"--methods '{name}'")
-    # `local` is a table and a method: the table is meant, since Local has no settings of its own.
-    own_sets = [
-        given
-        for given in sets
-        if (head := given.split(".")[0]) in REGISTRY["method"]
+        find("method", name, "--methods")
+    # `local` is a table and a method. It means the table, since the method Local has no settings.
+    method_sets = [
+        setting
+        for setting in sets
+        if (head := setting.split(".")[0]) in REGISTRY["method"]
         and head not in experiment_file.TABLES
     ]
-    for given in own_sets:
-        if given.split(".")[0] not in methods:
+    for setting in method_sets:
+        if setting.split(".")[0] not in methods:
             raise InvalidInputError(
-                f"--set {given}: '{given.split('.')[0]}' is not among the methods compared"
-                f" ({', '.join(methods)})."
+                f"--set {setting}: '{setting.split('.')[0]}' is not one of the compared methods"
+                f" ({', '.join(methods)}).",
+                setting.partition("=")[0],
             )
-    common = [given for given in sets if given not in own_sets]
+    common = [setting for setting in sets if setting not in method_sets]
     experiments = []
     for name in methods:
         own = [
-            f"method.{given.partition('.')[2]}" for given in own_sets if given.split(".")[0] == name
+            f"method.{setting.partition('.')[2]}"
+            for setting in method_sets
+            if setting.split(".")[0] == name
         ]
         experiments += expand(tables, [*common, f'method.name="{name}"', *own])
     return experiments
@@ -68,7 +79,7 @@ def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
     """Every experiment with every seed."""
     if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
         raise InvalidInputError(
-            f"--seeds {seeds}: the seeds are listed already, in run.seed; give one of the two."
+            f"--seeds {seeds}: run.seed lists seeds already. Use one of the two.", "--seeds"
         )
     planned = [
         replace(base, run=replace(base.run, seed=base.run.seed + seed))
@@ -79,8 +90,9 @@ def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
     for label in labels:
         if labels.count(label) > 1:
             raise InvalidInputError(
-                f"--set: two runs would use the same folder, {label}; use values with different"
-                " labels."
+                f"--set: two runs would use the same folder, {label}. Use values with different"
+                " labels.",
+                "--set",
             )
     return planned
 
@@ -91,14 +103,25 @@ def execute(
     resume: bool,
     run: Callable[[Experiment], Result],
 ) -> list[dict[str, Any]]:
-    """Do the runs, each in its own folder, and write comparison.json: the rows of the table, the
-    runs, which differences are real.
+    """Execute the runs, each in its own subfolder, and write comparison.json: the rows of the
+    table, the runs and the significant differences.
+
+    Args:
+        experiments: the runs.
+        folder: the comparison's folder.
+        resume: continue interrupted runs; a finished run is not repeated.
+        run: executes one run.
+
+    Returns:
+        The rows of the table, one per title.
     """
     if RunDirectory(folder).holds_run():
         raise InvalidInputError(
-            f"out = '{folder}': it holds a single run; give another folder for several."
+            f"out = '{folder}': the folder contains a single run. Choose another folder for"
+            " several runs.",
+            "out",
         )
-    for experiment in experiments:  # before any has cost time
+    for experiment in experiments:  # fail before the first run starts
         RunDirectory.open(folder / experiment.label, resume)
     summaries: dict[str, list[Summary]] = {}
     measured: list[significance.Measured] = []

@@ -54,8 +54,8 @@ def compare(
 ) -> None:
     """Run several methods on the same clients and compare them.
 
-    Shows a table and the significant differences. A setting of one method only: --set
-    METHOD.KEY=VALUE.
+    Shows a table and the significant differences. To change a setting of one method only, use
+    --set METHOD.KEY=VALUE.
     """
     output = RunOutput(quiet, live, port, track, report)
     import_all(imports)
@@ -77,7 +77,7 @@ def run_all(
     device: str,
     data_root: str | None,
 ) -> None:
-    """Execute the runs, each in its own folder below this one, and show the table."""
+    """Execute the runs, each in its own subfolder, and show the table."""
     from fedclade.analysis import comparison_runs
     from fedclade.io.run_dir import RunDirectory
 
@@ -98,8 +98,6 @@ def run_all(
     for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
         print_out(line)
     if is_sweep:
-        print_out(
-            "These accuracies are on test data: the best of many settings looks better than it is."
-        )
+        print_out("These accuracies are on test data: the best of many settings is overestimated.")
     output.write_report(folder)
-    print_out(f"Run directories and comparison_runs.json: {folder}")
+    print_out(f"Run directories and comparison.json: {folder}")

@@ -16,7 +16,7 @@ error_console = Console(stderr=True, highlight=False)
 
 
 def print_out(message: str) -> None:
-    """Print a message on stdout, without markup and without line breaks of ours."""
+    """Print a message on stdout, without markup and without adding line breaks."""
     out_console.print(message, markup=False, soft_wrap=True)
 
 
@@ -34,9 +34,7 @@ def print_name_table(descriptions: Mapping[str, str]) -> None:
 
 
 def new_folder(name: str) -> Path:
-    """runs/NAME, or the first free one of runs/NAME-2, -3, …: never fails because the default
-    folder exists.
-    """
+    """runs/NAME, or the first of runs/NAME-2, -3, … that does not exist."""
     folder, number = Path("runs") / name, 1
     while folder.exists():
         number += 1

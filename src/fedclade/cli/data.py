@@ -34,16 +34,16 @@ def root(context: typer.Context) -> None:
 
 @data_app.command("list")
 def list_(data_root: DataRootOption = None) -> None:
-    """List the known data sets: size, licence, location."""
+    """List the known data sets: size, license, location."""
     from fedclade.data.dataset_catalog import CATALOGUE
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in ("name", "samples", "classes", "MB", "licence", "here"):
+    for heading in ("name", "samples", "classes", "MB", "license", "local files"):
         right = heading in ("classes", "MB")
         table.add_column(
             heading,
             justify="right" if right else "left",
-            no_wrap=heading != "here",
+            no_wrap=heading != "local files",
             overflow="fold",
         )
     for published in CATALOGUE.values():
@@ -58,7 +58,7 @@ def list_(data_root: DataRootOption = None) -> None:
             str(published.classes),
             megabytes,
             published.licence,
-            "\n".join(paths) or "no",
+            "\n".join(paths) or "none",
         )
         table.add_row(*map(escape, row))
     out_console.print(table)
@@ -104,11 +104,11 @@ def get(
     with Progress(*columns, console=out_console, disable=not out_console.is_terminal) as bars:
         tasks = {file: bars.add_task(file.name, total=file.size) for file in published.files}
 
-        def progress(file: File, done: int) -> None:
-            bars.update(tasks[file], completed=done)
+        def progress(file: File, bytes_done: int) -> None:
+            bars.update(tasks[file], completed=bytes_done)
 
         folder = download.get(published, target, progress)
-    print_out(f"{name} is in {folder}, SHA-256 as expected. Licence: {published.licence}.")
+    print_out(f"{name} is in {folder}; its SHA-256 is correct. License: {published.licence}.")
 
 
 @data_app.command()
@@ -126,17 +126,18 @@ def check(
     from fedclade.data.dataset_catalog import CATALOGUE
     from fedclade.data.datasets import places
 
-    wanted = list(CATALOGUE.values()) if name is None else [_published(name)]
+    data_sets = list(CATALOGUE.values()) if name is None else [_published(name)]
     paths = [
-        (published, path) for published in wanted for path in _local_paths(published, data_root)
+        (published, path) for published in data_sets for path in _local_paths(published, data_root)
     ]
     if not paths:
         folders = places(data_root)
-        lacking = "".join(published.missing_files(folders) for published in wanted)
+        missing_files = "".join(published.missing_files(folders) for published in data_sets)
         raise InvalidInputError(
             f"data check: {f'{name} is not' if name else 'no known data set is'} in"
-            f" {', '.join(map(str, folders))}.{lacking} 'fedclade data get {name or 'NAME'}'"
-            " downloads it, or says which files to put where."
+            f" {', '.join(map(str, folders))}.{missing_files} 'fedclade data get {name or 'NAME'}'"
+            " downloads it, or shows which files to put where.",
+            name or "--data-root",
         )
     wrong = []
     for published, path in paths:
@@ -146,7 +147,8 @@ def check(
         print_out(f"{published.name}: {path}: {verdict}")
     if wrong:
         raise InvalidInputError(
-            f"data check: {len(wrong)} of {len(paths)} wrong: {', '.join(wrong)}."
+            f"data check: {len(wrong)} of {len(paths)} wrong: {', '.join(wrong)}.",
+            wrong[0] if len(wrong) == 1 else "",
         )
 
 
@@ -155,8 +157,8 @@ def _published(name: str) -> Published:
 
     if name not in CATALOGUE:
         raise InvalidInputError(
-            f"data set '{name}': there is no published data set of that"
-            f" name.{nearest(name, CATALOGUE)}"
+            f"NAME = '{name}': no published data set has this name.{nearest(name, CATALOGUE)}",
+            "NAME",
         )
     return CATALOGUE[name]
 
@@ -173,7 +175,7 @@ def _local_paths(published: Published, data_root: str | None) -> list[Path]:
 
 
 def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
-    """The problems of a data set, and a remark for the case that there are none."""
+    """The problems of a data set, and a remark that is shown if there are none."""
     from fedclade.data import download
     from fedclade.data.datasets import load
 
@@ -187,32 +189,34 @@ def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
     except FedcladeError as error:
         return [*problems, str(error)], ""
     known = (
-        "SHA-256 as expected" if set(files) <= set(sums) else "no SHA-256 is known of such files"
+        "SHA-256 correct" if set(files) <= set(sums) else "no SHA-256 is published for these files"
     )
     differences = _differences(published, data)
     if not path.is_file():
-        return problems + differences, f"{_shown(data)}; {known}"
+        return problems + differences, f"{_size_text(data)}; {known}"
     # An .npz file may hold a part of the data on purpose.
-    return problems, f"{_shown(data)}; {known}" + (
+    return problems, f"{_size_text(data)}; {known}" + (
         f"; unlike the published data: {', '.join(differences)}" if differences else ""
     )
 
 
 def _differences(published: Published, data: Dataset) -> list[str]:
-    """Differences from the published sizes, where these are fixed: LEAF's split is random, and
-    texts are cut into windows.
+    """Differences from the published sizes. Only where these are fixed: LEAF's split is random,
+    and texts are cut into windows.
     """
     if published.texts or len(published.samples) < 2:
         return []
     expected = (*published.samples, published.shape, published.classes)
     actual = (len(data.y_train), len(data.y_test), tuple(data.x_train.shape[1:]), data.classes)
-    named = zip(
-        ("training samples", "test samples", "shape", "classes"), expected, actual, strict=True
-    )
-    return [f"{what}: expected {want}, found {have}" for what, want, have in named if want != have]
+    names = ("training samples", "test samples", "shape", "classes")
+    return [
+        f"{name}: expected {published_size}, found {size}"
+        for name, published_size, size in zip(names, expected, actual, strict=True)
+        if published_size != size
+    ]
 
 
-def _shown(data: Dataset) -> str:
+def _size_text(data: Dataset) -> str:
     shape = " × ".join(map(str, data.x_train.shape[1:]))
     return (
         f"{len(data.y_train):,} + {len(data.y_test):,} samples of {shape}, {data.classes} classes"

@@ -41,8 +41,9 @@ def describe(
     if kind is None:
         names = {name for entries in REGISTRY.values() for name in entries} | CATALOGUE.keys()
         raise InvalidInputError(
-            f"describe '{name}': there is no method, partition, model or data set of that"
-            f" name.{nearest(name, names)}"
+            f"NAME = '{name}': no method, partition, model or data set has this"
+            f" name.{nearest(name, names)}",
+            "NAME",
         )
     entry = REGISTRY[kind][name]
     text = inspect.getdoc(entry) or ""
@@ -51,7 +52,7 @@ def describe(
     if kind != "dataset":
         parameters = [
             f"  {field.name} = {_default(field)}" for field in _parameters(kind, entry)
-        ] or ["  none of its own"]
+        ] or ["  none"]
         text += (
             f"\n\nParameters ([{kind}] in an experiment file, {entry.__name__}(…) in Python):\n"
             + "\n".join(parameters)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from fedclade.cli.console import new_folder, out_console, print_out
@@ -38,7 +39,7 @@ def diagnose(
     experiment: ExperimentArgument,
     sets: SetOption = None,
     probe_rounds: Annotated[
-        int, typer.Option(min=0, help="Rounds of the pilot run of each method; 0: no pilot runs.")
+        int, typer.Option(min=0, help="Rounds of each method's pilot run; 0 for no pilot runs.")
     ] = 10,
     device: DeviceOption = "auto",
     out: OutOption = None,
@@ -46,9 +47,9 @@ def diagnose(
     data_root: DataRootOption = None,
     imports: ImportOption = None,
 ) -> None:
-    """Analyse how clients differ and recommend a method.
+    """Analyze how clients differ and recommend a method.
 
-    Finds the groups of clients too. Test data are not used.
+    Also finds the groups of clients. Does not use test data.
     """
     import_all(imports)
     from fedclade.analysis.diagnose.api import diagnose_run
@@ -61,7 +62,8 @@ def diagnose(
     folder = out or new_folder(f"{Path(experiment).stem}-diagnosis")
     if (folder / FILE).exists():
         raise InvalidInputError(
-            f"--out {folder}: it holds a diagnosis already; give another folder."
+            f"--out {folder}: the folder already contains a diagnosis. Choose another folder.",
+            "--out",
         )
     run = chosen.to_run(chosen.clients(data_root), device)
     diagnosis = diagnose_run(run, probe_rounds)
@@ -91,16 +93,17 @@ def _show(diagnosis: Diagnosis) -> None:
     for name, label in _ROWS.items():
         difference: Difference = getattr(diagnosis.evidence, name)
         # A permutation test cannot resolve less than one in DRAWS.
-        likely = (
+        p_value = (
             f"{100 / DRAWS:.1f} % at most"
             if name == "labels" and difference.p <= 1 / DRAWS
             else f"{100 * difference.p:.1f} %"
         )
-        likely = "less than 0.1 %" if difference.p < 0.001 else likely
+        p_value = "less than 0.1 %" if difference.p < 0.001 else p_value
         table.add_row(
-            label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", likely
+            label, f"{100 * difference.share:.1f} %", f"{difference.times_chance:.1f}", p_value
         )
     out_console.print(table)
+    _show_members(diagnosis)
     if not diagnosis.probes:
         return
     score = diagnosis.about["score"]
@@ -121,3 +124,16 @@ def _show(diagnosis: Diagnosis) -> None:
             str(probe.clusters),
         )
     out_console.print(probes)
+
+
+def _show_members(diagnosis: Diagnosis) -> None:
+    """The groups with their clients and classes by name, if these have names."""
+    if not diagnosis.members:
+        return
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = list(diagnosis.members[0])
+    for name in columns:
+        table.add_column(name, justify="right" if name in ("group", "clients") else "left")
+    for row in diagnosis.members:
+        table.add_row(*(escape(str(row[name])) for name in columns))
+    out_console.print(table)

@@ -62,26 +62,28 @@ def up(
     nodes: Annotated[int, typer.Option(min=1, help="Number of nodes (Flower's SuperNodes).")] = 3,
     secure: Annotated[
         bool,
-        typer.Option("--secure", help="Use TLS, and one key per node that the SuperLink checks."),
+        typer.Option("--secure", help="Use TLS, and a key per node that the SuperLink checks."),
     ] = False,
     folder: DirOption = FOLDER,
     port: Annotated[
-        int, typer.Option(help="Port of the SuperLink on 127.0.0.1; 0: a free one.")
+        int, typer.Option(help="Port of the SuperLink on 127.0.0.1; 0 for a free one.")
     ] = 0,
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, and keep them running."""
     federation = _local().up(folder, nodes, secure, port, progress=print_out)
     _show(federation.status())
-    where = "" if folder == FOLDER else f" --dir {folder}"
+    option = "" if folder == FOLDER else f" --dir {folder}"
     print_out(
-        f"Logs: {federation.plan.folder}/logs\nNext steps: fedclade flower run APP_DIR{where}"
+        f"Logs: {federation.plan.folder}/logs\nNext steps: fedclade flower run APP_DIR{option}"
     )
-    print_out(f"            fedclade flower status{where}\n            fedclade flower down{where}")
+    print_out(
+        f"            fedclade flower status{option}\n            fedclade flower down{option}"
+    )
 
 
 @flower_app.command()
 def status(folder: DirOption = FOLDER) -> None:
-    """Show whether the SuperLink and the nodes are alive and connected.
+    """Show whether the SuperLink and the nodes are running and connected.
 
     The exit code is 1 if the federation is down.
     """
@@ -96,7 +98,7 @@ def status(folder: DirOption = FOLDER) -> None:
     print_out(f"Logs: {federation.plan.folder}/logs")
     if not federation.supervised:
         print_err(
-            "the supervisor has died, so processes are no longer restarted: run 'fedclade flower"
+            "the supervisor has stopped, so processes are no longer restarted. Run 'fedclade flower"
             " down', then 'fedclade flower up'."
         )
 
@@ -111,7 +113,7 @@ def down(
     """Stop the federation and every app that it runs."""
     local = _local()
     if not (folder / "plan.json").exists():
-        print_out(f"There is no federation in {folder}; nothing to do.")
+        print_out(f"{folder} contains no federation; nothing to do.")
         return
     count = local.open(folder).down(purge)
     ended = f"{count} processes ended" if count else "Nothing was running"
@@ -143,7 +145,7 @@ def run(
         code = federation.run(app_dir, _settings(sets or []), stream)
     except KeyboardInterrupt:
         print_err(
-            "the log is no longer shown; the run itself continues. 'fedclade flower down' stops it."
+            "the log is no longer shown, but the run continues. 'fedclade flower down' stops it."
         )
         raise typer.Exit(130) from None
     raise typer.Exit(code)
@@ -154,7 +156,8 @@ def _local() -> type[Federation]:
     if importlib.util.find_spec("flwr") is None:
         raise InvalidInputError(
             "fedclade flower: flwr is not installed. Install it with: pip install"
-            " 'fedclade[flower]'"
+            " 'fedclade[flower]'",
+            "flwr",
         )
     from fedclade.integrations.flower.local_deployment.deployment import Federation
 
@@ -170,12 +173,13 @@ def _settings(sets: Sequence[str]) -> dict[str, Value]:
         key, equals, text = setting.partition("=")
         if not equals or not key.strip():
             raise InvalidInputError(
-                f"--set {setting}: write it as key=value, for example --set rounds=3."
+                f"--set {setting}: must be KEY=VALUE, for example --set rounds=3.", "--set"
             )
         value = value_of(text)
         if not isinstance(value, str | int | float | bool):
             raise InvalidInputError(
-                f"--set {setting}: Flower's settings are text, numbers, true and false."
+                f"--set {setting}: a setting of Flower must be text, a number, true or false.",
+                "--set",
             )
         settings[key.strip()] = value
     return settings
@@ -192,9 +196,9 @@ def _show(services: Sequence[ServiceStatus]) -> None:
         "online",
         "node id",
         "log",
-        "ended last",
+        "last exit",
     ):
-        table.add_column(heading, no_wrap=heading != "ended last", overflow="fold")
+        table.add_column(heading, no_wrap=heading != "last exit", overflow="fold")
     for service in services:
         online = "–" if service.online is None else "yes" if service.online else "no"
         row = (

@@ -35,9 +35,9 @@ def list_(
     import_all(imports)
     index = build_index() if imports else read_index()
     if kind not in index:
-        raise InvalidInputError(f"list {kind}: unknown.{nearest(kind, index)}")
+        raise InvalidInputError(f"list {kind}: unknown.{nearest(kind, index)}", "list")
     if as_json:
-        entries = [{"name": name, "about": about} for name, about in index[kind].items()]
+        entries = [{"name": name, "about": text} for name, text in index[kind].items()]
         typer.echo(json.dumps(entries, indent=2))
     else:
         print_name_table(index[kind])
@@ -50,7 +50,7 @@ def read_index() -> Index:
 
 
 def build_index() -> Index:
-    """The names in the registry, the data catalogue, the presets and the paper tables."""
+    """The names in the registry, the data catalog, the presets and the paper tables."""
     from fedclade.data.dataset_catalog import CATALOGUE
     from fedclade.registry import REGISTRY
     from fedclade.reproduce.spec import tables

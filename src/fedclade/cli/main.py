@@ -24,8 +24,8 @@ from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import run
 from fedclade.errors import FedcladeError, FedcladeWarning
 
-# Plain help: the boxes that typer draws with rich take as long as everything else --help does. The
-# mode alone does not suffice, since typer 0.20 escapes brackets for rich whatever the mode is.
+# Plain help: drawing boxes with rich doubles the time of --help. rich_markup_mode=None is not
+# enough: typer 0.20 escapes brackets for rich in every mode.
 typer.core.HAS_RICH = False
 app = typer.Typer(
     name="fedclade",
@@ -65,8 +65,8 @@ app.add_typer(flower_app, name="flower")
 
 
 def main() -> None:
-    """Entry point. An error that the user can correct is one line on stderr and exit code 2, never
-    a traceback.
+    """Entry point. An error that the user can correct gives one line on stderr and exit code 2,
+    without a traceback.
     """
     warnings.showwarning = _show_warning
     try:
@@ -77,16 +77,14 @@ def main() -> None:
     except FedcladeError as error:
         _fail(str(error))
     except OSError as error:
-        _fail(
-            f"{error.filename or 'disk'}: it cannot be read or written ({error.strerror or error})."
-        )
+        _fail(f"{error.filename or 'disk'}: cannot be read or written ({error.strerror or error}).")
     except (KeyboardInterrupt, typer.Abort):
         print_err("stopped.")
         raise SystemExit(130) from None
     except Exception as error:
-        # click's own complaints about options; it does not export their class through typer.
+        # An error of click about an option; typer does not export the class.
         if hasattr(error, "format_message"):
-            # Two libraries add the same suggestion.
+            # Both click and typer add the suggestion.
             message, *suggestions = error.format_message().split(" Did you mean ")
             _fail(" Did you mean ".join([message, *suggestions[:1]]))
         from fedclade.engines.oom import is_out_of_memory
@@ -94,7 +92,7 @@ def main() -> None:
         if is_out_of_memory(error):
             reason = str(error).partition("\n")[0].partition(". ")[0] or type(error).__name__
             _fail(
-                f"memory: there is none left ({reason}). Try a smaller engine.chunk, model or"
+                f"memory: out of memory ({reason}). Try a smaller engine.chunk, model or"
                 " cohort; continue a run with --resume."
             )
         raise  # a defect of fedclade keeps its traceback

@@ -61,7 +61,7 @@ ProfileOption = Annotated[
 ]
 LiveOption = Annotated[
     bool,
-    typer.Option("--live", help="Serve a live report on this machine while the run is going on."),
+    typer.Option("--live", help="Serve a live report on this machine during the run."),
 ]
 PortOption = Annotated[
     int | None,
@@ -71,7 +71,7 @@ PortOption = Annotated[
 ]
 TrackOption = Annotated[
     str | None,
-    typer.Option("--track", metavar="tensorboard", help="Write TensorBoard event files too."),
+    typer.Option("--track", metavar="tensorboard", help="Also write TensorBoard event files."),
 ]
 ReportOption = Annotated[
     bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")
@@ -84,7 +84,7 @@ def comma_separated(text: str | None) -> tuple[str, ...]:
 
 
 def import_all(files: Sequence[str] | None) -> None:
-    """Run the files of --import, which register methods, models, partitions and data sets."""
+    """Run the files of --import: they register methods, models, partitions and data sets."""
     if not files:
         return
     from fedclade.registry import import_file

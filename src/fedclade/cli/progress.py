@@ -16,7 +16,7 @@ _LONG_START = 5.0
 
 
 class Display(Protocol):
-    """A context for the time of a run. As a callback it gets each round's row of the history."""
+    """A context manager around a run; `after_round` is called with each round's row."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -62,7 +62,7 @@ class _Lines(_Silent):
             return
         from statistics import median  # here, because it takes long to import
 
-        # The median: the first round also contains what a method does once, before training.
+        # The median, because the first round also contains what a method does once.
         pace = median(self.seconds)
         self.since, self.seconds = time.perf_counter(), []
         score = f"  {_score(row)}" if evaluated else ""

@@ -33,17 +33,18 @@ def report(
 ) -> None:
     """Write one HTML page about one or more runs.
 
-    The page needs no network and no server. It compares several runs.
+    The page needs no network and no server. It compares the runs if there are several.
     """
     from fedclade.analysis.report import write_figures, write_report
 
     page = out or folders[0] / "report.html"
     if page.is_dir():
         raise InvalidInputError(
-            f"--out {page}: it is a folder; give a file, for example {page / 'report.html'}."
+            f"--out {page}: this is a folder. Give a file, for example {page / 'report.html'}.",
+            "--out",
         )
     if figures is not None and figures.exists() and not figures.is_dir():
-        raise InvalidInputError(f"--figures {figures}: it is a file; give a folder.")
+        raise InvalidInputError(f"--figures {figures}: this is a file. Give a folder.", "--figures")
     write_report(folders, page)
     print_out(f"Report: {page}")
     if figures is not None:

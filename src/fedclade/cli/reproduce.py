@@ -39,7 +39,9 @@ def reproduce(
     ] = None,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="A small, short version with one seed: checks that it runs."),
+        typer.Option(
+            "--quick", help="Run a small, short version with one seed, to check that it works."
+        ),
     ] = False,
     methods: Annotated[
         str | None, typer.Option(help="Only these methods or rows, comma-separated.")
@@ -77,25 +79,29 @@ def reproduce(
     )
     chosen = find(table)
     if (resume or done_only) and out is None:
-        raise InvalidInputError(
-            f"{'--so-far' if done_only else '--resume'}: name the folder with --out DIR."
-        )
+        option = "--so-far" if done_only else "--resume"
+        raise InvalidInputError(f"{option}: give the folder with --out DIR.", option)
     folder = out or new_folder(f"reproduce-{table}{'-quick' * quick}")
     if folder.exists() and any(folder.iterdir()) and not (resume or done_only):
         raise InvalidInputError(
-            f"--out {folder}: it is not empty; give another folder, or continue with --resume."
+            f"--out {folder}: the folder is not empty. Choose another folder, or continue with"
+            " --resume.",
+            "--out",
         )
     planned = plan(chosen, options)
     if not planned.entries:
         missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
         raise InvalidInputError(
-            f"reproduce {table}: none of its data sets is here ({missing}); see `fedclade data"
-            " list`."
+            f"TABLE = {table}: none of its data sets is on this machine ({missing}). See 'fedclade"
+            " data list'.",
+            "TABLE",
         )
     if done_only:
         planned = so_far(planned, folder)
         if not planned.entries:
-            raise InvalidInputError(f"--so-far: {folder} holds no finished run of {table}.")
+            raise InvalidInputError(
+                f"--so-far: {folder} contains no finished run of {table}.", "--so-far"
+            )
     with resumable_errors(folder), ExitStack() as progress:
 
         def on_entry(entry: TableEntry, number: int, total: int) -> OnRound | None:
@@ -124,17 +130,18 @@ def _show(result: Outcome) -> None:
         cells = [cell for cell in result.cells if cell.column == column]
         if data is None:
             print_err(
-                f"{column}: not measured, no data here ({' or '.join(result.wanted[column])})."
+                f"{column}: not measured, because {' or '.join(result.wanted[column])} is not on"
+                " this machine."
             )
             continue
-        if not cells:  # nothing of it was run
+        if not cells:  # no run of this column
             continue
-        stands_in = (
-            f" ({data} stands in for {result.wanted[column][0]})"
+        substitute = (
+            f" ({data} in place of {result.wanted[column][0]})"
             if data != result.wanted[column][0]
             else ""
         )
-        title = f"{column}, {cells[0].metric}{stands_in}{', a quick look' * result.quick}"
+        title = f"{column}, {cells[0].metric}{substitute}{', quick version' * result.quick}"
         cell_table = Table(
             title=escape(title),
             title_justify="left",

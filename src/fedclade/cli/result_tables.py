@@ -13,7 +13,7 @@ from fedclade.cli.console import out_console
 if TYPE_CHECKING:
     from fedclade.training.result import Result
 
-_WIDTH, _NAME = 92, 8  # of the whole table, and of a method's name in it
+_WIDTH, _NAME = 92, 8  # width of the table, and of the method's name in it
 
 
 def show_result(result: Result) -> None:
@@ -47,7 +47,7 @@ def show_result(result: Result) -> None:
 
 def show_comparison(rows: list[dict[str, Any]]) -> None:
     several = any(row["seeds"] > 1 for row in rows)
-    note = "up, down: MB that clients sent and were sent"
+    note = "up, down: MB that clients sent and received"
     table = Table(
         box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=note, caption_justify="left"
     )
@@ -78,7 +78,7 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
             _number(row["bytes_down"] / 1e6, 1),
             _number(row["seconds"], 1),
         )
-    # A line that the terminal wraps is better than numbers that are cut off.
+    # Let the terminal wrap a long line: rich would cut off numbers.
     longest = max(len(row["method"]) for row in rows)
     out_console.print(
         table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False

@@ -1,4 +1,4 @@
-"""`fedclade run`."""
+"""`fedclade run`: one experiment, or a sweep over several values of a setting."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def run(
     output = RunOutput(quiet, live, port, track, report)
     import_all(imports)
     if engine not in ("simulator", "flower"):
-        raise InvalidInputError(f"--engine {engine}: must be simulator or flower.")
+        raise InvalidInputError(f"--engine {engine}: must be simulator or flower.", "--engine")
     if nodes is not None and engine != "flower":
-        raise InvalidInputError("--nodes: only --engine flower has any.")
+        raise InvalidInputError(f"--nodes {nodes}: needs --engine flower.", "--nodes")
     from fedclade.analysis import comparison_runs, sweep_grid
     from fedclade.io.run_dir import RunDirectory
     from fedclade.training import experiment_file
@@ -67,8 +67,12 @@ def run(
     tables = experiment_file.read(experiment)
     if sweep_grid.is_sweep(sets or []):
         if engine == "flower" or profile:
-            option = "--profile" if profile else "--engine flower"
-            raise InvalidInputError(f"{option}: for one run; give each --set one value.")
+            option = "--profile" if profile else "--engine"
+            raise InvalidInputError(
+                f"{option}{'' if profile else ' flower'}: works with one run only. Give each --set"
+                " one value.",
+                option,
+            )
         folder = output_folder(out, resume, "sweep", f"{Path(experiment).stem}-sweep")
         planned = comparison_runs.runs(sweep_grid.expand(tables, sets or []), 1)
         run_all(planned, folder, resume, output, device, data_root)
@@ -78,7 +82,7 @@ def run(
     method, rounds = chosen.method.name, chosen.run.rounds
     folder = output_folder(out, resume, "run", f"{Path(experiment).stem}-{method}")
     if resume and not RunDirectory(folder).holds_run():
-        print_err(f"there is no run in {folder} yet; starting a new one.")
+        print_err(f"{folder} contains no run yet; starting a new one.")
     RunDirectory.open(folder, resume)
     with resumable_errors(folder), output.live_page(folder):
         clients = chosen.clients(data_root)
@@ -100,7 +104,7 @@ def run(
     if not quiet:
         show_result(result)
     if result.already_finished:
-        print_err(f"the run in {folder} has ended already; nothing to do.")
+        print_err(f"the run in {folder} is already finished; nothing to do.")
     else:
         output.write_report(folder)
     if not quiet:
@@ -114,6 +118,8 @@ def _flower_simulation() -> ModuleType:
         from fedclade.integrations.flower import simulation
     except ImportError as error:
         raise InvalidInputError(
-            f"--engine flower: Flower is not installed ({error}); pip install 'fedclade[flower]'."
+            f"--engine flower: Flower is not installed ({error}). Install it with: pip install"
+            " 'fedclade[flower]'",
+            "--engine",
         ) from error
     return simulation

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOutput:
-    """What is shown of runs and written in addition to them: --quiet, --live, --port, --track and
+    """What a command shows and writes in addition to the run: --quiet, --live, --port, --track and
     --report.
     """
 
@@ -31,7 +31,7 @@ class RunOutput:
 
     def __post_init__(self) -> None:
         if self.port is not None and not self.live:
-            raise InvalidInputError(f"--port {self.port}: only --live has one.")
+            raise InvalidInputError(f"--port {self.port}: needs --live.", "--port")
         if self.track is not None:
             from fedclade.integrations.tensorboard import check_tracker
 
@@ -46,7 +46,7 @@ class RunOutput:
         from fedclade.analysis.report.live_server import Live
 
         with Live(folder, self.port or 0) as page:
-            print_err(f"live report, on this machine only and until the end: {page.address}")
+            print_err(f"live report, on this machine only, until the command ends: {page.address}")
             yield
 
     @contextmanager
@@ -85,13 +85,15 @@ class RunOutput:
 def output_folder(out: Path | None, resume: bool, kind: str, default: str) -> Path:
     """The folder of --out, or a new one under runs/. --resume needs --out."""
     if resume and out is None:
-        raise InvalidInputError(f"--resume: name the folder of the {kind} with --out DIR.")
+        raise InvalidInputError(
+            f"--resume: give the folder of the {kind} with --out DIR.", "--resume"
+        )
     return out or new_folder(default)
 
 
 @contextmanager
 def resumable_errors(folder: Path) -> Iterator[None]:
-    """On Ctrl-C or a full disk, say how to continue the run in this folder."""
+    """On Ctrl-C or a full disk, show how to continue the run in this folder."""
     command = f"the same command and --out {folder} --resume"
     try:
         yield
@@ -99,4 +101,4 @@ def resumable_errors(folder: Path) -> Iterator[None]:
         print_err(f"interrupted; continue with {command}")
         raise SystemExit(130) from None
     except WriteError as error:
-        raise WriteError(f"{error} Continue with {command}.") from error
+        raise WriteError(f"{error} Continue with {command}.", error.field) from error

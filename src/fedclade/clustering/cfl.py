@@ -1,8 +1,8 @@
 """CFL: the optimal bipartition of a cluster, the test that decides on a split, and the tree of
 splits.
 
-Symbols of the CFL paper: α_ij = cos(Δθ_i, Δθ_j); the bipartition c₁ ∪ c₂ = c minimises α_cross^max
-= max over i ∈ c₁, j ∈ c₂ of α_ij.
+Symbols of the CFL paper: α_ij = cos(Δθ_i, Δθ_j) is the similarity of two updates. The bipartition
+c₁ ∪ c₂ = c minimizes α_cross^max, the maximum of α_ij over i ∈ c₁, j ∈ c₂.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedclade.clustering.linkage import linkage as linkage_matrix
 from fedclade.errors import require
 
 UNASSIGNED = -1
-WARM_UP = 3  # rounds of a node before its scale is meaningful
+WARM_UP = 3  # rounds before the scale of a node is meaningful
 # Clients of one distribution are split by chance at 1.02 to 1.08 times the noise inside the sides
 # (docs/methods/cfl.md).
 MARGIN = 1.2
@@ -39,18 +39,30 @@ def bisect(
     gamma_max: float | Literal["auto"] = "auto",
     linkage: Literal["single", "complete"] = "single",
 ) -> Tensor | None:
-    """The side (M,) of each client if their updates Δθ_i (M, P) call for a split of the cluster,
-    else None.
+    """Split a cluster in two if the updates of its clients require it.
 
-    The cluster must be stationary while its clients are not: ‖Δθ_c‖ < eps1, Δθ_c the mean by
-    `weight` (M,), and max_i ‖Δθ_i‖ > eps2. Then the optimal bipartition must exceed the noise.
-    gamma_max is the largest noise of an update relative to its length: two updates of one direction
-    are at most 2 arcsin(gamma_max) apart, so their similarity is at least 1 - 2 gamma_max². If all
-    pairs across are less similar than that, gamma_max < sqrt((1 - α_cross^max) / 2), no two clients
-    of one distribution are on different sides.
+    A split needs three conditions. The cluster is stationary: ‖Δθ_c‖ < eps1, where Δθ_c is the
+    weighted mean of the updates. Its clients are not: max_i ‖Δθ_i‖ > eps2. And the optimal
+    bipartition exceeds the noise: gamma_max < sqrt((1 - α_cross^max) / 2).
+
+    The third condition keeps clients of one distribution on the same side. Two updates of one
+    direction with noise gamma_max are at most 2 arcsin(gamma_max) apart, so their similarity is at
+    least 1 - 2 gamma_max². All pairs across the sides are less similar than that.
+
+    Args:
+        updates: (M, P) the updates Δθ_i.
+        weight: (M,) the weights of the clients, such as their numbers of examples.
+        eps1: ε₁, the norm below which the mean update is stationary.
+        eps2: ε₂, the norm that the longest update must exceed.
+        gamma_max: γ_max, the largest noise of an update relative to its length; "auto" estimates
+            it (`noise_level`).
+        linkage: see `bipartition`.
+
+    Returns:
+        (M,) the side of each client, or None if the cluster is not split.
     """
-    centre = (weight / weight.sum()).to(updates) @ updates
-    if not (float(update_norms(centre[None])) < eps1 and float(update_norms(updates).max()) > eps2):
+    mean = (weight / weight.sum()).to(updates) @ updates
+    if not (float(update_norms(mean[None])) < eps1 and float(update_norms(updates).max()) > eps2):
         return None
     similarity = cosine(updates).cpu().numpy()
     side, cross = bipartition(similarity, linkage)
@@ -61,14 +73,17 @@ def bisect(
 def bipartition(
     similarity: NDArray[np.floating[Any]], linkage: Literal["single", "complete"] = "single"
 ) -> tuple[NDArray[np.bool_], float]:
-    """CFL's split of a cluster in two: the side of each client (False for the first client's side),
-    and α_cross^max between the sides.
+    """CFL's split of a cluster in two.
 
-    "single" is the paper's Algorithm 1, the bipartition with the least α_cross^max of all: single
-    linkage merges the most similar pairs until two clusters are left, in O(M²). If several
-    bipartitions are optimal, as with equal similarities, the same one is always chosen. "complete"
-    (the authors' code) cuts the complete-linkage tree in two; it favours even sides and is not
-    optimal.
+    Args:
+        similarity: (M, M) the similarities α_ij.
+        linkage: "single" is the paper's Algorithm 1. It merges the most similar pairs until two
+            clusters are left, in O(M²), and gives the bipartition with the least α_cross^max. If
+            several are optimal, the choice is deterministic. "complete" (the authors' code) cuts
+            the complete-linkage tree in two; it prefers sides of equal size and is not optimal.
+
+    Returns:
+        (M,) the side of each client, False for the side of the first client; and α_cross^max.
     """
     require(
         linkage in ("single", "complete"), "linkage", linkage, "must be one of single, complete"
@@ -78,9 +93,10 @@ def bipartition(
         len(similarity) >= 2,
         "similarity.shape",
         similarity.shape,
-        "must be of at least two clients: one cannot be split",
+        "must be (M, M) with M ≥ 2: one client cannot be split",
     )
-    # Both linkages depend on the order of the distances only, and negation keeps it exactly.
+    # Both linkages depend only on the order of the distances, and negation reverses the order of
+    # the similarities exactly.
     side = np.asarray(cut_number(linkage_matrix(-similarity, linkage), 2) == 1)
     return side, float(similarity[np.ix_(side, ~side)].max())
 
@@ -88,11 +104,15 @@ def bipartition(
 def separation_gap(
     similarity: NDArray[np.floating[Any]], groups: NDArray[np.integer[Any]]
 ) -> float:
-    """CFL's g(α) = α_intra^min − α_cross^max over pairs i ≠ j: if it is above 0, the bipartition
+    """CFL's g(α) = α_intra^min − α_cross^max over pairs i ≠ j. If it is above 0, the bipartition
     cannot split a group.
 
-    Without a pair across groups α_cross^max is −1, the least cosine; without a pair inside a group
-    α_intra^min is 1, the greatest.
+    Without a pair across groups α_cross^max is −1, the least cosine. Without a pair inside a group
+    α_intra^min is 1, the greatest cosine.
+
+    Args:
+        similarity: (M, M) the similarities α_ij.
+        groups: (M,) the group of each client.
     """
     check_symmetric(similarity, "similarity")
     groups = np.asarray(groups)
@@ -111,12 +131,16 @@ def separation_gap(
 
 
 def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) -> float:
-    """γ_max estimated from the updates: the size of the noise, with a margin, if updates of one
-    side differed by noise only.
+    """An estimate of γ_max: the noise of the updates, with a margin, under the assumption that the
+    updates of one side differ only by noise.
 
     ᾱ is the mean similarity of a client to the most similar other client on its side. The bound
-    similarity >= 1 - 2 γ_max² gives γ_max = MARGIN sqrt((1 - ᾱ) / 2). If each side has one client,
-    the noise cannot be estimated; 0 then leaves the decision to eps1 and eps2.
+    α_ij ≥ 1 - 2 γ_max² gives γ_max = MARGIN sqrt((1 - ᾱ) / 2). If each side has one client, the
+    noise cannot be estimated. The result is then 0, so that eps1 and eps2 alone decide.
+
+    Args:
+        similarity: (M, M) the similarities α_ij.
+        side: (M,) the side of each client.
     """
     same_side = (side[:, None] == side) & ~np.eye(len(side), dtype=bool)
     closest = np.where(same_side, similarity, -np.inf).max(1)[same_side.any(1)]
@@ -124,7 +148,7 @@ def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) 
 
 
 def update_norms(updates: Tensor) -> Tensor:
-    """(M,) the norm of each update."""
+    """(M,) the norm ‖Δθ_i‖ of each update (M, P)."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     return norms.cpu()
 
@@ -133,44 +157,61 @@ def update_norms(updates: Tensor) -> Tensor:
 class ParameterTree:
     """A tree of models that grows by splitting leaves in two, and the clients in its leaves.
 
-    Node 0 is the root; children have higher numbers than their parent. The model of a leaf is
-    trained. An inner node keeps its model at the time of the split, and the cache has the projected
-    updates that its clients made from this model: they decided the split.
+    Node 0 is the root. Children have higher numbers than their parent. The models of leaves are
+    trained. An inner node keeps its model from the time of the split.
+
+    Args:
+        models: (nodes, …) the model of each node.
+        cluster_ids: (clients,) the leaf of each client, or -1.
+        parent: (nodes,) the parent of each node, -1 for the root.
+        age: (nodes,) the number of rounds in which the node was trained.
+        scale: (nodes,) the norm of the longest update of these rounds.
+        frozen: (nodes,) for an inner node, whether its split was validated and is permanent; for a
+            leaf, whether its split was reverted and must not be tried again.
+        cached: (entries, d) the projected updates that decided splits; the clients made them from
+            the model of the inner node.
+        cached_at: (entries,) the child to which the client of each cached update went.
+        latest: (trained clients, d) the latest projected update of each client that made one; rows
+            for all clients would be copied in every round.
+        latest_row: (clients,) the row of each client in `latest`, or -1.
+        latest_at: (clients,) the node in which the client made its latest update, or -1.
     """
 
-    models: dict[str, Tensor]  # a row for each node
-    cluster_ids: Tensor  # (clients,) the leaf of each, or -1
-    parent: Tensor  # (nodes,) the parent of each, -1 for the root
-    age: Tensor  # (nodes,) rounds that it was trained in
-    scale: Tensor  # (nodes,) the longest update of its rounds so far
-    # (nodes,) inner node: its split was validated and is permanent; leaf: its split was reverted
-    # and is not tried again
+    models: dict[str, Tensor]
+    cluster_ids: Tensor
+    parent: Tensor
+    age: Tensor
+    scale: Tensor
     frozen: Tensor
-    cached: Tensor  # (entries, d) the updates that decided splits
-    cached_at: Tensor  # (entries,) the child that the client of the update went to
-    # (trained clients, d) the latest update of each client that made one; rows for all clients
-    # would be copied every round
+    cached: Tensor
+    cached_at: Tensor
     latest: Tensor
-    latest_row: Tensor  # (clients,) its row there, or -1
-    latest_at: Tensor  # (clients,) the node that it was made in, or -1
+    latest_row: Tensor
+    latest_at: Tensor
 
     @classmethod
     def initial(cls, models: dict[str, Tensor], clients: int, size: int) -> Self:
-        """A root with this model and all clients in it; updates are projected to `size` numbers."""
-        zero, nowhere = torch.zeros(1, dtype=torch.int64), torch.full((clients,), UNASSIGNED)
-        none = torch.zeros(0, size)
+        """A root with all clients in it.
+
+        Args:
+            models: (1, …) the model of the root.
+            clients: the number of clients.
+            size: d, the numbers to which updates are projected.
+        """
+        zero, unassigned = torch.zeros(1, dtype=torch.int64), torch.full((clients,), UNASSIGNED)
+        no_updates = torch.zeros(0, size)
         return cls(
             models,
-            nowhere + 1,
+            unassigned + 1,
             zero - 1,
             zero,
             zero.double(),
             zero.bool(),
-            none,
+            no_updates,
             zero[:0],
-            none,
-            nowhere,
-            nowhere,
+            no_updates,
+            unassigned,
+            unassigned,
         )
 
     def is_leaf(self) -> Tensor:
@@ -182,34 +223,42 @@ class ParameterTree:
         return [child for child, parent in enumerate(self.parent.tolist()) if parent == node]
 
     def members(self, node: int) -> Tensor:
-        """Ids of the clients at this node or below it."""
+        """The ids of the clients at this node or below it."""
         inside = torch.arange(len(self.parent)) == node
         for child in range(node + 1, len(self.parent)):
             inside[child] = inside[self.parent[child]]
         return torch.nonzero((self.cluster_ids >= 0) & inside[self.cluster_ids]).flatten()
 
     def latest_updates(self) -> tuple[Tensor, Tensor]:
-        """(clients, d) the latest update of each, projected; and which clients have made one."""
-        # Clients without an update have row -1, the row of zeros.
+        """(clients, d) the latest projected update of each client, and (clients,) whether it has
+        made one.
+        """
+        # Clients without an update have row -1, which is the row of zeros.
         rows = torch.cat([self.latest, self.latest.new_zeros(1, self.latest.shape[1])])
         return rows[self.latest_row], self.latest_row >= 0
 
     def with_num_clients(self, clients: int) -> Self:
-        """Add clients that have joined since, not assigned to a node yet."""
+        """Add clients until there are `clients`. The new ones are not assigned to a node yet."""
         if clients <= len(self.cluster_ids):
             return self
-        nowhere = torch.full((clients - len(self.cluster_ids),), UNASSIGNED)
+        unassigned = torch.full((clients - len(self.cluster_ids),), UNASSIGNED)
         return replace(
             self,
-            cluster_ids=torch.cat([self.cluster_ids, nowhere]),
-            latest_row=torch.cat([self.latest_row, nowhere]),
-            latest_at=torch.cat([self.latest_at, nowhere]),
+            cluster_ids=torch.cat([self.cluster_ids, unassigned]),
+            latest_row=torch.cat([self.latest_row, unassigned]),
+            latest_at=torch.cat([self.latest_at, unassigned]),
         )
 
     def trained(self, ids: Tensor, lengths: Tensor, projected: Tensor) -> Self:
-        """After a round in which these clients made updates of these lengths in their nodes.
+        """The tree after a round of training.
 
-        For the children of a split of this round, the updates that decided it are the first.
+        After a split in this round, the updates that decided it count as the first updates in the
+        children.
+
+        Args:
+            ids: (K,) the clients that made an update in their node.
+            lengths: (K,) the norms of their updates.
+            projected: (K, d) their projected updates.
         """
         at = self.cluster_ids[ids]
         age = self.age + torch.isin(torch.arange(len(self.age)), at)
@@ -227,11 +276,16 @@ class ParameterTree:
         )
 
     def split(self, node: int, ids: Tensor, side: Tensor, projected: Tensor) -> Self:
-        """Split a leaf into two children, both with its model. The clients `ids`, whose updates
-        decided the split, go to their side.
+        """Split a leaf into two children, both with its model.
 
-        The node's other clients follow the update that is most similar to their own latest one;
-        clients that made none in this node become unassigned.
+        Another client of the leaf follows the update that is most similar to the client's latest
+        one. It becomes unassigned if it made no update in this leaf.
+
+        Args:
+            node: the leaf.
+            ids: (K,) the clients whose updates decided the split.
+            side: (K,) the side of each of them.
+            projected: (K, d) their projected updates.
         """
         child = len(self.parent) + side.long()
         known = torch.nonzero((self.cluster_ids == node) & (self.latest_at == node)).flatten()
@@ -263,51 +317,58 @@ class ParameterTree:
         )
 
     def revert(self, nodes: Tensor) -> Self:
-        """Remove the children of these nodes, all leaves; their clients return to the node and its
-        model.
+        """Remove the children of these nodes. The children must be leaves; their clients return to
+        the node and its model.
         """
-        left = ~torch.isin(self.parent, nodes)
-        number = left.cumsum(0) - 1
-        now = number[torch.where(left, torch.arange(len(left)), self.parent)]
-        entry = left[self.cached_at]
+        remaining = ~torch.isin(self.parent, nodes)
+        number = remaining.cumsum(0) - 1
+        new_number = number[torch.where(remaining, torch.arange(len(remaining)), self.parent)]
+        entry = remaining[self.cached_at]
 
         def renumbered(label: Tensor) -> Tensor:
-            return torch.where(label < 0, label, now[label])
+            return torch.where(label < 0, label, new_number[label])
 
         return replace(
             self,
-            models={name: value[left] for name, value in self.models.items()},
+            models={name: value[remaining] for name, value in self.models.items()},
             cluster_ids=renumbered(self.cluster_ids),
-            parent=renumbered(self.parent[left]),
-            age=self.age[left],
-            scale=self.scale[left],
-            frozen=self.frozen[left],
+            parent=renumbered(self.parent[remaining]),
+            age=self.age[remaining],
+            scale=self.scale[remaining],
+            frozen=self.frozen[remaining],
             cached=self.cached[entry],
             cached_at=renumbered(self.cached_at[entry]),
             latest_at=renumbered(self.latest_at),
         )
 
     def unfrozen(self, age: int) -> Tensor:
-        """(nodes,) whose split has not been validated, although both children are leaves of at
-        least this age.
+        """(nodes,) whether both children of the node are leaves of at least this age, and its split
+        is not validated yet.
         """
         old = self.is_leaf() & (self.age >= age) & (self.parent >= 0)
         return (torch.bincount(self.parent[old], minlength=len(old)) == 2) & ~self.frozen
 
     def next_node(self, at: Tensor, projected: Tensor) -> Tensor:
-        """The child of the inner node `at` (M,) that an update made from that node's model (M, d)
-        belongs to: Algorithm 4.
+        """The child to which each update belongs: Algorithm 4.
+
+        Args:
+            at: (M,) the inner node from whose model each update was made.
+            projected: (M, d) the projected updates.
         """
         return self.cached_at[most_similar(projected, at, self.cached, self.parent[self.cached_at])]
 
 
 def project(updates: Tensor, bits: Tensor, size: int) -> Tensor:
     """Random projection (M, P) -> (M, size): each of the `size` numbers is the sum of P / size
-    coordinates of its own, with random signs.
+    different coordinates with random signs.
 
-    The random integers `bits` (P,) determine the position and the sign of each coordinate. Inner
-    products, and so lengths and cosines, are kept up to about 1 / sqrt(size) of the lengths. If
-    P <= size, the updates are returned unchanged.
+    Inner products, and so lengths and cosines, are preserved up to about 1 / sqrt(size) of the
+    lengths. If P <= size, the updates are returned unchanged.
+
+    Args:
+        updates: (M, P) the updates.
+        bits: (P,) random integers, which determine the position and the sign of each coordinate.
+        size: the numbers of a projected update.
     """
     count = updates.shape[1]
     if count <= size:
@@ -327,10 +388,14 @@ def project(updates: Tensor, bits: Tensor, size: int) -> Tensor:
 
 
 def most_similar(updates: Tensor, at: Tensor, cached: Tensor, cached_at: Tensor) -> Tensor:
-    """For each of the updates (M, d), the index of the cached update (N, d) with the largest cosine
-    among those with cached_at == at.
+    """For each update, the index of the cached update of the same node with the largest cosine. If
+    several are equally similar, it is the first.
 
-    There must be at least one for each; if several are equally similar, it is the first.
+    Args:
+        updates: (M, d) the updates.
+        at: (M,) their nodes. Each must have at least one cached update.
+        cached: (N, d) the cached updates.
+        cached_at: (N,) their nodes.
     """
     direction = F.normalize(cached.double(), dim=1)
     nearest = [torch.zeros(0, dtype=torch.int64)]

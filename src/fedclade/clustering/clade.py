@@ -1,12 +1,12 @@
-"""Clade's clustering: are there groups at all, how many, and which clients are in which.
+"""Clade's clustering: whether there are groups, how many, and the group of each client.
 
 Sample means are whitened with the pooled within-client scatter, so one unit is one standard
-deviation of the sampling noise at n = 1. Size-weighted Ward then merges by the two-sample statistic
-itself, and the tree is compared with trees of pure noise.
+deviation of the sampling noise at n = 1. Size-weighted Ward linkage merges by the two-sample
+statistic, and the tree is compared with trees of pure noise.
 
 With differential privacy a client adds noise of variance v to each number of its sum, which is
-v / n² in its mean. Then n times the covariance of the mean of n samples is Σ + v/n · I, with Σ the
-covariance of the samples: unlike sampling noise alone, it depends on the client's size.
+v / n² in its mean. With Σ the covariance of the samples, n times the covariance of the mean of n
+samples is then Σ + v/n · I. Unlike sampling noise alone, it depends on the client's size.
 `effective_sizes` and `scatter_with_noise` correct for it.
 """
 
@@ -20,7 +20,7 @@ from fedclade.clustering.linkage import cut_ratio, weighted_ward
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-# A tenth of a percent of the mean variance: keeps directions without variance from being amplified.
+# A tenth of a percent of the mean variance: directions without variance are not amplified.
 _RIDGE = 1e-3
 _DEGREES_PER_DIMENSION = 8
 # With many clients the noise trees differ little, so a few are enough.
@@ -28,7 +28,12 @@ _MANY_CLIENTS, _RUNS_FEW, _RUNS_MANY = 150, 20, 3
 
 
 def whitening_matrix(scatter: Array, degrees: float) -> Array:
-    """The matrix W for which the rows of x @ W have unit covariance, if x has this scatter."""
+    """The matrix W (e, e) for which the rows of x @ W have unit covariance.
+
+    Args:
+        scatter: (e, e) the scatter of x, its summed outer products around the mean.
+        degrees: the degrees of freedom: scatter / degrees is the covariance.
+    """
     covariance = scatter / degrees
     covariance = covariance + max(_RIDGE * np.trace(covariance) / len(covariance), 1e-12) * np.eye(
         len(covariance)
@@ -37,8 +42,12 @@ def whitening_matrix(scatter: Array, degrees: float) -> Array:
 
 
 def null_top_height(size: Array, dimensions: int, rng: np.random.Generator) -> float:
-    """The largest top merge cost among trees of clients of these sizes that all have the same
-    distribution.
+    """The largest top merge cost among several trees of clients without groups.
+
+    Args:
+        size: (M,) the sizes n of the clients.
+        dimensions: the numbers of a mean.
+        rng: draws the noise.
     """
     runs = _RUNS_FEW if len(size) < _MANY_CLIENTS else _RUNS_MANY
     noise = (rng.normal(size=(len(size), dimensions)) / np.sqrt(size)[:, None] for _ in range(runs))
@@ -48,16 +57,25 @@ def null_top_height(size: Array, dimensions: int, rng: np.random.Generator) -> f
 def split_group(
     mean: Array, size: Array, scatter: Array, rng: np.random.Generator, noise_ratio: float = 2.0
 ) -> Labels:
-    """Clusters of one group's clients by their means (M, e), sizes n (M,) and summed within-client
-    scatter (e, e); all zeros if there is no structure.
+    """Split the clients of one group into clusters, if there is structure.
 
-    There is structure only if the tree's top cost is above `noise_ratio` times that of the noise
-    trees. The tree is then cut at the widest ratio between successive costs.
+    There is structure if the top cost of the tree is above `noise_ratio` times that of the noise
+    trees. The tree is then cut at the largest ratio between successive costs.
+
+    Args:
+        mean: (M, e) the means of the clients.
+        size: (M,) their sizes n.
+        scatter: (e, e) their summed within-client scatter.
+        rng: draws the noise trees.
+        noise_ratio: how far above the noise the top cost must be.
+
+    Returns:
+        (M,) the cluster of each client; all zeros if there is no structure.
     """
     clients, degrees = len(mean), float(size.sum() - len(mean))
-    # A covariance of d dimensions estimated from few samples makes distances larger by a factor of
-    # degrees / (degrees - d). The first numbers of a random projection are a random projection too,
-    # so only as many are used as can be whitened well.
+    # A covariance of d dimensions that is estimated from few samples makes distances larger by a
+    # factor of degrees / (degrees - d). So only the first numbers are used, as many as can be
+    # whitened well: the first numbers of a random projection are a random projection too.
     dimensions = min(mean.shape[1], int(degrees / _DEGREES_PER_DIMENSION))
     if clients < 3 or dimensions < 2:
         return np.zeros(clients, np.int64)
@@ -70,14 +88,19 @@ def split_group(
 
 def lloyd_refine(z: Array, size: Array, labels: Labels) -> Labels:
     """Lloyd's steps from the tree's clusters: a client that was merged early may move to a nearer
-    centre.
+    center.
 
     Every step lowers the sum of n |z - mu|^2, so the loop ends. No cluster becomes empty.
+
+    Args:
+        z: (M, e) the whitened means.
+        size: (M,) the sizes n.
+        labels: (M,) the clusters to start from.
     """
     while True:
         share = np.eye(labels.max() + 1)[labels] * size[:, None]
-        centre = share.T @ z / share.sum(0)[:, None]
-        nearest = _square_distances(z, centre).argmin(1)
+        center = share.T @ z / share.sum(0)[:, None]
+        nearest = _square_distances(z, center).argmin(1)
         if (nearest == labels).all() or len(np.unique(nearest)) <= labels.max():
             return labels
         labels = nearest
@@ -94,10 +117,19 @@ def split_groups(
 ) -> tuple[Labels, list[int]]:
     """One level of the search: try to split each of the groups `candidates`.
 
-    Returns the new labels (M,) and the groups that were formed, the candidates of the next level.
-    `scatter` (groups, e, e) is the within-client scatter summed over each group of `labels`: with
-    the scatter of all clients, groups whose covariance is below average would be split further and
-    further.
+    Args:
+        mean: (M, e) the means of the clients.
+        size: (M,) their sizes n.
+        scatter: (groups, e, e) the within-client scatter, summed over each group of `labels`. With
+            the scatter of all clients, groups with a covariance below average would be split again
+            and again.
+        labels: (M,) the group of each client.
+        candidates: the groups to split.
+        seed: the seed of the noise trees.
+        noise_ratio: see `split_group`.
+
+    Returns:
+        (M,) the new labels, and the new groups: the candidates of the next level.
     """
     labels, formed = labels.copy(), list[int]()
     for group in candidates:
@@ -114,31 +146,42 @@ def split_groups(
 def assign_new(
     mean: Array, size: Array, known: Array, known_size: Array, labels: Labels, groups: int
 ) -> Labels:
-    """For each new client the group with which it would merge at the least cost, all means
-    whitened.
+    """For each new client the group with which it would merge at the least cost.
 
-    The cost is Ward's: n_m n_C / (n_m + n_C) |z_m - mu_C|^2, with mu_C and n_C of the known clients
-    of group C.
+    The cost is Ward's: n_m n_C / (n_m + n_C) |z_m - mu_C|^2, where mu_C and n_C are the mean and
+    the size of the known clients of group C.
+
+    Args:
+        mean: (M, e) the whitened means z_m of the new clients.
+        size: (M,) their sizes n_m.
+        known: (N, e) the whitened means of the known clients.
+        known_size: (N,) their sizes.
+        labels: (N,) their groups.
+        groups: the number of groups.
     """
     share = np.eye(groups)[labels] * known_size[:, None]
     weight = share.sum(0)
-    centre = share.T @ known / np.maximum(weight, 1e-12)[:, None]
-    ward = size[:, None] * weight / (size[:, None] + weight) * _square_distances(mean, centre)
+    center = share.T @ known / np.maximum(weight, 1e-12)[:, None]
+    ward = size[:, None] * weight / (size[:, None] + weight) * _square_distances(mean, center)
     nearest: Labels = np.where(weight > 0, ward, np.inf).argmin(1)
     return nearest
 
 
-def _square_distances(z: Array, centres: Array) -> Array:
-    """|z_m - mu_C|^2 of M points (M, e) and K centres (K, e): (M, K), one centre at a time."""
-    return np.stack([((z - centre) ** 2).sum(1) for centre in centres], 1)
+def _square_distances(z: Array, centers: Array) -> Array:
+    """(M, K): |z_m - mu_C|^2 of M points (M, e) and K centers (K, e), one center at a time."""
+    return np.stack([((z - center) ** 2).sum(1) for center in centers], 1)
 
 
 def effective_sizes(size: Array, scatter: Array, variance: float) -> Array:
-    """Weights of the means, in place of the sizes n: inversely proportional to a mean's squared
-    error, with the same sum as `size`.
+    """Weights (M,) of the means to use instead of the sizes n: inversely proportional to the mean
+    squared error of a mean, with the same sum as `size`.
 
-    `scatter` (e, e) is that of the samples within clients. With b = tr Σ / e the mean squared error
-    of a number is b/n + v/n².
+    With b = tr Σ / e, the mean squared error of a number is b/n + v/n².
+
+    Args:
+        size: (M,) the sizes n.
+        scatter: (e, e) the scatter of the samples within clients.
+        variance: v, the variance of the noise in each number of a client's sum.
     """
     if not variance:
         return size
@@ -149,13 +192,18 @@ def effective_sizes(size: Array, scatter: Array, variance: float) -> Array:
 def scatter_with_noise(
     scatter: Array, size: Array, variance: float, labels: Labels | None = None
 ) -> Array:
-    """The scatter (K, e, e) that belongs to the effective sizes, from the samples' scatter of each
-    group, as clients report it.
+    """The scatter (K, e, e) that belongs to the effective sizes.
 
-    Divided by the sum of the group's effective sizes less the number of its clients, it is the mean
-    over clients of effective size times covariance of the mean: with r = v / (b n) the mean of
-    (Σ + b r I) / (1 + r), up to a factor. Negative eigenvalues of Σ, which come from noise, become
-    0.
+    Its degrees of freedom are the sum of the group's effective sizes minus the number of its
+    clients. Divided by them, it is the mean over the clients of (effective size) × (covariance of
+    the client's mean). With r = v / (b n), that is the mean of (Σ + b r I) / (1 + r), up to a
+    factor. Negative eigenvalues of Σ, which come from noise, become 0.
+
+    Args:
+        scatter: (K, e, e) the scatter of the samples of each group, as clients report it.
+        size: (M,) the sizes n.
+        variance: v, see `effective_sizes`.
+        labels: (M,) the group of each client; None for one group.
     """
     if not variance:
         return scatter
@@ -163,10 +211,10 @@ def scatter_with_noise(
     total = scatter.sum(0)
     weight, b = effective_sizes(size, total, variance), _mean_variance(size, total)
     result = np.empty_like(scatter)
-    for group, own in enumerate(scatter):
+    for group, group_scatter in enumerate(scatter):
         members = labels == group
         n, w = size[members], weight[members]
-        values, vectors = np.linalg.eigh(own / max(1.0, n.sum() - len(n)))
+        values, vectors = np.linalg.eigh(group_scatter / max(1.0, n.sum() - len(n)))
         share = 1 / (1 + variance / (b * n))
         factor = w.sum() / (n * share).sum()
         values = factor * (share.mean() * np.maximum(values, 0) + (1 - share.mean()) * b)

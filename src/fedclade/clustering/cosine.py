@@ -11,10 +11,14 @@ CHUNK_VALUES = 8_000_000  # float64 values held at a time, without the result: 6
 
 
 def cosine(updates: Tensor) -> Tensor:
-    """α_ij = ⟨Δθ_i, Δθ_j⟩ / (‖Δθ_i‖ ‖Δθ_j‖) of M flat updates (M, P), in float64 on their device.
+    """(M, M) the similarities α_ij = ⟨Δθ_i, Δθ_j⟩ / (‖Δθ_i‖ ‖Δθ_j‖), in float64 on the device of
+    the updates.
 
     A zero update has similarity 0 to all others and 1 to itself. The products are summed over
     chunks of parameters, so the stack is never copied to float64 as a whole.
+
+    Args:
+        updates: (M, P) the flat updates Δθ_i (CFL) or predictions B_i (FLIS).
     """
     require(
         updates.ndim == 2 and updates.numel() > 0,
@@ -40,7 +44,7 @@ def cosine(updates: Tensor) -> Tensor:
         # One root of the product, not two roots: for integer vectors of equal norm (FLIS's one-hot
         # predictions) the result is exact.
         products[strip].div_((square_norm[strip, None] * square_norm).sqrt_()).clamp_(-1, 1)
-    for strip in strips:  # a matrix product need not be symmetric to the last digit
+    for strip in strips:  # rounding may make a matrix product asymmetric
         half = (products[strip, strip.start :] + products[strip.start :, strip].T).div_(2)
         products[strip, strip.start :], products[strip.start :, strip] = half, half.T
     return products.fill_diagonal_(1)

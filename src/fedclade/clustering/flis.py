@@ -1,7 +1,7 @@
-"""Similarity of predictions and the clusters of FLIS.
+"""FLIS: the similarity of predictions, and clusters of similar clients.
 
 Symbols of the FLIS paper: B_i are the predictions of client i's model on the server's inputs,
-A_ij = cos(B_i, B_j), and β is the least similarity of two clients of one cluster.
+A_ij = cos(B_i, B_j), and β is the least similarity of two related clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedclade.clustering.linkage import ROUNDING, cut_height
 from fedclade.clustering.linkage import linkage as linkage_matrix
 from fedclade.errors import require
 
-# Models, and samples of each, that run at once: bounds the memory of their activations.
+# How many models and samples run at a time: bounds the memory of their activations.
 MODELS_PER_CHUNK, SAMPLES_PER_CHUNK = 8, 256
 
 
@@ -29,11 +29,14 @@ def predictions(
     inputs: Tensor,
     labels: Literal["onehot", "soft"],
 ) -> Tensor:
-    """FLIS's B: for each of a stack of models a row of samples × classes numbers, on the models'
-    device.
+    """(M, samples × classes) the predictions B_i of each model, on the models' device.
 
-    `outputs` runs one model on samples. "onehot": 1 for the class with the largest output (the
-    first, if several are equal); "soft": softmax.
+    Args:
+        outputs: (parameters, inputs) -> (samples, classes), the outputs of one model.
+        models: (M, …) the models.
+        inputs: the server's samples.
+        labels: "onehot" gives 1 for the class with the largest output (the first, if several are
+            equal) and 0 for the others; "soft" gives the softmax of the outputs.
     """
     first = next(iter(models.values()))
     run = vmap(outputs, in_dims=(0, None))
@@ -41,19 +44,18 @@ def predictions(
     rows = []
     for start in range(0, len(first), MODELS_PER_CHUNK):
         chunk = {name: value[start : start + MODELS_PER_CHUNK] for name, value in models.items()}
-        rows.append(torch.cat([_labelled(run(chunk, x), labels) for x in samples], 1).flatten(1))
+        rows.append(torch.cat([_to_labels(run(chunk, x), labels) for x in samples], 1).flatten(1))
     return torch.cat(rows)
 
 
-def _labelled(outputs: Tensor, labels: Literal["onehot", "soft"]) -> Tensor:
-    ok = outputs.ndim == 3 and outputs.shape[2] >= 2
+def _to_labels(outputs: Tensor, labels: Literal["onehot", "soft"]) -> Tensor:
     require(
-        ok,
-        "model: shape of its outputs",
+        outputs.ndim == 3 and outputs.shape[2] >= 2,
+        "model.outputs",
         tuple(outputs.shape[1:]),
         "must be (samples, classes) with two classes or more",
     )
-    outputs = torch.nan_to_num(outputs)  # a model may overflow although its weights are finite
+    outputs = torch.nan_to_num(outputs)  # outputs may overflow although all weights are finite
     return (
         outputs.softmax(2)
         if labels == "soft"
@@ -62,27 +64,41 @@ def _labelled(outputs: Tensor, labels: Literal["onehot", "soft"]) -> Tensor:
 
 
 def similarity_graph(predictions: Tensor, beta: float) -> Tensor:
-    """FLIS-DC's Ã: which pairs of clients have A_ij ≥ β; each client has an edge to itself. For
-    one-hot predictions A_ij is the share of inputs with equal predictions.
+    """FLIS-DC's Ã (M, M): whether A_ij ≥ β. Each client has an edge to itself.
+
+    For one-hot predictions A_ij is the share of inputs with equal predictions.
+
+    Args:
+        predictions: (M, samples × classes) the predictions B_i.
+        beta: β.
     """
-    # Equal soft predictions have a cosine of 1 only up to rounding.
+    # The cosine of equal soft predictions is 1 only up to rounding.
     return cosine(predictions) >= beta - ROUNDING
 
 
 def cluster_predictions(
     predictions: Tensor, beta: float, linkage: Literal["average", "single", "complete"]
 ) -> Tensor:
-    """FLIS-HC's clusters: hierarchical clustering of 1 − A with all merges up to height 1 − β,
-    that height included.
+    """FLIS-HC's clusters (M,): hierarchical clustering of the distances 1 − A, with all merges of
+    height 1 − β or less.
+
+    Args:
+        predictions: (M, samples × classes) the predictions B_i.
+        beta: β.
+        linkage: the linkage of the tree.
     """
     tree = linkage_matrix(1 - cosine(predictions).cpu().numpy(), linkage)
-    # Heights are means of rounded numbers.
+    # Heights are means of rounded numbers, so the comparison needs a tolerance.
     return torch.from_numpy(cut_height(tree, 1 - beta + ROUNDING))
 
 
 def cluster_centroids(predictions: Tensor, cluster: Tensor) -> Tensor:
-    """The mean of B_j / ‖B_j‖ over each cluster: its product with B_i / ‖B_i‖ is the mean of A_ij
-    over the cluster's clients j.
+    """(clusters, samples × classes) the mean of B_j / ‖B_j‖ over the clients j of each cluster. Its
+    product with B_i / ‖B_i‖ is the mean of A_ij over these clients.
+
+    Args:
+        predictions: (M, samples × classes) the predictions B_j.
+        cluster: (M,) the cluster of each client.
     """
     members = F.one_hot(cluster).T.double()
     directions = F.normalize(predictions, dim=1)
@@ -91,5 +107,10 @@ def cluster_centroids(predictions: Tensor, cluster: Tensor) -> Tensor:
 
 
 def nearest_cluster(predictions: Tensor, centroids: Tensor) -> Tensor:
-    """For each client the cluster with the highest mean similarity to it."""
+    """(M,) the cluster with the highest mean similarity to each client.
+
+    Args:
+        predictions: (M, samples × classes) the predictions B_i.
+        centroids: (clusters, samples × classes) of `cluster_centroids`.
+    """
     return (F.normalize(predictions, dim=1) @ centroids.to(predictions).T).argmax(1)

@@ -1,5 +1,5 @@
-"""FLT: the 2-D embedding of all clients' centres, the graph of related clients, and the nearest
-known signature of a new client.
+"""FLT: the 2-D embedding of all clients' cluster centers, the graph of related clients, and the
+known signature that is nearest to a new client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedclade.clustering.graph import close_components, components, threshold_gr
 from fedclade.clustering.linkage import cut_gap, cut_number, linkage
 from fedclade.clustering.set_distances import BLOCK, Kind, distances, distances_to
 from fedclade.core.pca import principal_axes
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 
 Manifold: TypeAlias = Literal["umap", "pca", "none"]
 Distance: TypeAlias = Kind
@@ -27,11 +27,11 @@ Counts: TypeAlias = NDArray[np.integer[Any]]
 Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
 
 DIMENSIONS = 2
-NEIGHBOURS = 15  # UMAP's default
+NEIGHBORS = 15  # UMAP's default
 
 
 def cluster_signatures(
-    centres: Points,
+    centers: Points,
     counts: Counts,
     manifold: Manifold,
     distance: Distance,
@@ -41,16 +41,27 @@ def cluster_signatures(
     seed: int,
     graph: bool = True,
 ) -> tuple[NDArray[np.int64], Related | None]:
-    """The group of each client and, with cut="threshold", the graph Ã whose connected components
-    are the groups.
+    """FLT's groups: the centers of all clients are embedded together, and clients are grouped by
+    their distances A in the embedding.
 
-    `centres` is (M, k, e); the first counts[i] centres of client i are real. All real centres are
-    embedded together, and A holds the distances between clients in the embedding. Two clients are
-    related if their distance is below gamma (cut="threshold"). Or the groups come from a tree over
-    A: `clusters` groups by Ward, or average linkage cut at the widest gap between merge heights
-    (cut="gap"). With graph=False the graph is not returned.
+    Args:
+        centers: (M, k, e) the signatures.
+        counts: (M,) the number of real centers of each client, the first ones of its k.
+        manifold: the embedding, see `embed`.
+        distance: the distance of two clients, see `set_distances.distances`.
+        cut: "threshold" makes two clients related if A_ij < gamma; the groups are the connected
+            components. "gap" cuts the average-linkage tree of A at the widest gap between merge
+            heights.
+        gamma: γ, the threshold.
+        clusters: if not None, the number of groups in Ward's tree of A; `cut` is then ignored.
+        seed: the seed of UMAP.
+        graph: whether to return the graph.
+
+    Returns:
+        (M,) the group of each client; and the graph Ã (M, M), or None if there is no threshold or
+        `graph` is False.
     """
-    points = embed_centres(centres, counts, manifold, seed)
+    points = embed_centers(centers, counts, manifold, seed)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
         # Only the components are needed. A spatial index finds them without the M × M matrix.
         real = np.arange(points.shape[1]) < counts[:, None]
@@ -68,25 +79,38 @@ def cluster_signatures(
 
 
 def nearest_signature(
-    centres: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
+    centers: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
 ) -> NDArray[np.int64]:
-    """For each signature the index of the nearest one in `known`, by the distance between the
-    centres themselves, not between their 2-D embeddings.
+    """(M,) the index of the known signature that is nearest to each signature. It compares the
+    centers, not their 2-D embeddings.
 
     The known signatures are compared block by block, so no matrix of all pairs is formed.
+
+    Args:
+        centers: (M, k, e) the signatures.
+        counts: (M,) their numbers of real centers.
+        known: (N, k, e) the known signatures.
+        known_counts: (N,) their numbers of real centers.
+        distance: the distance of two signatures, see `set_distances.distances`.
     """
-    nearest, least = np.zeros(len(centres), np.int64), np.full(len(centres), np.inf)
+    nearest, least = np.zeros(len(centers), np.int64), np.full(len(centers), np.inf)
     for start in range(0, len(known), BLOCK):
         block = slice(start, start + BLOCK)
-        A = distances_to(centres, counts, known[block], known_counts[block], distance)
+        A = distances_to(centers, counts, known[block], known_counts[block], distance)
         closer = A.min(1) < least
         nearest[closer], least[closer] = start + A.argmin(1)[closer], A.min(1)[closer]
     return nearest
 
 
 def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[Tensor, Tensor]:
-    """The distinct rows of Ã (rows, M), and the index of each client's row among them; without a
-    graph all members of a group are related.
+    """The distinct rows of Ã.
+
+    Args:
+        groups: (M,) the group of each client.
+        related: the graph Ã; None if all clients of a group are related.
+
+    Returns:
+        (rows, M) the distinct rows, and (M,) the row of each client.
     """
     if related is not None:
         rows, index = torch.unique(torch.from_numpy(related.toarray()), dim=0, return_inverse=True)
@@ -95,78 +119,92 @@ def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[T
     return index == torch.arange(int(index.max()) + 1)[:, None], index
 
 
-def embed_centres(centres: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
-    """Embed the real centres of all clients together: (M, k, e) -> (M, k, u), zeros for centres
-    that are not real.
+def embed_centers(centers: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
+    """Embed the real centers of all clients together: (M, k, e) -> (M, k, u), with zeros for the
+    other centers.
+
+    Args:
+        centers: (M, k, e) the signatures.
+        counts: (M,) their numbers of real centers.
+        manifold: the embedding, see `embed`.
+        seed: the seed of UMAP.
     """
-    real = np.arange(centres.shape[1]) < counts[:, None]
-    embedded = embed(centres[real], manifold, seed)
+    real = np.arange(centers.shape[1]) < counts[:, None]
+    embedded = embed(centers[real], manifold, seed)
     points = np.zeros((*real.shape, embedded.shape[1]))
     points[real] = embedded
     return points
 
 
 def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
-    """Embed points (n, d) in two dimensions (n, 2), by UMAP with its default parameters and this
-    seed, or by PCA. "none" returns the points unchanged.
+    """Embed points (n, d) in two dimensions (n, 2).
 
-    If UMAP fails, PCA is used instead, with a warning. A neighbour graph with several components is
-    not a failure: well-separated groups have one, and UMAP embeds its components apart.
+    If UMAP fails, PCA is used instead, with a warning. A neighbor graph with several components is
+    not a failure: UMAP embeds them apart, as it should for well-separated groups.
+
+    Args:
+        points: (n, d) the points.
+        kind: "umap" with UMAP's default parameters, "pca", or "none": the points unchanged.
+        seed: the seed of UMAP.
     """
     if kind == "none":
         return points
     if kind == "pca":
         return pca(points)
-    # With at most twice as many points as neighbours, half of all points are neighbours of each
+    # With at most twice as many points as neighbors, half of all points are neighbors of each
     # point: there is no local structure to preserve.
-    if len(points) <= 2 * NEIGHBOURS:
+    if len(points) <= 2 * NEIGHBORS:
         return _pca_fallback(
             points,
-            f"{len(points)} points are too few: with {NEIGHBOURS} neighbours it needs more than"
-            f" {2 * NEIGHBOURS}",
+            f"{len(points)} points are too few: with {NEIGHBORS} neighbors UMAP needs more than"
+            f" {2 * NEIGHBORS}",
         )
     threads = torch.get_num_threads()
     umap = _umap()
     try:
         with warnings.catch_warnings():
-            # About threads, components of the graph, …: the result is checked below.
+            # UMAP warns about threads and components of the graph; the result is checked below.
             warnings.simplefilter("ignore")
             embedded: Points = umap.UMAP(
-                n_neighbors=NEIGHBOURS, n_components=DIMENSIONS, random_state=seed, n_jobs=1
+                n_neighbors=NEIGHBORS, n_components=DIMENSIONS, random_state=seed, n_jobs=1
             ).fit_transform(points)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        return _pca_fallback(points, f"it failed ({type(error).__name__}: {error})")
+        return _pca_fallback(points, f"UMAP failed ({type(error).__name__}: {error})")
     finally:
-        torch.set_num_threads(threads)  # numba changes the whole process
+        torch.set_num_threads(threads)  # numba changes the number for the whole process
     lost = int((~np.isfinite(embedded)).any(1).sum())
     if lost:
         return _pca_fallback(
             points,
-            f"{lost} of {len(points)} points have no finite coordinates, cut off from the graph of"
-            " neighbours",
+            f"{lost} of {len(points)} points have no finite coordinates: they have no neighbors in"
+            " UMAP's graph",
         )
     return embedded
 
 
 def pca(points: Points) -> Points:
-    """The first two principal components (n, 2); zeros where there are fewer."""
+    """The first two principal components (n, 2) of points (n, d), with zeros for missing ones."""
     x = torch.from_numpy(np.asarray(points, np.float64))
     return np.asarray(principal_axes(x, DIMENSIONS).project(x).numpy())
 
 
-def _pca_fallback(points: Points, why: str) -> Points:
-    warnings.warn(f"manifold: PCA instead of UMAP, because {why}.", stacklevel=3)
+def _pca_fallback(points: Points, reason: str) -> Points:
+    warnings.warn(
+        FedcladeWarning(f"manifold = 'umap': {reason}. PCA is used instead.", "manifold"),
+        stacklevel=3,
+    )
     return pca(points)
 
 
 def _umap() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that Tensorflow is not installed
-            import umap  # type: ignore[import-untyped]  # imported only here: it compiles for many seconds
+            warnings.simplefilter("ignore")  # the warning that Tensorflow is not installed
+            import umap  # type: ignore[import-untyped]  # only here: it compiles for many seconds
     except ImportError as error:
         raise InvalidInputError(
-            "manifold = 'umap' needs the package umap-learn (pip install umap-learn); or use 'pca'"
-            " or 'none'."
+            "manifold = 'umap': needs the package umap-learn (pip install umap-learn). Install it,"
+            " or use 'pca' or 'none'.",
+            "manifold",
         ) from error
     return umap

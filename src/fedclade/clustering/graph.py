@@ -25,14 +25,19 @@ CHUNK_COORDINATES = 1_000_000
 
 
 def check_symmetric(matrix: NDArray[np.floating[Any]], name: str) -> NDArray[np.floating[Any]]:
-    """Return the matrix if it is square, finite and symmetric (up to rounding)."""
+    """Return the matrix if it is square, finite and symmetric (up to rounding), else raise.
+
+    Args:
+        matrix: (M, M) the matrix.
+        name: the name of the argument in the message.
+    """
     require(
         matrix.ndim == 2 and matrix.shape[0] == matrix.shape[1] > 0,
         f"{name}.shape",
         matrix.shape,
         "must be (M, M) with M ≥ 1",
     )
-    # No second matrix is formed, neither here nor in the strips below. max() propagates NaN.
+    # Neither this nor the strips below form a second matrix. max() propagates NaN.
     largest = max(float(matrix.max()), -float(matrix.min()))
     require(largest < np.inf, name, "NaN or infinity", "must be finite")
     slack = 1e-6 * largest
@@ -59,8 +64,12 @@ def canonical_labels(labels: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
 def threshold_graph(
     distance: NDArray[np.floating[Any]], gamma: float
 ) -> csr_array[np.bool_, tuple[int, int]]:
-    """FLT's adjacency Ã = Γ(A): clients i and j are related if A_ij < gamma, strictly; every client
-    is related to itself.
+    """FLT's graph Ã = Γ(A) (M, M): clients i and j are related if A_ij < gamma. Every client is
+    related to itself.
+
+    Args:
+        distance: (M, M) the distances A.
+        gamma: γ, the threshold.
     """
     require(gamma > 0, "gamma", gamma, "must be above 0")
     related = check_symmetric(distance, "distance") < gamma
@@ -69,8 +78,8 @@ def threshold_graph(
 
 
 def components(graph: csr_array[Any, tuple[int, int]]) -> NDArray[np.int64]:
-    """The connected component of each client, numbered by first appearance; edges are
-    undirected.
+    """(M,) the connected component of each client in an undirected graph (M, M), numbered by first
+    appearance.
     """
     require(
         graph.ndim == 2 and graph.shape[0] == graph.shape[1],
@@ -88,14 +97,21 @@ def close_components(
     and between all points of one owner.
 
     With clients as owners these are the components of FLT's graph under the printed distance A_ij =
-    min_rs ‖u_ir − u_js‖. The result has a label for each owner 0 … K−1 (without `owner` each point
-    is its own), numbered by first appearance.
+    min_rs ‖u_ir − u_js‖.
 
     Neither distances nor edges are stored. The points are binned into cells whose diameter is below
-    gamma, so each cell is connected. Two neighbouring cells are merged if a point of one has its
-    nearest neighbour in the other within gamma; this is computed only for cells that are not yet in
-    one component. The result is exact in any dimension. The method is meant for 2-D and 3-D: in
-    high dimensions a cell holds one point, and all other cells are its neighbours.
+    gamma, so each cell is connected. Two neighboring cells are merged if a point of one is closer
+    than gamma to a point of the other; this is computed only for cells that are not in one
+    component yet. The result is exact in any dimension. The algorithm is fast in 2-D and 3-D. In
+    high dimensions a cell holds one point, and all other cells are its neighbors.
+
+    Args:
+        points: (N, d) the points u.
+        gamma: γ, the threshold.
+        owner: (N,) the owner 0 … K−1 of each point; None if each point has a separate owner.
+
+    Returns:
+        (K,) the component of each owner, numbered by first appearance.
     """
     coordinates = np.asarray(points, np.float64)
     require(
@@ -119,7 +135,7 @@ def close_components(
         len(missing) == 0,
         "owner",
         f"no point of {missing[:5].tolist()}",
-        "each of 0 … K−1 must own a point",
+        "each owner 0 … K−1 needs a point",
     )
 
     cells = _Cells(coordinates, gamma)
@@ -127,7 +143,7 @@ def close_components(
     # Cells and owners are nodes of one graph, cells first; a point is an edge between its owner and
     # its cell.
     labels = _components(len(cells.low) + owners, cells.of, len(cells.low) + owner)
-    for a, b in cells.neighbours():
+    for a, b in cells.neighbors():
         for linked in (cells.by_first_point, cells.by_nearest):
             unknown = labels[a] != labels[b]
             a, b = a[unknown], b[unknown]
@@ -139,7 +155,7 @@ def close_components(
 
 class _Cells:
     """Points in cells whose diameter is below gamma, sorted by cell: points[start[c] : start[c] +
-    size[c]] lie in low[c] … high[c].
+    size[c]] are in the box low[c] … high[c].
     """
 
     def __init__(self, points: NDArray[np.float64], gamma: float) -> None:
@@ -150,14 +166,14 @@ class _Cells:
         grid = np.floor((points - points.min(0)) / side)
         of = np.unique(grid, axis=0, return_inverse=True)[1].reshape(-1)
         self._sort(points, of)
-        # If there are too many cells for exact cell numbers, a cell may be too
-        # wide: its points then become cells of their own.
+        # If there are too many cells for exact cell numbers, a cell may be too wide. Then each of
+        # its points becomes a cell.
         wide = _length(self.high - self.low) >= gamma
         if wide.any():
             of = np.where(wide[of], len(wide) + np.arange(len(of)), of)
             self._sort(points, np.unique(of, return_inverse=True)[1])
-        # One tree finds the nearest point in a given cell: an extra coordinate encodes the cell,
-        # and cells are more than gamma apart along it.
+        # One tree finds the nearest point in a given cell: an extra coordinate encodes the cell.
+        # Along it, cells are more than gamma apart.
         self.names = 2.0 * gamma * np.arange(len(self.low))
         self.tree = cKDTree(np.column_stack([self.points, np.repeat(self.names, self.size)]))
 
@@ -169,17 +185,17 @@ class _Cells:
         self.low = np.minimum.reduceat(self.points, self.start)
         self.high = np.maximum.reduceat(self.points, self.start)
 
-    def neighbours(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def neighbors(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Pairs of cells whose boxes are closer than gamma, each pair once, in chunks that fit in
         memory.
         """
-        centre = (self.low + self.high) / 2
-        # Centres are at most gamma plus two half diagonals apart, plus rounding.
-        rounding = 4 * np.sqrt(centre.shape[1]) * np.spacing(np.abs(centre).max())
+        center = (self.low + self.high) / 2
+        # The centers of such cells are at most gamma plus two half diagonals apart, plus rounding.
+        rounding = 4 * np.sqrt(center.shape[1]) * np.spacing(np.abs(center).max())
         reach = (self.gamma + float(_length(self.high - self.low).max())) * (1 + 1e-9) + rounding
-        tree = cKDTree(centre)
-        for begin, end in self._chunks(tree.query_ball_point(centre, reach, return_length=True)):
-            near = cKDTree(centre[begin:end]).sparse_distance_matrix(
+        tree = cKDTree(center)
+        for begin, end in self._chunks(tree.query_ball_point(center, reach, return_length=True)):
+            near = cKDTree(center[begin:end]).sparse_distance_matrix(
                 tree, reach, output_type="ndarray"
             )
             a, b = begin + near["i"], near["j"]
@@ -189,8 +205,8 @@ class _Cells:
             yield a[close], b[close]
 
     def by_first_point(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether the first points of two cells are closer than gamma: cheap, and nearly always
-        sufficient inside a dense cluster.
+        """Whether the first points of cells a[i] and b[i] are closer than gamma: cheap, and nearly
+        always sufficient inside a dense cluster.
         """
         return np.asarray(
             _length(self.points[self.start[a]] - self.points[self.start[b]]) < self.gamma
@@ -198,39 +214,39 @@ class _Cells:
 
     def by_nearest(self, a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether any point of cell a[i] is closer than gamma to any point of cell b[i]: exact."""
-        few, many = (
+        smaller, larger = (
             np.where(self.size[a] <= self.size[b], a, b),
             np.where(self.size[a] <= self.size[b], b, a),
         )
-        result = np.zeros(len(few), bool)
-        for begin, end in self._chunks(self.size[few]):
-            size = self.size[few[begin:end]]
+        result = np.zeros(len(smaller), bool)
+        for begin, end in self._chunks(self.size[smaller]):
+            size = self.size[smaller[begin:end]]
             pair = np.repeat(np.arange(begin, end), size)
             index = (
                 np.arange(len(pair))
                 - np.repeat(np.cumsum(size) - size, size)
-                + self.start[few[pair]]
+                + self.start[smaller[pair]]
             )
             points = self.points[index]
             box = np.maximum(
-                np.maximum(self.low[many[pair]] - points, points - self.high[many[pair]]), 0
+                np.maximum(self.low[larger[pair]] - points, points - self.high[larger[pair]]), 0
             )
             reachable = _length(box) < self.gamma
             points, pair = points[reachable], pair[reachable]
             # The query's bound is slightly above gamma and the distance is computed again, so that
             # the comparison with gamma is strict for any rounding of the tree.
-            query = np.column_stack([points, self.names[many[pair]]])
+            query = np.column_stack([points, self.names[larger[pair]]])
             near = np.asarray(
                 self.tree.query(query, distance_upper_bound=self.gamma * (1 + 1e-9))[1]
             )
-            found = near < len(self.points)
-            hit = _length(points[found] - self.points[near[found]]) < self.gamma
-            result[pair[found][hit]] = True
+            has_neighbor = near < len(self.points)
+            close = _length(points[has_neighbor] - self.points[near[has_neighbor]]) < self.gamma
+            result[pair[has_neighbor][close]] = True
         return result
 
     def _chunks(self, rows: NDArray[np.integer[Any]]) -> Iterator[tuple[int, int]]:
-        """Split 0 … len(rows)−1 into ranges that are processed at a time; item i has rows[i] rows
-        of coordinates.
+        """Split 0 … len(rows)−1 into ranges that fit in memory; item i has rows[i] rows of
+        coordinates.
         """
         until = np.cumsum(rows)
         begin = done = 0

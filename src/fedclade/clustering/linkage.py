@@ -1,9 +1,9 @@
 """Hierarchical clustering: linkage matrices and where to cut them.
 
-A tree of M clients is scipy's linkage matrix (M−1, 4): row s merges nodes tree[s, 0] and tree[s, 1]
-at height tree[s, 2] into node M+s, which has tree[s, 3] clients; nodes below M are the clients;
-heights never decrease. A cut applies the first merges only. Its labels are numbered by first
-appearance.
+A tree of M clients is scipy's linkage matrix (M−1, 4). Row s merges nodes tree[s, 0] and tree[s, 1]
+at height tree[s, 2] into node M+s, which has tree[s, 3] clients. Nodes below M are the clients.
+Heights never decrease. A cut applies only the first merges. It gives the label of each client
+(M,), numbered by first appearance.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ from fedclade.errors import require
 
 LinkageMatrix = NDArray[np.float64]
 
-ROUNDING = 1e-9  # heights whose ratio or gap, in units of the top height, is within this are equal
-FLOAT64_UP_TO = 5000  # clients; 200 MB
+ROUNDING = 1e-9  # the tolerance of ratios, and of gaps in units of the top height
+FLOAT64_UP_TO = 5000  # clients: a matrix of 200 MB
 METHODS = ("single", "average", "complete", "ward")
 
 
 def linkage(
     distance: NDArray[np.floating[Any]], method: Literal["single", "average", "complete", "ward"]
 ) -> LinkageMatrix:
-    """The tree of a symmetric matrix of distances. Ward treats the distances as Euclidean, as scipy
-    does.
+    """The tree of a matrix of distances.
+
+    Args:
+        distance: (M, M) the symmetric distances.
+        method: the linkage. "ward" treats the distances as Euclidean, as scipy does.
     """
     require(method in METHODS, "method", method, f"must be one of {', '.join(METHODS)}")
     check_symmetric(distance, "distance")
@@ -43,21 +46,24 @@ def linkage(
 def weighted_ward(
     points: NDArray[np.floating[Any]], weight: NDArray[np.number[Any]]
 ) -> LinkageMatrix:
-    """Size-weighted Ward: the height of a merge is n_A n_B / (n_A + n_B) · ‖μ_A − μ_B‖² / e, the
-    two-sample statistic itself.
+    """Size-weighted Ward linkage: the height of a merge is the two-sample statistic
+    n_A n_B / (n_A + n_B) · ‖μ_A − μ_B‖² / e.
 
-    `points` (M, e) are the clients' means, `weight` (M,) their sizes n. With points in units of the
-    sampling noise at n = 1 the height is about 1 for two clients of one distribution, for any
-    sizes.
+    With points in units of the sampling noise at n = 1, the height is about 1 for two clients of
+    one distribution, for any sizes.
 
-    This is the nearest-neighbour chain algorithm: a chain of nearest neighbours ends in two
-    clusters that are each other's nearest. They are merged at once, since under Ward's cost a merge
-    never brings a third cluster nearer (reducibility); the merges are sorted at the end. Each merge
-    updates a few rows, so the total is O(M²). The costs follow from the Lance-Williams formula in
-    one M × M matrix (float32 above 5,000 clients, else float64); the heights are computed from the
+    This is the nearest-neighbor chain algorithm: a chain of nearest neighbors ends in two clusters
+    that are each other's nearest. They can be merged immediately, since under Ward's cost a merge
+    never brings a third cluster nearer (reducibility). The merges are sorted at the end. Each merge
+    updates a few rows, so the total is O(M²). The Lance-Williams formula updates the costs in one
+    M × M matrix (float32 above 5,000 clients, else float64). The heights are computed from the
     means in float64.
+
+    Args:
+        points: (M, e) the means μ of the clients.
+        weight: (M,) their sizes n.
     """
-    # Of the clusters; copies, since they change.
+    # The means and sizes of the clusters: copies, since they change.
     mean, n = np.array(points, np.float64), np.array(weight, np.float64)
     require(
         mean.ndim == 2 and mean.size > 0, "points.shape", mean.shape, "must be (M, e) with M, e ≥ 1"
@@ -75,32 +81,32 @@ def weighted_ward(
     cost = _costs(mean, n)
     node, count, height = np.arange(clients), np.ones(clients, np.int64), np.zeros(clients)
     merges: list[tuple[int, int, float, int]] = []
-    alive = np.ones(clients, bool)
+    active = np.ones(clients, bool)
     chain: list[int] = []
     while len(merges) < clients - 1:
         if not chain:
-            chain = [int(alive.argmax())]
+            chain = [int(active.argmax())]
         top = chain[-1]
         nearest = int(cost[top].argmin())
         if len(chain) == 1 or cost[top, nearest] < cost[top, chain[-2]]:
             chain.append(nearest)
             continue
-        gone, kept = chain.pop(), chain.pop()
-        total = n[gone] + n[kept]
-        # A height is at least that of its parts; max() makes it hold despite rounding.
-        statistic = float(n[gone] * n[kept] / total * ((mean[gone] - mean[kept]) ** 2).sum() / dim)
-        height[kept] = max(statistic, height[gone], height[kept])
-        count[kept] += count[gone]
-        merges.append((int(node[gone]), int(node[kept]), float(height[kept]), int(count[kept])))
-        first, second = cost[kept], cost[gone]
-        merged = ((n[kept] + n) * first + (n[gone] + n) * second - n * first[gone]) / (total + n)
-        # Reducibility, made to hold despite rounding: the chain cannot loop.
+        b, a = chain.pop(), chain.pop()  # b is merged into a
+        total = n[b] + n[a]
+        # A height is at least that of its parts; max() ensures it despite rounding.
+        statistic = float(n[b] * n[a] / total * ((mean[b] - mean[a]) ** 2).sum() / dim)
+        height[a] = max(statistic, height[b], height[a])
+        count[a] += count[b]
+        merges.append((int(node[b]), int(node[a]), float(height[a]), int(count[a])))
+        first, second = cost[a], cost[b]
+        merged = ((n[a] + n) * first + (n[b] + n) * second - n * first[b]) / (total + n)
+        # This ensures reducibility despite rounding: the chain cannot loop.
         merged = np.maximum(merged, np.minimum(first, second))
-        merged[kept] = np.inf
-        cost[kept], cost[:, kept], cost[:, gone] = merged, merged, np.inf
+        merged[a] = np.inf
+        cost[a], cost[:, a], cost[:, b] = merged, merged, np.inf
         # In this form equal means stay exactly equal, and their cost is exactly 0.
-        mean[kept] += n[gone] / total * (mean[gone] - mean[kept])
-        n[kept], node[kept], alive[gone] = total, clients + len(merges) - 1, False
+        mean[a] += n[b] / total * (mean[b] - mean[a])
+        n[a], node[a], active[b] = total, clients + len(merges) - 1, False
     return _sorted(merges, clients)
 
 
@@ -110,8 +116,8 @@ def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.fl
     cost = np.empty((clients, clients), np.float64 if clients <= FLOAT64_UP_TO else np.float32)
     for start in range(0, clients, 512):
         rows = slice(start, start + 512)
-        # By differences, not by the Gram matrix: an outlier does not cost the others precision, and
-        # the matrix is exactly symmetric.
+        # Differences instead of the Gram matrix: an outlier does not reduce the precision of the
+        # others, and the matrix is exactly symmetric.
         cost[rows] = cdist(points[rows], points, "sqeuclidean") * (
             n[rows, None] * n / (n[rows, None] + n)
         )
@@ -120,8 +126,8 @@ def _costs(points: NDArray[np.float64], n: NDArray[np.float64]) -> NDArray[np.fl
 
 
 def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> LinkageMatrix:
-    """The merges in order of height, as scipy's linkage matrix. The sort is stable and a parent is
-    never lower than its parts, so parts stay before the parent.
+    """The merges in order of height, as scipy's linkage matrix. The sort is stable, and a parent is
+    never lower than its parts. So parts stay before the parent.
     """
     tree = np.array(merges, np.float64).reshape(-1, 4)
     order = np.argsort(tree[:, 2], kind="stable")
@@ -131,8 +137,12 @@ def _sorted(merges: list[tuple[int, int, float, int]], clients: int) -> LinkageM
 
 
 def cut_number(tree: LinkageMatrix, clusters: int) -> NDArray[np.int64]:
-    """Exactly `clusters` clusters, even if merge heights are equal (scipy's `maxclust` then gives
-    fewer).
+    """Cut a tree into exactly `clusters` clusters, even if merge heights are equal. (scipy's
+    `maxclust` then gives fewer.)
+
+    Args:
+        tree: the linkage matrix.
+        clusters: the number of clusters.
     """
     clients = len(_heights(tree)) + 1
     require(
@@ -145,20 +155,27 @@ def cut_number(tree: LinkageMatrix, clusters: int) -> NDArray[np.int64]:
 
 
 def cut_height(tree: LinkageMatrix, height: float) -> NDArray[np.int64]:
-    """Apply all merges strictly below `height`: scipy's `distance` criterion with < instead of ≤,
-    as in FLT's graph.
+    """Cut a tree at a height: apply all merges strictly below `height`. This is scipy's `distance`
+    criterion with < instead of ≤, as in FLT's graph.
+
+    Args:
+        tree: the linkage matrix.
+        height: the height.
     """
     require(not np.isnan(height), "height", height, "must be a number")
     return _labels(tree, int(np.searchsorted(_heights(tree), height, side="left")))
 
 
 def cut_gap(tree: LinkageMatrix) -> NDArray[np.int64]:
-    """Cut at the widest gap between successive merge heights; at the highest, if several are equal,
-    which gives fewer clusters.
+    """Cut a tree at the widest gap between successive merge heights. If several are equally wide,
+    the highest one is cut, which gives fewer clusters.
 
-    The range below the first merge or above the last is no gap. So the result is one cluster for
-    two clients, or if all heights are equal (up to rounding). Any other tree is cut: this rule
-    finds existing groups, but does not test whether there are any.
+    The ranges below the first merge and above the last do not count as gaps. So the result is one
+    cluster for two clients, or if all heights are equal (up to rounding). Any other tree is cut:
+    this rule does not test whether there are groups.
+
+    Args:
+        tree: the linkage matrix.
     """
     heights = _heights(tree)
     gaps = np.diff(heights)[::-1]  # from the top: gap g separates g + 2 clusters
@@ -168,22 +185,26 @@ def cut_gap(tree: LinkageMatrix) -> NDArray[np.int64]:
     return cut_number(tree, widest + 2)
 
 
-def cut_ratio(tree: LinkageMatrix, most: int | None = None) -> NDArray[np.int64]:
-    """Cut at the largest ratio between successive merge heights (Clade, step 4), among the top
-    `most` ratios (M // 2 if not given).
+def cut_ratio(tree: LinkageMatrix, num_ratios: int | None = None) -> NDArray[np.int64]:
+    """Cut a tree at the largest ratio between successive merge heights (Clade, step 4). If several
+    ratios are equal, the highest one is cut.
 
-    The result has at most `most` + 1 clusters; if several ratios are equal, the highest is cut.
     Heights below 1e-12 of the top are raised to that, so that equal points (height 0) cause no
-    division by zero. The result is one cluster for two clients, or if all those heights are equal
-    (up to rounding).
+    division by zero. The result is one cluster for two clients, or if all heights of these ratios
+    are equal (up to rounding).
+
+    Args:
+        tree: the linkage matrix.
+        num_ratios: how many ratios to compare, from the top; None for M // 2. The result has at
+            most `num_ratios` + 1 clusters.
     """
     heights = _heights(tree)
-    most = max(1, (len(heights) + 1) // 2) if most is None else most
-    require(most >= 1, "most", most, "must be 1 or more")
+    num_ratios = max(1, (len(heights) + 1) // 2) if num_ratios is None else num_ratios
+    require(num_ratios >= 1, "num_ratios", num_ratios, "must be 1 or more")
     if len(heights) < 2 or heights[-1] <= 0:
         return _labels(tree, len(heights))
     down = np.maximum(heights[::-1], 1e-12 * heights[-1])
-    ratio = (down[:-1] / down[1:])[:most]
+    ratio = (down[:-1] / down[1:])[:num_ratios]
     if ratio.max() <= 1 + ROUNDING:
         return _labels(tree, len(heights))
     widest = int(np.argmax(ratio >= ratio.max() * (1 - ROUNDING)))
@@ -202,8 +223,8 @@ def _heights(tree: LinkageMatrix) -> NDArray[np.float64]:
     require(
         bool((np.diff(heights) >= 0).all()),
         "tree",
-        "a merge lower than the one before",
-        "merge heights must not fall",
+        "a merge is lower than the one before it",
+        "merge heights must not decrease",
     )
     return heights
 

@@ -1,11 +1,11 @@
 """Mode connectivity (FedGMCC): polygonal chains with one bend between two models, the loss along a
 chain, the clusters of well-connected models, and the mean along chains.
 
-Symbols of the FedGMCC paper: γ_θ(u) goes straight from w_k (u = 0) to the bend θ (u = ½) and on to
-w_l (u = 1). The loss of a point on it is ½ (‖f(γ_θ(u)) − f(w_k)‖² + ‖f(γ_θ(u)) − f(w_l)‖²),
-averaged over outputs f and inputs. With m the mean of f(w_k) and f(w_l) this is ‖f(γ_θ(u)) − m‖² +
-¼ ‖f(w_k) − f(w_l)‖²: a bend can change the first term only. Models are stacked, one per row, and
-each pair is computed independently of the others.
+Symbols of the FedGMCC paper: the chain γ_θ(u) has two straight parts, from w_k (u = 0) to the bend
+θ (u = ½) and from there to w_l (u = 1). The loss of a point on it is
+½ (‖f(γ_θ(u)) − f(w_k)‖² + ‖f(γ_θ(u)) − f(w_l)‖²), averaged over outputs f and inputs. With m the
+mean of f(w_k) and f(w_l) this is ‖f(γ_θ(u)) − m‖² + ¼ ‖f(w_k) − f(w_l)‖². A bend can change only
+the first term. Models are stacked, one per row, and pairs do not affect each other.
 """
 
 from __future__ import annotations
@@ -28,46 +28,62 @@ Models: TypeAlias = dict[str, Tensor]
 Outputs: TypeAlias = Callable[[Models, Tensor], Tensor]
 """(parameters, inputs) -> outputs."""
 
-# Of Adam on a bend. It moves a weight by about this much in a step; larger rates overshoot
-# (measured, docs/methods/fedgmcc.md).
+# The learning rate of Adam on a bend. Adam moves a weight by about this much in a step; larger
+# rates overshoot (measured, docs/methods/fedgmcc.md).
 LR = 3e-4
-BLOCK_BYTES = 64 * 2**20  # of the pairs whose bends are fitted together
-CACHE_BYTES = 128 * 2**20  # of cached bends: 200 pairs of a model of 160,000 numbers
+BLOCK_BYTES = 64 * 2**20  # the memory of the pairs whose bends are fitted together
+CACHE_BYTES = 128 * 2**20  # the memory of cached bends: 200 pairs of a model of 160,000 numbers
 
 
 def midpoint_rule(points: int) -> list[float]:
-    """The centres of equal parts of [0, 1], the midpoint rule for E_u: symmetric, and without the
-    ends, which no bend can change.
+    """The centers of equal parts of [0, 1], the midpoint rule for E_u. It is symmetric, and it
+    excludes the ends, which no bend can change.
     """
     return [(part + 0.5) / points for part in range(points)]
 
 
-# With only two points the bend itself, at ½, is not constrained; more than three do not lower the
-# loss further.
+# Two points would not constrain the bend, which is at ½. More than three do not lower the loss
+# further.
 LEARNED_AT = midpoint_rule(3)
 SCORED_AT = midpoint_rule(8)
 
 
 def chain(a: Models, bend: Models, b: Models, u: float) -> Models:
-    """γ_θ(u): 2(uθ + (½−u)a) before the bend, 2((u−½)b + (1−u)θ) from there on."""
-    start, end, way = (a, bend, 2 * u) if u < 0.5 else (bend, b, 2 * u - 1)
-    return {name: torch.lerp(start[name], end[name], way) for name in start}
+    """The models γ_θ(u) of each pair: 2(uθ + (½−u)a) for u < ½, else 2((u−½)b + (1−u)θ).
+
+    Args:
+        a: the models w_k.
+        bend: the bends θ.
+        b: the models w_l.
+        u: the position on the chain, from 0 to 1.
+    """
+    start, end, fraction = (a, bend, 2 * u) if u < 0.5 else (bend, b, 2 * u - 1)
+    return {name: torch.lerp(start[name], end[name], fraction) for name in start}
 
 
 def chain_mean(a: Models, bend: Models, b: Models) -> Models:
-    """E_u γ_θ(u) for u uniform on [0, 1], exactly."""
+    """The mean E_u γ_θ(u) of each pair's chain, exactly, for u uniform on [0, 1]."""
     return {name: (a[name] + 2 * bend[name] + b[name]) / 4 for name in a}
 
 
 def midpoint(a: Models, b: Models) -> Models:
-    """The bend of the straight path."""
+    """The bend of each pair's straight path."""
     return {name: torch.lerp(a[name], b[name], 0.5) for name in a}
 
 
 def losses_along(
     outputs: Outputs, a: Models, bend: Models, b: Models, inputs: Tensor, at: Sequence[float]
 ) -> Tensor:
-    """(len(at), pairs): the loss of the chain of each pair at these u."""
+    """(len(at), pairs) the loss on the chain of each pair.
+
+    Args:
+        outputs: f, the outputs of one model: (parameters, inputs) -> outputs.
+        a: (pairs, …) the models w_k.
+        bend: (pairs, …) the bends θ.
+        b: (pairs, …) the models w_l.
+        inputs: the inputs of f.
+        at: the positions u.
+    """
     loss = _Loss(outputs, a, b, inputs)
     with torch.no_grad():
         return torch.stack([loss(chain(a, bend, b, u)) for u in at])
@@ -82,8 +98,17 @@ def fit_bends(
     lr: float = LR,
     straight: tuple[str, ...] = (),
 ) -> Models:
-    """The bend of each pair after `steps` steps of Adam from the midpoint, on the mean loss along
-    its chain; 0 steps: the straight path. What is named in `straight` stays at the midpoint.
+    """(pairs, …) the bends θ after some steps of Adam from the midpoint, on the mean loss along
+    each chain.
+
+    Args:
+        outputs: f, the outputs of one model: (parameters, inputs) -> outputs.
+        a: (pairs, …) the models w_k.
+        b: (pairs, …) the models w_l.
+        inputs: the inputs of f.
+        steps: the number of steps; 0 gives the straight path.
+        lr: the learning rate of Adam.
+        straight: the names of what stays at the midpoint, such as running statistics.
     """
     middle = midpoint(a, b)
     if not steps:
@@ -95,15 +120,15 @@ def fit_bends(
         if name not in straight
     }
     bend = middle | fitted
-    optimiser = torch.optim.Adam(fitted.values(), lr=lr)
+    optimizer = torch.optim.Adam(fitted.values(), lr=lr)
     with torch.enable_grad(), _deterministic():
         for _ in range(steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             # One point at a time: only its activations are held for the backward pass.
             for u in LEARNED_AT:
                 torch.autograd.backward(loss(chain(a, bend, b, u)).sum() / len(LEARNED_AT))
-            optimiser.step()
-    # If the outputs are not finite, nothing can be learned: the path stays straight.
+            optimizer.step()
+    # If outputs are not finite, a bend cannot be fitted: the path stays straight.
     return {
         name: torch.where(value.isfinite(), value, middle[name]).detach()
         for name, value in bend.items()
@@ -120,8 +145,8 @@ def _deterministic() -> AbstractContextManager[None]:
 
 
 class _Loss:
-    """The distance of the outputs of models, one per pair, from those of the pair's two ends:
-    (pairs,).
+    """The loss (pairs,) of one point per pair: the distance of its outputs from those of both ends
+    of the pair.
     """
 
     def __init__(self, outputs: Outputs, a: Models, b: Models, inputs: Tensor) -> None:
@@ -139,8 +164,15 @@ class Paths:
     """The fitted chains between all pairs k < l of a stack of models.
 
     Bends are fitted in blocks of pairs, so that the memory is bounded for any number of pairs. As
-    many bends as fit into CACHE_BYTES are cached, the others are fitted again when they are needed.
+    many bends as fit into CACHE_BYTES are cached. The others are fitted again when they are needed.
     Neither changes a result beyond rounding.
+
+    Args:
+        outputs: f, the outputs of one model: (parameters, inputs) -> outputs.
+        models: (models, …) the models w_k.
+        inputs: the server's inputs.
+        steps: the number of steps of Adam for each bend; 0 for straight paths.
+        lr: the learning rate of Adam.
     """
 
     def __init__(
@@ -164,11 +196,10 @@ class Paths:
         self.pairs = torch.combinations(torch.arange(self.count))
         self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs, straight)
         self._block = max(1, BLOCK_BYTES // self.bytes_of_a_pair)
-        # The bends of the first pairs.
-        self._cached = {name: value[:0] for name, value in models.items()}
+        self._cached = {name: value[:0] for name, value in models.items()}  # of the first pairs
 
     def scores(self) -> Tensor:
-        """(pairs,) in float64: the mean loss along the chain of each pair."""
+        """(pairs,) the mean loss along the chain of each pair, in float64."""
         scores, cached = [], []
         for which in self._blocks(torch.arange(len(self.pairs))):
             a, bend, b = self._fitted(which)
@@ -187,11 +218,15 @@ class Paths:
         return torch.cat([torch.zeros(0, dtype=torch.float64), *scores])
 
     def cluster(self, percentile: float) -> Tensor:
-        """(models,): the cluster of each, numbered by first appearance. Clusters are the connected
-        components of the pairs whose score is at most this percentile of all scores.
+        """(models,) the cluster of each model, numbered by first appearance. Clusters are the
+        connected components of the well-connected pairs.
+
+        Args:
+            percentile: a pair is well connected if its score is at most this percentile of all
+                scores.
         """
         scores = self.scores()
-        finite = scores[scores.isfinite()].numpy()  # models with infinite outputs stay alone
+        finite = scores[scores.isfinite()].numpy()  # a model with infinite outputs stays alone
         close = (
             self.pairs[scores <= np.percentile(finite, percentile)]
             if len(finite)
@@ -203,8 +238,10 @@ class Paths:
         return torch.from_numpy(components(links))
 
     def mean(self, members: Tensor) -> Models:
-        """The mean along the chains of all pairs of these models; a single model is its own
-        mean.
+        """The mean along the chains of all pairs of these models; for a single model, that model.
+
+        Args:
+            members: the rows of the models.
         """
         if len(members) == 1:
             return {name: value[members[0]] for name, value in self.models.items()}
@@ -224,7 +261,7 @@ class Paths:
         return (which[start : start + self._block] for start in range(0, len(which), self._block))
 
     def _fitted(self, which: Tensor) -> tuple[Models, Models, Models]:
-        """Start, bend and end of the pairs with these indices, in rising order."""
+        """The start, the bend and the end of the pairs with these indices, in ascending order."""
         a, b = (
             {name: value[end] for name, value in self.models.items()} for end in self.pairs[which].T
         )
@@ -240,9 +277,8 @@ def _bytes(models: Models) -> int:
 def _bytes_of_a_pair(
     outputs: Outputs, models: Models, inputs: Tensor, straight: tuple[str, ...]
 ) -> int:
-    """The memory of one pair while its bend is fitted: eight models (both ends, the bend, a point
-    of the chain, their gradients, Adam's two means) and the activations saved for the backward
-    pass.
+    """The bytes of one pair while its bend is fitted: eight models (both ends, the bend, a point of
+    the chain, their gradients, Adam's two means) and the activations saved for the backward pass.
     """
     model = {
         name: value[0].detach().requires_grad_(name not in straight)
@@ -261,8 +297,12 @@ def _bytes_of_a_pair(
 
 
 class Curves(NamedTuple):
-    """Losses between two models at u = 0 … 1, for plots: along the straight path and along the
-    chain with a fitted bend.
+    """The losses between two models, for plots.
+
+    Args:
+        u: (points,) the positions, from 0 to 1.
+        linear: (points,) the losses on the straight path.
+        bent: (points,) the losses on the chain with a fitted bend.
     """
 
     u: Tensor
@@ -273,25 +313,30 @@ class Curves(NamedTuple):
 def curve_losses(
     model_a: nn.Module, model_b: nn.Module, inputs: Tensor, steps: int = 100, points: int = 21
 ) -> Curves:
-    """The loss along the path from one module to another of the same architecture: how much the
-    outputs for `inputs` differ from those of both ends.
+    """The loss along the path from one module to another: how much the outputs differ from those of
+    both ends.
 
-    The bend is fitted by `steps` steps of Adam from the midpoint, on the same inputs. Buffers are
-    not interpolated: those of model_a are used.
+    Args:
+        model_a: the module at u = 0. Its buffers are used on the whole path.
+        model_b: the module at u = 1, of the same architecture.
+        inputs: the inputs on which outputs are compared, and on which the bend is fitted.
+        steps: the number of steps of Adam that fit the bend, from the midpoint.
+        points: the number of points on the path, with both ends.
     """
     require(steps >= 0, "steps", steps, "must be at least 0")
-    require(points >= 2, "points", points, "must be at least 2: both ends")
+    require(points >= 2, "points", points, "must be at least 2, for both ends")
     a, b = (
         {name: value.detach()[None] for name, value in model.named_parameters()}
         for model in (model_a, model_b)
     )
-    form, other = (
+    shapes_a, shapes_b = (
         {name: tuple(value.shape[1:]) for name, value in model.items()} for model in (a, b)
     )
-    if form != other:
+    if shapes_a != shapes_b:
         raise InvalidInputError(
-            f"model_b: its parameters are {other}, those of model_a {form}: a path needs two"
-            " modules of the same form."
+            f"model_b: its parameters are {shapes_b}, those of model_a are {shapes_a}. Use two"
+            " modules of the same architecture.",
+            "model_b",
         )
     module = copy.deepcopy(model_a).eval()
 

@@ -1,5 +1,5 @@
-"""Distances between sets of points: a client's signature is a few points (FLT: k cluster
-centres).
+"""Distances between sets of points. The signature of a client is such a set: in FLT k cluster
+centers.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fedclade.errors import require
 Kind: TypeAlias = Literal["matching", "min", "chamfer"]
 
 BLOCK = 256  # clients on each side of a tile
-MAX_MATCHING_POINTS = 12  # of a client, for "matching": the table over subsets has 2^k rows
-TABLE = 1 << 18  # numbers in that table at a time: 2 MB stay in the cache
+MAX_MATCHING_POINTS = 12  # points of a client with "matching": the table over subsets has 2^k rows
+TABLE = 1 << 18  # numbers in that table: 2 MB, which fit into the CPU's cache
 
 
 def distances(
@@ -27,19 +27,21 @@ def distances(
     kind: Kind = "matching",
     block: int = BLOCK,
 ) -> NDArray[np.float64]:
-    """FLT's A (M, M): the distance between the point sets u_i of each pair of clients; symmetric, 0
-    on the diagonal.
+    """FLT's A (M, M): the distance between the point sets u_i of each pair of clients. It is
+    symmetric, and 0 on the diagonal.
 
-    `points` is (M, k, d); the first counts[i] points of client i are real (all k if not given), the
-    others are ignored.
+    Pairs are computed in tiles of block × block clients of equal counts. Memory holds only the
+    result and one tile.
 
-    - "matching": the best one-to-one matching π of the smaller set into the larger, min_π sqrt(Σ_r
-    ‖u_ir − u_jπ(r)‖²) / k_small
-    - "min": the formula as printed, min_rs ‖u_ir − u_js‖
-    - "chamfer": the mean of the two directions' mean distance to the nearest point of the other
-
-    Pairs are computed in tiles of block × block clients of equal counts; only one tile is held in
-    memory besides the result.
+    Args:
+        points: (M, k, d) the points u_ir.
+        counts: (M,) the number of real points of each client, the first ones of its k; None for
+            all. The others are ignored.
+        kind: "matching" is the best one-to-one matching π of the smaller set into the larger,
+            min_π sqrt(Σ_r ‖u_ir − u_jπ(r)‖²) / k_small. "min" is the printed formula
+            min_rs ‖u_ir − u_js‖. "chamfer" is the mean distance of a point to the nearest point of
+            the other set, averaged over both directions.
+        block: the number of clients on each side of a tile.
     """
     points, counts = _checked(points, counts, kind)
     require(block >= 1, "block", block, "must be 1 or more")
@@ -63,15 +65,23 @@ def distances_to(
     other_counts: NDArray[np.integer[Any]],
     kind: Kind = "matching",
 ) -> NDArray[np.float64]:
-    """(M, N): the same distances, from each of M clients to each of N others."""
+    """(M, N) the same distances, from each of M clients to each of N others.
+
+    Args:
+        points: (M, k, d) the points of the clients.
+        counts: (M,) their numbers of real points.
+        others: (N, k', d) the points of the others.
+        other_counts: (N,) their numbers of real points.
+        kind: see `distances`.
+    """
     tiles, other_tiles = (
         _tiles(*_checked(*sets, kind), BLOCK) for sets in ((points, counts), (others, other_counts))
     )
     result = np.empty((len(points), len(others)))
-    for rows, mine in tiles:
+    for rows, tile in tiles:
         for columns, other in other_tiles:
-            swap = len(mine) > len(other)
-            value = _KINDS[kind](_squares(other, mine) if swap else _squares(mine, other))
+            swap = len(tile) > len(other)
+            value = _KINDS[kind](_squares(other, tile) if swap else _squares(tile, other))
             result[np.ix_(rows, columns)] = value.T if swap else value
     return result
 
@@ -100,13 +110,13 @@ def _checked(
         bool(np.isfinite(sets[np.arange(k) < counts[:, None]]).all()),
         "points",
         "NaN or infinity",
-        "must be finite where they count",
+        "the real points must be finite",
     )
     require(kind in _KINDS, "kind", kind, f"must be one of {', '.join(_KINDS)}")
     if kind == "matching":
         require(
             counts.max() <= MAX_MATCHING_POINTS,
-            "k",
+            "counts",
             int(counts.max()),
             f'must be at most {MAX_MATCHING_POINTS} with kind="matching"; use "min" or "chamfer"',
         )
@@ -116,9 +126,9 @@ def _checked(
 def _tiles(
     points: NDArray[np.float64], counts: NDArray[np.integer[Any]], block: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Tiles of clients with equal counts, in ascending order, so that the first set of a pair is
-    never the larger. The point axis comes first: for one pair of points the values of all pairs of
-    clients are contiguous.
+    """Tiles of clients with equal counts, in ascending order of the count, so that the first set of
+    a pair is never the larger. The point axis comes first: for one pair of points the values of all
+    pairs of clients are contiguous.
     """
     tiles = []
     for count in np.unique(counts):
@@ -130,8 +140,8 @@ def _tiles(
 
 
 def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[np.float64]:
-    """‖u_ir − u_js‖² of all points r, s of all clients i, j of two tiles: (k_small, k_large, rows,
-    columns).
+    """(k_small, k_large, rows, columns) the squares ‖u_ir − u_js‖² of all points r, s of all
+    clients i, j of two tiles.
     """
     squares = np.empty((len(small), len(large), small.shape[1], large.shape[1]))
     for r, s in np.ndindex(len(small), len(large)):
@@ -140,12 +150,12 @@ def _squares(small: NDArray[np.float64], large: NDArray[np.float64]) -> NDArray[
 
 
 def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The root of the least sum of squares over matchings, divided by k_small; `squares` is
-    (k_small, k_large, rows, columns).
+    """(rows, columns) the root of the least sum of squares over all matchings, divided by k_small;
+    `squares` is (k_small, k_large, rows, columns).
 
-    table[S] is the least sum that matches the first |S| points of the smaller set to the points S
-    of the larger: table[S] = min over s in S of table[S without s] + squares[|S| − 1, s], for all
-    pairs at once.
+    table[S] is the least sum of a matching of the first |S| points of the smaller set to the points
+    S of the larger: table[S] = min over s in S of table[S without s] + squares[|S| − 1, s]. It is
+    computed for all pairs at the same time.
     """
     small, large, rows, columns = squares.shape
     flat = squares.reshape(small, large, rows * columns)
@@ -157,12 +167,12 @@ def _matching(squares: NDArray[np.float64]) -> NDArray[np.float64]:
         square = flat[:, :, start : start + width]
         size = square.shape[2]
         table[0] = 0
-        for subset, r, ways in steps:
+        for subset, r, predecessors in steps:
             row = table[subset, :size]
-            (before, s), *others = ways
-            np.add(table[before, :size], square[r, s], out=row)
-            for before, s in others:
-                np.add(table[before, :size], square[r, s], out=trial[:size])
+            (rest, s), *others = predecessors
+            np.add(table[rest, :size], square[r, s], out=row)
+            for rest, s in others:
+                np.add(table[rest, :size], square[r, s], out=trial[:size])
                 np.minimum(row, trial[:size], out=row)
         table[last, :size].min(0, out=best[start : start + width])
     return np.asarray(np.sqrt(best).reshape(rows, columns) / small)

@@ -12,7 +12,6 @@ from fedclade.data import Clients, LabelClusters, RaggedIndex, from_arrays, load
 SIZES = (5, 1, 40, 2, 23, 11)
 
 
-@lru_cache(maxsize=1)
 def ragged_clients() -> Clients:
     """Six clients with 1 to 40 samples of 6 numbers and three classes; some have one class only.
     They have no test samples. The probe has 30 inputs.

@@ -218,16 +218,16 @@ class Objective:
         self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
         # None: not tried yet
-        self._not_vectorised: str | None = None
+        self._not_vectorized: str | None = None
         if x is not None:
-            self._not_vectorised = self._why_not_vectorised(x)
+            self._not_vectorized = self._why_not_vectorized(x)
 
     @property
-    def vectorised(self) -> bool:
+    def vectorized(self) -> bool:
         """Whether the model runs on many clients at once, by vmap. If not, clients run one by
         one.
         """
-        return not self._not_vectorised
+        return not self._not_vectorized
 
     @property
     def module(self) -> nn.Module:
@@ -251,7 +251,7 @@ class Objective:
         """The model's outputs. With a key it is in training mode, with dropout."""
         if key is not None:
             return self.training_outputs(params, x, key, torch.ones(len(x), device=x.device))[0]
-        if self.vectorised:
+        if self.vectorized:
             return self._outputs(params, x)
         return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
 
@@ -270,7 +270,7 @@ class Objective:
             key: the randomness of dropout.
             weight: the weight of each example, 0 for padding.
         """
-        if self.vectorised:
+        if self.vectorized:
             return self._training_outputs(params, x, key, weight)
 
         def run(params: Tree, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -289,7 +289,7 @@ class Objective:
         values |= {name: values[name].clone() for name in self.statistics}
         with (
             ClientFunctions(key, weight) if self._replaces_functions else nullcontext(),
-            nullcontext() if self.vectorised else _seeded(key),
+            nullcontext() if self.vectorized else _seeded(key),
         ):
             outputs = self._call(self._in_training.own, values, x)
         # functional_call leaves the new values of buffers in `values`.
@@ -322,7 +322,7 @@ class Objective:
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
-        if self.vectorised:
+        if self.vectorized:
             return self._features(params, x)
         features, outputs = self._one_by_one(self._features, params, x)
         return features, outputs
@@ -406,7 +406,7 @@ class Objective:
                 name: statistics[name] if name in statistics else value + scale * gradient[name]
                 for name, value in base.items()
             }
-        if not self.vectorised:
+        if not self.vectorized:
             return self._add_gradients_one_by_one(base, scale, params, batch)
         share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
@@ -484,18 +484,18 @@ class Objective:
         once.
         """
         require_per_example("loss", self.example_loss, self.checked_outputs(x), y)
-        if self._not_vectorised is None:
-            self._not_vectorised = self._why_not_vectorised(x)
-        if self._not_vectorised:
+        if self._not_vectorized is None:
+            self._not_vectorized = self._why_not_vectorized(x)
+        if self._not_vectorized:
             warnings.warn(
                 FedcladeWarning(
-                    f"{self._not_vectorised} Clients run one by one, which is slower.", "model"
+                    f"{self._not_vectorized} Clients run one by one, which is slower.", "model"
                 ),
                 stacklevel=6,
             )
         self._check_training(x, y)
 
-    def _why_not_vectorised(self, x: Tensor) -> str:
+    def _why_not_vectorized(self, x: Tensor) -> str:
         """Why the model cannot run on two clients at once; "" if it can."""
         key, weight = torch.arange(2, device=x.device), torch.ones(2, len(x), device=x.device)
         with _layer_of_failure(self._in_training.own) as where, torch.no_grad():

@@ -66,7 +66,7 @@ class Program:
         name: the name of the program.
         hyperparams: numbers that may change between rounds, such as the learning rate. The
             functions read them from `broadcast`, so that the functions do not change.
-        vectorised: False to run client by client on batches without padding, with numpy or
+        vectorized: False to run client by client on batches without padding, with numpy or
             scikit-learn.
         rng_stream: the name of the random stream; "" for the program's name. All local training
             uses "sgd", so that methods are compared on the same batches.
@@ -79,14 +79,14 @@ class Program:
     batches: Batches
     name: str
     hyperparams: Mapping[str, float] = field(default_factory=dict)
-    vectorised: bool = True
+    vectorized: bool = True
     rng_stream: str = ""
     spec: ProgramSpec | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.vectorised and self.batches.group > 1:
+        if not self.vectorized and self.batches.group > 1:
             raise ValueError(
-                f"program '{self.name}': with vectorised=False a step has one batch. Use group=1."
+                f"program '{self.name}': with vectorized=False a step has one batch. Use group=1."
             )
 
     @property

@@ -68,9 +68,9 @@ def _fixed(value: Any) -> Hashable:
     """The part of an argument that the functions may depend on."""
     match value:
         case LocalTraining():
-            return tuple((name, each) for name, each in vars(value).items() if name != "lr")
+            return tuple(item for item in vars(value).items() if item[0] != "lr")
         case Program():
-            settings = (value.batches, value.name, value.vectorised, value.rng_stream)
+            settings = (value.batches, value.name, value.vectorized, value.rng_stream)
             return (*value.functions, *settings)
         case ChainedProgram():
             return (_fixed(value.first), _fixed(value.second), value.connect)

@@ -28,7 +28,7 @@ PROGRAM_FACTORIES: dict[str, Callable[..., Any]] = {}
 """The functions that make programs, by name."""
 
 SECRET = "secret"  # an argument of this name is never sent
-_TRAINING = tuple(each.name for each in fields(LocalTraining) if each.name != "objective")
+_TRAINING = tuple(field.name for field in fields(LocalTraining) if field.name != "objective")
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,8 @@ def from_spec(description: Mapping[str, Any], context: NodeContext) -> AnyProgra
     factory: Callable[..., AnyProgram] = PROGRAM_FACTORIES[name]
     try:
         return factory(**{str(key): _received(value, context) for key, value in arguments.items()})
+    except InvalidInputError:
+        raise  # it names its own field
     except (TypeError, ValueError) as error:
         raise InvalidInputError(
             f"program '{name}': invalid arguments ({error}). Server and node run different"

@@ -1,4 +1,4 @@
-"""Randomness as data: every random number is a hash of what it is for.
+"""Randomness as data: every random number is a hash of its purpose.
 
 On the server a key is an integer, and `fold_in` makes a new key for each purpose and round. On the
 device a key is a tensor of 32-bit numbers, one per client, hashed with counters (epoch, step,

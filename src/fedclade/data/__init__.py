@@ -1,4 +1,4 @@
-"""Data: data sets, and the ways of dealing them to clients."""
+"""Data: data sets, and how to partition them among clients."""
 
 from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
 from fedclade.data.feature_emd import EarthMovers, earth_movers_distance

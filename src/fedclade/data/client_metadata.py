@@ -1,4 +1,4 @@
-"""What is known about the clients of a federation without their data."""
+"""What the server has of each client without the client's data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fedclade.core.names import NO_NAMES, Names
+
 
 @dataclass(frozen=True, eq=False)
 class ClientMetadata:
-    """How much data each client holds, and of what kind: all that a run needs to know about the
-    clients besides their replies.
+    """How much data each client holds, and of what kind: all that a run needs of the clients in
+    addition to their replies.
     """
 
     sizes: Tensor  # (clients,) training examples
@@ -26,6 +28,7 @@ class ClientMetadata:
     partition: str = "arrays"
     # the partition's fields as an experiment file has them
     origin: dict[str, Any] = field(default_factory=dict)
+    names: Names = NO_NAMES  # of the clients, the classes and the input features
 
     def __len__(self) -> int:
         return len(self.sizes)

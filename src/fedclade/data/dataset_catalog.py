@@ -1,8 +1,7 @@
-"""What is known of published data sets: what they are, where their files come from, and how to tell
-the right ones.
+"""The catalog of published data sets: description, source and checksums of their files.
 
-The SHA-256 sums and sizes are those that tensorflow/datasets keeps (checksums.tsv), AG News' those
-of huggingface/datasets (dataset_infos.json).
+The SHA-256 sums and sizes come from tensorflow/datasets (checksums.tsv), those of AG News from
+huggingface/datasets (dataset_infos.json).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class File:
 
 @dataclass(frozen=True)
 class Published:
-    """A data set whose files lie in PLACE/`folder`: those of `files`, or one of the sets of names
+    """A data set whose files are in PLACE/`folder`: those of `files`, or one of the sets of names
     in `unpacked`.
     """
 
@@ -41,12 +40,12 @@ class Published:
     shape: tuple[int, ...]  # of one sample, as it is read
     classes: int
     licence: str
-    files: tuple[File, ...]  # none: the files are made, as `made_by` says
+    files: tuple[File, ...]  # empty: no download; `made_by` describes how to make the files
     read: Callable[[Sequence[Path]], Dataset]
     folder: str
     unpacked: tuple[tuple[str, ...], ...] = ()
     made_by: str = ""
-    # samples are texts, which are cut into windows when they are read; classes are their topics
+    # Samples are texts, which the reader cuts into windows; classes are their topics.
     texts: bool = False
 
     @property
@@ -54,12 +53,12 @@ class Published:
         return sum(file.size for file in self.files) / 1e6 if self.files else None
 
     def description(self) -> str:
-        """A few lines for a person."""
+        """The text that `fedclade describe` prints."""
         samples = " + ".join(f"{count:,}" for count in self.samples)
         kind = "texts" if self.texts else f"samples of {' × '.join(map(str, self.shape))}"
         urls = "".join(f"\n  {file.url}" for file in self.files)
         source = (
-            f"`fedclade data get {self.name}` fetches it:{urls}"
+            f"`fedclade data get {self.name}` downloads it:{urls}"
             if urls
             else f"{self.made_by} Put them into a folder {self.folder}."
         )
@@ -69,7 +68,7 @@ class Published:
         )
 
     def find_files(self, places: Iterable[Path]) -> list[Path] | None:
-        """The files of the first place that has all that reading needs."""
+        """The files in the first place that has all of them; None if no place has."""
         for place in places:
             for names in self._layouts():
                 if all((place / self.folder / name).exists() for name in names):
@@ -77,7 +76,7 @@ class Published:
         return None
 
     def missing_files(self, places: Iterable[Path]) -> str:
-        """A sentence for each place that has some of the files: what it lacks."""
+        """A sentence for each place that has only some of the files, with the missing ones."""
         sentences = []
         for place in places:
             for names in self._layouts():
@@ -87,12 +86,12 @@ class Published:
         return "".join(sentences)
 
     def by_hand(self, place: Path, files: Iterable[File] | None = None) -> str:
-        """What to put where, for a machine without a network."""
+        """How to install the files on a machine without a network."""
         folder = place / self.folder
         if not self.files:
             return f"{self.made_by} Put them into {folder}."
-        wanted = "; ".join(f"{file.url} (SHA-256 {file.sha256})" for file in files or self.files)
-        return f"Put into {folder}: {wanted}."
+        urls = "; ".join(f"{file.url} (SHA-256 {file.sha256})" for file in files or self.files)
+        return f"Put into {folder}: {urls}."
 
     def _layouts(self) -> tuple[tuple[str, ...], ...]:
         downloaded = (tuple(file.name for file in self.files),) if self.files else ()
@@ -117,7 +116,7 @@ def _gz(base: str, sums: Sequence[tuple[int, str]]) -> tuple[File, ...]:
 
 
 def _in_folder(folder: str, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """Unpacked with the archive's own folder, or without."""
+    """Unpacked with the archive's folder, or without."""
     return tuple(f"{folder}/{name}" for name in names), tuple(names)
 
 
@@ -127,7 +126,7 @@ _CIFAR100_SUM = "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8e
 
 def _cifar(
     classes: int,
-    what: str,
+    content: str,
     label_bytes: int,
     members: tuple[str, ...],
     folder: str,
@@ -137,7 +136,7 @@ def _cifar(
     archive = f"cifar-{classes}-binary.tar.gz"
     return Published(
         name=f"cifar{classes}",
-        title=f"CIFAR-{classes}: {what} (binary version)",
+        title=f"CIFAR-{classes}: {content} (binary version)",
         samples=(50_000, 10_000),
         shape=(3, 32, 32),
         classes=classes,
@@ -262,7 +261,7 @@ _KNOWN = (
         unpacked=(("train", "test"),),
         made_by=(
             "FEMNIST is made by LEAF's own script: in github.com/TalwalkarLab/leaf, data/femnist,"
-            " run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample; the JSON files are then in its"
+            " run ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample. The JSON files are then in its"
             " folders data/train and data/test."
         ),
     ),

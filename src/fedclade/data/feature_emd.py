@@ -1,5 +1,5 @@
-"""How far the clients' inputs are from one another: earth mover's distance by exact optimal
-transport in a feature space.
+"""The earth mover's distance between the clients' inputs, by exact optimal transport in a feature
+space.
 """
 
 from __future__ import annotations
@@ -21,47 +21,57 @@ from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.data.partitioning.base import Index
 from fedclade.errors import InvalidInputError, require_int
 
-Features: TypeAlias = Callable[
-    [Tensor], Tensor
-]  # inputs as a model reads them -> codes, one row a sample
+# Inputs as a model reads them -> codes, one row per sample.
+Features: TypeAlias = Callable[[Tensor], Tensor]
 Codes: TypeAlias = NDArray[np.float64]
 
 SAMPLES = 500
 DIMENSIONS = 32
-FITTED = 5000  # samples that the principal components are made from
+FITTED = 5000  # samples from which the principal components are computed
 BLOCK = 1000  # samples in one call of an encoder
-# of the simplex method: POT stops at 100,000 by itself, short of the optimum for large samples
+# Of the simplex method. POT's default of 100,000 stops before the optimum for large samples.
 PIVOTS = 100_000_000
-STREAM = 0xE3D  # keeps these random numbers apart from any other use of the same seed
+STREAM = 0xE3D  # separates these random numbers from other uses of the same seed
 
 
 @dataclass(frozen=True, eq=False)
 class EarthMovers:
-    """What `earth_movers_distance` measures, in percent of the mean distance between two training
+    """The result of `earth_movers_distance`, in percent of the mean distance between two training
     inputs.
+
+    Attributes:
+        percent: The mean over the clients, weighted by their training samples.
+        clients: (clients,) The distance of each client.
+        floor: The mean distance that sampling alone causes; it is subtracted from the others.
     """
 
-    percent: float  # mean over the clients, weighted by their training samples
-    clients: Codes  # of each client
-    floor: float  # what sampling alone gives, which is taken off
+    percent: float
+    clients: Codes
+    floor: float
 
 
 def earth_movers_distance(
     clients: Clients, features: Features | None = None, samples: int = SAMPLES, seed: int = 0
 ) -> EarthMovers:
-    """How far the clients' training inputs are from those of all clients together: about 0 where
-    all are alike, 100 at the very most.
+    """The distance of the clients' training inputs from those of all clients together: about 0 if
+    all clients have the same distribution, at most 100.
 
-    With P_k the codes of client k, P those of all clients and W the least mean Euclidean distance
-    over which the one has to be moved to become the other (exact optimal transport), it is the mean
-    of W(P_k, P) − floor_k in percent of the mean distance between two codes of P. At most `samples`
-    codes of each are compared; even samples of one distribution are some way apart, so floor_k is
-    what as many codes drawn from P come to. Samples blur what sets clients apart: with more of them
-    the value rises, so compare like with like.
+    Let P_k be the codes of client k, P those of all clients, and W the Wasserstein-1 distance: the
+    least mean Euclidean distance over which P_k must be moved to become P (exact optimal
+    transport). The result is the mean of W(P_k, P) − floor_k, in percent of the mean distance
+    between two codes of P. Two samples of one distribution have a positive distance too: floor_k is
+    the distance of the same number of codes drawn from P. Small samples blur the differences
+    between clients, so the value rises with `samples`: compare only values with equal `samples`.
 
-    `features` makes codes of inputs as a model reads them; None takes the first 32 principal
-    components of the inputs. Labels play no part. FedGMCC (Lucchetti et al., arXiv 2204.11017)
-    gives its EMDs on a scale that it does not define: the units are ours.
+    Labels are not used. FedGMCC (Lucchetti et al., arXiv 2204.11017) does not define the scale of
+    its EMDs; the units here are those of fedclade. The package POT is needed (fedclade[ot]).
+
+    Args:
+        clients: The clients.
+        features: A function from inputs, as a model reads them, to codes with one row per sample;
+            None for the first 32 principal components of the inputs.
+        samples: The largest number of codes of P_k and of P that are compared.
+        seed: The seed of the drawn samples.
     """
     require_int("earth_movers_distance.samples", samples, 2)
     require_int("earth_movers_distance.seed", seed, 0)
@@ -75,8 +85,15 @@ def earth_movers_distance(
 
 
 class Measure:
-    """The distance of parts of the rows `pool`. All that is drawn is drawn once: partitions into
-    parts of these sizes compare exactly.
+    """The distance of parts of a pool of rows. The samples are drawn once, so that different
+    partitions into parts of these sizes are compared on the same samples.
+
+    Args:
+        codes: the codes of rows.
+        pool: all rows.
+        sizes: the number of rows of each part.
+        samples: the largest number of codes of a part and of the pool.
+        rng: the source of all random numbers.
     """
 
     def __init__(
@@ -101,76 +118,75 @@ class Measure:
         costs = np.array(
             [self._cost(part[places]) for part, places in zip(parts, self._places, strict=True)]
         )
-        scale = self._scale or 1.0  # all codes are equal: nothing has to be moved
-        each = (costs - self._floors) / scale
+        scale = self._scale or 1.0  # 0 if all codes are equal: then the costs are 0 too
+        distances = (costs - self._floors) / scale
         mean, floor = (
             float(np.average(values, weights=self._sizes))
-            for values in (each, self._floors / scale)
+            for values in (distances, self._floors / scale)
         )
-        return EarthMovers(mean, each, floor)
+        return EarthMovers(mean, distances, floor)
 
     def _cost(self, rows: Index) -> float:
         return transport_cost(self._codes(rows), self._everyone)
 
 
 def transport_cost(a: Codes, b: Codes) -> float:
-    """The least mean Euclidean distance over which equal masses on the codes `a` are moved to equal
-    masses on `b`.
-    """
+    """The Wasserstein-1 distance between the uniform distributions on the codes `a` and `b`."""
     masses = (np.full(len(codes), 1 / len(codes)) for codes in (a, b))
     return float(optimal_transport().emd2(*masses, cdist(a, b), numItermax=PIVOTS))
 
 
 def optimal_transport() -> ModuleType:
-    """The package POT: an extra, since few need it."""
+    """The package POT, which is an optional dependency."""
     try:
         return import_module("ot")
     except ImportError as error:
         raise InvalidInputError(
             "earth mover's distance: needs the package POT, which is not installed: pip install"
-            " fedclade[ot]."
+            " fedclade[ot].",
+            "ot",
         ) from error
 
 
 def principal_components(x: Tensor, rng: np.random.Generator) -> Features:
-    """The first 32 principal components of the samples x: features that need no training and look
-    at no labels.
-    """
+    """The first 32 principal components of the samples x: features without training or labels."""
     from sklearn.decomposition import PCA  # type: ignore[import-untyped]  # slow to import
 
     if x.dtype != torch.uint8 and not x.is_floating_point():
         raise InvalidInputError(
-            f"features: inputs of type {type_name(x)} are numbers of words or the like, which have"
-            " no distance of their own; give a function that makes codes of them (features=…, or"
-            " the encoder of a scheme of your own)."
+            f"features: inputs of type {type_name(x)} are tokens or ids, between which there is no"
+            " distance. Give a function that encodes them (features=…, or `encoder` in a subclass"
+            " of the scheme).",
+            "features",
         )
     flat = as_inputs(x).flatten(1).numpy()
-    with np.errstate(invalid="ignore"):  # where all samples are equal their variance has no shares
+    with np.errstate(invalid="ignore"):  # if all samples are equal, scikit-learn divides 0 by 0
         fitted = PCA(min(DIMENSIONS, *flat.shape), random_state=int(rng.integers(2**31))).fit(flat)
     return lambda inputs: torch.from_numpy(fitted.transform(inputs.flatten(1).numpy()))
 
 
 def codes_of(x: Tensor, features: Features) -> Codes:
-    """The codes of samples, a row each."""
+    """The codes of samples, one row per sample."""
     with torch.inference_mode():
         blocks = [features(as_inputs(block)) for block in torch.split(x, BLOCK)]
     for block, rows in zip(blocks, torch.split(x, BLOCK), strict=True):
         if not isinstance(block, Tensor) or block.ndim < 2 or len(block) != len(rows):
-            given = (
+            kind = (
                 f"shape {tuple(block.shape)}" if isinstance(block, Tensor) else type(block).__name__
             )
             raise InvalidInputError(
-                f"features: gave {given} for {len(rows)} samples; give a tensor with one row a"
-                " sample."
+                f"features: returned {kind} for {len(rows)} samples. It must return a tensor with"
+                " one row per sample.",
+                "features",
             )
         if not bool(block.isfinite().all()):
             raise InvalidInputError(
-                "features: gave codes that are NaN or infinite; all must be finite."
+                "features: returned codes that are NaN or infinite. All must be finite.", "features"
             )
     codes: Codes = torch.cat(blocks).flatten(1).cpu().double().numpy()
     return codes
 
 
 def some(rows: Index, most: int, rng: np.random.Generator) -> Index:
-    """At most this number of rows, drawn without replacement."""
+    """At most `most` rows, drawn without replacement."""
     return rng.choice(rows, min(most, len(rows)), replace=False)

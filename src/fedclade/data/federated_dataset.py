@@ -1,4 +1,4 @@
-"""The clients of a federation: who holds which rows of which pool of samples."""
+"""The clients of a federation: which rows of the pools of samples each client holds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
 
 SHOWN_CLIENTS = 20
@@ -75,7 +76,8 @@ class Clients:
     partition: str = "arrays"
     origin: dict[str, Any] = field(
         default_factory=dict
-    )  # the partition's fields, seed and probe: what an experiment file would say
+    )  # the partition's fields, seed and probe, as in an experiment file
+    names: Names = NO_NAMES  # of the clients, the classes and the input features
 
     def __len__(self) -> int:
         return len(self.train)
@@ -83,7 +85,7 @@ class Clients:
     def __repr__(self) -> str:
         groups = f", {len(torch.unique(self.groups))} groups" if self.groups is not None else ""
         return (
-            f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() tells"
+            f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() shows"
             " more)"
         )
 
@@ -120,6 +122,7 @@ class Clients:
             dataset=self.dataset,
             partition=self.partition,
             origin={"clients": len(self), **self.origin},
+            names=self.names,
         )
 
     def _trial_rows(self) -> Tensor:
@@ -138,17 +141,26 @@ class Clients:
         rows = self.test.index[used.repeat_interleave(self.test.sizes)]
         return len(torch.unique(self.test_sample_id[rows]))
 
-    def arrays(self, client: int) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The samples of one client: (x, y), and (x_test, y_test) if it has a test part."""
-        rows, part = self.train[client], int(self.test_part_id[client])
+    def arrays(
+        self, client: int | str
+    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The samples of one client: (x, y), and (x_test, y_test) if it has a test part.
+
+        Args:
+            client: the client's name or number.
+        """
+        number = client_number(client, self.names.clients or range(len(self)))
+        rows, part = self.train[number], int(self.test_part_id[number])
         if part < 0:
             return self.x[rows], self.y[rows]
         held = self.test[part]
         return self.x[rows], self.y[rows], self.x_test[held], self.y_test[held]
 
     def only(self, ids: Sequence[int]) -> Clients:
-        """These clients alone, numbered from 0 in this order, with the samples that any of them
-        has.
+        """Some of the clients, numbered from 0 in this order, with the samples of these clients.
+
+        Args:
+            ids: the numbers of the clients.
         """
         keep = torch.as_tensor(ids, dtype=torch.int64)
         train = [self.train[client] for client in keep.tolist()]
@@ -163,10 +175,11 @@ class Clients:
             test_part_id=self.test_part_id[keep],
             groups=self.groups[keep] if self.groups is not None else None,
             probe=None,
+            names=self.names.only(keep.tolist()),
         )
 
     def describe(self) -> Description:
-        """Who has how much of what; printed, a table."""
+        """The numbers of samples of each client; printed, a table."""
         counts = None
         if self.classes is not None and self.y.ndim == 1:
             client = torch.arange(len(self)).repeat_interleave(self.sizes)
@@ -174,12 +187,12 @@ class Clients:
             counts = cell.bincount(minlength=len(self) * self.classes).reshape(
                 len(self), self.classes
             )
-        return Description(counts, self.sizes, self.test_sizes, self.groups)
+        return Description(counts, self.sizes, self.test_sizes, self.groups, self.names)
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
-    """What `Clients.describe` gives. `counts` has a row for each client and a column for each
+    """What `Clients.describe` returns. `counts` has a row for each client and a column for each
     class; None where samples have no class.
     """
 
@@ -187,17 +200,20 @@ class Description:
     sizes: Tensor
     test_sizes: Tensor
     groups: Tensor | None
+    names: Names = NO_NAMES
 
     def __str__(self) -> str:
         shown = min(len(self.sizes), SHOWN_CLIENTS)
-        columns = {"client": [str(i) for i in range(shown)]}
+        columns = {"client": [self.names.client(i) for i in range(shown)]}
         if self.groups is not None:
             columns["group"] = [str(g) for g in self.groups[:shown].tolist()]
         columns["train"] = [str(n) for n in self.sizes[:shown].tolist()]
         columns["test"] = [str(n) for n in self.test_sizes[:shown].tolist()]
         if self.counts is not None and self.counts.shape[1] <= SHOWN_CLASSES:
             for label, column in enumerate(self.counts[:shown].T.tolist()):
-                columns[f"y={label}"] = [str(n) if n else "." for n in column]
+                columns[f"y={self.names.class_name(label)}"] = [
+                    str(n) if n else "." for n in column
+                ]
         elif self.counts is not None:
             columns["classes"] = [str(n) for n in (self.counts[:shown] > 0).sum(1).tolist()]
         widths = [max(map(len, (head, *cells))) for head, cells in columns.items()]

@@ -1,5 +1,5 @@
-"""Genomic reads made up after FedGMCC's: which parts of a read differ from the reference?
-Populations are the clients.
+"""Synthetic genomic reads like those of FedGMCC: which parts of a read differ from the reference?
+The clients are populations.
 """
 
 from __future__ import annotations
@@ -21,34 +21,39 @@ from fedclade.errors import InvalidInputError, require, require_int
 BASES = 4
 KMER = 5
 READ = 30  # k-mers of a read: 150 bases
-CODE = 64  # numbers for a k-mer
-REFERENCE = 600  # k-mers of the reference: 3,000 bases, few enough to be learned by heart
-SITES = 0.1  # the share of the bases that vary
-INDIVIDUALS = 20  # of a population, for training; a quarter as many others are tested
+CODE = 64  # bits of the code of a k-mer
+REFERENCE = 600  # k-mers of the reference: 3,000 bases, few enough for a model to memorize
+SITES = 0.1  # the fraction of the bases that vary
+INDIVIDUALS = 20  # of a population, for training; a quarter of this number for testing
 
 
 def genomic(
     populations: int = 10, reads: int = 1000, divergence: float = 0.3, seed: int = 0
 ) -> Dataset:
-    """Made-up genomic reads of several populations; for each 5-mer of a read: does it differ from
-    the reference?
+    """Synthetic genomic reads: which 5-mers of a read differ from the reference?
 
-    After FedGMCC (Lucchetti et al., arXiv 2204.11017), whose reads come from 1000 Genomes:
+    The data follow FedGMCC (Lucchetti et al., arXiv 2204.11017), whose reads come from 1000
+    Genomes:
 
-    1. A reference of 3,000 random bases.
-    2. Individuals. A tenth of the bases vary, with one other base each. That base's frequency is
-    drawn once, U(0.05, 0.95), and departs
-       from it in each population by the model of Balding and Nichols, in which `divergence` is
-       F_ST: 0, all populations are alike; near 1, each has its own variants. An individual has two
-       copies of the genome, drawn site by site.
-    3. Reads of 150 bases that begin at a random 5-mer of a random copy, cut into 30 5-mers. The
-    label of a 5-mer is 1 where it differs
-       from that of the reference in the same place. Neither the reference nor the place is given: a
-       model has to learn them.
+    1. The reference has 3,000 random bases.
+    2. A tenth of the bases vary, with one other base each. The ancestral frequency of that base is
+       drawn from U(0.05, 0.95). Its frequency in each population follows from it by the model of
+       Balding and Nichols with F_ST = `divergence`. An individual has two copies of the genome,
+       whose sites are drawn independently.
+    3. A read has 150 bases. It starts at a random 5-mer of a random copy and is cut into 30 5-mers.
+       The label of a 5-mer is 1 if it differs from the 5-mer of the reference at the same position.
+       The inputs contain neither the reference nor the position: a model must learn them.
 
-    A sample is a read: x (30, 64), a fixed random code of 64 bits for each of the 4^5 5-mers; y
-    (30,). `reads` is the number for training of each population; a quarter as many, of other
-    individuals, are for testing. The key "population" says whose a read is.
+    A sample is a read: x (30, 64), with a fixed random code of 64 bits for each of the 4^5 5-mers;
+    y (30,). The key "population" has the population of each read.
+
+    Args:
+        populations: The number of populations.
+        reads: The number of training reads of each population. There are a quarter as many test
+            reads, from other individuals.
+        divergence: F_ST, from 0 (all populations have the same frequencies) to below 1 (each
+            population has its own variants).
+        seed: The seed of all random numbers.
     """
     for field, value in (("populations", populations), ("reads", reads)):
         require_int(f"genomic.{field}", value, 1)
@@ -61,13 +66,12 @@ def genomic(
     )
     require_int("genomic.seed", seed, 0)
     rng = np.random.default_rng(seed)
-    bits = torch.from_numpy(
-        rng.integers(0, 2, (BASES**KMER, CODE), np.uint8) * np.uint8(255)
-    )  # bytes are read as x / 255
+    # Models read bytes as x / 255.
+    bits = torch.from_numpy(rng.integers(0, 2, (BASES**KMER, CODE), np.uint8) * np.uint8(255))
     reference = rng.integers(0, BASES, REFERENCE * KMER)
-    nodes = np.sort(rng.choice(len(reference), round(SITES * len(reference)), replace=False))
-    variant = (reference[nodes] + rng.integers(1, BASES, len(nodes))) % BASES
-    frequency = _frequencies(rng.uniform(0.05, 0.95, len(nodes)), populations, divergence, rng)
+    sites = np.sort(rng.choice(len(reference), round(SITES * len(reference)), replace=False))
+    variant = (reference[sites] + rng.integers(1, BASES, len(sites))) % BASES
+    frequency = _frequencies(rng.uniform(0.05, 0.95, len(sites)), populations, divergence, rng)
 
     parts = []
     for individuals, number in (
@@ -75,12 +79,12 @@ def genomic(
         (max(1, INDIVIDUALS // 4), max(1, reads // 4)),
     ):
         copies = np.tile(reference, (populations, 2 * individuals, 1))
-        drawn = rng.random((populations, 2 * individuals, len(nodes))) < frequency[:, None]
-        copies[:, :, nodes] = np.where(drawn, variant, reference[nodes])
+        varies = rng.random((populations, 2 * individuals, len(sites))) < frequency[:, None]
+        copies[:, :, sites] = np.where(varies, variant, reference[sites])
         kmers, labels = _reads(copies, reference, number, rng)
         parts.append((bits[kmers], labels, torch.arange(populations).repeat_interleave(number)))
-    (x, y, whose), (x_test, y_test, whose_test) = parts
-    return Dataset("genomic", x, y, x_test, y_test, {"population": (whose, whose_test)})
+    (x, y, population), (x_test, y_test, test_population) = parts
+    return Dataset("genomic", x, y, x_test, y_test, {"population": (population, test_population)})
 
 
 DATASETS["genomic"] = genomic
@@ -89,8 +93,8 @@ DATASETS["genomic"] = genomic
 def _frequencies(
     ancestral: NDArray[np.float64], populations: int, divergence: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """(populations, sites): p becomes Beta(p (1 − F) / F, (1 − p)(1 − F) / F), of mean p and
-    variance F p (1 − p).
+    """(populations, sites) frequencies, drawn from Beta(p (1 − F) / F, (1 − p)(1 − F) / F), which
+    has mean p and variance F p (1 − p).
     """
     if divergence == 0:
         return np.tile(ancestral, (populations, 1))
@@ -101,30 +105,35 @@ def _frequencies(
 def _reads(
     copies: Index, reference: Index, number: int, rng: np.random.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`number` reads of each population from its copies (populations, copies, bases): their k-mers
-    and labels.
+    """The k-mers and labels of `number` reads of each population, from its `copies` (populations,
+    copies, bases).
     """
-    populations, each = copies.shape[:2]
+    populations, num_copies = copies.shape[:2]
     place = BASES ** np.arange(KMER)[::-1]
     genomes, original = (
-        copies.reshape(populations * each, -1, KMER) @ place,
+        copies.reshape(populations * num_copies, -1, KMER) @ place,
         reference.reshape(-1, KMER) @ place,
     )
-    whose = np.arange(populations).repeat(number) * each + rng.integers(
-        0, each, populations * number
+    copy_of_read = np.arange(populations).repeat(number) * num_copies + rng.integers(
+        0, num_copies, populations * number
     )
     at = rng.integers(0, len(original) - READ + 1, populations * number)[:, None] + np.arange(READ)
-    kmers = genomes[whose[:, None], at]
+    kmers = genomes[copy_of_read[:, None], at]
     return torch.from_numpy(kmers), torch.from_numpy((kmers != original[at]).astype(np.int64))
 
 
 @dataclass(frozen=True)
 class FlippedId(NaturalId):
-    """`NaturalId`, with the labels in reverse order (0 for 1 and 1 for 0, where there are two) at
-    some clients: two known groups.
+    """Each client is one id of a key; some clients have reversed labels.
 
-    As FedGMCC makes its non-IID genomic clients. `flipped` is the share of the clients, drawn at
-    random, whose labels are reversed, in training and test alike.
+    It is `NaturalId` with two true groups: with two classes, 0 becomes 1 and 1 becomes 0 in the
+    second group. These are the non-IID genomic clients of FedGMCC.
+
+    Args:
+        key: The key of the data set whose ids are the clients.
+        test_fraction: As in `NaturalId`.
+        flipped: The fraction of the clients, drawn at random, whose training and test labels are
+            reversed.
     """
 
     name: ClassVar[str] = "flipped_id"
@@ -133,18 +142,19 @@ class FlippedId(NaturalId):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        share = (
+        is_fraction = (
             isinstance(self.flipped, Real)
             and not isinstance(self.flipped, bool)
             and 0 <= float(self.flipped) <= 1
         )
-        require(share, "partition.flipped", self.flipped, "must be a share from 0 to 1")
+        require(is_fraction, "partition.flipped", self.flipped, "must be a number from 0 to 1")
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         if data.classes is None:
             raise InvalidInputError(
-                f"partition.name = {self.name!r}: reverses class labels, and the targets of"
-                f" {data.name!r} are floats."
+                f"partition.name = {self.name!r}: it reverses class labels, but the targets of"
+                f" {data.name!r} are floats. Use natural_id.",
+                "partition.name",
             )
         groups = np.zeros(clients, np.int64)
         groups[rng.choice(clients, round(self.flipped * clients), replace=False)] = 1

@@ -1,7 +1,7 @@
-"""Texts with topics as a language-model data set: a word is to be told from the words before it.
+"""Texts with topics as a language-model data set: the task is to predict the next word.
 
 Sattler et al., "Clustered Federated Learning" (2020), train such a model on AG News with one topic
-a client; perplexity is exp(loss).
+per client. The perplexity is exp(loss).
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from fedclade.data.datasets import Dataset
 from fedclade.errors import InvalidInputError, require
 
 UNKNOWN, END = 0, 1
-"""Tokens that are no words: one that the vocabulary lacks, and the end of a text."""
+"""The tokens of a word that is not in the vocabulary, and of the end of a text."""
 
 Texts: TypeAlias = tuple[Sequence[str], Sequence[int]]
-"""Texts, and the topic of each."""
+"""Texts, and the topic of each text."""
 
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def words(text: str) -> list[str]:
-    """Letters and digits in lower case, with the apostrophe inside a word: "It's 7.30!" is it's, 7,
-    30.
+    """The words of a text in lower case: letters, digits and inner apostrophes. "It's 7.30!" gives
+    it's, 7, 30.
     """
     return _WORD.findall(text.lower())
 
 
 def vocabulary(texts: Iterable[str], size: int = 2_000) -> list[str]:
-    """The most frequent words, which have the tokens 2, 3, …; `size` counts UNKNOWN and END.
-    Equally frequent words go by the alphabet.
+    """The most frequent words, whose tokens are 2, 3, …. Words of equal frequency are in
+    alphabetical order.
+
+    Args:
+        texts: the texts.
+        size: the number of tokens, including UNKNOWN and END.
     """
-    require(
-        size > 2, "vocabulary size", size, "it must be at least 3, since two tokens are no words"
-    )
+    require(size > 2, "size", size, "must be at least 3: two tokens are UNKNOWN and END")
     counts = Counter(word for text in texts for word in words(text))
     return sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
 
@@ -47,17 +49,24 @@ def vocabulary(texts: Iterable[str], size: int = 2_000) -> list[str]:
 def language_model(
     train: Texts, test: Texts, name: str = "texts", size: int = 2_000, length: int = 30
 ) -> Dataset:
-    """Windows of `length` + 1 tokens: x has the first `length` (T), y the last, so y is the word
-    after each of x; the key is "topic".
+    """Make a data set of windows of `length` + 1 tokens: x has the first `length` tokens, y the
+    last, so that y is the word after each word of x. The key is "topic".
 
-    The texts of a topic are joined in their order, each followed by END, and cut; what is left over
-    at the end is dropped, so that nothing is padded. The vocabulary comes from the training part
-    alone.
+    The texts of a topic are joined in their order, each followed by END, and cut into windows. The
+    remainder is dropped, so that there is no padding. The vocabulary comes from the training part
+    only.
+
+    Args:
+        train: the training texts and their topics.
+        test: the test texts and their topics.
+        name: the name of the data set.
+        size: the size of the vocabulary, including UNKNOWN and END.
+        length: the length T of a sequence.
     """
-    require(length > 0, "length", length, "it must be at least 1")
+    require(length > 0, "length", length, "must be at least 1")
     token = {word: number for number, word in enumerate(vocabulary(train[0], size), start=END + 1)}
     (first, topics), (second, test_topics) = (
-        _windows(*part, token, length, what) for part, what in ((train, "training"), (test, "test"))
+        _windows(*texts, token, length, part) for texts, part in ((train, "train"), (test, "test"))
     )
     x_train, y_train, x_test, y_test = (
         first[:, :-1].clone(),
@@ -65,8 +74,8 @@ def language_model(
         second[:, :-1].clone(),
         second[:, 1:].clone(),
     )
-    # A model has one embedding for each class, and the classes end with the largest target: a rarer
-    # word is one it does not know.
+    # A model has one embedding per class, and the largest target is the last class. Rarer words of
+    # the inputs therefore become UNKNOWN.
     last = max(int(y_train.max()), int(y_test.max()))
     for x in (x_train, x_test):
         x[x > last] = UNKNOWN
@@ -74,12 +83,12 @@ def language_model(
 
 
 def _windows(
-    texts: Sequence[str], topics: Sequence[int], token: Mapping[str, int], length: int, what: str
+    texts: Sequence[str], topics: Sequence[int], token: Mapping[str, int], length: int, part: str
 ) -> tuple[Tensor, Tensor]:
     if len(texts) != len(topics):
         raise InvalidInputError(
-            f"the {what} part has {len(texts)} texts and {len(topics)} topics: give one topic a"
-            " text."
+            f"{part} has {len(texts)} texts and {len(topics)} topics. Give one topic per text.",
+            part,
         )
     joined: dict[int, list[int]] = {topic: [] for topic in sorted(set(topics))}
     for text, topic in zip(texts, topics, strict=True):
@@ -88,8 +97,9 @@ def _windows(
     if not sum(counts):
         longest = max(map(len, joined.values()), default=0)
         raise InvalidInputError(
-            f"the {what} part has at most {longest} tokens a topic, fewer than the {length + 1} of"
-            " a window."
+            f"{part} has at most {longest} tokens per topic, but a window needs {length + 1}. Give"
+            " more text or a smaller length.",
+            part,
         )
     cut = [
         torch.tensor(tokens[: count * (length + 1)])

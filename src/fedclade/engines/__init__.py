@@ -1,1 +1,1 @@
-"""Engines run programs on clients. They know programs, never methods."""
+"""Engines run programs on clients. They depend on programs, never on methods."""

@@ -1,4 +1,4 @@
-"""Sums of the clients' replies in float64, and the results of a call put together."""
+"""Sums of the clients' replies in float64, and the results of a call of `map`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from fedclade.errors import InvalidInputError
 class Accumulator:
     """Adds replies in float64 as chunks arrive.
 
-    On the CPU it adds one client after another, in the order of arrival. The engine keeps this
-    order the same for every chunk size, so chunking does not change a bit. On CUDA it adds a matrix
-    product for each chunk.
+    On the CPU it adds one client after another, in the order of arrival. This order is the same for
+    every chunk size, so chunking does not change a bit. On CUDA it adds a matrix product for each
+    chunk.
+
+    Args:
+        reduce: the sums.
     """
 
     def __init__(self, reduce: SegmentSum) -> None:
@@ -41,7 +44,7 @@ class Accumulator:
         if not len(places):
             return
         contributions = contribution_matrix(self.reduce, places, reply)
-        # One after another, like the sums: a subtotal for each chunk would depend on chunk size.
+        # One after another, like the sums: a subtotal of each chunk would depend on the chunk size.
         self.weight = torch.cat([self.weight[None], contributions]).cumsum(0)[-1]
         names = self.keys(reply)
         if any(reply[name].device.type != "cpu" for name in names):
@@ -50,7 +53,7 @@ class Accumulator:
         clients, segments = torch.nonzero(contributions, as_tuple=True)
         weights = contributions[clients, segments].tolist()
         terms = list(zip(clients.tolist(), segments.tolist(), weights, strict=True))
-        # Allocate everything first: if memory runs out here, nothing has been added yet.
+        # All allocations come first: if memory runs out, nothing has been added yet.
         for name in names:
             if name not in self.sums:
                 self.sums[name] = reply[name].new_zeros(
@@ -81,28 +84,41 @@ def check_sum(reduce: SegmentSum, clients: int) -> None:
     expected = (clients, reduce.num_segments) if segments is None else (clients,)
     if tuple(reduce.weights.shape) != expected:
         raise InvalidInputError(
-            f"reduce: weight has shape {tuple(reduce.weights.shape)}, expected {expected} for"
-            f" {clients} clients."
+            f"reduce.weights: the shape is {tuple(reduce.weights.shape)}; it must be {expected} for"
+            f" {clients} clients.",
+            "reduce.weights",
         )
     if isinstance(segments, Tensor):
         if len(segments) != clients:
-            raise InvalidInputError(f"reduce: {len(segments)} rows for {clients} clients.")
+            raise InvalidInputError(
+                f"reduce.segment_ids: there are {len(segments)} segments for {clients} clients;"
+                " give one for each client.",
+                "reduce.segment_ids",
+            )
         if clients and not 0 <= int(segments.min()) <= int(segments.max()) < reduce.num_segments:
             raise InvalidInputError(
-                f"reduce: rows {int(segments.min())} to {int(segments.max())}, but there are"
-                f" {reduce.num_segments}, numbered from 0."
+                f"reduce.segment_ids: the segments are {int(segments.min())} to"
+                f" {int(segments.max())}; they must be 0 to {reduce.num_segments - 1}"
+                f" (num_segments = {reduce.num_segments}).",
+                "reduce.segment_ids",
             )
 
 
-def in_order_asked(
+def ordered_results(
     ids: Tensor,
     places: list[Tensor],
     outputs: list[Tree],
     total: Accumulator | None,
     failures: list[Failure],
 ) -> ClientResults:
-    """The results of a call, in the order of `ids`, from the outputs of its chunks; `places` are
-    the places of each chunk's clients in `ids`.
+    """The results of a call of `map`, in the order of its `ids`.
+
+    Args:
+        ids: the clients of the call.
+        places: for each chunk the places of its clients in `ids`.
+        outputs: for each chunk the outputs of its clients.
+        total: the sums, if the call has some.
+        failures: the clients without a valid reply.
     """
     place = torch.cat([*places, torch.empty(0, dtype=torch.int64)])
     order = place.argsort()

@@ -31,9 +31,9 @@ class EvalRequest:
 
     Args:
         model: the model and its loss.
-        metrics: what to measure besides the loss, by name.
-        split: on which part of the client's data.
-        finetune: trains a copy of the model on the client's training part first.
+        metrics: the metrics to compute in addition to the loss, by name.
+        split: the part of the client's data.
+        finetune: a program that first trains a copy of the model on the client's training part.
     """
 
     model: Objective
@@ -43,18 +43,18 @@ class EvalRequest:
 
 
 class ClientStateTransaction(Protocol):
-    """The state that clients keep between rounds, as the training loop sees it."""
+    """The state that clients keep between rounds, for the training loop."""
 
     version: int  # the round after which it was committed
 
     def commit(self, version: int) -> None:
-        """Make permanent what was written in this round."""
+        """Make the state that was written in this round permanent."""
 
     def rollback(self) -> None:
-        """Discard what was written since the last commit."""
+        """Discard the state that was written since the last commit."""
 
     def tensors(self) -> Tree:
-        """The part of it that a checkpoint stores."""
+        """The tensors that a checkpoint stores."""
 
     def restore(self, tensors: Tree, version: int) -> None:
         """Load the client state that `tensors` returned."""
@@ -65,7 +65,7 @@ class Engine(Federation, Protocol):
 
     name: str
     holds_clients: bool  # whether the clients' state and data are in this process
-    device: torch.device  # where the server's tensors are
+    device: torch.device  # the device of the server's tensors
     traffic: Traffic
     clock: Profiler
 
@@ -73,7 +73,7 @@ class Engine(Federation, Protocol):
     def client_state(self) -> ClientStateTransaction: ...
 
     def client_metadata(self) -> ClientMetadata:
-        """The clients known now. Their number only grows."""
+        """The clients that are known now. Their number never decreases."""
 
     def refresh_membership(self) -> None:
         """Look for new clients; called before each round."""
@@ -91,7 +91,13 @@ class Engine(Federation, Protocol):
         """For each request the mean loss and metrics of each client's model on the client's own
         data: tensors of shape (len(ids),), NaN for clients without such data.
 
-        Only the training loop calls this: methods never see test data.
+        Only the training loop calls this: methods have no access to test data.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients.
+            requests: the evaluations.
+            key: the randomness of fine-tuning.
         """
 
     def models_of(
@@ -102,7 +108,13 @@ class Engine(Federation, Protocol):
         key: int = 0,
     ) -> Tree:
         """The models of these clients, one row for each, with the parameters that are in their
-        client state; `finetune` as in `EvalRequest`.
+        client state.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients.
+            finetune: see `EvalRequest`.
+            key: the randomness of fine-tuning.
         """
 
     def push_final_models(
@@ -112,7 +124,9 @@ class Engine(Federation, Protocol):
         finetune: AnyProgram | None = None,
         key: int = 0,
     ) -> None:
-        """Give every client its model to keep; called at the end of a run."""
+        """Send every client its final model; called at the end of a run. The arguments are those of
+        `models_of`.
+        """
 
     def pop_failures(self) -> list[Failure]:
         """The clients that did not answer or were rejected since the last call."""

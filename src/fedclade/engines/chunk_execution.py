@@ -1,4 +1,4 @@
-"""The loop over batches: runs one program on the clients of one chunk, all in the same step."""
+"""The loop over batches: runs one program on the clients of one chunk, step by step together."""
 
 from __future__ import annotations
 
@@ -67,8 +67,17 @@ class ClientBatch:
 def run_program(
     program: AnyProgram, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """The program's replies for these clients, and their new client state (None: unchanged). The
-    tensors of `clients` may be overwritten.
+    """Run a program on the clients of a chunk.
+
+    Args:
+        program: the program.
+        clients: the clients. Their tensors may be overwritten.
+        broadcast: the tree that every client receives.
+        key: the randomness of the call.
+        compiled: the compiled steps of earlier calls.
+
+    Returns:
+        The replies of the clients, and their new client state; None if it is unchanged.
     """
     try:
         if isinstance(program, ChainedProgram):
@@ -82,12 +91,13 @@ def run_program(
         clashes = sorted(hyperparams.keys() & broadcast.keys())
         if clashes:
             raise InvalidInputError(
-                f"model: its parameter '{clashes[0]}' has the name of a setting of the program"
-                f" '{program.name}'; rename it."
+                f"model: its parameter '{clashes[0]}' has the same name as a hyperparameter of the"
+                f" program '{program.name}'. Rename the parameter.",
+                "model",
             )
         key = rng.fold_in(key, *program.rng_streams)
         broadcast = {**hyperparams, **broadcast}
-        if not program.vectorised:
+        if not program.vectorized:
             return _one_by_one(program, clients, broadcast, key)
         return _sorted_by_size(program, clients, broadcast, key, compiled)
     except RuntimeError as error:
@@ -104,7 +114,7 @@ def _chained(
     key: int,
     compiled: CompiledSteps,
 ) -> tuple[Tree, Tree | None]:
-    # `connect` needs the starting models once more.
+    # The first program may overwrite the starting models, and `connect` needs them.
     first = replace(clients, params=tree_map(torch.clone, clients.params))
     reply, state = run_program(program.first, first, broadcast, key, compiled)
     params, first_reply = vmap(program.connect, in_dims=(None, 0, 0))(
@@ -125,17 +135,17 @@ def _limit_batch_size(batches: Batches, dataset: DeviceDataset) -> Batches:
 def _sorted_by_size(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
-    """Sort the clients as `_vectorised` needs it, and put its results back into their order."""
+    """Sort the clients by size, run `_vectorized`, and restore the order in its results."""
     sizes = clients.dataset.sizes[clients.part_ids]
-    if all(first >= second for first, second in pairwise(sizes.tolist())):  # as in `map`
-        return _vectorised(program, clients, broadcast, key, compiled)
+    if all(first >= second for first, second in pairwise(sizes.tolist())):  # `map` sorts them
+        return _vectorized(program, clients, broadcast, key, compiled)
     order = sizes.argsort(descending=True, stable=True)
-    reply, state = _vectorised(program, clients[order], broadcast, key, compiled)
+    reply, state = _vectorized(program, clients[order], broadcast, key, compiled)
     inverse = order.argsort().to(clients.dataset.device)
     return tree_index(reply, inverse), tree_index(state, inverse) if state is not None else None
 
 
-def _vectorised(
+def _vectorized(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int, compiled: CompiledSteps
 ) -> tuple[Tree, Tree | None]:
     """All clients make each step together. They are sorted by descending size, so the active ones
@@ -193,7 +203,7 @@ def _finish(
 def _owned(carry: Tree, *others: Tree) -> Tree:
     """The carry in tensors that nothing else uses, so that a step may write into them."""
     if any(value.device.type == "cuda" for value in carry.values()):
-        # The layout that a graph has: the choice of kernels depends on it.
+        # The same layout as in a CUDA graph: the choice of kernels depends on it.
         buffers = packed_like(carry)
         copy_into(buffers, carry)
         return buffers
@@ -234,11 +244,11 @@ def _run_steps(
 def _one_by_one(
     program: Program, clients: ClientBatch, broadcast: Tree, key: int
 ) -> tuple[Tree, Tree | None]:
-    """Programs that use numpy or scikit-learn: a plain loop over clients, without padding."""
+    """A loop over clients, without padding: for programs that use numpy or scikit-learn."""
     replies: list[Tree] = []
     states: list[Tree | None] = []
     for row in range(len(clients.client_ids)):
-        alone = slice(row, row + 1)
+        single = slice(row, row + 1)
         const, carry = program.start(
             broadcast,
             tree_index(clients.params, torch.tensor(row)),
@@ -247,8 +257,8 @@ def _one_by_one(
         reader = BatchReader(
             clients.dataset,
             program.batches,
-            clients.part_ids[alone],
-            clients.client_ids[alone],
+            clients.part_ids[single],
+            clients.client_ids[single],
             key,
         )
         reads = reader.steps()
@@ -267,11 +277,11 @@ def _one_by_one(
     if all(state is None for state in states):
         return stack(replies), None
     # A client that wrote nothing keeps its state.
-    kept = [
+    all_states = [
         tree_index(clients.client_state, torch.tensor(row)) if state is None else state
         for row, state in enumerate(states)
     ]
-    return stack(replies), stack(kept)
+    return stack(replies), stack(all_states)
 
 
 def _explain(error: RuntimeError, program: AnyProgram) -> VectorizationError | None:
@@ -280,13 +290,15 @@ def _explain(error: RuntimeError, program: AnyProgram) -> VectorizationError | N
         return None
     if "data-dependent" in text or ".item()" in text:
         return VectorizationError(
-            f"program '{program.name}' branches on the values of a tensor (if, while, .item()), so"
-            " clients cannot share a step: use torch.where, or declare it vectorised=False to have"
-            " it run client by client."
+            f"program '{program.name}': it branches on the values of a tensor (if, while, .item()),"
+            " so clients cannot share a step. Use torch.where, or declare vectorized=False to run"
+            " it client by client.",
+            "program",
         )
     if "randomness" in text:
         return VectorizationError(
-            f"program '{program.name}' draws from torch's generator: take it from batch.key"
-            " (core/rng.py)."
+            f"program '{program.name}': it uses torch's random generator. Derive random numbers"
+            " from batch.key (core/rng.py).",
+            "program",
         )
     return None

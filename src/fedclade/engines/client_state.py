@@ -1,4 +1,4 @@
-"""The state that clients keep between rounds, committed only when the round is."""
+"""The state that clients keep between rounds. It is committed together with the round."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fedclade.core.pytree import Tree, tree_index
+from fedclade.errors import InvalidInputError
 
 
 class _Slots:
-    """Rows of some clients: a stack that grows with the clients that have written, not with the
+    """Rows of some clients. Memory grows with the number of clients that have written, not with the
     number of all clients.
     """
 
@@ -53,8 +54,12 @@ class ClientStateStore:
     """The client state of a simulated federation: read, write, then commit or roll back with the
     round.
 
-    Every client starts from `initial`. Later calls of the same round see what was written. A commit
-    makes it permanent, so a round that is repeated starts from the state of the round before.
+    Later calls of the same round read the state that was written. A commit makes it permanent, so a
+    round that is repeated starts from the state of the round before.
+
+    Args:
+        initial: the state with which every client starts.
+        clients: the number of clients.
     """
 
     def __init__(self, initial: Tree, clients: int) -> None:
@@ -79,22 +84,24 @@ class ClientStateStore:
         return rows
 
     def reserve(self, ids: Tensor) -> None:
-        """Allocate what these clients are about to write."""
+        """Allocate the memory for a `write` of these clients."""
         if self._pending is not None:
             self._pending.reserve(ids)
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if self._pending is None or rows.keys() != self.initial.keys():
-            raise ValueError(
-                f"a program wrote the client state {sorted(rows)}, the method declared"
-                f" {sorted(self.initial)} in initial_client_state"
+            raise InvalidInputError(
+                f"initial_client_state: a program wrote the client state {sorted(rows)}, but the"
+                f" method declared {sorted(self.initial)}. Use the same names in both.",
+                "initial_client_state",
             )
         for name, value in rows.items():
             if value.shape[1:] != self.initial[name].shape:
                 written, declared = tuple(value.shape[1:]), tuple(self.initial[name].shape)
-                raise ValueError(
-                    f"a program wrote the client state '{name}' of shape {written}, the method"
-                    f" declared {declared} in initial_client_state"
+                raise InvalidInputError(
+                    f"initial_client_state: a program wrote the client state '{name}' of shape"
+                    f" {written}, but the method declared {declared}. Use the same shape in both.",
+                    "initial_client_state",
                 )
         self._pending.write(ids, rows)
 

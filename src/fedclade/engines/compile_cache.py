@@ -11,8 +11,11 @@ Entry = TypeVar("Entry")
 
 
 class LazyLRUCache(Generic[Entry]):
-    """Builds an entry after more than `after` requests for its key. It holds the `max_keys` keys
-    that were requested last.
+    """Builds an entry after more than `after` requests for its key.
+
+    Args:
+        after: the number of requests without an entry.
+        max_keys: how many keys it holds: those that were requested last.
     """
 
     def __init__(self, after: int, max_keys: int) -> None:
@@ -22,8 +25,13 @@ class LazyLRUCache(Generic[Entry]):
         self._lock = Lock()
 
     def get(self, key: Hashable, build: Callable[[], Entry | None], times: int = 1) -> Entry | None:
-        """The entry of this key; None if it had too few requests so far, or cannot be built.
-        `times` is how many requests this call counts for.
+        """The entry of a key; None if the key had too few requests so far, or the entry cannot be
+        built.
+
+        Args:
+            key: the key.
+            build: builds the entry, or returns None.
+            times: the number of requests for which this call counts.
         """
         with self._lock:
             self._requests[key] = self._requests.pop(key, 0) + times

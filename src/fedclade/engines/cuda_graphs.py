@@ -1,10 +1,10 @@
-"""Steps on CUDA without Python between them: a program's step is captured once in a CUDA graph for
+"""Steps on CUDA without Python between them: a program's step is captured in CUDA graphs, one for
 each of a few stack widths.
 
 A step of many small models takes microseconds on a GPU, much less than Python needs to launch its
-kernels one by one. A graph holds all kernels and the gather of the batch. A counter on the device
-holds the number of the step, so that replaying the graph is enough. Another graph computes the plan
-of which client reads which samples.
+kernels one by one. A graph holds all kernels, including those that gather the batch. A counter on
+the device holds the number of the step, so that a step is one replay of the graph. Another graph
+computes which samples each client reads in which step (the plan).
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from fedclade.engines.device_dataset import BatchReader, Steps, active_counts
 MIN_STEPS = 4  # fewer steps are not worth a capture
 # The ratio of two successive captured widths. On average half of the difference is padding.
 WIDTH_RATIO = 0.85
-# Steps in one graph. Launching a graph costs more than a small step; 5 suits runs of five epochs.
+# Numbers of steps in one graph. The launch of a graph costs more than a small step. 5 fits runs of
+# five epochs.
 BLOCKS = (16, 8, 5, 4, 3, 2, 1)
-MAX_CAPTURES = 8  # captured programs of a federation: each holds its own stack
-# A captured stack may take 1/SHARE of the device's memory: a capture needs three times its size,
-# and a larger stack needs no graph.
+MAX_CAPTURES = 8  # captured programs of a federation: each holds a stack
+# A captured stack may take 1/SHARE of the device's memory: a capture needs three times that, and a
+# larger stack gains little from a graph.
 SHARE = 64
 _WARM_UP = 2
 
 
 class CapturedStep:
-    """The step of one program for stacks of up to K clients of one dataset, in buffers at fixed
-    addresses.
+    """The captured step of one program, for stacks of up to K clients of one dataset, in buffers at
+    fixed addresses.
     """
 
     def __init__(
@@ -152,8 +153,8 @@ class CapturedStep:
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Destroying a graph aborts a capture, so the graphs of an older federation must not be
-    collected during one.
+    """Switch off garbage collection. It could destroy the graphs of an older federation, which
+    aborts a capture.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -207,22 +208,22 @@ class CudaGraphCache:
         except RuntimeError as error:
             if "captur" not in str(error):
                 raise
-            # The step reads a value from the device. It runs without a graph from now on.
+            # The step reads a value from the device. From now on it runs without a graph.
             self._captures.give_up(key)
             return None
 
 
 def _fits(carry: Tree) -> bool:
-    """Whether a stack is small enough to be captured. This depends on the size of the device, not
-    on its free memory, so that runs repeat.
+    """Whether a stack is small enough to be captured. This depends on the device's total memory,
+    not on its free memory, so that runs are reproducible.
     """
     device = next(iter(carry.values())).device
     return nbytes(carry) <= torch.cuda.get_device_properties(device).total_memory // SHARE
 
 
 def _plan_length(longest: int, maximum: int) -> int:
-    """How many samples of a client a plan can hold: one of a few numbers, so that a few graphs are
-    enough.
+    """The number of samples of a client that a plan can hold. There are only a few such numbers, so
+    that a few graphs are enough.
     """
     length = maximum
     while length // 2 >= longest:
@@ -231,8 +232,8 @@ def _plan_length(longest: int, maximum: int) -> int:
 
 
 class _Block(NamedTuple):
-    """Steps that one graph runs: `active` clients have steps left in all of them, in a stack of
-    `width` clients.
+    """Steps that one graph runs on a stack of `width` clients, of which the first `active` have
+    steps left.
     """
 
     active: int
@@ -241,8 +242,8 @@ class _Block(NamedTuple):
 
 
 def _blocks(counts: list[int]) -> list[_Block]:
-    """All steps of clients, whose numbers of steps are sorted in descending order. There are few
-    different widths and lengths, so that a few graphs are enough.
+    """All steps of the clients, whose numbers of steps are `counts`, in descending order. There are
+    few different widths and lengths, so that a few graphs are enough.
     """
     widths = [len(counts)]
     blocks = []

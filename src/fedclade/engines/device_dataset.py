@@ -1,4 +1,4 @@
-"""The samples of all clients on the device, and which of them a call reads in which step."""
+"""The samples of all clients on the device, and the samples that a call reads in each step."""
 
 from __future__ import annotations
 
@@ -28,14 +28,22 @@ class Steps(NamedTuple):
 
 
 class DeviceDataset:
-    """Samples on the device in their original order, and which of them each part holds."""
+    """Samples on the device in their original order, and the samples of each part.
+
+    Args:
+        x: the inputs.
+        y: the labels.
+        parts: the samples of each part.
+        device: the device.
+        clock: counts and times the work.
+    """
 
     def __init__(
         self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
     ) -> None:
         self.device, self.clock = device, clock
         self.x, self.y = x.to(device), y.to(device)
-        # On the CPU and on the device: reading a size must not wait for the device.
+        # Sizes are on the CPU and on the device: reading a size must not wait for the device.
         self.sizes = parts.sizes
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
         self._index, self._offsets, self._sizes = (
@@ -43,7 +51,14 @@ class DeviceDataset:
         )
 
     def steps(self, batches: Batches, part_ids: Tensor, keys: Tensor, longest: int) -> Steps:
-        """The plan of clients with these parts (of at most `longest` samples) and keys."""
+        """The plan of a call.
+
+        Args:
+            batches: how the program reads the data.
+            part_ids: (K,) the part of each client, on the device.
+            keys: (K,) the key of each client, on the device.
+            longest: the number of samples of the largest part.
+        """
         plan = make_plan(batches, self._sizes[part_ids], keys, longest)
         rows = self._index[self._offsets[part_ids][:, None, None, None] + plan.position]
         weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(
@@ -73,13 +88,19 @@ class DeviceDataset:
 
 @dataclass(frozen=True)
 class BatchReader:
-    """The samples that the clients of a chunk read: parts of a dataset, sorted by descending size,
-    in batches that are drawn with a key.
+    """The samples that the clients of a chunk read.
+
+    Args:
+        dataset: the dataset.
+        batches: how the program reads the data.
+        part_ids: (K,) the part of each client, by descending size, on the CPU.
+        client_ids: (K,) the number of each client, on the CPU.
+        key: the randomness of the call.
     """
 
     dataset: DeviceDataset
     batches: Batches
-    part_ids: Tensor  # on the CPU, like client_ids
+    part_ids: Tensor
     client_ids: Tensor
     key: int
 
@@ -94,7 +115,7 @@ class BatchReader:
 
     @property
     def keys(self) -> Tensor:
-        """One key for each client. Computed in numpy, the fastest way for a few numbers."""
+        """(K,) the key of each client, computed in numpy: fastest for a few numbers."""
         return torch.from_numpy(client_keys(self.key, self.client_ids.numpy()))
 
     def steps(self) -> Steps:
@@ -105,8 +126,8 @@ class BatchReader:
 
 
 def active_counts(counts: list[int]) -> Iterator[int]:
-    """For each step the number of clients with steps left. They are a prefix of all clients, since
-    `counts`, the steps of each client, is sorted in descending order.
+    """For each step the number of clients that have steps left. They are a prefix of all clients,
+    since `counts`, the steps of each client, is sorted in descending order.
     """
     active = len(counts)
     for step in range(counts[0] if counts else 0):

@@ -1,9 +1,9 @@
 """Faster steps on the CPU: a program's step is traced once for each stack width into a plain list
 of torch operations.
 
-A step of a few small models takes a millisecond, and vmap, autograd and the Python around them take
-half as long again. The trace has the same operations on the same numbers, so results do not depend
-on whether a step is traced.
+A step of a few small models takes a millisecond. vmap, autograd and the Python code around the
+operations add half a millisecond. The trace has the same operations on the same numbers, so results
+do not depend on whether a step is traced.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from fedclade.engines.compile_cache import LazyLRUCache
 
 # A step is traced after this many runs: tracing takes as long as about fifty runs.
 TRACE_AFTER = 30
-# Importing the tracer takes two seconds; a node's process may end sooner. These steps run first.
+# Steps before the first trace: importing the tracer takes two seconds, and a node's process may end
+# sooner.
 WARMUP_STEPS = 10_000
 MAX_TRACES = 64
 
-# These return their input if the shape stays the same.
+# Operations that return their input if the shape stays the same.
 _IDENTITY: set[Any] = {
     torch.ops.aten.view.default,
     torch.ops.aten.expand.default,
@@ -84,7 +85,7 @@ def _trace(
     try:
         # Tracing runs the step, which writes into the carry.
         traced = make_fx(flat)(*_flat(broadcast, const, tree_map(torch.clone, carry), batch))
-    except Exception:  # a model that cannot be traced can still run
+    except Exception:  # a step that cannot be traced still runs without a trace
         return None
     _shorten(traced)
 

@@ -10,10 +10,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 
 R = TypeVar("R")
-# Messages of torch's errors that have no class of their own.
+# Messages of torch's errors that have no separate class.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -24,14 +24,14 @@ _OUT_OF_MEMORY = (
 
 
 class OomRetry:
-    """Halves the chunk size when memory runs out, and remembers the size that fits.
+    """Halves the chunk size when memory runs out. Later calls use the smaller size too.
 
     Only clients without a result run again. Sums are the same for every chunk size (`Simulator`),
-    so the call ends as if it had started with the smaller chunk.
+    so the result is that of a call that started with the smaller chunk.
 
     Args:
-        device: whose memory is used.
-        free_caches: frees what is kept for speed alone.
+        device: the device of the chunks.
+        free_caches: frees memory that is used only for speed.
     """
 
     def __init__(self, device: torch.device, free_caches: Callable[[], None]) -> None:
@@ -41,8 +41,12 @@ class OomRetry:
     def run_chunks(
         self, run: Callable[[Sequence[Tensor]], Iterable[R]], order: Tensor, width: int
     ) -> Iterator[tuple[Tensor, R]]:
-        """Chunks of `order` with at most `width` places, each with its result; run(chunks) yields
-        the results in the order of the chunks.
+        """Chunks of `order`, each with its result.
+
+        Args:
+            run: yields the result of each chunk, in their order.
+            order: the places of the clients.
+            width: the number of places in a chunk, while memory suffices.
         """
         while len(order):
             chunks = torch.split(order, min(width, self.max_chunk or width))
@@ -50,7 +54,8 @@ class OomRetry:
             try:
                 results = iter(run(chunks))
                 for chunk in chunks:
-                    yield chunk, next(results)  # no local variable: the next chunk needs the memory
+                    # No local variable holds the result: the next chunk needs the memory.
+                    yield chunk, next(results)
                     done += len(chunk)
                 return
             except (RuntimeError, MemoryError) as error:
@@ -59,16 +64,20 @@ class OomRetry:
                 tried = len(chunks[0])
                 if tried == 1:
                     raise InvalidInputError(
-                        f"Out of memory on {self.device} with a single client. Use a smaller model"
-                        " or local.batch_size, on the CPU engine.threads=1, or a machine with more"
-                        " memory."
+                        f"Out of memory on {self.device} with a single client. Use a smaller model,"
+                        " a smaller local.batch_size, engine.threads=1 (on the CPU), or a machine"
+                        " with more memory.",
+                        "model",
                     ) from error
-            # After the except block the error is gone, and with it what its frames held.
+            # The except block has ended: the error and the tensors of its frames are freed.
             order, self.max_chunk = order[done:], tried // 2
             warnings.warn(
-                f"Out of memory on {self.device} with {tried} clients per chunk; retrying the"
-                f" unfinished clients with {self.max_chunk}. Set engine.chunk={self.max_chunk} to"
-                " avoid this.",
+                FedcladeWarning(
+                    f"Out of memory on {self.device} with {tried} clients per chunk; retrying the"
+                    f" unfinished clients with {self.max_chunk}. Set engine.chunk={self.max_chunk}"
+                    " to avoid this.",
+                    "engine.chunk",
+                ),
                 stacklevel=2,
             )
             self._free_caches()

@@ -1,6 +1,4 @@
-"""The cost of the clients' work: how many steps they make and, on request, the time of each
-phase.
-"""
+"""The cost of the clients' work: the number of steps and, on request, the time of each phase."""
 
 from __future__ import annotations
 
@@ -13,15 +11,15 @@ from typing import NamedTuple
 
 import torch
 
-# The phases, and what a reader should know about each.
+# The phases, with their descriptions.
 _ROUND = {
     "clients": "the clients' work",
     "replies": "checking replies",
-    "sums": "adding replies up",
+    "sums": "summing replies",
 }
 _CLIENT_WORK = {
     "models": "stacking models and client state",
-    "plan": "which samples are in which batch",
+    "plan": "assigning samples to batches",
     "steps": "training steps",
 }
 _OUTSIDE_ROUNDS = {"evaluation": "evaluation of all clients", "saving": "checkpoints and files"}
@@ -31,8 +29,12 @@ class Profiler:
     """Counts the steps of single clients: those that were requested, and those that were computed.
     The second number is larger if a stack was wider than its number of active clients.
 
-    With `on` it also adds up the seconds of each phase. Timing a phase waits for the GPU before and
-    after it, so a profiled run is slower. Each worker thread adds its own seconds.
+    Each worker thread adds its seconds.
+
+    Args:
+        device: the device of the work.
+        on: whether to add up the seconds of each phase. Timing waits for the GPU before and after a
+            phase, so a profiled run is slower.
     """
 
     def __init__(self, device: torch.device, on: bool = False) -> None:
@@ -64,7 +66,7 @@ class Profiler:
 
     @contextmanager
     def whole(self, name: str) -> Iterator[None]:
-        """Time the block as `name`, and none of the phases inside it."""
+        """Time the block as `name`, without the phases inside it."""
         with self.phase(name):
             outer, self._within = self._within, name
             try:
@@ -84,14 +86,14 @@ class Line(NamedTuple):
     """
 
     phase: str
-    what: str
+    description: str
     seconds: float
     within: bool = False
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The seconds of each phase of a run, and how many computed steps nobody had requested."""
+    """The seconds of each phase of a run, and the numbers of requested and computed steps."""
 
     lines: list[Line]
     rounds: int
@@ -106,7 +108,8 @@ class Profile:
 
         def lines(phases: dict[str, str], within: bool = False) -> list[Line]:
             return [
-                Line(phase, what, seconds.get(phase, 0.0), within) for phase, what in phases.items()
+                Line(phase, description, seconds.get(phase, 0.0), within)
+                for phase, description in phases.items()
             ]
 
         clients, *others = lines(_ROUND)
@@ -116,7 +119,7 @@ class Profile:
                 clients,
                 *lines(_CLIENT_WORK, within=True),
                 *others,
-                Line("server", "the method's own mathematics", server),
+                Line("server", "the method's work on the server", server),
                 *lines(_OUTSIDE_ROUNDS),
             ],
             rounds,
@@ -127,23 +130,19 @@ class Profile:
 
     @property
     def padded(self) -> float:
-        """Steps computed for nobody, as a share of the requested steps."""
+        """The steps that were computed without a request, as a share of the requested steps."""
         return self.computed / self.asked - 1 if self.asked else 0.0
 
     def __str__(self) -> str:
         total = sum(line.seconds for line in self.lines if not line.within) or 1.0
         width = max(len(line.phase) for line in self.lines) + 4
-        text = [f"{'phase':{width}}{'seconds':>9}{'ms a round':>12}{'share':>8}"]
+        text = [f"{'phase':{width}}{'seconds':>9}{'ms/round':>12}{'share':>8}"]
         for line in self.lines:
             name = ("  " if line.within else "") + line.phase
             per_round, share = line.seconds / max(1, self.rounds), line.seconds / total
             numbers = f"{line.seconds:9.3f}{1000 * per_round:12.2f}{100 * share:7.1f}%"
-            text.append(f"{name:{width}}{numbers}  {line.what}")
+            text.append(f"{name:{width}}{numbers}  {line.description}")
         if self.workers > 1:
-            text.append(
-                f"Seconds within the clients' work are those of {self.workers} workers together."
-            )
-        text.append(
-            f"{self.asked:,} client steps; {100 * self.padded:.1f}% more were computed for nobody."
-        )
+            text.append(f"The indented phases of clients are sums over {self.workers} workers.")
+        text.append(f"{self.asked:,} client steps, plus {100 * self.padded:.1f}% padding.")
         return "\n".join(text)

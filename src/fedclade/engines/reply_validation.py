@@ -24,7 +24,13 @@ Spec: TypeAlias = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def rejection_reason(reply: Tree, expected: Spec, size: int) -> str | None:
-    """Why one client's reply is rejected, or None. `size` is its number of training examples."""
+    """The reason why a client's reply is rejected, or None.
+
+    Args:
+        reply: the reply.
+        expected: the shape and dtype of each tensor.
+        size: the client's number of training examples.
+    """
     if reply.keys() != expected.keys():
         return f"names: expected {sorted(expected)}, got {sorted(reply)}"
     for name, (shape, dtype) in expected.items():
@@ -50,7 +56,7 @@ def spec_of(reply: Tree) -> Spec:
 
 
 def rows_out_of_range(replies: Tree) -> list[int]:
-    """The rows of stacked replies with numbers that are not finite, or absurdly large."""
+    """The rows of stacked replies with numbers that are not finite or above LARGEST."""
     matrix = packed(replies)
     floats = (
         [matrix]
@@ -59,7 +65,7 @@ def rows_out_of_range(replies: Tree) -> list[int]:
     )
     if not floats:
         return []
-    # A norm needs one fast pass, and no number of a row is larger than the row's norm. Only rows
+    # No number of a row is larger than the row's norm, and a norm is fast to compute. Only rows
     # with a large norm are checked number by number.
     norms = (
         torch.stack([torch.linalg.vector_norm(value, dim=1) for value in floats]).amax(0).tolist()
@@ -73,10 +79,10 @@ def rows_out_of_range(replies: Tree) -> list[int]:
 
 
 def out_of_range_segment(segment: int, num_segments: int) -> str | None:
-    """Why the segment that a client chose is rejected, or None."""
+    """The reason why the segment that a client chose is rejected, or None."""
     if 0 <= segment < num_segments:
         return None
-    return f"chose row {segment} of {num_segments}"
+    return f"chose segment {segment} of {num_segments}"
 
 
 def as_rows(value: Tensor) -> Tensor:
@@ -85,13 +91,18 @@ def as_rows(value: Tensor) -> Tensor:
 
 
 def majority_spec(replies: list[Tree], sent: Spec) -> Spec:
-    """The spec that most replies have; of several equally common ones the one most similar to the
-    model that was sent. Replies with another spec are rejected.
+    """The most common spec of the replies. If several are equally common, it is the one most
+    similar to the model that was sent. Replies with a different spec are rejected.
+
+    Args:
+        replies: the replies of the clients.
+        sent: the spec of the model that was sent.
     """
     if not replies:
         return {}
     counts = Counter(tuple(sorted(spec_of(reply).items())) for reply in replies)
     similarity = {
-        spec: sum(1 if sent.get(name) == form else -1 for name, form in spec) for spec in counts
+        spec: sum(1 if sent.get(name) == tensor_spec else -1 for name, tensor_spec in spec)
+        for spec in counts
     }
     return dict(max(counts.items(), key=lambda item: (item[1], similarity[item[0]]))[0])

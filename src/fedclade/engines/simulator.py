@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
-from fedclade.engines.accumulator import Accumulator, check_sum, in_order_asked
+from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
 from fedclade.engines.base import EvalRequest, Traffic
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
@@ -26,6 +27,7 @@ from fedclade.engines.oom import OomRetry
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.reply_validation import (
     EXAMPLES,
+    LARGEST,
     out_of_range_segment,
     rejection_reason,
     rows_out_of_range,
@@ -37,22 +39,22 @@ from fedclade.programs.evaluation import evaluate_metrics
 
 Precision: TypeAlias = Literal["tf32", "float32"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
-"""(key, client, reply) -> the reply that arrives, or None if none does: to study absent and
-malicious clients.
+"""(key, client, reply) -> the reply that arrives, or None if none arrives. For experiments with
+absent and malicious clients.
 """
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many bytes the weights of a chunk may take. On the CPU small stacks that stay in the cache are
-# faster than large ones (measured with the MLP of 784-200-62: 4 to 10 clients). On CUDA it is a
-# share of the device's total memory, not of its free memory, so that runs repeat.
+# The bytes of the weights of a chunk. On the CPU small stacks that stay in the cache are faster
+# than large ones (measured with the MLP of 784-200-62: 4 to 10 clients). On CUDA it is a share of
+# the device's total memory, not of its free memory, so that runs are reproducible.
 _CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
 
 
 @dataclass
 class _Collected:
-    """What a call of `map` has collected from its chunks so far."""
+    """The results of a call of `map` so far."""
 
     total: Accumulator | None
     outputs: list[Tree] = field(default_factory=list)
@@ -61,22 +63,24 @@ class _Collected:
 
 
 class Simulator:
-    """A federation whose clients are all in this process.
+    """A federation whose clients are all in this process. It runs many clients in one step.
 
-    Neither `chunk` nor `threads` changes a result of a linear model or an MLP.
+    For a linear model or an MLP, results depend neither on `chunk` nor on `threads`.
 
-    Clients are numbered from 0. Their randomness is derived from `names`, which are other numbers
-    if these clients are part of a larger federation.
+    Clients are numbered from 0. Their randomness is derived from the attribute `names`. If these
+    clients are a part of a larger federation, `names` has their numbers there.
 
     Args:
         clients: the clients' data.
-        device: "cpu", "cuda" or "auto".
-        chunk: how many clients run in one step; 1 is the sequential reference.
-        precision: of matrix products on CUDA.
-        threads: how many threads run chunks on the CPU; by default one for each core that the
+        device: "cpu", "cuda" or "auto" (CUDA if there is a CUDA device).
+        chunk: how many clients run in one step; None chooses by memory, 1 is the sequential
+            reference.
+        precision: "tf32" or "float32", the precision of matrix products on CUDA.
+        threads: how many threads run chunks on the CPU; None for one thread for each core that the
             process may use.
-        faults: changes or drops replies, for experiments.
-        profile: time the phases of every call (`clock`).
+        faults: (key, client, reply) -> the reply that arrives, or None if none arrives. For
+            experiments with absent and malicious clients.
+        profile: whether to time the phases of every call, in the attribute `clock`.
     """
 
     name = "simulator"
@@ -123,13 +127,15 @@ class Simulator:
 
     @property
     def sizes(self) -> Tensor:
+        """(clients,) the number of training examples of each client."""
         return self._sizes
 
     def client_metadata(self) -> ClientMetadata:
+        """The metadata of all clients."""
         return self._clients.metadata
 
     def refresh_membership(self) -> None:
-        """Does nothing: all clients are always present."""
+        """Do nothing: all clients are always present."""
 
     def push_final_models(
         self,
@@ -138,10 +144,14 @@ class Simulator:
         finetune: AnyProgram | None = None,
         key: int = 0,
     ) -> None:
-        """Does nothing: the clients are in this process."""
+        """Do nothing: the clients are in this process."""
 
     def init_client_state(self, initial: Tree) -> None:
-        """Give every client this initial state (a method's `initial_client_state`)."""
+        """Give every client this initial state.
+
+        Args:
+            initial: the state of one client, as of a method's `initial_client_state`.
+        """
         self.client_state = ClientStateStore(
             {name: value.to(self.device) for name, value in initial.items()}, len(self._sizes)
         )
@@ -161,6 +171,17 @@ class Simulator:
         key: int,
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
+        """Run the program on these clients' training data.
+
+        Args:
+            program: the program.
+            ids: the clients, each at most once.
+            broadcast: a tree that every client receives.
+            per_client: the model that each client receives.
+            key: the randomness of this call. Two calls in one round need different keys unless
+                their programs have different names.
+            reduce: sum outputs instead of returning them.
+        """
         ids = self._checked(ids)
         assignment = self._on_device(per_client, len(ids)) if per_client is not None else None
         if reduce:
@@ -182,7 +203,7 @@ class Simulator:
             parallel=not _uses_numpy(program),
         )
         self._failures += collected.failures
-        return in_order_asked(
+        return ordered_results(
             ids, collected.places, collected.outputs, collected.total, collected.failures
         )
 
@@ -193,21 +214,32 @@ class Simulator:
         requests: Sequence[EvalRequest],
         key: int = 0,
     ) -> list[Tree]:
+        """For each request the mean loss and metrics of each client's model on the client's own
+        data: tensors of shape (len(ids),), NaN for clients without such data.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients, each at most once.
+            requests: the evaluations.
+            key: the randomness of fine-tuning.
+        """
         return [self._evaluate_one(assignment, ids, request, key) for request in requests]
 
     def _evaluate_one(
         self, assignment: ModelAssignment, ids: Tensor, request: EvalRequest, key: int
     ) -> Tree:
-        """One request. Clients with the same model and the same test part are evaluated once."""
+        """Evaluate one request. Clients with the same model and the same test part share one
+        evaluation.
+        """
         ids = self._checked(ids)
         finetune = request.finetune
         dataset = self._train if request.split == "train" else self._test
         parts = ids if request.split == "train" else self._clients.test_part_id[ids]
         with_data = torch.nonzero(parts >= 0).flatten()
-        asked = ids[with_data]
+        evaluated = ids[with_data]
         assignment = self._on_device(assignment[with_data], len(with_data))
         personal = bool(assignment.local_params) or finetune is not None
-        pairs = torch.stack([asked if personal else assignment.model_ids, parts[with_data]], 1)
+        pairs = torch.stack([evaluated if personal else assignment.model_ids, parts[with_data]], 1)
         distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
         first = torch.full((len(distinct),), len(with_data), dtype=torch.int64)
         first = first.scatter_reduce_(0, pair_of, torch.arange(len(with_data)), "amin")
@@ -215,7 +247,7 @@ class Simulator:
         sums: dict[str, Tensor] = {}
 
         def load(places: Tensor) -> tuple[ClientBatch, Tensor]:
-            clients = asked[first[places]]
+            clients = evaluated[first[places]]
             rows = assignment[first[places]]
             return self._client_batch(dataset, distinct[places, 1], clients, rows), clients
 
@@ -255,7 +287,13 @@ class Simulator:
         key: int = 0,
     ) -> Tree:
         """The models of these clients, one row for each, with the parameters that are in their
-        client state; `finetune` as in `EvalRequest`.
+        client state.
+
+        Args:
+            assignment: the model of each client.
+            ids: the clients.
+            finetune: a program that trains a copy of each model first, as in `EvalRequest`.
+            key: the randomness of `finetune`.
         """
         assignment = self._on_device(assignment, len(ids))
         if finetune is None or not len(ids):
@@ -295,11 +333,19 @@ class Simulator:
         collect: Callable[[Tensor, R], None],
         parallel: bool = True,
     ) -> None:
-        """Split `order` into chunks of at most `width` places; load, compute and collect each.
+        """Split `order` into chunks; load, compute and collect each.
 
-        If memory runs out in any of the three, the chunks that were not collected run again with
-        fewer clients. So `collect` must keep nothing of a chunk before its last step that can fail.
-        `load` and `collect` run in this thread, chunk by chunk.
+        If memory runs out in one of the three functions, the chunks that were not collected run
+        again with fewer clients. So `collect` must store nothing of a chunk before its last step
+        that can fail.
+
+        Args:
+            order: the places of the clients.
+            width: the number of places in a chunk, while memory suffices.
+            load: reads the input of a chunk, in this thread.
+            compute: runs a chunk, in a worker thread.
+            collect: stores the result of a chunk, in this thread.
+            parallel: whether to use worker threads.
         """
 
         def run(chunks: Sequence[Tensor]) -> Iterator[None]:
@@ -325,16 +371,16 @@ class Simulator:
         reply: Tree,
         written: Tree | None,
     ) -> None:
-        """Check the replies of a chunk and add them up; keep the client state that it wrote.
+        """Check the replies of a chunk, add them up, and store its client state.
 
-        Memory may run out until the chunk is added up. Nothing of it is kept before that, so no
+        Memory may run out until the chunk is added up. Nothing of it is stored before that, so no
         client counts twice.
         """
         total = collected.total
         reduce = total.reduce if total is not None else None
         bytes_each = nbytes(reply) // max(1, len(places))
-        # Checking replies waits for the device. So the sums of all replies are queued first; they
-        # are computed again if a reply is rejected, which is rare.
+        # The check of the replies waits for the device. So the sums of all replies are queued
+        # first. They are computed again if a reply is rejected, which is rare.
         new_total = total.copy() if total is not None and self._queues_sums(total.reduce) else None
         if new_total is not None:
             with self.clock.phase("sums"):
@@ -356,7 +402,7 @@ class Simulator:
         if written is not None and len(accepted):
             self.client_state.write(ids[places][accepted].to(self.device), written)
         collected.failures.extend(failures)
-        # Rejected replies were sent as well.
+        # Rejected replies were sent too.
         sent = len(places) - sum(not failure.rejected for failure in failures)
         self.traffic.up += bytes_each * sent
         collected.outputs.append(reply)
@@ -373,9 +419,10 @@ class Simulator:
     def _accept(
         self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: SegmentSum | None
     ) -> tuple[Tensor, Tree, list[Failure]]:
-        """The places of the accepted replies, those replies, and why the others are not."""
+        """The places of the accepted replies, these replies, and the failures of the others."""
         reasons = dict.fromkeys(
-            rows_out_of_range(written), "its client state is not finite, or absurdly large"
+            rows_out_of_range(written),
+            f"its client state has a number that is not finite or larger than {LARGEST:.0e}",
         )
         absent: set[int] = set()
         if self.faults is not None:
@@ -414,8 +461,8 @@ class Simulator:
     def _apply_faults(
         self, faults: Faults, key: int, ids: Tensor, reply: Tree
     ) -> tuple[Tree, dict[int, str], set[int]]:
-        """The replies that arrive, why those at some places do not count, and the places of absent
-        clients. A reply that does not count stays the original one.
+        """The replies that arrive, the reason for each place whose reply is not valid, and the
+        places of absent clients. A reply that is not valid is replaced by the original one.
         """
         spec = spec_of(tree_index(reply, torch.tensor(0)))
         reasons: dict[int, str] = {}
@@ -436,10 +483,10 @@ class Simulator:
         self._compiled = CompiledSteps()
 
     def _width(self, clients: int, assignment: ModelAssignment | None, broadcast: Tree) -> int:
-        """How many clients run at a time."""
+        """How many clients run in one step."""
         if self.chunk:
             return int(self.chunk)
-        # What a client trains: its row, or what it picks from the broadcast.
+        # A client trains its row, or a model of the broadcast.
         client_bytes = max(
             _row_bytes(assignment), nbytes(broadcast), nbytes(self.client_state.initial), 16 * 1024
         )
@@ -447,26 +494,36 @@ class Simulator:
             total_memory = torch.cuda.get_device_properties(self.device).total_memory
             return max(1, int(total_memory * _CUDA_CHUNK_SHARE) // client_bytes)
         largest = max(1, _CPU_CHUNK_BYTES // client_bytes)
-        # The same number of chunks for every worker, as far as possible.
+        # If possible, every worker gets the same number of chunks.
         rounds = -(-clients // (largest * self.workers.count))
         return max(1, -(-clients // (rounds * self.workers.count))) if clients else 1
 
     def _checked(self, ids: Tensor) -> Tensor:
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()
-        asked = ids.tolist()
-        if asked and not 0 <= min(asked) <= max(asked) < len(self._sizes):
+        numbers = ids.tolist()
+        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self._sizes):
             raise InvalidInputError(
-                f"clients are numbered 0 to {len(self._sizes) - 1}; asked for {min(asked)} to"
-                f" {max(asked)}."
+                f"ids: the clients are {min(numbers)} to {max(numbers)}; they must be 0 to"
+                f" {len(self._sizes) - 1}.",
+                "ids",
             )
-        if len(set(asked)) != len(asked):
-            raise InvalidInputError("a client was asked twice in one call: ids must be distinct.")
+        twice = [client for client, count in Counter(numbers).items() if count > 1]
+        if twice:
+            raise InvalidInputError(
+                f"ids: client {twice[0]} occurs more than once; the clients of a call must be"
+                " distinct.",
+                "ids",
+            )
         return ids
 
     def _on_device(self, assignment: ModelAssignment, clients: int) -> ModelAssignment:
         model_ids = assignment.model_ids.cpu()
         if len(model_ids) != clients:
-            raise InvalidInputError(f"per_client: {len(model_ids)} rows for {clients} clients.")
+            raise InvalidInputError(
+                f"per_client.model_ids: there are {len(model_ids)} rows for {clients} clients; give"
+                " one for each client.",
+                "per_client.model_ids",
+            )
         stacks = [
             value
             for name, value in assignment.models.items()
@@ -477,8 +534,10 @@ class Simulator:
             lowest, highest = int(model_ids.min()), int(model_ids.max())
             if lowest < 0 or highest >= models:
                 raise InvalidInputError(
-                    f"per_client: row {lowest if lowest < 0 else highest} of {models} models; a"
-                    " client whose group is not known (-1) must be added first."
+                    f"per_client.model_ids = {lowest if lowest < 0 else highest}: must be 0 to"
+                    f" {models - 1}. If the group of a client is not known (-1), assign the client"
+                    " first (Method.add_clients).",
+                    "per_client.model_ids",
                 )
         on_device = {name: value.to(self.device) for name, value in assignment.models.items()}
         return ModelAssignment(on_device, model_ids, assignment.local_params)
@@ -507,8 +566,8 @@ class Simulator:
 
 
 def pick_device(device: str) -> torch.device:
-    """The torch device; `auto` is CUDA if there is one."""
-    device = str(device)  # it may be a torch.device
+    """The torch device of this name; "auto" is CUDA if there is a CUDA device."""
+    device = str(device)  # also accepts a torch.device
     require(
         device in ("auto", "cpu", "cuda") or device.startswith("cuda:"),
         "device",
@@ -519,16 +578,17 @@ def pick_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InvalidInputError(
-            "device = 'cuda': this torch sees no CUDA device; use device = 'cpu' or 'auto'."
+            f"device = {device!r}: torch finds no CUDA device. Use device = 'cpu' or 'auto'.",
+            "device",
         )
     return torch.device(device)
 
 
 def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:
-    """Places sorted by descending size, then by id, so that the active clients of a chunk are a
+    """Places sorted by descending size, then by part, so that the active clients of a chunk are a
     prefix.
 
-    The order is the same for every chunk size, which keeps sums the same to the bit.
+    The order is the same for every chunk size, so sums are the same to the bit.
     """
     return torch.from_numpy(np.lexsort((parts.numpy(), -dataset.sizes[parts].numpy())))
 
@@ -539,11 +599,11 @@ def _uses_numpy(program: AnyProgram) -> bool:
     """
     if isinstance(program, ChainedProgram):
         return _uses_numpy(program.first) or _uses_numpy(program.second)
-    return not program.vectorised
+    return not program.vectorized
 
 
 def _row_bytes(assignment: ModelAssignment | None) -> int:
-    """Bytes of the row that is sent to one client."""
+    """The bytes of the row that is sent to one client."""
     if assignment is None:
         return 0
     return sum(

@@ -22,17 +22,20 @@ def cores() -> int:
 
 @lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory. By default it returns large blocks to the system, and a round
-    that has to get them back page by page takes a fifth longer. glibc raises its threshold to the
-    largest block that was freed, up to 32 MiB.
+    """Make glibc keep freed memory. By default it returns large blocks to the system. A round then
+    takes a fifth longer, since it has to get them back page by page. glibc raises its threshold to
+    the largest block that was freed, up to 32 MiB.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 class ThreadPool:
     """Runs a function on several items at a time. Torch uses one thread in each worker: a client's
-    matrix products are too small for more, and with more threads their rounding would depend on
-    the chunk size.
+    matrix products are too small for more threads, and with more threads their rounding would
+    depend on the chunk size.
+
+    Args:
+        count: the number of workers; 1 runs the function in the calling thread.
     """
 
     def __init__(self, count: int) -> None:
@@ -40,8 +43,12 @@ class ThreadPool:
         self._pool: ThreadPoolExecutor | None = None
 
     def in_order(self, work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """work(item) for each item, in their order. Items are taken in the calling thread, one
-        after another, and only a few ahead.
+        """work(item) for each item, in the order of the items. The calling thread reads the items
+        one after another, only a few ahead of the results.
+
+        Args:
+            work: the function.
+            items: the items.
         """
         if self.count == 1:
             yield from map(work, items)
@@ -61,8 +68,8 @@ class ThreadPool:
         except BaseException as error:
             for future in ahead:
                 future.cancel()
-            # If memory ran out, the running workers must free theirs before a retry. An interrupt
-            # does not wait.
+            # If memory ran out, the running workers must free their memory before a retry. An
+            # interrupt does not wait for them.
             if isinstance(error, Exception):
                 wait(ahead)
             raise

@@ -1,1 +1,1 @@
-"""Other frameworks: Flower, TensorBoard."""
+"""Integrations with other frameworks: Flower, TensorBoard."""

@@ -25,16 +25,18 @@ TRACKERS = ("tensorboard",)
 def check_tracker(name: str) -> None:
     """Raise before the training if the tracker cannot be used."""
     if name not in TRACKERS:
-        raise InvalidInputError(f"--track {name}: must be {' or '.join(TRACKERS)}.")
+        raise InvalidInputError(f"--track {name}: must be {' or '.join(TRACKERS)}.", "--track")
     if importlib.util.find_spec("tensorboard") is None:
         raise InvalidInputError(
-            "--track tensorboard: TensorBoard is not installed; pip install 'fedclade[track]'."
+            "--track tensorboard: TensorBoard is not installed. Install it with: pip install"
+            " 'fedclade[track]'",
+            "--track",
         )
 
 
 class Tracker:
-    """A context for the time of a run. As a callback it gets each round's row, after the run has
-    written it.
+    """A context manager around a run; `after_round` is called with each round's row after the run
+    has written it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -51,7 +53,7 @@ class Tracker:
         trace: TracebackType | None,
     ) -> None:
         if self.writer is not None:
-            # If the run has failed, its own error matters.
+            # If the run has failed, its error is more important.
             with (
                 suppress(OSError)
                 if error is not None

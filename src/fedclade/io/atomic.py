@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and what is said of those that cannot be written."""
+"""Atomic writes: a file is complete or absent. Errors of the file system become `WriteError`."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "disk quota exceeded"}
 
 @contextmanager
 def atomic_write(path: Path, size: int | None = None) -> Iterator[Path]:
-    """Where to write what is to be at `path`: it comes there when it is written and on the disk,
-    or, if the power is cut, not at all.
+    """A context that gives a temporary path to write to, and renames it to `path` at its end.
 
-    size: bytes that it takes, where they are known.
+    The rename follows after the data are on the disk, so that `path` is complete or absent even
+    after a power cut.
+
+    Args:
+        path: the file to write.
+        size: its size in bytes, for the error message; None if it is not known.
     """
     temporary = path.with_name(f"{path.name}.partial")
     with translate_os_errors(path, size):
@@ -32,27 +36,27 @@ def atomic_write(path: Path, size: int | None = None) -> Iterator[Path]:
             _sync(temporary)
             os.replace(temporary, path)
         except BaseException:
-            with suppress(OSError):  # what went wrong before is what matters
+            with suppress(OSError):  # the first error matters
                 temporary.unlink(missing_ok=True)
             raise
         _sync(path.parent)
 
 
 def write_text(path: Path, text: str) -> None:
-    """A text file that is there whole or not at all."""
+    """Write a text file atomically."""
     data = text.encode()
     with atomic_write(path, len(data)) as temporary:
         temporary.write_bytes(data)
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a file. One that does not fit is taken back: no half of it stays."""
-    left = f"{line}\n".encode()
-    with translate_os_errors(path, len(left)), path.open("ab", buffering=0) as file:
+    """Add a line to a file. If it cannot be written whole, the file is cut back to its old end."""
+    remaining = f"{line}\n".encode()
+    with translate_os_errors(path, len(remaining)), path.open("ab", buffering=0) as file:
         end = file.tell()
         try:
-            while left:
-                left = left[file.write(left) :]
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
         except BaseException:
             with suppress(OSError):
                 file.truncate(end)
@@ -61,58 +65,58 @@ def append(path: Path, line: str) -> None:
 
 @contextmanager
 def translate_os_errors(path: Path, size: int | None = None) -> Iterator[None]:
-    """What the disk refuses while `path` is written, in words for a person."""
+    """A context in which errors of the file system become a `WriteError` about `path`.
+
+    Args:
+        path: the file or folder that is written.
+        size: its size in bytes, for the error message; None if it is not known.
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
-        number = _number(error)
+        number = _errno(error)
         if number is None:
             raise
-        raise WriteError(f"{path}: it cannot be written, {_why(number, path, size)}.") from error
+        raise WriteError(
+            f"{path}: cannot be written: {_reason(number, path, size)}.", str(path)
+        ) from error
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what a process that was killed left half written: a file of ours, or the one that
-    safetensors makes first.
-    """
+    """Remove the temporary files that a killed process left: ours and those of safetensors."""
     for pattern in ("*.partial", ".tmp??????"):
         for path in folder.glob(pattern):
             if path.is_file():
                 path.unlink(missing_ok=True)
 
 
-def _number(error: OSError | SafetensorError) -> int | None:
-    """The system's number of an error; None where it is another kind, or has been put in words
-    already.
-    """
+def _errno(error: OSError | SafetensorError) -> int | None:
+    """The errno of an error; None for a `WriteError` and for an error without one."""
     if isinstance(error, OSError):
         return error.errno
-    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors passes on the message alone
+    match = re.search(r"\(os error (\d+)\)", str(error))  # safetensors passes on only the message
     return int(match[1]) if match else None
 
 
-def _why(number: int, path: Path, size: int | None) -> str:
+def _reason(number: int, path: Path, size: int | None) -> str:
     if number not in _FULL:
-        return f"the system says: {os.strerror(number)}"
+        return os.strerror(number)
     free = shutil.disk_usage(
         next(folder for folder in path.absolute().parents if folder.exists())
     ).free
-    # A disk may have bytes left and no place for another file; and of a share only the system knows
-    # what is left.
+    # A disk may have free bytes but no free inode. The free space of a quota is not known.
     numbers = (
         f" ({decimal(size)} needed, {decimal(free)} free)"
         if size is not None and number == errno.ENOSPC and free < size
         else ""
     )
-    return f"{_FULL[number]}{numbers}: make room"
+    return f"{_FULL[number]}{numbers}. Free some disk space"
 
 
 def _sync(path: Path) -> None:
-    """What was written to this file, or renamed in this folder, is on the disk when this
-    returns.
-    """
-    number = os.open(path, os.O_RDONLY)
+    """Wait until this file, or the renames in this folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(number)
+        os.fsync(descriptor)
     finally:
-        os.close(number)
+        os.close(descriptor)

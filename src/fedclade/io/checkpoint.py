@@ -1,5 +1,5 @@
-"""Checkpoints: state, client memory and history in one safetensors file, written whole or not at
-all, and checked when it is read.
+"""Checkpoints: the method's state, the clients' state and the history in one safetensors file,
+which is written atomically and verified when it is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 from fedclade.io import safe_read, schemas
 from fedclade.io.atomic import atomic_write, translate_os_errors
 from fedclade.io.schemas import RoundRecord
@@ -34,8 +34,7 @@ class Checkpoint:
     state: Tree
     memory: Tree
     history: list[RoundRecord]
-    # hash of the configuration and the data: another experiment's checkpoint is recognised
-    configuration: str
+    configuration: str  # the run's fingerprint: a checkpoint of another experiment is refused
 
 
 def flatten(state: State) -> Tree:
@@ -48,7 +47,7 @@ def flatten(state: State) -> Tree:
 
 
 def restore(kind: type[State], flat: Tree) -> State:
-    """The state that `flatten` took apart."""
+    """The state of which `flatten` made `flat`."""
     hints = get_type_hints(kind)
     values: dict[str, Any] = {}
     for field in fields(kind):
@@ -59,7 +58,7 @@ def restore(kind: type[State], flat: Tree) -> State:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write `folder/round-N.safetensors` and keep the last two."""
+    """Write `folder/round-N.safetensors`, and remove all but the last two."""
     with translate_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     tensors = add_prefix("state", checkpoint.state) | add_prefix("memory", checkpoint.memory)
@@ -75,22 +74,25 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
 
 
 def latest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint of a run that is not damaged, or None where there is none at all. A
-    warning names each damaged one.
+    """The newest checkpoint that is not damaged; None if the folder has no checkpoints.
+
+    A warning names each damaged one. If all are damaged, that is an error.
     """
-    damaged: list[InvalidInputError] = []
+    errors: list[InvalidInputError] = []
     for path in sorted(folder.glob("round-*.safetensors"), reverse=True):
         try:
-            found = _read(path)
+            checkpoint = _read(path)
         except InvalidInputError as error:
-            damaged.append(error)
+            errors.append(error)
             continue
-        for problem in damaged:
-            warnings.warn(f"{problem} The run goes on from round {found.round}.", stacklevel=2)
-        return found
-    if damaged:
+        for skipped in errors:
+            message = f"{skipped} The run continues from round {checkpoint.round}."
+            warnings.warn(FedcladeWarning(message, skipped.field), stacklevel=2)
+        return checkpoint
+    if errors:
         raise InvalidInputError(
-            f"{damaged[0]} There is no other checkpoint: restart the run in another folder."
+            f"{errors[0]} There is no other checkpoint: restart the run in another folder.",
+            errors[0].field,
         )
     return None
 
@@ -100,11 +102,12 @@ def _read(path: Path) -> Checkpoint:
         metadata, tensors = read_tensors(path)
         if metadata.get("format") != FORMAT:
             raise InvalidInputError(
-                f"{path}: not a checkpoint of this version of fedclade ({FORMAT})."
+                f"{path}: not a checkpoint of this version of fedclade ({FORMAT}).", str(path)
             )
         number, history = metadata["round"], schemas.history(metadata["history"])
-        if (history[-1]["round"] if history else 0) != number:
-            raise ValueError("its history does not end with its round")
+        last = history[-1]["round"] if history else 0
+        if last != number:
+            raise ValueError(f"the checkpoint is of round {number}, its history ends with {last}")
         return Checkpoint(
             number,
             strip_prefix("state", tensors),
@@ -115,18 +118,24 @@ def _read(path: Path) -> Checkpoint:
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInputError(f"{path}: damaged checkpoint ({error}).") from error
+        raise InvalidInputError(f"{path}: damaged checkpoint ({error}).", str(path)) from error
 
 
 def write_tensors(path: Path, tensors: Tree, metadata: dict[str, Any]) -> None:
-    """A safetensors file that is there whole or not at all, even after a power cut."""
+    """Write a safetensors file atomically, with a checksum.
+
+    Args:
+        path: the file to write.
+        tensors: the tensors by name.
+        metadata: anything that JSON can hold.
+    """
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps(metadata)
-    # One entry for everything: safetensors writes several in an order that changes from run to run.
+    # Only one entry: safetensors writes several in an order that changes from run to run.
     entry = json.dumps({"about": text, "digest": _digest(text, on_cpu)})
     size = len(entry) + sum(value.nbytes for value in on_cpu.values())
     with atomic_write(path, size) as temporary:
-        # with the permissions that files of this user have; safetensors would make it private
+        # The user's default permissions: safetensors would make the file private.
         temporary.touch()
         mode = temporary.stat().st_mode
         save_file(on_cpu, temporary, {"fedclade": entry})
@@ -142,7 +151,9 @@ def _digest(metadata: str, tensors: Tree) -> str:
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
-    """All of a file that `write_tensors` wrote, if it is as it was written."""
+    """The metadata and the tensors of a file that `write_tensors` wrote; a `ValueError` if its
+    checksum is wrong.
+    """
     safe_read.fit(path, safe_read.size(path))
     with safe_open(path, framework="pt") as file:
         entry, tensors = _entry(file), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -152,14 +163,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], Tree]:
 
 
 def read_metadata(file: Any) -> dict[str, Any]:
-    """The metadata that `write_tensors` wrote."""
+    """The metadata that `write_tensors` wrote. `file` is an open safetensors file."""
     return _metadata(_entry(file))
 
 
 def _metadata(entry: dict[str, str]) -> dict[str, Any]:
     metadata = safe_read.parse_json(entry["about"])
     if not isinstance(metadata, dict):
-        raise ValueError("its metadata are not a table")
+        raise ValueError("its metadata is not a table")
     return metadata
 
 

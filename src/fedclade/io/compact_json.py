@@ -15,9 +15,10 @@ _WIDTH = 100
 
 
 def dumps(content: Mapping[str, Any]) -> str:
-    """Each key of the top level starts a line. Below it a list or object is divided over several
-    lines only if it is longer than a line and all its values are lists or objects: records are one
-    line each.
+    """`content` as JSON, in which each key of the top level starts a line.
+
+    Below the top level, a list or object is divided over several lines only if it is longer than a
+    line and all its values are lists or objects: records are one line each.
     """
     return _format(json.loads(json.dumps(content)), depth=0) + "\n"
 

@@ -1,4 +1,4 @@
-"""What was measured, and where: machine, versions and commit, as every file of results has them."""
+"""The machine, the versions and the commit of a measurement; every file of results has them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ PACKAGES = ("numpy", "scipy", "scikit-learn", "umap-learn", "numba")
 
 
 def environment_info(device: str = "cpu") -> dict[str, str]:
-    """The commit has a "+" where the source was changed since; FEDCLADE_COMMIT says it for a copy
-    without its history.
+    """Machine, number of cores, commit and versions.
+
+    The commit ends with "+" if the source has uncommitted changes. For a copy without a git
+    history, set FEDCLADE_COMMIT.
+
+    Args:
+        device: "cpu", or a CUDA device whose name is the machine's name.
     """
     return {
         "machine": torch.cuda.get_device_name() if device != "cpu" else _processor(),
@@ -42,11 +47,11 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True
+    def git(*arguments: str) -> str:
+        process = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *arguments], capture_output=True, text=True
         )
-        return done.stdout.strip() if done.returncode == 0 else ""
+        return process.stdout.strip() if process.returncode == 0 else ""
 
     return git("rev-parse", "--short", "HEAD") + "+" * bool(
         git("status", "--porcelain", "--untracked-files=no", ".")

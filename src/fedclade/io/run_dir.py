@@ -1,4 +1,4 @@
-"""A run directory: what a run leaves on disk, and how it is read back."""
+"""Run directories: the files of a run, and how to read them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fedclade.core.names import NO_NAMES, Names
 from fedclade.core.pytree import Tree, add_prefix
 from fedclade.errors import InvalidInputError, WriteError
 from fedclade.io import checkpoint, safe_read, schemas
@@ -29,7 +31,11 @@ _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 class RunDirectory:
     """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/,
-    checkpoint/.
+    checkpoint/, and names.json if clients, classes or features have names. Nothing is read or
+    written before a method is called.
+
+    Args:
+        folder: the folder; it need not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -37,43 +43,52 @@ class RunDirectory:
 
     @staticmethod
     def open(folder: str | os.PathLike[str], resume: bool) -> RunDirectory:
-        """A folder to write a run to. One that holds a run already is refused unless it is
-        resumed.
+        """The directory of a run that is about to be written. It is created later, by `begin`.
+
+        Args:
+            folder: the folder.
+            resume: whether the folder may hold a run already, which is then continued.
         """
         path = Path(folder)
         if path.exists() and not path.is_dir():
-            raise InvalidInputError(f"out = '{path}': it is a file; give a folder.")
+            raise InvalidInputError(f"out = '{path}': it is a file. Give a folder.", "out")
         store = RunDirectory(path)
         if store.holds_run() and not resume:
             raise InvalidInputError(
-                f"out = '{path}': it already holds a run; give another folder, or resume it"
-                " (--resume, resume=True)."
+                f"out = '{path}': it already holds a run. Give another folder, or resume the run"
+                " (--resume, resume=True).",
+                "out",
             )
         return store
 
     def begin(self, tables: dict[str, dict[str, Any]], history: list[RoundRecord]) -> None:
-        """Make the folder and write how the run begins: nothing of an earlier end is left."""
+        """Create the folder and write the files of a run that starts or resumes; summary.json is
+        removed.
+
+        Args:
+            tables: the tables of experiment.toml.
+            history: the rounds before the resumed one; empty for a new run.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInputError(
-                f"out = '{self.folder}': it cannot be made ({error.strerror})."
+                f"out = '{self.folder}': the folder cannot be made ({error.strerror}).", "out"
             ) from error
         with translate_os_errors(self.folder):
-            for folder in (
-                "checkpoint",
-                "models",
-            ):  # ours alone, unlike the folder that they are in
+            # Not in the run directory itself, which may hold the user's files too.
+            for folder in ("checkpoint", "models"):
                 remove_partials(self.folder / folder)
             (self.folder / "summary.json").unlink(missing_ok=True)
         self.write_experiment(tables)
         self.write_history(history)
 
     def holds_run(self) -> bool:
+        """Whether the folder has a file of a run, finished or not."""
         return any((self.folder / name).exists() for name in _RUN_FILES)
 
     def summary(self) -> Summary | None:
-        """What a finished run wrote, or None."""
+        """summary.json; None if the run has not finished."""
         return (
             schemas.read(path, schemas.summary)
             if (path := self.folder / "summary.json").exists()
@@ -81,45 +96,77 @@ class RunDirectory:
         )
 
     def history(self) -> list[RoundRecord]:
+        """The rounds in rounds.jsonl."""
         return schemas.read(self.folder / "rounds.jsonl", schemas.rounds)
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """What experiment.toml says."""
+        """The tables of experiment.toml."""
         return schemas.read(self.folder / "experiment.toml", schemas.tables, safe_read.MOST_TOML)
 
     def write_experiment(self, tables: dict[str, dict[str, Any]]) -> None:
-        known = {
+        """Write experiment.toml, without the values that are None."""
+        without_none = {
             name: {key: value for key, value in table.items() if value is not None}
             for name, table in tables.items()
         }
-        self._write("experiment.toml", tomli_w.dumps(known))
+        self._write("experiment.toml", tomli_w.dumps(without_none))
 
     def write_history(self, rows: list[RoundRecord]) -> None:
+        """Write rounds.jsonl."""
         self._write("rounds.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def append_round(self, row: RoundRecord) -> None:
+        """Append a round to rounds.jsonl."""
         append(self.folder / "rounds.jsonl", json.dumps(row))
 
     def write_clients(self, columns: dict[str, list[Any]]) -> None:
+        """Write clients.csv.
+
+        Args:
+            columns: for each column, the values of the clients in order; None is an empty cell.
+        """
         text = io.StringIO(newline="")
         writer = csv.writer(text)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
         self._write("clients.csv", text.getvalue())
 
+    def write_names(self, names: Names) -> None:
+        """names.json: the names of clients, classes and features, if any of them have names."""
+        known = {key: value for key, value in asdict(names).items() if value is not None}
+        if known:
+            self._write("names.json", json.dumps(known, ensure_ascii=False, indent=1) + "\n")
+        else:
+            with translate_os_errors(self.folder):
+                (self.folder / "names.json").unlink(missing_ok=True)
+
+    def names(self) -> Names:
+        """The names of clients, classes and features."""
+        path = self.folder / "names.json"
+        return schemas.read(path, schemas.names) if path.exists() else NO_NAMES
+
     def write_summary(self, summary: Summary) -> None:
+        """Write summary.json, which marks the run as finished."""
         self._write("summary.json", json.dumps(summary, indent=2) + "\n")
 
     def write_comparison(self, comparison: dict[str, Any]) -> None:
+        """Write comparison.json, which a folder of several runs has."""
         self._write("comparison.json", json.dumps(comparison, indent=2) + "\n")
 
     def comparison(self) -> dict[str, Any]:
-        """What comparison.json says."""
+        """The content of comparison.json."""
         return schemas.read(self.folder / "comparison.json", schemas.comparison)
 
     def read_clients(self, number: int) -> dict[str, list[Any]]:
-        """The columns of clients.csv of a run with this number of clients."""
-        return schemas.read(self.folder / "clients.csv", lambda text: schemas.columns(text, number))
+        """The columns of clients.csv.
+
+        Args:
+            number: the number of clients of the run; a file with another number is damaged.
+        """
+        names = self.names().clients
+        return schemas.read(
+            self.folder / "clients.csv", lambda text: schemas.columns(text, number, names)
+        )
 
     def write_models(
         self,
@@ -130,9 +177,15 @@ class RunDirectory:
         shape: tuple[int, ...],
         classes: int | None,
     ) -> None:
-        """models/models.safetensors: `models/…`, a row for each model; `fixed/…`, what all share
-        and none trains (buffers, frozen weights); `assignment`, the row each client uses (-1:
-        none); `clusters`.
+        """Write models/models.safetensors.
+
+        Args:
+            models: the trained weights, with a row for each model (`models/…`).
+            fixed: buffers and frozen weights, which all models share (`fixed/…`).
+            assignment: (clients,) the row of each client's model; -1 for none.
+            clusters: (clients,) the cluster of each client; -1 for none.
+            shape: the shape of one input.
+            classes: the number of classes; None if the targets are not class labels.
         """
         with translate_os_errors(self.folder / "models"):
             (self.folder / "models").mkdir(exist_ok=True)
@@ -146,9 +199,11 @@ class RunDirectory:
         write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
 
     def save_checkpoint(self, point: Checkpoint) -> None:
+        """Write a checkpoint, and remove all but the last two."""
         checkpoint.save(self.folder / "checkpoint", point)
 
     def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint that is not damaged; None if there are no checkpoints."""
         return checkpoint.latest(self.folder / "checkpoint")
 
     def _write(self, name: str, text: str) -> None:
@@ -157,40 +212,45 @@ class RunDirectory:
 
 @contextmanager
 def resumable(store: RunDirectory | None) -> Iterator[None]:
-    """A context in which a WriteError also says from which checkpoint the run can be resumed."""
+    """A context in which a `WriteError` also names the checkpoint from which the run can resume."""
     try:
         yield
     except WriteError as error:
         if store is None:
             raise
-        raise WriteError(f"{error} {_left(store)}") from error
+        raise WriteError(f"{error} {_resume_point(store)}", error.field) from error
 
 
-def _left(store: RunDirectory) -> str:
-    """What a run that has just broken can be resumed from."""
+def _resume_point(store: RunDirectory) -> str:
     try:
-        # corrupt checkpoints were already reported at start-up
+        # Damaged checkpoints were already reported at start-up.
         with warnings.catch_warnings(action="ignore"):
-            found = store.latest_checkpoint()
+            last = store.latest_checkpoint()
     except InvalidInputError as error:
         return str(error)
-    if found is None:
+    if last is None:
         return "No checkpoint yet; resuming will restart the run."
-    return f"The last checkpoint is of round {found.round}; resuming continues from there."
+    return f"The last checkpoint is of round {last.round}; resuming continues from there."
 
 
 class StoredModels:
-    """The models of a finished run, read from disk one row at a time."""
+    """The models of a finished run, read from disk one row at a time.
+
+    Args:
+        folder: the run directory.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "models" / "models.safetensors"
         if not self.path.exists():
             raise InvalidInputError(
-                f"{folder}: no finished run (there is no models/models.safetensors); run it, or"
-                " resume it with --resume."
+                f"{folder}: no finished run (there is no models/models.safetensors). Run it, or"
+                " resume it with --resume.",
+                str(folder),
             )
         try:
-            safe_read.size(self.path)  # no more: rows are read one at a time
+            # The kind of file only, not its size: rows are read one at a time.
+            safe_read.size(self.path)
             with safe_open(self.path, framework="pt") as file:
                 metadata = read_metadata(file)
                 self.assignment: Tensor = file.get_tensor("assignment")
@@ -211,11 +271,11 @@ class StoredModels:
         except InvalidInputError:
             raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise InvalidInputError(f"{self.path}: damaged ({error}).") from error
+            raise InvalidInputError(f"{self.path}: damaged ({error}).", str(self.path)) from error
 
     def _check(self, shapes: list[list[int]]) -> None:
-        """Check what `row` and the building of the model rely on: a file from elsewhere may hold
-        anything.
+        """Check what `row` and the building of the model rely on: the file may come from any
+        source.
         """
         rows = {shape[0] if shape else 0 for shape in shapes}
         if (
@@ -223,7 +283,10 @@ class StoredModels:
             or self.assignment.ndim != 1
             or self.assignment.shape != self.clusters.shape
         ):
-            raise ValueError("its models are not equally many, or clients and clusters are not")
+            raise ValueError(
+                f"its parameters have rows for {sorted(rows)} models, 'assignment' has shape"
+                f" {tuple(self.assignment.shape)} and 'clusters' {tuple(self.clusters.shape)}"
+            )
         for name, value, most in (
             ("assignment", self.assignment, min(rows, default=0)),
             ("clusters", self.clusters, 2**63),
@@ -231,21 +294,22 @@ class StoredModels:
             if value.dtype != torch.int64 or (
                 len(value) and not -1 <= int(value.min()) <= int(value.max()) < most
             ):
-                raise ValueError(f"'{name}' has other numbers than -1 … {most - 1}")
+                raise ValueError(f"'{name}' has values outside -1 … {most - 1}")
         if not all(
             type(side) is int and side > 0
             for side in (*self.shape, 1 if self.classes is None else self.classes)
         ):
             raise ValueError(
-                f"shape {self.shape} and classes {self.classes} are no whole numbers above 0"
+                f"shape {self.shape} and classes {self.classes} must be whole numbers above 0"
             )
 
     def weights_of(self, client: int) -> Tree | None:
-        """All weights of this client's model, or None where the run has none of it."""
+        """All weights of this client's model; None if the run has no model of it."""
         row = int(self.assignment[client])
         return self.fixed | self.row(row) if row >= 0 else None
 
     def row(self, number: int) -> Tree:
+        """The trained weights of model `number`."""
         with safe_open(self.path, framework="pt") as file:
             names = [name for name in list(file.keys()) if name.startswith("models/")]
             return {

@@ -1,4 +1,6 @@
-"""The text files of run folders, checked as they are read: a folder may come from anybody."""
+"""Schemas of the text files in run directories. They are checked when they are read, because a
+folder may come from any source.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Annotated, Any, NotRequired, TypedDict, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from fedclade.core.names import Names, checked_names
 from fedclade.errors import InvalidInputError
 from fedclade.io import safe_read
 
@@ -30,7 +33,7 @@ class FailureRecord(TypedDict):
 
 
 class _Evaluated(TypedDict, total=False):
-    """What an evaluation may add to a round and to the summary."""
+    """Optional keys of an evaluation, in a round and in the summary."""
 
     accuracy_tuned: float | None
     loss: float | None
@@ -42,8 +45,8 @@ class _Evaluated(TypedDict, total=False):
 
 
 class RoundRecord(_Evaluated):
-    """A line of rounds.jsonl. Evaluated rounds have the optional keys, and one for each metric of
-    the user's own.
+    """A line of rounds.jsonl. Evaluated rounds also have the optional keys, and one key for each
+    metric of the user.
     """
 
     round: int
@@ -62,8 +65,8 @@ class RoundRecord(_Evaluated):
 
 
 class Summary(_Evaluated):
-    """summary.json: the numbers over all clients after the last round. Each metric of the user's
-    own is one more key.
+    """summary.json: the numbers over all clients after the last round. Each metric of the user is
+    another key.
     """
 
     method: str
@@ -90,93 +93,139 @@ class Summary(_Evaluated):
     clients_without_model: int
 
 
+class _OldFormatError(ValueError):
+    """A file of an earlier version of fedclade."""
+
+
 def read(path: Path, parse: Callable[[str], T], most: int = safe_read.MOST) -> T:
-    """What a file says, by one of the functions below."""
+    """Read and check a file.
+
+    Args:
+        path: the file.
+        parse: one of the functions below, which takes the file's text.
+        most: the largest allowed size in bytes.
+    """
     data = safe_read.read(path, most)
     try:
         return parse(data.decode())
+    except _OldFormatError as error:
+        raise InvalidInputError(f"{path}: {error}.", str(path)) from error
     except (ValueError, csv.Error, RecursionError) as error:
-        raise InvalidInputError(f"{path}: missing or damaged ({error}).") from error
+        raise InvalidInputError(f"{path}: damaged ({error}).", str(path)) from error
 
 
 def summary(text: str) -> Summary:
-    return cast(Summary, _numbers(_as(_Summary, safe_read.parse_json(text))))
+    """summary.json."""
+    return cast(Summary, _with_numbers(_validated(_Summary, safe_read.parse_json(text))))
 
 
 def rounds(text: str) -> list[RoundRecord]:
+    """rounds.jsonl."""
     return history([safe_read.parse_json(line) for line in text.splitlines()])
 
 
 def history(rows: list[Any]) -> list[RoundRecord]:
-    return [cast(RoundRecord, _numbers(_as(_Round, row))) for row in rows]
+    """The rounds of a history, from parsed JSON."""
+    return [cast(RoundRecord, _with_numbers(_validated(_Round, row))) for row in rows]
 
 
 def table(text: str) -> Table:
-    return _as(_Open, safe_read.parse_json(text))
+    """Any JSON object."""
+    return _validated(_Open, safe_read.parse_json(text))
 
 
 def study(text: str) -> Table:
-    return _as(_Study, safe_read.parse_json(text))
+    """The result of a study."""
+    return _validated(_Study, safe_read.parse_json(text))
 
 
 def comparison(text: str) -> Table:
-    return _as(_Comparison, safe_read.parse_json(text))
+    """comparison.json."""
+    return _validated(_Comparison, safe_read.parse_json(text))
 
 
 def diagnosis(text: str) -> Table:
-    return _as(_Diagnosis, safe_read.parse_json(text))
+    """diagnosis.json."""
+    return _validated(_Diagnosis, safe_read.parse_json(text))
 
 
 def tables(text: str) -> dict[str, Table]:
-    """experiment.toml; one that was cut short is noticed by its last table."""
-    found = safe_read.parse_toml(text)
+    """experiment.toml. The last table is required, so that a truncated file is recognized."""
+    content = safe_read.parse_toml(text)
     try:
-        json.dumps(found)
+        json.dumps(content)
     except TypeError as error:  # a date
         raise ValueError(str(error)) from error
-    return _as(_Tables, found)
+    return _validated(_Tables, content)
 
 
-def columns(text: str, number: int) -> dict[str, list[Any]]:
-    """clients.csv, which has one line per client; an empty cell is None."""
+def names(text: str) -> Names:
+    """names.json, which a run has if its clients, classes or features have names."""
+    content = safe_read.parse_json(text)
+    _validated(_Names, content)
+    clients, classes, features = (
+        None if content.get(key) is None else checked_names(content[key], key)
+        for key in ("clients", "classes", "features")
+    )
+    return Names(clients, classes, features)
+
+
+def columns(text: str, number: int, client_names: Sequence[str] | None) -> dict[str, list[Any]]:
+    """clients.csv, which has one line per client; an empty cell is None.
+
+    Args:
+        text: the content of the file.
+        number: the number of clients of the run.
+        client_names: the names of the clients; None: they have numbers only.
+    """
     header, *rows = list(csv.reader(text.splitlines()))
     if "group" in header and "true_group" not in header:
-        raise ValueError(
-            "its column 'group' is called 'true_group' since version 0.2: run the experiment again"
+        raise _OldFormatError(
+            "the column 'group' is from version 0.1, version 0.2 needs 'true_group'. Run the"
+            " experiment again"
         )
     if len(rows) != number:
-        raise ValueError(f"it has {len(rows)} clients, the run {number}")
-    values = [[json.loads(value) if value else None for value in row] for row in rows]
-    found = _as(_Clients, dict(zip(header, map(list, zip(*values, strict=True)), strict=True)))
-    for name, column in found.items():
+        raise ValueError(f"it has {len(rows)} clients, the run has {number}")
+    cells = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
+    listed = cells.pop("client", [])
+    values: dict[str, list[Any]] = {
+        name: [json.loads(cell) if cell else None for cell in column]
+        for name, column in cells.items()
+    }
+    expected = list(client_names or map(str, range(number)))
+    if listed != expected:
+        raise ValueError("its clients are not those of names.json, or not 0, 1, 2 …")
+    by_name = _validated(_Clients, {"client": list(client_names or range(number)), **values})
+    for name, column in by_name.items():
         _check_numbers(name, column)
-    return found
+    return by_name
 
 
-def _as(kind: type[BaseModel], found: Any) -> dict[str, Any]:
-    """What was read, as it was, if it is of this kind."""
-    if not isinstance(found, dict):
-        raise ValueError("it holds no table")
+def _validated(kind: type[BaseModel], content: Any) -> dict[str, Any]:
+    """`content`, unchanged, if it is valid."""
+    if not isinstance(content, dict):
+        raise ValueError("it is not a table")
     try:
-        kind.model_validate(found)
+        kind.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-    return found
+    return content
 
 
-def _numbers(row: Table) -> Table:
+def _with_numbers(row: Table) -> Table:
+    """`row`, unchanged, if its metrics are numbers."""
     for name, value in row.items():
         _check_numbers(name, [value])
     return row
 
 
 def _check_numbers(name: str, values: Sequence[Any]) -> None:
-    """What was measured is a number or None."""
+    """Check that a metric is a number or None."""
     if name.startswith(_MEASURED) and not all(
         value is None or type(value) is float or _is_whole(value) for value in values
     ):
-        raise ValueError(f"{name} is no number")
+        raise ValueError(f"{name} is not a number")
 
 
 def _is_whole(value: Any) -> bool:
@@ -252,8 +301,14 @@ class _Tables(_Open):
     engine: Table
 
 
+class _Names(_Open):
+    clients: list[Text] | None = None
+    classes: list[Text] | None = None
+    features: list[Text] | None = None
+
+
 class _Clients(_Open):
-    client: list[Whole]
+    client: list[Whole] | list[Text]
     cluster: list[Whole]
     true_group: list[Whole | None]
     examples: list[Whole]

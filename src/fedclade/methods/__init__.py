@@ -1,4 +1,4 @@
-"""Methods: what the server does, one file each. A method never knows which engine runs it."""
+"""Methods: what the server does, one file each. A method does not depend on the engine."""
 
 from fedclade.methods.base import Method
 from fedclade.methods.cfl import CFL

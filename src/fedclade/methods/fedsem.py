@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import segment_mean
-from fedclade.clustering.fedsem import kmeans_labels, nearest_centre
+from fedclade.clustering.fedsem import kmeans_labels, nearest_center
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
@@ -86,7 +86,7 @@ class FedSEM(Method[FedSEMState]):
         )
         if not len(replies.ids):
             return state
-        nearest = nearest_centre(self._points(replies.outputs), self._points(state.models))
+        nearest = nearest_center(self._points(replies.outputs), self._points(state.models))
         models = segment_mean(
             replies.outputs, nearest, fed.sizes[replies.ids], state.models, fed.aggregator
         )
@@ -111,7 +111,7 @@ class FedSEM(Method[FedSEMState]):
             return state
         points = self._points(replies.outputs)
         if bool((state.cluster_ids != UNKNOWN).any()):
-            cluster = nearest_centre(points, self._points(state.first))
+            cluster = nearest_center(points, self._points(state.first))
         else:
             cluster = kmeans_labels(points, self.clusters, seed=fold_in(key, "centres") % 2**32)
             fallback = tree_index(

@@ -102,11 +102,11 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
             return state
         trained = {name: results.outputs[name] for name in state.models}
         joint, own = unique_rows(similarity_graph(self._predictions(trained), self.beta).cpu())
-        nobody = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
+        unknown = torch.full((len(fed.sizes),), UNKNOWN, dtype=torch.int64)
         return replace(
             state,
             models=mix_models(joint * fed.sizes[results.ids], trained, fed.aggregator),
-            cluster_ids=nobody.index_copy(0, results.ids, own),
+            cluster_ids=unknown.index_copy(0, results.ids, own),
         )
 
 
@@ -155,10 +155,10 @@ class FLISHC(_FLIS[FLISHCState]):
     def init(self, fed: Federation, params: Tree, key: int) -> FLISHCState:
         models, everyone = stack([params]), torch.arange(len(fed.sizes))
         untrained = self._predictions(models)  # raises an error if there is no probe
-        nobody = FLISHCState(
+        state = FLISHCState(
             models, torch.full_like(everyone, UNKNOWN), stack([params]), torch.zeros_like(untrained)
         )
-        return self.add_clients(fed, nobody, everyone, key)
+        return self.add_clients(fed, state, everyone, key)
 
     def round(self, fed: Federation, state: FLISHCState, cohort: Tensor, key: int) -> FLISHCState:
         return fedavg_round(fed, sgd(self.local), state, cohort, key)

@@ -164,14 +164,14 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
                 fallback=stack([{name: weights[name] for name in encoder.trained}]),
             )
             weights |= {name: value[0].cpu() for name, value in trained.items()}
-        nobody, none = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
+        unknown, zeros = torch.full_like(everyone, UNKNOWN), torch.zeros_like(everyone)
         state = FLTState(
             stack([params]),
-            nobody,
-            none[:, None, None].float(),
-            none,
-            nobody,
-            none[None].bool(),
+            unknown,
+            zeros[:, None, None].float(),
+            zeros,
+            unknown,
+            zeros[None].bool(),
             weights,
         )
         return self.add_clients(fed, state, everyone, key)
@@ -195,8 +195,8 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
         sums, weight = results.sums, results.total_weight
         if self.aggregation == "graph" and self.absent == "last":
             absent = (state.row != UNKNOWN).index_fill(0, results.ids, False).nonzero().flatten()
-            # The last model of an absent client is its row of the old models: (new rows, old rows)
-            # says how much of each goes in.
+            # The last model of an absent client is its row of the old models. old[i, j] is the
+            # weight of the old row j in the new row i.
             old = torch.zeros(len(state), len(state), dtype=torch.float64)
             old.index_add_(1, state.row[absent], state.mixing[:, absent] * sizes[absent])
             sums, weight = add_weighted_models(sums, weight, old, state.models)

@@ -1,5 +1,5 @@
-"""The networks of the papers, as specs that build a torch module for the data at hand. `MODELS` has
-them by name.
+"""The networks of the papers, as specs that build a torch module when the data's shape is known.
+`MODELS` has them by name.
 """
 
 from fedclade.models.autoencoder import Autoencoder, ConvAutoencoder, ResidualAutoencoder

@@ -1,4 +1,4 @@
-"""The encoders FLT computes its signatures with."""
+"""Autoencoders, whose encoders compute FLT's signatures."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedclade.errors import is_int, require, require_int
 from fedclade.models.base import MAX_UNITS, chain, check_image, check_sample
 from fedclade.models.resnet import Residual
 
-_MAPS = 4  # feature maps of the last convolution
-_GROUPS = 8  # of the residual one's norms
+_MAPS = 4  # feature maps of ConvAutoencoder's last convolution
+_GROUPS = 8  # groups of ResidualAutoencoder's norms
 _INNER = 32  # feature maps inside a residual layer
 
 
 class Autoencoder(nn.Module):
-    """An encoder and a decoder, each a module of its own, so that either can be called alone with
-    parameters of its own.
+    """An encoder and a decoder, as two modules, so that each can be called with its own parameters.
 
-    `pretrained` tells whether the weights were trained on data, or are the random ones it was built
-    with.
+    Args:
+        encoder: images -> codes.
+        decoder: codes -> images.
     """
 
-    pretrained: bool = False
+    pretrained: bool = False  # whether the weights were trained; False for random weights
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:
         super().__init__()
@@ -45,12 +45,14 @@ class Autoencoder(nn.Module):
 
 @dataclass(frozen=True)
 class ConvAutoencoder:
-    """The convolutional autoencoder of FLT (arXiv 2103.15947): 51,577 parameters on (1, 28, 28), as
-    the paper prints.
+    """The convolutional autoencoder of FLT (arXiv 2103.15947).
 
-    The paper's table gives the last layer 16 channels; only with one, the image's, does the count
-    come out. The code has no activation. Images are to lie between 0 and 1. Sides are halved twice
-    and doubled twice, hence divisible by 4.
+    It has 51,577 parameters on (1, 28, 28), as the paper prints. In the paper's table the last
+    layer has 16 channels, but only one channel gives this number. The code has no activation.
+    Images must be between 0 and 1. Their sides are halved twice, so they must be divisible by 4.
+
+    Args:
+        code: the length of a code.
     """
 
     name: ClassVar[str] = "conv_autoencoder"
@@ -61,7 +63,7 @@ class ConvAutoencoder:
 
     @staticmethod
     def features(shape: tuple[int, ...]) -> int:
-        """How many numbers the convolutions hand on to the code."""
+        """The number of inputs of the code's layer, for images of `shape`."""
         return _MAPS * (shape[1] // 4) * (shape[2] // 4)
 
     def build(self, shape: tuple[int, ...], classes: int = 0) -> Autoencoder:
@@ -93,13 +95,17 @@ class ConvAutoencoder:
 
 @dataclass(frozen=True)
 class ResidualAutoencoder:
-    """A residual autoencoder for colour images, in the form that FLT's code has for CIFAR (arXiv
-    2103.15947).
+    """A residual autoencoder for color images, as in FLT's code (arXiv 2103.15947).
 
-    As in VQ-VAE (arXiv 1711.00937): two strided convolutions to a quarter of the side, `hidden`
-    maps, two residual layers of 32 inner maps; then a linear code without activation. The decoder
-    mirrors it with transposed convolutions. GroupNorm stands where FLT has BatchNorm: running
-    statistics belong to no client. Images are to lie between 0 and 1, with sides divisible by 4.
+    FLT uses it for CIFAR. As in VQ-VAE (arXiv 1711.00937), the encoder has two strided convolutions
+    to a quarter of the side and two residual layers of 32 inner maps. A linear layer without
+    activation gives the code. The decoder mirrors the encoder with transposed convolutions.
+    GroupNorm replaces FLT's BatchNorm, because running statistics cannot be assigned to a client.
+    Images must be between 0 and 1, with sides divisible by 4.
+
+    Args:
+        hidden: the number of feature maps, a multiple of 16.
+        code: the length of a code.
     """
 
     name: ClassVar[str] = "residual_autoencoder"
@@ -107,13 +113,13 @@ class ResidualAutoencoder:
     code: int = 128
 
     def __post_init__(self) -> None:
-        # Half of the maps come out of the first convolution, and a norm cuts them into 8 groups.
+        # The first convolution has half of the maps, and its norm divides them into 8 groups.
         ok = is_int(self.hidden, 1, MAX_UNITS) and self.hidden % (2 * _GROUPS) == 0
         require(
             ok,
             "model.hidden",
             self.hidden,
-            f"feature maps, a multiple of {2 * _GROUPS}; fewer are faster",
+            f"must be a multiple of {2 * _GROUPS}; it is the number of feature maps",
         )
         require_int("model.code", self.code, 1, MAX_UNITS, "it is the length of the code")
 
@@ -165,11 +171,15 @@ class ResidualAutoencoder:
 
 @dataclass(frozen=True)
 class DenseAutoencoder:
-    """A fully connected autoencoder, one hidden layer on either side: for vectors, and for images
-    that `ConvAutoencoder` does not take.
+    """A fully connected autoencoder with one hidden layer in each part.
 
-    FLT has none; ours follows its convolutional one, with no activation on the code. The output is
-    linear: vectors may hold any number.
+    It is for vectors, and for images that `ConvAutoencoder` does not accept. FLT has none. As in
+    FLT's convolutional autoencoder, the code has no activation. The output is linear, since vectors
+    may hold any number.
+
+    Args:
+        hidden: the number of units of a hidden layer.
+        code: the length of a code.
     """
 
     name: ClassVar[str] = "dense_autoencoder"

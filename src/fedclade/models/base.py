@@ -1,6 +1,4 @@
-"""What a model is in fedclade: a spec of hyper-parameters that builds a torch module once the
-data's shape is known.
-"""
+"""Model specs: hyperparameters that build a torch module when the data's shape is known."""
 
 from __future__ import annotations
 
@@ -13,50 +11,53 @@ from fedclade.errors import InvalidInputError, is_int, require, require_int
 
 
 class ModelSpec(Protocol):
-    """A model before the data is known. Specs are frozen dataclasses: their fields are what
-    `[model]` holds in an experiment file.
+    """A model before the data's shape is known. Specs are frozen dataclasses. Their fields are the
+    keys of `[model]` in an experiment file.
 
-    `build` draws the first weights from torch's global generator; who wants the same weights again
-    seeds it before. A module built here runs under `torch.func.vmap(grad(...))`: no BatchNorm, no
-    in-place operations, and dropout only as `nn.Dropout` or `nn.Dropout2d` modules, one for each
-    place, because the engine replaces them by name.
+    `build` draws the initial weights from torch's global generator; seed it to get the same weights
+    again. The module must run under `torch.func.vmap(grad(...))`: it has no BatchNorm and no
+    in-place operations. Each dropout is a separate `nn.Dropout` or `nn.Dropout2d` module, because
+    the engine replaces them by name.
     """
 
     name: ClassVar[str]
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The module for samples of `shape` (one sample: no batch axis) and `classes` outputs."""
+        """The module for some data.
+
+        Args:
+            shape: the shape of one sample, without a batch axis.
+            classes: the number of outputs.
+        """
         ...
 
 
 def chain(**layers: nn.Module | None) -> nn.Sequential:
-    """The layers in the order and under the names given. None is left out, and the names of the
-    others stay as they are.
-    """
+    """A sequence of layers with these names, without those that are None."""
     return nn.Sequential(
         OrderedDict((name, layer) for name, layer in layers.items() if layer is not None)
     )
 
 
 class Centre(nn.Module):
-    """Inputs from 0 … 1 moved to −1 … 1."""
+    """Maps inputs from 0 … 1 to −1 … 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x - 1
 
 
 def centre(wanted: bool) -> Centre | None:
-    """A first layer that centres the inputs, or None where they stay as they are."""
+    """A first layer that maps inputs from 0 … 1 to −1 … 1, or None if it is not wanted."""
     return Centre() if wanted else None
 
 
 def dropout(share: float) -> nn.Dropout | None:
-    """A dropout layer, or None where nothing is dropped: it would only cost random numbers."""
+    """A dropout layer, or None if nothing is dropped: the layer would only cost random numbers."""
     return nn.Dropout(share) if share > 0 else None
 
 
 def dropout2d(share: float) -> nn.Dropout2d | None:
-    """As `dropout`, for whole feature maps."""
+    """Like `dropout`, for whole feature maps."""
     return nn.Dropout2d(share) if share > 0 else None
 
 
@@ -69,7 +70,7 @@ def check_dropout(share: object) -> None:
         ok,
         "model.dropout",
         share,
-        "the share of units that are dropped, a number from 0 up to but not including 1",
+        "must be at least 0 and below 1; it is the share of units that are dropped",
     )
 
 
@@ -78,37 +79,45 @@ def check_classes(classes: object) -> None:
 
 
 def check_sample(model: str, shape: tuple[int, ...]) -> None:
-    """Refuse what cannot be flattened to at least one feature."""
+    """Raise `InvalidInputError` unless samples of `shape` have at least one feature."""
     if not shape or not all(is_int(side, 1, MAX_UNITS) for side in shape):
         raise InvalidInputError(
             f"{model} needs samples with at least one axis and no axis of length 0, such as (60,),"
-            f" got {_written(shape)}."
+            f" got {_as_text(shape)}.",
+            "model",
         )
 
 
 def check_image(model: str, shape: tuple[int, ...], least: int = 1, multiple: int = 1) -> None:
-    """Refuse what is not (channels, height, width) with sides of at least `least` that are
-    multiples of `multiple`.
+    """Raise `InvalidInputError` unless `shape` is that of an image.
+
+    Args:
+        model: the name of the model in the message.
+        shape: must be (channels, height, width).
+        least: the least height and width.
+        multiple: height and width must be multiples of this number.
     """
     needs = f"{model} needs images (channels, height, width) of at least {least}x{least}"
     if multiple > 1:
         needs += f" with sides divisible by {multiple}"
-    fits = len(shape) == 3 and all(is_int(side, 1, MAX_UNITS) for side in shape)
-    if not fits or any(side < least or side % multiple for side in shape[1:]):
-        raise InvalidInputError(f"{needs}, got {_written(shape)}{_remedy(shape, multiple)}.")
+    is_image = len(shape) == 3 and all(is_int(side, 1, MAX_UNITS) for side in shape)
+    if not is_image or any(side < least or side % multiple for side in shape[1:]):
+        raise InvalidInputError(
+            f"{needs}, got {_as_text(shape)}{_remedy(shape, multiple)}.", "model"
+        )
 
 
 def _remedy(shape: tuple[int, ...], multiple: int) -> str:
-    """What to do about a shape that is no image a network can take."""
+    """What to do about a shape that a convolutional network cannot use."""
     if len(shape) == 2:
-        return f"; add the axis of channels: {_written((1, *shape))}"
-    # (28, 28, 1) and (32, 32, 3) are images as matplotlib and Keras keep them.
+        return f"; add the axis of channels: {_as_text((1, *shape))}"
+    # matplotlib and Keras have the channels last, as in (28, 28, 1) and (32, 32, 3).
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] > 3:
-        return f"; put the channels first: {_written((shape[2], shape[0], shape[1]))}"
+        return f"; put the channels first: {_as_text((shape[2], shape[0], shape[1]))}"
     if multiple > 1:
         return "; pad or crop the images" if len(shape) == 3 else ""
-    return "; use MLP, which takes any shape"
+    return "; use MLP, which accepts any shape"
 
 
-def _written(shape: tuple[int, ...]) -> str:
-    return str(tuple(shape))  # a torch.Size reads as a plain tuple
+def _as_text(shape: tuple[int, ...]) -> str:
+    return str(tuple(shape))  # a torch.Size is shown as a plain tuple

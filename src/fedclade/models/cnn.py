@@ -1,5 +1,5 @@
 """Convolutional classifiers of the papers: two or three convolutions, each with a 2x2 pooling, and
-a dense part.
+dense layers.
 """
 
 from __future__ import annotations
@@ -28,19 +28,23 @@ _KERNEL = 5
 class LeafCNN:
     """The CNN of LEAF (arXiv 1812.01097) for FEMNIST, which FLT (arXiv 2103.15947) uses too.
 
-    On (1, 28, 28) with padding 2, as both codes have it: 6,603,710 parameters for 62 classes,
-    6,572,975 for 47. The 3,459,582 that FLT prints belong to `padding=0` on (3, 32, 32) with 62
-    classes.
+    On (1, 28, 28) with padding 2, as in the code of both papers, it has 6,603,710 parameters for 62
+    classes and 6,572,975 for 47. FLT prints 3,459,582, which is the number for `padding=0` on
+    (3, 32, 32) with 62 classes.
+
+    Args:
+        padding: the padding of both convolutions, from 0 to 4; 2 keeps the size of the image.
     """
 
     name: ClassVar[str] = "leaf_cnn"
     padding: int = 2
 
     def __post_init__(self) -> None:
-        # With more than 4 the outermost outputs of a 5x5 kernel would see nothing but padding.
+        # With more than 4 the outermost outputs of a 5x5 kernel would depend only on padding.
         require_int("model.padding", self.padding, 0, _KERNEL - 1, "2 keeps the image's size")
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         pixels = _pixels_left("LeafCNN", shape, self.padding)
         check_classes(classes)
         return chain(
@@ -59,11 +63,13 @@ class LeafCNN:
 
 @dataclass(frozen=True)
 class SmallCNN:
-    """FLT's small net for MNIST (arXiv 2103.15947, Scenarios 1 and 2): 21,840 parameters on (1, 28,
-    28), 10 classes.
+    """FLT's small CNN for MNIST (arXiv 2103.15947, Scenarios 1 and 2).
 
-    `dropout` is the share of feature maps dropped after the second convolution and of units dropped
-    before the last layer.
+    It has 21,840 parameters on (1, 28, 28) with 10 classes.
+
+    Args:
+        dropout: the share of feature maps that are dropped after the second convolution, and of
+            units that are dropped before the last layer.
     """
 
     name: ClassVar[str] = "small_cnn"
@@ -73,6 +79,7 @@ class SmallCNN:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         pixels = _pixels_left("SmallCNN", shape)
         check_classes(classes)
         return chain(
@@ -93,18 +100,21 @@ class SmallCNN:
 
 @dataclass(frozen=True)
 class LeNet5:
-    """LeNet-5 with ReLU and max pooling: FLT's net for CIFAR-10 in Scenarios 1 and 2, and
-    "simple-cnn" of FLIS.
+    """LeNet-5 with ReLU and max pooling, as in FLT and FLIS.
 
-    With 10 classes: 62,006 parameters on (3, 32, 32), 44,426 on (1, 28, 28). `centred`: inputs from
-    0 … 1 are moved to −1 … 1 first, as both papers do with CIFAR-10; it learns several times faster
-    so.
+    FLT uses it for CIFAR-10 in Scenarios 1 and 2; FLIS calls it "simple-cnn". With 10 classes it
+    has 62,006 parameters on (3, 32, 32) and 44,426 on (1, 28, 28).
+
+    Args:
+        centred: whether a first layer maps inputs from 0 … 1 to −1 … 1, as both papers do for
+            CIFAR-10. Training is then several times faster.
     """
 
     name: ClassVar[str] = "lenet5"
     centred: bool = False
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         pixels = _pixels_left("LeNet5", shape)
         check_classes(classes)
         return chain(
@@ -126,17 +136,20 @@ class LeNet5:
 
 @dataclass(frozen=True)
 class CflCNN:
-    """A CNN of five layers for CIFAR-10, as CFL (arXiv 1910.01991) has one: 188,810 parameters on
-    (3, 32, 32), 10 classes.
+    """A CNN of five layers for CIFAR-10, as in CFL (arXiv 1910.01991).
 
-    The paper gives neither kinds nor widths of its layers; these are ours: 3x3 convolutions of 32,
-    64 and 64 maps, then 128 units. `centred`: inputs from 0 … 1 are moved to −1 … 1 first.
+    It has 188,810 parameters on (3, 32, 32) with 10 classes. The paper does not describe the
+    layers. fedclade uses 3x3 convolutions of 32, 64 and 64 maps, then 128 units.
+
+    Args:
+        centred: whether a first layer maps inputs from 0 … 1 to −1 … 1.
     """
 
     name: ClassVar[str] = "cfl_cnn"
     centred: bool = False
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_image("CflCNN", shape, least=8)
         check_classes(classes)
         return chain(
@@ -159,10 +172,12 @@ class CflCNN:
 
 @dataclass(frozen=True)
 class GmccCNN:
-    """FedGMCC's net for EMNIST (arXiv 2204.11017), as its authors' code has it: 486,654 parameters
-    on (1, 28, 28), 62 classes.
+    """FedGMCC's CNN for EMNIST (arXiv 2204.11017), as in the authors' code.
 
-    `dropout` is the share of units dropped after each pooling and before the last layer.
+    It has 486,654 parameters on (1, 28, 28) with 62 classes.
+
+    Args:
+        dropout: the share of units that are dropped after each pooling and before the last layer.
     """
 
     name: ClassVar[str] = "gmcc_cnn"
@@ -172,6 +187,7 @@ class GmccCNN:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_image("GmccCNN", shape, least=4)
         check_classes(classes)
         return chain(
@@ -192,8 +208,8 @@ class GmccCNN:
 
 
 def _pixels_left(model: str, shape: tuple[int, ...], padding: int = 0) -> int:
-    """Pixels of one feature map after two 5x5 convolutions and poolings; refuses images of which
-    nothing would be left.
+    """The pixels of one feature map after two 5x5 convolutions and poolings. Raises an error for
+    images that are too small.
     """
     least = next(side for side in count(1) if _side_left(side, padding) > 0)
     check_image(model, shape, least)

@@ -1,4 +1,4 @@
-"""Fully connected models: they take samples of any shape."""
+"""Fully connected models, for samples of any shape."""
 
 from __future__ import annotations
 
@@ -22,12 +22,16 @@ from fedclade.models.base import (
 
 @dataclass(frozen=True)
 class MLP:
-    """Hidden layers with ReLU: the MLP of FLT (arXiv 2103.15947) for EMNIST and FEMNIST, and of
-    FedAvg's "2NN" with (200, 200).
+    """A multilayer perceptron: hidden layers with ReLU, for samples of any shape.
 
-    784 → 200 → 62 has 169,462 parameters, as FLT prints; with 47 classes 166,447. FLT's code drops
-    half of the hidden units, before the ReLU (`dropout=0.5`); the order makes no difference to the
-    result.
+    With the default it is the MLP of FLT (arXiv 2103.15947) for EMNIST and FEMNIST, with
+    (200, 200) the "2NN" of FedAvg. 784 → 200 → 62 has 169,462 parameters, as FLT prints; with 47
+    classes it has 166,447. FLT's code drops half of the hidden units (`dropout=0.5`) before the
+    ReLU, which gives the same result as after it.
+
+    Args:
+        hidden: the number of units of the hidden layer, or a tuple with one number for each layer.
+        dropout: the share of hidden units that are dropped in training.
     """
 
     name: ClassVar[str] = "mlp"
@@ -35,7 +39,7 @@ class MLP:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.hidden, list):  # an array in a TOML file; the spec has to stay hashable
+        if isinstance(self.hidden, list):  # from an array in a TOML file; specs must be hashable
             object.__setattr__(self, "hidden", tuple(self.hidden))
         widths = self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
         ok = len(widths) > 0 and all(is_int(width, 1, MAX_UNITS) for width in widths)
@@ -43,8 +47,8 @@ class MLP:
             ok,
             "model.hidden",
             self.hidden,
-            "units of the hidden layer, a whole number of at least 1, or several for several"
-            " layers",
+            "must be a whole number of at least 1, or several for several layers; it is the number"
+            " of units of a hidden layer",
         )
         check_dropout(self.dropout)
 
@@ -54,6 +58,7 @@ class MLP:
         return self.hidden if isinstance(self.hidden, tuple) else (self.hidden,)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_sample("MLP", shape)
         check_classes(classes)
         return _dense(prod(shape), self.widths, classes, self.dropout)
@@ -61,18 +66,19 @@ class MLP:
 
 @dataclass(frozen=True)
 class Logistic:
-    """Multinomial logistic regression, one linear layer: LEAF's model for its synthetic data."""
+    """Multinomial logistic regression, one linear layer: LEAF's model for synthetic data."""
 
     name: ClassVar[str] = "logistic"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_sample("Logistic", shape)
         check_classes(classes)
         return _dense(prod(shape), (), classes, share=0.0)
 
 
 def _dense(features: int, hidden: Sequence[int], classes: int, share: float) -> nn.Sequential:
-    """Flatten, then fc1, fc2, …; the last one gives the class scores."""
+    """Layers flatten, fc1, fc2, …; the last one gives the class scores."""
     layers: dict[str, nn.Module | None] = {"flatten": nn.Flatten()}
     for number, width in enumerate(hidden, start=1):
         layers[f"fc{number}"] = nn.Linear(features, width)

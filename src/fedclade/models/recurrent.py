@@ -1,6 +1,7 @@
-"""Recurrent networks of the papers, an output for each position of a sequence.
+"""Recurrent networks of the papers, with an output for each position of a sequence.
 
-torch's own LSTM cannot run under vmap; this one is written in plain operations, few of them a step.
+torch's LSTM cannot run under vmap. The LSTM of this module consists of plain operations, with few
+operations per step.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from fedclade.models.base import MAX_UNITS, chain, check_classes, check_dropout,
 
 
 class Lstm(nn.Module):
-    """One LSTM layer, or two that read in opposite directions, side by side in the outputs: (B, T,
-    inputs) -> (B, T, ways · hidden).
+    """One LSTM layer, or two in opposite directions whose outputs are concatenated: (B, T, inputs)
+    -> (B, T, ways · hidden).
 
-    Gates come in torch's order: input, forget, cell, output. There is one bias where nn.LSTM has
-    two that are only ever added. Weights start as torch's do, uniform within 1/√hidden; biases at
-    0, but those of the forget gate at 1 (Jozefowicz et al. 2015), as Keras has them too: a cell
-    remembers from the first step on.
+    Gates have torch's order: input, forget, cell, output. There is one bias; nn.LSTM has two and
+    adds them. Initial weights are uniform within ±1/√hidden, as in torch. Initial biases are 0, and
+    1 for the forget gate (Jozefowicz et al. 2015), as in Keras: a cell keeps its value from the
+    first step on.
+
+    Args:
+        inputs: the number of features of a position.
+        hidden: the number of units per direction.
+        ways: the number of directions, 1 or 2.
     """
 
     def __init__(self, inputs: int, hidden: int, ways: int = 1) -> None:
@@ -37,26 +43,26 @@ class Lstm(nn.Module):
             self.input.bias.zero_().view(ways, 4, hidden)[:, 1] = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        # What the inputs give to the gates is one product for all steps and ways: (T, ways, B, 4
-        # hidden).
-        gates = self._turned(
+        # One product for all steps and directions gives the inputs' part of the gates:
+        # (T, ways, B, 4 hidden).
+        gates = self._reverse_second(
             self.input(x).unflatten(-1, (self.ways, 4 * self.hidden)).permute(1, 2, 0, 3)
         )
         h = c = gates.new_zeros(*gates.shape[1:3], self.hidden)
         outputs = []
-        for given in gates.unbind(0):
-            i, f, g, o = (given + h @ self.recurrent).chunk(4, -1)
+        for from_inputs in gates.unbind(0):
+            i, f, g, o = (from_inputs + h @ self.recurrent).chunk(4, -1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
             outputs.append(h)
-        return self._turned(torch.stack(outputs)).permute(2, 0, 1, 3).flatten(2)
+        return self._reverse_second(torch.stack(outputs)).permute(2, 0, 1, 3).flatten(2)
 
-    def _turned(self, steps: Tensor) -> Tensor:
-        """Of (T, ways, …) the second way in the opposite order."""
+    def _reverse_second(self, steps: Tensor) -> Tensor:
+        """(T, ways, …) with the steps of the second direction reversed."""
         if self.ways == 1:
             return steps
-        ahead, back = steps.unbind(1)
-        return torch.stack([ahead, back.flip(0)], 1)
+        forward, backward = steps.unbind(1)
+        return torch.stack([forward, backward.flip(0)], 1)
 
 
 class _Words(nn.Embedding):
@@ -64,23 +70,29 @@ class _Words(nn.Embedding):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
-            kind = str(x.dtype).removeprefix("torch.")
+            dtype = str(x.dtype).removeprefix("torch.")
             raise InvalidInputError(
-                "words are to be whole numbers, such as int64 (uint8 is read as pixels), got"
-                f" {kind}"
+                "words must be whole numbers, such as int64 (uint8 is read as pixels), got"
+                f" {dtype}",
+                "model",
             )
         return super().forward(x)
 
 
 @dataclass(frozen=True)
 class LstmLanguageModel:
-    """The two-layer LSTM with which CFL (arXiv 1910.01991) predicts the next word on AG News. (T,)
-    int64 -> (T, classes).
+    """The LSTM with which CFL (arXiv 1910.01991) predicts the next word on AG News.
 
-    `classes` is the size of the vocabulary: inputs and targets are the same words, so no input may
-    be `classes` or above. The widths, `embedding` and `hidden`, are ours. `dropout` is the share
-    dropped before each layer, never from one step to the next (Zaremba et al., arXiv 1409.2329). As
-    it is, with a vocabulary of V: 229 V + 248,832 parameters.
+    (T,) int64 -> (T, classes). The number of classes is the size of the vocabulary. Inputs and
+    targets are words of one vocabulary, so inputs must be below `classes`. With the defaults and a
+    vocabulary of V words it has 229 V + 248,832 parameters. The paper does not give the widths.
+
+    Args:
+        embedding: the length of a word's vector.
+        hidden: the number of units of a layer.
+        layers: the number of layers; 2 in the paper.
+        dropout: the share that is dropped before each layer, not between steps (Zaremba et al.,
+            arXiv 1409.2329).
     """
 
     name: ClassVar[str] = "lstm_lm"
@@ -96,6 +108,7 @@ class LstmLanguageModel:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         _check_sequence("LstmLanguageModel", shape, "words (length,), such as (20,)", axes=1)
         check_classes(classes)
         layers: dict[str, nn.Module | None] = {"words": _Words(classes, self.embedding)}
@@ -110,12 +123,15 @@ class LstmLanguageModel:
 
 @dataclass(frozen=True)
 class BiLstmTagger:
-    """FedGMCC's net (arXiv 2204.11017) for genomic reads: a class for each position. (T, features)
-    -> (T, classes).
+    """FedGMCC's network (arXiv 2204.11017) for genomic reads: a class for each position.
 
-    Bidirectional LSTMs of 64 and of 32 units a way, a dense layer of 64 with ReLU, dropout, a dense
-    layer. The authors' last layer has 30 outputs, as many as their reads have positions; ours is
-    applied at every position, whatever their number.
+    (T, features) -> (T, classes). Two bidirectional LSTMs have 64 and 32 units per direction. A
+    dense layer of 64 units with ReLU, dropout and a dense layer follow. The authors' last layer has
+    30 outputs, one for each position of their reads. Here it is applied at every position, for any
+    number of positions.
+
+    Args:
+        dropout: the share of units that are dropped before the last layer.
     """
 
     name: ClassVar[str] = "bilstm_tagger"
@@ -125,6 +141,7 @@ class BiLstmTagger:
         check_dropout(self.dropout)
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         _check_sequence(
             "BiLstmTagger", shape, "vectors (length, features), such as (30, 64)", axes=2
         )
@@ -140,7 +157,14 @@ class BiLstmTagger:
 
 
 def _check_sequence(model: str, shape: tuple[int, ...], of: str, axes: int) -> None:
-    """Refuse what is not a sequence of words (one axis) or of vectors (two)."""
+    """Raise `InvalidInputError` unless `shape` is that of a sequence.
+
+    Args:
+        model: the name of the model in the message.
+        shape: the shape of a sample.
+        of: what the sequence consists of, for the message.
+        axes: 1 for words, 2 for vectors.
+    """
     if len(shape) == axes and all(is_int(side, 1, MAX_UNITS) for side in shape):
         return
     remedy = ""
@@ -148,4 +172,6 @@ def _check_sequence(model: str, shape: tuple[int, ...], of: str, axes: int) -> N
         remedy = f"; add the axis of features: {(*shape, 1)}"
     elif (len(shape), axes) == (2, 1):
         remedy = "; give the number of each word, not a vector"
-    raise InvalidInputError(f"{model} needs sequences of {of}, got {tuple(shape)}{remedy}.")
+    raise InvalidInputError(
+        f"{model} needs sequences of {of}, got {tuple(shape)}{remedy}.", "model"
+    )

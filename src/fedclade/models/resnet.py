@@ -1,5 +1,5 @@
-"""Residual networks, with GroupNorm: running statistics belong to no client and cannot be
-averaged.
+"""Residual networks with GroupNorm instead of BatchNorm: running statistics cannot be assigned to a
+client or averaged.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ class Residual(nn.Module):
 
 @dataclass(frozen=True)
 class ResNet9:
-    """ResNet-9, FLIS's net for CIFAR-100 (arXiv 2208.09754), with 32 groups a norm: 6,621,540
-    parameters on (3, 32, 32), 100 classes.
+    """ResNet-9, FLIS's network for CIFAR-100 (arXiv 2208.09754).
 
-    Eight 3x3 convolutions with biases, of 64 to 512 maps, two pairs of them in residual blocks, and
-    a dense layer. The last pooling takes the maximum of each map, so images need not be 32x32.
+    It has 6,621,540 parameters on (3, 32, 32) with 100 classes: eight 3x3 convolutions with biases
+    and 64 to 512 maps, two pairs of them in residual blocks, and a dense layer. Each norm has 32
+    groups. The last pooling takes the maximum of each map, so images may have other sizes than
+    32x32.
     """
 
     name: ClassVar[str] = "resnet9"
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
         check_image("ResNet9", shape, least=8)
         check_classes(classes)
         return chain(

@@ -120,7 +120,7 @@ def signature(encoder: Encoder, k: Centres, fine_tune: int = 0) -> AnyProgram:
         centres[: len(real)] = torch.from_numpy(real).to(codes)
         return {"centres": centres, "count": torch.tensor(len(real), device=codes.device)}, None
 
-    program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
+    program = Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorized=False)
     return chain_training(autoencode(encoder, fine_tune), program) if fine_tune else program
 
 
@@ -154,7 +154,7 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
         mean = (carry["sum"] + error) / carry["size"]
         return {"centres": mean[None].float(), "count": torch.tensor(1, device=mean.device)}, None
 
-    return Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorised=False)
+    return Program(start, step, finish, Batches.whole(_BLOCK), "signature", vectorized=False)
 
 
 def centres_of(codes: Codes, k: Centres, seed: int) -> Codes:

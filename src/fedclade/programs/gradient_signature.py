@@ -178,7 +178,7 @@ def private_signature(
         )
         return {"mean": mean.float(), "scatter": scatter.float()}, None
 
-    return Program(start, step, finish, Batches.whole(), "signature", vectorised=False)
+    return Program(start, step, finish, Batches.whole(), "signature", vectorized=False)
 
 
 def dimensions(objective: Objective, kind: SignatureKind, size: int) -> int:

@@ -1,1 +1,1 @@
-"""The papers' tables and figures, run again: `fedclade reproduce`."""
+"""Reproduction of the tables and figures of papers: `fedclade reproduce`."""

@@ -1,4 +1,4 @@
-"""What came out of a table's runs, beside what the paper says."""
+"""The results of a table's runs, compared with the numbers of the paper."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.spec import Claim, Column, Row
 
 Mark = Literal["within", "above", "below", "not reached", ""]
-_LESS_IS_BETTER = ("rounds_to", "megabits_to", "perplexity", "accuracy_variance", "loss", "bytes")
+_LOWER_IS_BETTER = ("rounds_to", "megabits_to", "perplexity", "accuracy_variance", "loss", "bytes")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of the paper, and ours. `mark` is empty where there is nothing to compare."""
+    """One number of the paper, and ours. `mark` is empty if there is nothing to compare."""
 
     row: str
     column: str
     method: str
     metric: str
     paper: float | None
-    values: tuple[float | None, ...]  # by seed; None: the run has no such number
+    values: tuple[float | None, ...]  # one per seed; None if the run has no such number
     mean: float | None
     std: float | None
     difference: float | None
@@ -37,9 +37,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim in one column, or about one row: whether it holds, with the numbers it was read
-    from.
-    """
+    """A claim in one column, or about one row: whether it holds, and the means it is based on."""
 
     place: str
     rising: tuple[str, ...]
@@ -49,6 +47,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Outcome:
+    """The results of a table: all cells, the checked claims, and how they were computed."""
+
     table: str
     title: str
     paper: str
@@ -66,22 +66,31 @@ class Outcome:
 
 
 def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> Outcome:
-    """Every cell of the plan's columns and rows, in the table's order."""
+    """Compare the runs of a plan with the paper.
+
+    Args:
+        plan: the planned entries.
+        done: summary and history of each run, by row, column and seed.
+        device: the device for runs that did not record theirs.
+
+    Returns:
+        Every cell of the plan's columns and rows, in the order of the table.
+    """
     table, cells = plan.table, []
-    shown = [column for column in table.columns if column.name in plan.data]
-    for column in shown:
+    columns = [column for column in table.columns if column.name in plan.data]
+    for column in columns:
         for row in table.rows:
             by_seed = sorted(done.items(), key=lambda item: item[0][2])
-            wanted = (row.name, table.settings_of(column).name)
-            found = [_until(value, row.at) for key, value in by_seed if key[:2] == wanted]
-            if found and column.name not in row.skip:
-                cells.append(_cell(plan, row, column, found))
+            place = (row.name, table.settings_of(column).name)
+            runs = [_until(value, row.at) for key, value in by_seed if key[:2] == place]
+            if runs and column.name not in row.skip:
+                cells.append(_cell(plan, row, column, runs))
     means = {(cell.row, cell.column): cell.mean for cell in cells}
     claims = () if plan.options.quick else table.claims
     checked = [
         result
         for claim in claims
-        for place in _places(claim, shown)
+        for place in _places(claim, columns)
         if (result := _checked(claim, place, means)) is not None
     ]
     return Outcome(
@@ -90,11 +99,11 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
         table.paper,
         table.notes,
         plan.options.quick,
-        {column.name: plan.data[column.name] for column in shown},
-        {column.name: table.settings_of(column).data for column in shown},
+        {column.name: plan.data[column.name] for column in columns},
+        {column.name: table.settings_of(column).data for column in columns},
         tuple(cells),
         tuple(checked),
-        _made_with(done, device),
+        _environment(done, device),
         round(
             sum(
                 {
@@ -107,16 +116,16 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
     )
 
 
-def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
+def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
     metric = plan.table.metric_of(column)
     if row.formula and metric == "bytes":
-        return _by_formula(row, column, metric, found)
-    values = tuple(measure(metric, summary, history) for summary, history in found)
+        return _by_formula(row, column, metric, runs)
+    values = tuple(measure(metric, summary, history) for summary, history in runs)
     known = [value for value in values if value is not None and math.isfinite(value)]
     mean = statistics.fmean(known) if len(known) == len(values) else None
     std = statistics.stdev(known) if mean is not None and len(known) > 1 else None
     paper = row.paper.get(column.name)
-    # A quick look is at another, smaller federation: there is nothing to compare.
+    # A quick run has a smaller federation, so it cannot be compared with the paper.
     difference = None if mean is None or paper is None or plan.options.quick else mean - paper
     mark: Mark = ""
     if paper is not None and mean is None and not plan.options.quick:
@@ -139,34 +148,36 @@ def _cell(plan: Plan, row: Row, column: Column, found: list[Done]) -> Cell:
     )
 
 
-def _made_with(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
-    """Machine, versions and commit of the runs; where they differ, all of them."""
-    every = [summary.get("about") or environment_info(device) for summary, _ in done.values()]
-    return (
-        {
-            name: ", ".join(dict.fromkeys(each[name] for each in every if name in each))
-            for name in every[0]
-        }
-        if every
-        else environment_info(device)
-    )
+def _environment(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
+    """Machine, versions and commit of the runs; all of them if they differ."""
+    environments = [
+        summary.get("about") or environment_info(device) for summary, _ in done.values()
+    ]
+    if not environments:
+        return environment_info(device)
+    return {
+        name: ", ".join(
+            dict.fromkeys(environment[name] for environment in environments if name in environment)
+        )
+        for name in environments[0]
+    }
 
 
 def _until(done: Done, last: int | None) -> Done:
-    """What there was in round `last`; None: at the end."""
+    """The run up to round `last`; None for the whole run."""
     if last is None:
         return done
     history = [row for row in done[1] if row["round"] <= last]
     return (dict(history[-1]) if history and history[-1]["round"] == last else {}), history
 
 
-def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cell:
-    """The paper's number is what its formula comes to in these runs, quick or not; ours must be
-    that and `besides`, to the byte.
+def _by_formula(row: Row, column: Column, metric: str, runs: list[Done]) -> Cell:
+    """The paper's number is the value of its formula in these runs, quick or not; ours must be
+    exactly that plus `besides`.
     """
-    values = tuple(measure(metric, summary, history) for summary, history in found)
+    values = tuple(measure(metric, summary, history) for summary, history in runs)
     counted = [value for value in values if value is not None]
-    symbols = found[0][0]["symbols"]  # of all seeds: none of them depends on it
+    symbols = runs[0][0]["symbols"]  # the same for all seeds
     paper, more = evaluate_cost(row.formula, symbols), evaluate_cost(row.besides, symbols)
     mean = statistics.fmean(counted)
     mark: Mark = (
@@ -174,7 +185,7 @@ def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cel
     )
     letters = ", ".join(f"{name} = {value:,}" for name, value in symbols.items())
     why = (
-        f"{row.formula} with {letters}. Beyond it {row.besides} = {more:,} bytes."
+        f"{row.formula} with {letters}. In addition {row.besides} = {more:,} bytes."
         f" {row.reason(column.name)}".rstrip()
     )
     std = statistics.stdev(counted) if len(counted) > 1 else None
@@ -183,27 +194,27 @@ def _by_formula(row: Row, column: Column, metric: str, found: list[Done]) -> Cel
     )
 
 
-def _places(claim: Claim, shown: list[Column]) -> list[str]:
+def _places(claim: Claim, columns: list[Column]) -> list[str]:
     if claim.row:
         return [claim.row]
-    return [column.name for column in shown if not claim.columns or column.name in claim.columns]
+    return [column.name for column in columns if not claim.columns or column.name in claim.columns]
 
 
 def _checked(
     claim: Claim, place: str, means: dict[tuple[str, str], float | None]
 ) -> Checked | None:
-    """The claim in this column or about this row; None where a number is missing."""
-    found = [means.get((place, name) if claim.row else (name, place)) for name in claim.rising]
-    known = tuple(value for value in found if value is not None)
-    if len(known) < len(found):
+    """The claim in this column or about this row; None if a number is missing."""
+    values = [means.get((place, name) if claim.row else (name, place)) for name in claim.rising]
+    known = tuple(value for value in values if value is not None)
+    if len(known) < len(values):
         return None
     holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
     return Checked(place, claim.rising, known, holds)
 
 
 def in_words(cell: Cell) -> str:
-    """Where a number lies: a difference is good or bad by what is measured."""
+    """The mark as a word: "better" and "worse" depend on the metric."""
     if cell.mark in ("above", "below"):
-        better = (cell.mark == "above") != cell.metric.startswith(_LESS_IS_BETTER)
+        better = (cell.mark == "above") != cell.metric.startswith(_LOWER_IS_BETTER)
         return "better" if better else "worse"
     return cell.mark

@@ -1,4 +1,4 @@
-"""The runs of a table: which there are, and doing those that have not been done."""
+"""The runs of a table: the plan, and the execution of those that are missing."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ ENCODER_EPOCHS = 5
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One entry of a table: a row and the column whose data and settings it has, with one seed.
-    `experiment` is what it asks for.
-    """
+    """One run of a table: a row, the column with its data and settings, and one seed."""
 
     row: Row
     column: Column
@@ -49,21 +47,21 @@ class TableEntry:
 
     @property
     def label(self) -> str:
-        """The name of its folder or file. The same settings have the same name in every table, row
-        and column.
+        """The name of the folder or file. Equal settings have equal names in every table, row and
+        column.
         """
         settings = (
             [self.tables]
             if self.study
             else [self.base, self.sets, self.row.encoder.get(self.column.name)]
         )
-        what = json.dumps(settings, sort_keys=True)
-        digest = hashlib.sha256(what.encode()).hexdigest()[:10]
+        text = json.dumps(settings, sort_keys=True)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.study or self.row.method}-{self.data}-{digest}-seed{self.seed}"
 
     @property
     def tables(self) -> dict[str, experiment_file.Table]:
-        """The experiment file with all that is set."""
+        """The experiment file with all settings applied."""
         return experiment_file.apply(self.base, self.sets)
 
     def experiment(self, encoder: Path | None) -> Experiment:
@@ -73,8 +71,15 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Options:
-    """What of a table is run, and how. `methods` (or names of rows) and `columns`: none named means
-    all.
+    """Which runs of a table to execute, and how.
+
+    Args:
+        seeds: the number of seeds per cell; None for that of the table.
+        quick: run a small, short version with one seed.
+        methods: methods or names of rows; empty for all.
+        columns: names of columns; empty for all.
+        device: "auto", "cpu" or "cuda".
+        data_root: the folder to search first for data sets.
     """
 
     seeds: int | None = None
@@ -87,20 +92,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """The entries of a table, and the data set of each column (None: none that it could use is
-    available).
-    """
+    """The entries of a table, and the data set of each column (None if none is available)."""
 
     table: Table
     options: Options
     data: dict[str, str | None]
-    entries: dict[
-        tuple[str, str, int], TableEntry
-    ]  # by row, column whose settings it has, and seed
+    # by row, column with its settings, and seed
+    entries: dict[tuple[str, str, int], TableEntry]
 
 
 def plan(table: Table, options: Options) -> Plan:
-    """Which runs the table needs. What asks for an unknown method or column is refused."""
+    """The runs that a table needs. An unknown method or column raises `InvalidInputError`."""
     rows = _chosen(
         "--methods",
         [name for row in table.rows for name in (row.method, row.name) if name],
@@ -142,13 +144,13 @@ def _entry(table: Table, row: Row, column: Column, data: str, seed: int, quick: 
     return TableEntry(row, column, data, seed, tuple(sets), table.experiment, table.study)
 
 
-def _chosen(option: str, known: Sequence[str], wanted: Sequence[str]) -> Sequence[str]:
-    for name in wanted:
+def _chosen(option: str, known: Sequence[str], names: Sequence[str]) -> Sequence[str]:
+    for name in names:
         if name not in known:
             raise InvalidInputError(
-                f"{option} {name}: this table has none of that name.{nearest(name, known)}"
+                f"{option} {name}: not in this table.{nearest(name, known)}", option
             )
-    return wanted or known
+    return names or known
 
 
 def _is_available(name: str, root: str | None) -> bool:
@@ -156,11 +158,11 @@ def _is_available(name: str, root: str | None) -> bool:
 
 
 Done = tuple[Numbers, History]
-ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit it was made with
+ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit of the run
 
 
 def so_far(plan: Plan, folder: Path) -> Plan:
-    """The entries of a plan that have been done."""
+    """The plan with only the entries that are finished in this folder."""
     return replace(
         plan, entries={key: entry for key, entry in plan.entries.items() if _is_done(entry, folder)}
     )
@@ -177,29 +179,39 @@ def _is_done(entry: TableEntry, folder: Path) -> bool:
 def execute(
     plan: Plan, folder: Path, on_entry: Callable[[TableEntry, int, int], OnRound | None]
 ) -> dict[tuple[str, str, int], Done]:
-    """Do the entries that `folder` does not hold yet. `on_entry` is called with the entry that
-    begins, its number and the number of all.
+    """Execute the entries that are not finished in `folder`.
+
+    Args:
+        plan: the entries.
+        folder: the folder of all runs.
+        on_entry: called before each run with its entry, its number and the number of entries.
+
+    Returns:
+        Summary and history of each entry.
     """
     done: dict[tuple[str, str, int], Done] = {}
     samples = plan.table.quick.samples if plan.options.quick else None
     partitions = _PartitionCache(plan.options.data_root, samples)
-    # Column by column and seed by seed, so that a partition is made once for all its rows.
+    # Ordered by column and seed, so that a partition is computed once for all its rows.
     order = sorted(
         plan.entries.items(), key=lambda item: (list(plan.data).index(item[0][1]), item[0][2])
     )
     for number, (key, entry) in enumerate(order, start=1):
-        begins = partial(on_entry, entry, number, len(order))
+        on_start = partial(on_entry, entry, number, len(order))
         done[key] = (
-            _studied(entry, folder, partitions, plan.options, begins)
+            _study(entry, folder, partitions, plan.options, on_start)
             if entry.study
-            else _run(entry, folder, partitions, plan.options, begins)
+            else _run(entry, folder, partitions, plan.options, on_start)
         )
     return done
 
 
 class _PartitionCache:
-    """The clients of an experiment. The last data set and the last partition are kept.
-    `samples`: how many of the data set are used at most.
+    """The clients of an experiment, with a cache of the last data set and the last partition.
+
+    Args:
+        root: the folder to search first for data sets.
+        samples: the largest number of training samples to use; None for all.
     """
 
     def __init__(self, root: str | None, samples: int | None) -> None:
@@ -222,7 +234,7 @@ class _PartitionCache:
 
 
 def thinned(data: Dataset, samples: int) -> Dataset:
-    """At most this many training samples and half as many test samples, taken evenly from all."""
+    """At most this many training samples and half as many test samples, evenly spaced."""
     train = slice(None, None, max(1, -(-len(data.y_train) // samples)))
     test = slice(None, None, max(1, -(-2 * len(data.y_test) // samples)))
     keys = {
@@ -236,6 +248,8 @@ def thinned(data: Dataset, samples: int) -> Dataset:
         data.x_test[test],
         data.y_test[test],
         keys,
+        data.key_names,
+        data.names,
     )
 
 
@@ -244,16 +258,16 @@ def _run(
     folder: Path,
     partitions: _PartitionCache,
     options: Options,
-    begins: Callable[[], OnRound | None],
+    on_start: Callable[[], OnRound | None],
 ) -> Done:
-    """Summary and history of a training run, from its folder if it has ended."""
+    """Summary and history of a training run, from its folder if it is finished."""
     store = RunDirectory(folder / entry.label)
     numbers: Numbers | None = store.summary()
     if numbers is None or entry.row.formula:
         experiment = entry.experiment(_encoder(entry, folder, options, partitions.samples))
         if numbers is None:
             run = experiment.to_run(partitions.clients(experiment), options.device)
-            numbers = run.run(store.folder, resume=True, on_round=begins()).summary
+            numbers = run.run(store.folder, resume=True, on_round=on_start()).summary
             environment = environment_info(pick_device(options.device).type)
             write_text(store.folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1) + "\n")
         if entry.row.formula:
@@ -264,20 +278,20 @@ def _run(
     return numbers, store.history()
 
 
-def _studied(
+def _study(
     entry: TableEntry,
     folder: Path,
     partitions: _PartitionCache,
     options: Options,
-    begins: Callable[[], object],
+    on_start: Callable[[], object],
 ) -> Done:
-    """The numbers of a study, from its file if it has one. Rows that only read other rounds of it
-    have the same file.
+    """The numbers of a study, from its file if it exists. Rows that read other rounds of the same
+    study share a file.
     """
     file = folder / f"{entry.label}.json"
     if not file.exists():
         clients = None if entry.data == SYNTHETIC else partitions.clients(entry.experiment(None))
-        begins()
+        on_start()
         start = time.perf_counter()
         history = STUDIES[entry.study](entry.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
@@ -294,7 +308,7 @@ def _studied(
 
 def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> Numbers:
     """The values of a formula's letters (see `core.cost_formula`), and all bytes that the
-    simulator counted, both ways.
+    simulator counted in both directions.
     """
     models, method = StoredModels(store.folder), experiment.method
     cohort = experiment.run.cohort_size(summary["clients"])
@@ -318,8 +332,8 @@ def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> N
 
 
 def _encoder(entry: TableEntry, folder: Path, options: Options, samples: int | None) -> Path | None:
-    """The file of the encoder that this cell's FLT uses, trained if it is not there yet; None: the
-    method's own default.
+    """The file of the encoder for this cell's FLT, which is trained if it does not exist; None for
+    the method's default.
     """
     name = entry.row.encoder.get(entry.column.name)
     if name is None:

@@ -1,4 +1,4 @@
-"""An outcome as a page of Markdown: for a run's folder, and for docs/reproduction.md."""
+"""An outcome as Markdown, for a run's folder and for docs/reproduction.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DIGITS = 2
 
 
 def page(outcome: Outcome, level: int = 1) -> str:
-    """Title, what has to be known, and a table for each column."""
+    """Title, notes, and a table for each column."""
     lines = [f"{'#' * level} {outcome.title}", "", *_head(outcome), ""]
     footnotes: dict[str, int] = {}
     for column in outcome.data:
@@ -18,7 +18,7 @@ def page(outcome: Outcome, level: int = 1) -> str:
         if not cells:
             continue
         lines += [
-            f"**{column}** ({_measured(cells[0].metric)})",
+            f"**{column}** ({_metric_text(cells[0].metric)})",
             "",
             "| | paper | measured | seeds | difference | |",
             "| --- | --- | --- | --- | --- | --- |",
@@ -36,11 +36,11 @@ def _head(outcome: Outcome) -> list[str]:
     runs = (
         f"{' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))} seed{'s' * (seeds[-1] > 1)}"
         if seeds
-        else "nothing run"
+        else "no runs"
     )
     facts = outcome.about
     lines = [
-        f"Paper: {outcome.paper}. Measured: {runs}, ± the standard deviation over them;"
+        f"Paper: {outcome.paper}. Measured: {runs}, ± the standard deviation over seeds;"
         f" {facts['machine']}, commit {facts['commit']}, torch {facts['torch']},"
         f" {outcome.seconds:,.0f} s of training."
     ]
@@ -48,22 +48,22 @@ def _head(outcome: Outcome) -> list[str]:
         lines += [
             "",
             (
-                "**A quick look (--quick): small and short, to see that everything runs. These are"
-                " not the table's numbers.**"
+                "**Quick version (--quick): small and short, to check that everything runs. Do not"
+                " compare these numbers with the paper.**"
             ),
         ]
     for column, data in outcome.data.items():
-        wanted = outcome.wanted[column]
+        names = outcome.wanted[column]
         if data is None:
             lines += [
                 "",
                 (
-                    f"{column}: not measured, no data here ({' or '.join(wanted)}; `fedclade data"
-                    " list`)."
+                    f"{column}: not measured, because {' or '.join(names)} was not available"
+                    " (`fedclade data list`)."
                 ),
             ]
-        elif data != wanted[0]:
-            lines += ["", f"{column}: {data} stands in for {wanted[0]}."]
+        elif data != names[0]:
+            lines += ["", f"{column}: {data} in place of {names[0]}."]
     return [*lines, *(part for note in outcome.notes for part in ("", note))]
 
 
@@ -85,9 +85,9 @@ def _claim(claim: Checked) -> str:
     return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
 
 
-def _measured(metric: str) -> str:
+def _metric_text(metric: str) -> str:
     name, _, argument = metric.partition(" ")
-    words = {
+    texts = {
         "accuracy": "accuracy, %",
         "accuracy_tuned": "accuracy after local training, %",
         "train_accuracy": "accuracy on training data, %",
@@ -97,44 +97,46 @@ def _measured(metric: str) -> str:
         "megabits_to": f"megabits to {argument} %",
         "accuracy_at": f"accuracy in round {argument}, %",
     }
-    return words.get(name, metric)
+    return texts.get(name, metric)
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else _shown(value)
+    return "–" if value is None else _rounded(value)
 
 
 def signed(value: float | None) -> str:
-    return "" if value is None else f"{'+' * (value >= 0)}{_shown(value)}"
+    return "" if value is None else f"{'+' * (value >= 0)}{_rounded(value)}"
 
 
-def _shown(value: float) -> str:
-    """Bytes and rounds are whole numbers, and large ones want no more digits."""
+def _rounded(value: float) -> str:
+    """Two decimals, or none for large numbers."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.{_DIGITS}f}"
 
 
 def spread(cell: Cell) -> str:
-    """The mean, and how far runs lie apart; of runs that did not all get there, how many did."""
+    """The mean ± standard deviation; if some runs have no value, the number of runs that have
+    one.
+    """
     if cell.mean is None:
         reached = sum(value is not None for value in cell.values)
         return f"{reached} of {len(cell.values)} runs" if reached else "–"
     return number(cell.mean) + (f" ± {cell.std:.{_DIGITS}f}" if cell.std is not None else "")
 
 
-def from_json(found: dict[str, Any]) -> Outcome:
-    """An outcome as `Outcome.as_json` wrote it."""
-    cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in found["cells"])
+def from_json(content: dict[str, Any]) -> Outcome:
+    """Read an outcome that `Outcome.as_json` wrote."""
+    cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in content["cells"])
     claims = tuple(
         Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"])
-        for claim in found["claims"]
+        for claim in content["claims"]
     )
-    wanted = {column: tuple(names) for column, names in found["wanted"].items()}
+    wanted = {column: tuple(names) for column, names in content["wanted"].items()}
     return Outcome(
         **{
-            **found,
+            **content,
             "cells": cells,
             "claims": claims,
             "wanted": wanted,
-            "notes": tuple(found["notes"]),
+            "notes": tuple(content["notes"]),
         }
     )

@@ -1,6 +1,4 @@
-"""What a cell of a table is read from: a number of a run's summary, or one that its history
-gives.
-"""
+"""The number of a table's cell: a number of the run's summary, or one computed from its history."""
 
 from __future__ import annotations
 
@@ -12,12 +10,15 @@ History = Sequence[Mapping[str, Any]]
 
 
 def measure(metric: str, summary: Numbers, history: History) -> float | None:
-    """The value of a metric; None where the run has none, such as the rounds to an accuracy that
-    was never reached.
+    """The value of a metric; None if the run has none, such as the rounds to an accuracy that was
+    never reached.
 
-    "rounds_to 80": the first round evaluated with 80 % or more; "megabits_to 80": what had been
-    sent until then, both ways, in 10⁶ bits; "accuracy_at 50": the accuracy of round 50; "most
-    clusters": the most that there were in any round. Else a name of the summary.
+    Args:
+        metric: "rounds_to 80", the first evaluated round with 80 % or more; "megabits_to 80", the
+            traffic until then in both directions, in 10⁶ bits; "accuracy_at 50", the accuracy of
+            round 50; "most clusters", the largest number in any round; else a key of the summary.
+        summary: the run's summary.
+        history: the run's rounds.
     """
     name, _, argument = metric.partition(" ")
     if name == "rounds_to":

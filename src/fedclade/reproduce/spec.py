@@ -4,19 +4,19 @@ TOML files in tables/.
 title, paper: what the table is, and where it is printed.
 metric, tolerance: the compared number (of summary.json, or see `paper_metrics`), and the allowed
     difference from the paper's.
-seeds, notes: the number of runs of a cell; what a reader of the table must know.
+seeds, notes: the number of runs of a cell; remarks for the reader of the table.
 [experiment]: the experiment file that all cells share.
 [quick] set, samples: what --quick changes, and how many training samples of a data set it uses.
 [[columns]]: name; data: data sets, of which the first available one is used; set: what the column
     changes.
 [[rows]]: name; method; set: what the row changes; paper: numbers by column; why: the reason of a
     difference.
-[[claims]]: rows in rising order: what the paper claims in words.
+[[claims]]: rows in rising order, for a claim in the paper's text.
 
 part_of, columns: instead of all this, some columns of another table as their own table.
 
-study: what is done with [experiment] if a cell is no training run (see `studies`); rows then have
-    no method, and a study that makes its own data has the data set "synthetic".
+study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
+    have no method, and a study that generates its data has the data set "synthetic".
 at: of a row, the round whose numbers it shows instead of the last.
 formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
     `evaluate_cost`).
@@ -46,8 +46,8 @@ SYNTHETIC = "synthetic"
 
 @dataclass(frozen=True, config=_STRICT)
 class Column:
-    """A data set or a setting. `metric` and `tolerance` are the table's unless given; `like` takes
-    data and settings from another one.
+    """A data set or a setting. `metric` and `tolerance` default to those of the table; `like` uses
+    the data and settings of another column.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Column:
 
 @dataclass(frozen=True, config=_STRICT)
 class Row:
-    """A method with its settings; in `sets`, those that hold in one column only. `encoder` names,
-    by column, the data set that FLT's encoder is trained on. A row without a number of the paper is
-    ours, for comparison. With a `formula` the paper's number is what it comes to in this run, and
-    ours must be that and `besides` more, to the byte.
+    """A method with its settings; `sets` has those for one column only. `encoder` has, by column,
+    the data set on which FLT's encoder is trained. A row without a number of the paper is ours, for
+    comparison. With a `formula`, the paper's number is its value in this run, and ours must be
+    exactly that plus `besides`.
     """
 
     name: str
@@ -84,19 +84,19 @@ class Row:
             evaluate_cost(expression, dict.fromkeys(SYMBOLS, 1))
 
     def only(self, columns: Sequence[str]) -> Row:
-        """What it says of these columns."""
+        """The row with only these columns."""
 
-        def among(found: dict[str, T]) -> dict[str, T]:
-            return {column: value for column, value in found.items() if column in columns}
+        def only(values: dict[str, T]) -> dict[str, T]:
+            return {column: value for column, value in values.items() if column in columns}
 
-        why = self.why if isinstance(self.why, str) else among(self.why)
+        why = self.why if isinstance(self.why, str) else only(self.why)
         skip = tuple(column for column in self.skip if column in columns)
         return replace(
             self,
-            sets=among(self.sets),
-            paper=among(self.paper),
+            sets=only(self.sets),
+            paper=only(self.paper),
             why=why,
-            encoder=among(self.encoder),
+            encoder=only(self.encoder),
             skip=skip,
         )
 
@@ -106,10 +106,11 @@ class Row:
 
 @dataclass(frozen=True, config=_STRICT)
 class Claim:
-    """Rows whose numbers rise in this order, in these columns (none named: all); each may lie
-    `slack` under the one before.
+    """Rows whose numbers rise in this order, in these columns (empty for all); each may be up to
+    `slack` below the one before.
 
-    With a `row` it is about that row, and `rising` names columns."""
+    With a `row`, the claim is about that row, and `rising` has columns.
+    """
 
     rising: tuple[str, ...]
     columns: tuple[str, ...] = ()
@@ -119,12 +120,16 @@ class Claim:
 
 @dataclass(frozen=True, config=_STRICT)
 class Quick:
+    """What --quick changes."""
+
     set: Sets = ()
     samples: int | None = None
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Table:
+    """A table of a paper. The keys are described at the top of this module."""
+
     title: str
     paper: str
     experiment: dict[str, dict[str, Any]]
@@ -141,21 +146,19 @@ class Table:
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:
-            raise ValueError(
-                f"study '{self.study}': there is no such study.{nearest(self.study, STUDIES)}"
-            )
+            raise ValueError(f"study '{self.study}': unknown.{nearest(self.study, STUDIES)}")
         for row in self.rows:
             if bool(row.method) == bool(self.study):
                 raise ValueError(
                     f"row '{row.name}':"
-                    f" {'a study has no methods' if self.study else 'it needs a method'}"
+                    f" {'a study has no methods' if self.study else 'the method is missing'}"
                 )
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
 
     def settings_of(self, column: Column) -> Column:
-        """The column whose data and settings this one has."""
+        """The column that defines the data and settings of this one."""
         return column if column.like is None else self.column(column.like)
 
     def metric_of(self, column: Column) -> str:
@@ -168,7 +171,7 @@ class Table:
 @cache
 def tables() -> dict[str, Table]:
     """All tables by name."""
-    found = {}
+    by_name = {}
     parts = {}
     for file in sorted(
         resources.files("fedclade.reproduce").joinpath("tables").iterdir(),
@@ -179,24 +182,24 @@ def tables() -> dict[str, Table]:
             if "part_of" in content:
                 parts[name] = content
             else:
-                found[name] = TypeAdapter(Table).validate_python({**content, "name": name})
-    found |= {
-        name: _part(name, found[content["part_of"]], content) for name, content in parts.items()
+                by_name[name] = TypeAdapter(Table).validate_python({**content, "name": name})
+    by_name |= {
+        name: _part(name, by_name[content["part_of"]], content) for name, content in parts.items()
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))
 
 
-def _part(name: str, whole: Table, content: dict[str, Any]) -> Table:
-    """Columns of another table that stand as a table of their own elsewhere."""
+def _part(name: str, table: Table, content: dict[str, Any]) -> Table:
+    """Some columns of a table as a separate table."""
     names = content["columns"]
-    rows = tuple(row.only(names) for row in whole.rows)
+    rows = tuple(row.only(names) for row in table.rows)
     claims = tuple(
         replace(claim, columns=tuple(column for column in claim.columns if column in names))
-        for claim in whole.claims
+        for claim in table.claims
     )
-    columns = tuple(whole.column(column) for column in names)
+    columns = tuple(table.column(column) for column in names)
     return replace(
-        whole,
+        table,
         name=name,
         title=content["title"],
         paper=content["paper"],
@@ -207,9 +210,11 @@ def _part(name: str, whole: Table, content: dict[str, Any]) -> Table:
 
 
 def find(name: str) -> Table:
+    """The table of this name. An unknown name raises `InvalidInputError`."""
     if name not in tables():
         raise InvalidInputError(
-            f"reproduce '{name}': there is no such table.{nearest(name, tables())} `fedclade list"
-            " tables` names them all."
+            f"TABLE = '{name}': unknown.{nearest(name, tables())} 'fedclade list tables' lists all"
+            " tables.",
+            "TABLE",
         )
     return tables()[name]

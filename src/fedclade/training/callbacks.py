@@ -22,7 +22,7 @@ _log = logging.getLogger("fedclade")
 
 
 class Callback(Protocol):
-    """Called after each round, with its record. The history holds that record already."""
+    """Called after each round with its record, which is already in the history."""
 
     def after_round(self, row: RoundRecord) -> None: ...
 
@@ -63,7 +63,7 @@ class HistoryFile:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """Writes a checkpoint and the clients' features where `run.checkpoint_every` says so."""
+    """Writes a checkpoint and the clients' features every `run.checkpoint_every` rounds."""
 
     setup: RunSetup
     store: RunDirectory
@@ -78,8 +78,8 @@ class CheckpointFiles:
             plot_data.write(self.store.folder, features)
 
     def save_after_interrupt(self) -> None:
-        """Write a checkpoint of the last whole round, if state and client state are both of it: the
-        round in progress may be half done.
+        """Write a checkpoint of the last complete round, if both the state and the client state
+        belong to it: the interrupted round may have changed the client state.
         """
         history = self.progress.history
         if history and self.setup.engine.client_state.version == self.progress.round:

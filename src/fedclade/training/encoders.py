@@ -1,5 +1,5 @@
-"""Encoders for methods that compare clients by embeddings: the shipped one, one built for any other
-shape, files, pretraining.
+"""Encoders for methods that compare clients by embeddings: the included encoder, encoders for other
+shapes, encoder files, pretraining.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ _SPECS: dict[str, type[Spec]] = {
 
 
 def resolve(encoder: str, shape: tuple[int, ...], seed: int) -> Autoencoder:
-    """The encoder that `encoder` ("default", or the path of an encoder file) means for inputs of
-    `shape`.
+    """The encoder of a method's setting `encoder`.
 
-    The default for (1, 28, 28) is the shipped one, trained on Fashion-MNIST. For any other shape it
-    is that of `spec_for` with random weights from the seed (`pretrained` is False): FLT then trains
-    it by `fine_tune="federated"` unless `fine_tune` says otherwise.
+    The default for inputs of (1, 28, 28) is the included encoder, pretrained on Fashion-MNIST. For
+    other shapes it is the encoder of `spec_for` with random weights (`pretrained` is False), which
+    FLT then trains with `fine_tune="federated"` unless `fine_tune` is set.
+
+    Args:
+        encoder: "default", or the path of an encoder file.
+        shape: the shape of one input.
+        seed: the seed of random weights.
     """
     if encoder != DEFAULT:
         return read(encoder, shape)
@@ -61,12 +65,16 @@ def resolve(encoder: str, shape: tuple[int, ...], seed: int) -> Autoencoder:
 
 
 def spec_for(shape: tuple[int, ...], code: int = CODE) -> Spec:
-    """FLT's autoencoders for images that fit them, the residual one for three channels, a dense one
-    for everything else.
+    """The autoencoder for inputs of `shape`: FLT's for images that fit it (the residual one for
+    three channels), a dense one for all other inputs.
 
-    An image fits when its sides are divisible by 4 and it is large enough for the convolutions to
-    hand on at least as many numbers as the code has: on 8 x 8 digits they would hand on 16, and the
-    groups a dense one finds are lost. A dense code is no longer than the input.
+    An image fits if its sides are divisible by 4 and the convolutions output at least `code`
+    features. With fewer features (16 for digits of 8 x 8), groups that a dense encoder finds are
+    lost. The code of a dense encoder is at most as long as the input.
+
+    Args:
+        shape: the shape of one input.
+        code: the length of the code (e in FLT).
     """
     if (
         len(shape) == 3
@@ -96,22 +104,34 @@ def pretrain(
     on_epoch: Callable[[int, float], None] | None = None,
     device: str = "cpu",
 ) -> Autoencoder:
-    """Train an encoder on the training part of a data set, and write it to `out`: for
-    `FLT(encoder="encoder.safetensors")`.
+    """Train an autoencoder on the training part of a data set, for use as an encoder:
+    `FLT(encoder="encoder.safetensors")`. Labels are not used. Use public data that no client has.
 
-    Adam on the mean squared error of the reconstruction; labels are not looked at. Use public data
-    that no client holds. `root` is the folder in which a data set is looked for first; `on_epoch`
-    is called with each epoch's number and mean loss.
+    Args:
+        data: A data set, its name, or the path of an .npz file.
+        out: The encoder file to write; None to write nothing.
+        epochs: The number of epochs.
+        lr: The learning rate of Adam, which minimizes the mean squared error of the reconstruction.
+        batch_size: The size of a minibatch.
+        code: The length of the code (e in FLT).
+        seed: The seed of the initial weights and of the order of the samples.
+        root: The folder to search first for the data set.
+        on_epoch: A function that gets the number and the mean loss of each epoch.
+        device: "auto", "cpu" or "cuda".
+
+    Returns:
+        The trained autoencoder, on the CPU.
     """
     for name, value in (("epochs", epochs), ("batch_size", batch_size), ("code", code)):
-        require_int(f"pretrain: {name}", value, 1)
-    require(lr > 0, "pretrain: lr", lr, "must be a number above 0")
+        require_int(f"pretrain.{name}", value, 1)
+    require(lr > 0, "pretrain.lr", lr, "must be a number above 0")
     target = _writable(out) if out is not None else None
     data = data if isinstance(data, Dataset) else load(data, root)
     if data.x_train.dtype not in (torch.uint8, torch.float32, torch.float64):
         raise InvalidInputError(
-            f"pretrain: the inputs of '{data.name}' are whole numbers, not images or measurements;"
-            " nothing to reconstruct."
+            f"pretrain.data: the inputs of '{data.name}' are whole numbers, which an autoencoder"
+            " cannot reconstruct. Use images or measurements.",
+            "pretrain.data",
         )
     shape = tuple(data.x_train.shape[1:])
     spec = spec_for(shape, code)
@@ -132,10 +152,12 @@ def pretrain(
 
 
 def _writable(out: str | os.PathLike[str]) -> Path:
-    """`out`, refused before minutes of training where it cannot be written."""
+    """`out`, if it can be written: the check is before the training."""
     path = Path(out)
     if path.is_dir() or not path.parent.is_dir():
-        raise InvalidInputError(f"pretrain: out = '{path}': give a file in a folder that is there.")
+        raise InvalidInputError(
+            f"pretrain.out = '{path}': give a file in an existing folder.", "pretrain.out"
+        )
     return path
 
 
@@ -148,16 +170,16 @@ def _train(
     order: torch.Generator,
     on_epoch: Callable[[int, float], None] | None,
 ) -> None:
-    optimiser = torch.optim.Adam(module.parameters(), lr=lr)
+    optimizer = torch.optim.Adam(module.parameters(), lr=lr)
     device = next(module.parameters()).device
     for epoch in range(1, epochs + 1):
         total = 0.0
         for rows in torch.split(torch.randperm(len(x), generator=order), batch_size):
             batch = as_inputs(x[rows].to(device)).to(torch.float32)
             loss = ((module(batch) - batch) ** 2).mean()
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             total += float(loss.detach()) * len(rows)
         if on_epoch is not None:
             on_epoch(epoch, total / len(x))
@@ -170,41 +192,55 @@ def write(
     shape: tuple[int, ...],
     metadata: dict[str, Any],
 ) -> None:
-    """An encoder file: the weights, what builds the module for them, and how they were made."""
-    facts = {
+    """Write an encoder file.
+
+    Args:
+        path: the file.
+        module: the module with the weights.
+        spec: the spec that builds the module.
+        shape: the shape of one input.
+        metadata: how the weights were made.
+    """
+    content = {
         "format": FORMAT,
         "spec": {"name": spec.name, **asdict(spec)},
         "shape": list(shape),
         **metadata,
     }
-    write_tensors(Path(path), module.state_dict(), facts)
+    write_tensors(Path(path), module.state_dict(), content)
 
 
 def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> Autoencoder:
-    """The encoder of a file that `write` or `pretrain` wrote; refused where it is for inputs of
-    another shape than `shape`.
+    """Read an encoder file.
+
+    Args:
+        path: a file that `write` or `pretrain` wrote.
+        shape: the shape of one input, which the encoder must fit; None to accept any encoder.
     """
     path = Path(path)
     if not path.is_file():
         raise InvalidInputError(
-            f"encoder = '{path}': there is no such file; 'default', or one that `fedclade pretrain`"
-            " wrote."
+            f"method.encoder = '{path}': there is no such file. Give 'default', or a file of"
+            " `fedclade pretrain`.",
+            "method.encoder",
         )
     try:
         metadata, weights = read_tensors(path)
         if metadata.get("format") != FORMAT:
             raise InvalidInputError(
-                f"encoder = '{path}': not an encoder file; make one with `fedclade pretrain`."
+                f"method.encoder = '{path}': not an encoder file. Make one with"
+                " `fedclade pretrain`.",
+                "method.encoder",
             )
-        own = tuple(metadata["shape"])
+        encoder_shape = tuple(metadata["shape"])
         spec = _SPECS[metadata["spec"].pop("name")](**metadata["spec"])
-        with torch.device("meta"):  # a module of the size that the file tells, without its memory
-            expected = spec.build(own).state_dict()
+        with torch.device("meta"):  # only shapes: the file may describe a module of any size
+            expected = spec.build(encoder_shape).state_dict()
         if {name: value.shape for name, value in expected.items()} != {
             name: value.shape for name, value in weights.items()
         }:
-            raise ValueError("its weights are not those of the encoder that it tells of")
-        module = _built(spec, own, seed=0)
+            raise ValueError("its weights do not fit the encoder that it describes")
+        module = _built(spec, encoder_shape, seed=0)
         module.load_state_dict(weights)
     except (
         SafetensorError,
@@ -217,11 +253,14 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...] | None = None) -> 
     ) as error:
         if isinstance(error, InvalidInputError) or is_out_of_memory(error):
             raise
-        raise InvalidInputError(f"encoder = '{path}': a damaged encoder file ({error}).") from error
-    if shape is not None and own != tuple(shape):
         raise InvalidInputError(
-            f"encoder = '{path}': it takes inputs of shape {own}, the clients have {tuple(shape)};"
-            " pretrain one for them."
+            f"method.encoder = '{path}': a damaged encoder file ({error}).", "method.encoder"
+        ) from error
+    if shape is not None and encoder_shape != tuple(shape):
+        raise InvalidInputError(
+            f"method.encoder = '{path}': it takes inputs of shape {encoder_shape}, the clients"
+            f" have {tuple(shape)}. Pretrain an encoder for this shape.",
+            "method.encoder",
         )
     module.pretrained = True
     return module

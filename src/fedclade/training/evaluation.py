@@ -1,4 +1,4 @@
-"""Evaluation of all clients, and what a run says about them at its end."""
+"""Evaluation of all clients, and the summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedclade.training.setup import RunSetup
 
 
 class Evaluation(NamedTuple):
-    """The models that clients use after a round, and how good they are."""
+    """The models of the clients after a round, and the metrics of each client."""
 
-    state: State  # in it, clients that had no cluster have been given one
+    state: State  # with a cluster for clients that had none before the evaluation
     assignment: ModelAssignment
     ids: Tensor  # the clients that have a model
-    values: dict[str, Tensor]  # (clients,) for each metric; NaN where a client has no value
+    values: dict[str, Tensor]  # (clients,) for each metric; NaN for a client without a value
 
 
 def evaluate(
@@ -41,8 +41,14 @@ def evaluate(
     round_number: int,
     history: Sequence[RoundRecord],
 ) -> Evaluation:
-    """Evaluate every client's model on the client's own data, after this round. `history`: the
-    rounds before it.
+    """Evaluate every client's model on the client's data.
+
+    Args:
+        setup: the setup of the run.
+        clients: the clients.
+        state: the state after this round.
+        round_number: the number of this round.
+        history: the rounds before this round.
     """
     state, assignment, ids = _serve(setup, clients, state, round_number, history)
     key = fold_in(setup.training.seed, "evaluate", round_number)
@@ -77,9 +83,7 @@ def _serve(
     round_number: int,
     history: Sequence[RoundRecord],
 ) -> tuple[State, ModelAssignment, Tensor]:
-    """The model that each client uses. Clients without a cluster get one for this evaluation
-    only.
-    """
+    """The model of each client. Clients without a cluster get one for this evaluation only."""
     everyone = torch.arange(len(clients))
     method = setup.method_for(round_number)
     unknown = everyone[state.cluster_ids == UNKNOWN]
@@ -100,8 +104,8 @@ def _with_affix(metric: str, affix: str) -> str:
 def final_models(
     setup: RunSetup, evaluation: Evaluation, personalize: AnyProgram | None
 ) -> FinalModels:
-    """The distinct models at the end of a run and the row of each client. Where a model, or a part
-    of it, is with the client alone, it has no row.
+    """The models at the end of a run. A model that is wholly or partly with its client, outside
+    this process, has no row.
     """
     _, assignment, ids, _ = evaluation
     models, rows = assignment.models, assignment.model_ids.cpu()
@@ -126,7 +130,7 @@ def summarize(
     evaluation: Evaluation,
     history: Sequence[RoundRecord],
 ) -> Summary:
-    """The numbers over all clients, as in summary.json."""
+    """The numbers over all clients, for summary.json."""
     cluster_ids = evaluation.state.cluster_ids
     numbers = {
         "method": setup.method.name,

@@ -1,4 +1,4 @@
-"""The experiment file: TOML, checked key by key, turned into the objects it names."""
+"""Experiment files: TOML, checked key by key and converted to the objects that it names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import Dataset, load, partition
 from fedclade.data.federated_dataset import Clients
-from fedclade.errors import InvalidInputError, nearest
+from fedclade.errors import InvalidInputError, nearest, require
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import is_injected
@@ -31,6 +31,7 @@ Table = dict[str, Any]
 TABLES = ("data", "partition", "model", "local", "method", "run", "server", "engine")
 T = TypeVar("T")
 _UNSAFE = re.compile(r"[^\w.=+-]+")  # in names of folders
+_EXAMPLE_NAMES = {"data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}
 
 RENAMED_KEYS = {
     "run.average": "server.aggregator",
@@ -46,21 +47,31 @@ RENAMED_KEYS = {
     "method.restarts": "method.num_restarts",
     "method.share": "method.shared_layers",
 }
-"""Keys of version 0.1: a file that has one is refused with the new name, never read as something
-else.
+"""Keys of version 0.1 and their new names. A file with an old key is an error that gives the new
+name.
 """
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which data set: a name, or the path of an .npz file."""
+    """The data set.
+
+    Args:
+        name: its name, or the path of an .npz file.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """What every partition has beside its own fields. `seed` is the run's unless it is given."""
+    """The settings that every partition has in addition to those of its scheme.
+
+    Args:
+        clients: the number of clients.
+        probe: the number of probe samples; None for a tenth, at most 2,500.
+        seed: the seed of the partition; None for the seed of the run.
+    """
 
     clients: int = 100
     probe: int | None = None
@@ -69,7 +80,7 @@ class PartitionConfig:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment file asks for, checked. No data are loaded yet."""
+    """A checked experiment file. The data set is not loaded yet."""
 
     data: DataConfig
     partition: PartitionConfig
@@ -80,42 +91,44 @@ class Experiment:
     run: TrainingConfig
     server: ServerConfig
     engine: EngineConfig
-    # of a sweep: those of the listed values that this experiment has
+    # In a sweep: the listed values that this experiment has, by key.
     chosen: dict[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def title(self) -> str:
-        """As a table shows it: `clade beta=0.1`; with the table's name where two keys end alike."""
+        """The name in tables, such as `clade beta=0.1`. Two keys with the same last part have the
+        name of their table too.
+        """
         ends = Counter(key.rpartition(".")[2] for key in self.chosen)
-        shown = {
+        short = {
             key: end if ends[end := key.rpartition(".")[2]] == 1 else key for key in self.chosen
         }
         return " ".join(
-            [self.method.name, *(f"{shown[key]}={value}" for key, value in self.chosen.items())]
+            [self.method.name, *(f"{short[key]}={value}" for key, value in self.chosen.items())]
         )
 
     @property
     def label(self) -> str:
-        """The name of its folder among others: the title, in characters that every file system
-        allows, and the seed.
+        """The name of its folder: the title, in characters that every file system allows, and the
+        seed.
         """
         return f"{_UNSAFE.sub('-', self.title)}-seed{self.run.seed}"
 
     def clients(self, root: str | None = None) -> Clients:
-        """Load the data set and partition it."""
+        """Load the data set and partition it. `root` is the folder to search first."""
         return self.partitioned(load(self.data.name, root))
 
     def partitioned(self, data: Dataset) -> Clients:
-        """The clients, from a data set that is loaded already."""
+        """Partition a data set that is already loaded."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
         clients = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
-        # By the name it was asked for, so that experiment.toml can be run again from anywhere.
+        # The name in the file, or an absolute path: experiment.toml then runs from any folder.
         path = Path(self.data.name)
         name = str(path.resolve()) if path.suffix == ".npz" else self.data.name
         return replace(clients, dataset=name)
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
-        """The run on these clients."""
+        """The run of this experiment on these clients."""
         return TrainingRun(
             self.method,
             clients,
@@ -129,16 +142,21 @@ class Experiment:
 
 
 def presets() -> dict[str, str]:
-    """Built-in experiments: name and first comment line."""
-    found = {}
+    """The first comment line of each preset, by name."""
+    comments = {}
     for file in resources.files("fedclade.training").joinpath("presets").iterdir():
         if file.name.endswith(".toml"):
-            found[file.name.removesuffix(".toml")] = file.read_text().splitlines()[0].lstrip("# ")
-    return dict(sorted(found.items()))
+            name = file.name.removesuffix(".toml")
+            comments[name] = file.read_text().splitlines()[0].lstrip("# ")
+    return dict(sorted(comments.items()))
 
 
 def read(source: str | os.PathLike[str]) -> dict[str, Table]:
-    """The tables of a TOML file, or of a preset by its name."""
+    """The tables of an experiment file.
+
+    Args:
+        source: the path of a TOML file, or the name of a preset.
+    """
     path = Path(source)
     name = str(source)
     if name in presets():
@@ -147,52 +165,57 @@ def read(source: str | os.PathLike[str]) -> dict[str, Table]:
         try:
             text = safe_read.read(path, safe_read.MOST_TOML).decode()
         except UnicodeDecodeError as error:
-            raise InvalidInputError(f"{path}: it cannot be read as text ({error}).") from error
+            raise InvalidInputError(
+                f"{path}: cannot be read as text ({error}).", str(path)
+            ) from error
     else:
         raise InvalidInputError(
-            f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}"
+            f"experiment '{name}': neither a file nor a preset.{nearest(name, presets())}", name
         )
     try:
         return safe_read.parse_toml(text)
     except ValueError as error:
-        raise InvalidInputError(f"{name}: not valid TOML: {error}.") from error
+        raise InvalidInputError(f"{name}: not valid TOML: {error}.", name) from error
 
 
 def apply(tables: dict[str, Table], sets: Sequence[str]) -> dict[str, Table]:
-    """The tables with `table.key=value` assignments made. A value is read as TOML; what is not TOML
-    is a string.
+    """A copy of the tables with changed values.
+
+    Args:
+        tables: the tables of an experiment file.
+        sets: assignments `table.key=value`; values as in `value_of`.
     """
     result = {
         name: dict(table) if isinstance(table, dict) else table for name, table in tables.items()
     }
-    # Names first: choosing another method or partition drops the fields of the one before, and must
-    # not drop what was set beside it.
-    for given in sorted(
-        sets, key=lambda given: given.partition("=")[0].strip().partition(".")[2] != "name"
+    # Names first: another method or partition drops the fields of the old one, but must not drop
+    # the fields that are set in the same call.
+    for assignment in sorted(
+        sets, key=lambda text: text.partition("=")[0].strip().partition(".")[2] != "name"
     ):
-        where, equals, text = given.partition("=")
-        table, dot, key = where.strip().partition(".")
+        left, equals, right = assignment.partition("=")
+        table, dot, key = left.strip().partition(".")
         if not equals or not dot or not key:
             raise InvalidInputError(
-                f"--set {given}: write it as table.key=value, for example --set run.rounds=30."
+                f"--set {assignment}: write it as table.key=value, for example --set"
+                " run.rounds=30.",
+                "--set",
             )
-        value = value_of(text)
+        value = value_of(right)
         if not isinstance(result.get(table, {}), dict):
-            raise InvalidInputError(f"{table} = {result[table]!r}: must be a table, [{table}].")
+            raise _not_a_table(table, result[table])
         if (
             key == "name"
             and table in ("method", "partition", "model")
             and result.get(table, {}).get("name") != value
         ):
-            result[table] = _common_only(
-                table, result.get(table, {})
-            )  # another method's or partition's fields do not apply
+            result[table] = _common_only(table, result.get(table, {}))
         result.setdefault(table, {})[key] = value
     return result
 
 
 def value_of(text: str) -> Any:
-    """What was given on the command line: read as TOML; what is not TOML is a string."""
+    """A value of the command line: parsed as TOML, or the text if it is not TOML."""
     try:
         return safe_read.parse_toml(f"value = {text}")["value"]
     except ValueError:
@@ -200,34 +223,46 @@ def value_of(text: str) -> Any:
 
 
 def _common_only(table: str, values: Table) -> Table:
-    common = {each.name for each in fields(PartitionConfig)} if table == "partition" else set()
+    """The values that apply to every method, partition or model of this table."""
+    common = {setting.name for setting in fields(PartitionConfig)} if table == "partition" else ()
     return {key: value for key, value in values.items() if key in common}
 
 
+def _not_a_table(name: str, value: object) -> InvalidInputError:
+    return InvalidInputError(f"{name} = {value!r}: must be a table, [{name}].", name)
+
+
 def experiment(tables: dict[str, Table]) -> Experiment:
-    """Check every table and make what it names."""
+    """Check all tables of an experiment file, and build the objects that they name."""
     for name, table in tables.items():
         if name not in TABLES:
-            raise InvalidInputError(f"[{name}]: unknown table.{nearest(name, TABLES)}")
+            raise InvalidInputError(f"[{name}]: unknown table.{nearest(name, TABLES)}", name)
         if not isinstance(table, dict):
-            raise InvalidInputError(f"{name} = {table!r}: must be a table, [{name}].")
+            raise _not_a_table(name, table)
     for name in ("data", "partition", "model", "method"):
         if "name" not in tables.get(name, {}):
             raise InvalidInputError(
-                f'{name}.name: missing; say which, for example [{name}] name = "{_example(name)}".'
+                f"{name}.name: missing. Write, for example, [{name}] name ="
+                f' "{_EXAMPLE_NAMES[name]}".',
+                f"{name}.name",
             )
-    shares = {each.name for each in fields(PartitionConfig)}
-    split = {key: value for key, value in tables["partition"].items() if key in shares}
-    own = {key: value for key, value in tables["partition"].items() if key not in shares}
-    common = build(PartitionConfig, split, "partition")
+    common_keys = {setting.name for setting in fields(PartitionConfig)}
+    table = tables["partition"]
+    common_table = {key: value for key, value in table.items() if key in common_keys}
+    scheme_table = {key: value for key, value in table.items() if key not in common_keys}
+    common = build(PartitionConfig, common_table, "partition")
     for key, least in (("clients", 1), ("probe", 0), ("seed", 0)):
         value = getattr(common, key)
-        if value is not None and value < least:
-            raise InvalidInputError(f"partition.{key} = {value}: must be at least {least}.")
+        require(
+            value is None or value >= least,
+            f"partition.{key}",
+            value,
+            f"must be at least {least}",
+        )
     return Experiment(
         data=build(DataConfig, tables["data"], "data"),
         partition=common,
-        scheme=_named("partition", own, also=shares),
+        scheme=_named("partition", scheme_table, also=common_keys),
         model=_named("model", tables["model"]),
         local=build(LocalConfig, tables.get("local", {}), "local"),
         method=_named("method", tables["method"]),
@@ -237,64 +272,71 @@ def experiment(tables: dict[str, Table]) -> Experiment:
     )
 
 
-def _example(table: str) -> str:
-    return {"data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}[table]
-
-
 def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:
+    """The method, model or partition that a table names, with the table's other keys as fields."""
     name = table["name"]
     if not isinstance(name, str):
         raise InvalidInputError(
-            f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}"
+            f"{kind}.name = {name!r}: must be a string.{nearest('', REGISTRY[kind])}",
+            f"{kind}.name",
         )
     rest = {key: value for key, value in table.items() if key != "name"}
-    return build(find(kind, name, f"{kind}.name = '{name}'"), rest, kind, also or set())
+    return build(find(kind, name, f"{kind}.name"), rest, kind, also or set())
 
 
 def build(cls: type[T], values: Table, table: str, also: set[str] | None = None) -> T:
-    """Make a dataclass of a table: unknown keys are refused with the nearest known one, values by
-    type, ranges by the class itself.
+    """Build a dataclass from a table. This function checks keys and types; the class checks ranges.
+
+    Args:
+        cls: the dataclass.
+        values: the keys and values of the table.
+        table: the name of the table in messages.
+        also: other allowed keys of the table, for suggestions in messages.
     """
     settable = (
-        [each for each in fields(cls) if each.init and not is_injected(each)]
+        [setting for setting in fields(cls) if setting.init and not is_injected(setting)]
         if is_dataclass(cls)
         else []
     )
     hints = get_type_hints(cls)
-    known = {each.name for each in settable}
+    known = {setting.name for setting in settable}
     checked = {}
     for key, value in values.items():
+        name = f"{table}.{key}"
         if key not in known:
-            renamed = RENAMED_KEYS.get(f"{table}.{key}")
-            if renamed is not None:
-                raise InvalidInputError(f"{table}.{key}: renamed; write {renamed}.")
+            if name in RENAMED_KEYS:
+                raise InvalidInputError(f"{name}: renamed; write {RENAMED_KEYS[name]}.", name)
             known_names = (
                 nearest(key, known | (also or set())) or f" {cls.__name__} has no settings."
             )
-            raise InvalidInputError(f"{table}.{key}: unknown key.{known_names}")
-        checked[key] = _typed(hints[key], value, f"{table}.{key}")
-    for each in settable:
-        has_default = each.default is not MISSING or each.default_factory is not MISSING
-        if each.name not in checked and not has_default:
-            raise InvalidInputError(f"{table}.{each.name}: missing; {cls.__name__} needs it.")
+            raise InvalidInputError(f"{name}: unknown key.{known_names}", name)
+        checked[key] = _typed(hints[key], value, name)
+    for setting in settable:
+        has_default = setting.default is not MISSING or setting.default_factory is not MISSING
+        if setting.name not in checked and not has_default:
+            name = f"{table}.{setting.name}"
+            raise InvalidInputError(f"{name}: missing; {cls.__name__} needs it.", name)
     return cls(**checked)
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
+def _typed(hint: Any, value: Any, name: str) -> Any:
+    """The value as the type `hint`; `name` is the setting."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise InvalidInputError(f"{where} = {value}: must be a finite number.")
+        raise InvalidInputError(f"{name} = {value}: must be a finite number.", name)
     try:
-        # By way of JSON, so that an array may be a tuple while text never passes for a number.
+        # Through JSON: an array may become a tuple, but text never becomes a number.
         return TypeAdapter(hint).validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        wanted = dict.fromkeys(_in_words(problem["msg"]) for problem in error.errors())
+        allowed = dict.fromkeys(_in_words(problem["msg"]) for problem in error.errors())
         raise InvalidInputError(
-            f"{where} = {value if isinstance(value, date | time) else repr(value)}: must be"
-            f" {' or '.join(wanted)}."
+            f"{name} = {value if isinstance(value, date | time) else repr(value)}: must be"
+            f" {' or '.join(allowed)}.",
+            name,
         ) from error
 
 
 def _in_words(message: str) -> str:
+    """The part of a pydantic message that describes the type, in the words of this project."""
     words = {
         "integer": "whole number",
         "boolean": "true or false",

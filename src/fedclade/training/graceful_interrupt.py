@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-import sys
 import threading
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from fedclade.io.schemas import RoundRecord
 
+# Without a logging configuration, Python writes warnings to stderr.
+_log = logging.getLogger("fedclade")
+
 
 class Interrupt:
-    """A context in which the first Ctrl-C interrupts after the current round, and the second one at
-    once.
+    """A context in which the first Ctrl-C interrupts after the current round, and the second one
+    immediately.
 
-    Where another handler is set, or in another thread than the main one, Ctrl-C works as before.
+    It does not change Ctrl-C in other threads than the main thread, or if the program has set
+    another handler.
     """
 
-    asked = False
+    requested = False
 
     def after_round(self, row: RoundRecord) -> None:
-        if self.asked:
+        """Interrupt the run if Ctrl-C was pressed."""
+        if self.requested:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
-        mine = (
+        replaces_handler = (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         )
-        self._before: Any = signal.signal(signal.SIGINT, self._first) if mine else None
+        self._before: Any = signal.signal(signal.SIGINT, self._first) if replaces_handler else None
         return self
 
     def __exit__(
@@ -42,6 +47,6 @@ class Interrupt:
             signal.signal(signal.SIGINT, self._before)
 
     def _first(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.requested = True
         signal.signal(signal.SIGINT, self._before)
-        print("\nending after this round; Ctrl-C again ends at once", file=sys.stderr, flush=True)
+        _log.warning("Stopping after this round. Press Ctrl-C again to stop immediately.")

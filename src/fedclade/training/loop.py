@@ -25,9 +25,7 @@ from fedclade.training.setup import RunSetup
 
 @dataclass
 class Progress:
-    """How far a run has come: the method's state, the finished rounds, and the clients there
-    are.
-    """
+    """The progress of a run: the method's state, the finished rounds and the present clients."""
 
     state: State
     history: list[RoundRecord]
@@ -39,32 +37,40 @@ class Progress:
         return self.history[-1]["round"] if self.history else 0
 
 
-def start(setup: RunSetup, store: RunDirectory | None, found: Checkpoint | None) -> Progress:
-    """Where a run begins: at its last checkpoint, or before its first round."""
+def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) -> Progress:
+    """Start a run, from a checkpoint or before its first round.
+
+    Args:
+        setup: the setup of the run.
+        store: the run directory; None to write nothing.
+        last: the last checkpoint; None for a new run.
+    """
     params, method = setup.objective.params(), setup.method_for(1)
     setup.engine.init_client_state(method.initial_client_state(params))
     if store is not None:
-        store.begin(setup.tables, found.history if found is not None else [])
-    if found is not None:
-        return Progress(_restore(setup, found), found.history, setup.metadata)
+        store.begin(setup.tables, last.history if last is not None else [])
+        store.write_names(setup.metadata.names)  # a report of a running run reads them
+    if last is not None:
+        return Progress(_restore(setup, last), last.history, setup.metadata)
     state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))
     setup.engine.client_state.commit(0)
     return Progress(state, [], setup.metadata)
 
 
-def _restore(setup: RunSetup, found: Checkpoint) -> State:
+def _restore(setup: RunSetup, last: Checkpoint) -> State:
     device = setup.engine.device
     try:
-        state = checkpoint.restore(setup.method.state, found.state)
+        state = checkpoint.restore(setup.method.state, last.state)
         models = {name: value.to(device) for name, value in state.models.items()}
         state = replace(state, models=models)
-        setup.engine.client_state.restore(found.memory, found.round)
+        setup.engine.client_state.restore(last.memory, last.round)
     except (KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         raise InvalidInputError(
-            f"the checkpoint of round {found.round} does not hold what {setup.method.name} needs"
-            f" ({error}): start a new run in another folder."
+            f"checkpoint of round {last.round}: it does not fit the method {setup.method.name}"
+            f" ({error}). Start a new run in another folder.",
+            "checkpoint",
         ) from error
     return state.with_num_clients(len(setup.metadata))
 
@@ -75,9 +81,17 @@ def train(
     callbacks: Sequence[Callback],
     counters: Counters | None,
 ) -> Evaluation | None:
-    """Do the rounds that are left, and give the last evaluation: None if no round was left.
+    """Run the remaining rounds.
 
-    `counters` of a new run also count what its method did before the first round.
+    Args:
+        setup: the setup of the run.
+        progress: the progress of the run, which is updated.
+        callbacks: called after each round.
+        counters: for a new run, counters that include the work before the first round; None for a
+            resumed run.
+
+    Returns:
+        The last evaluation; None if no round remained.
     """
     evaluation: Evaluation | None = None
     for number in range(progress.round + 1, setup.training.rounds + 1):
@@ -107,11 +121,11 @@ def train(
 
 
 def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
-    """Bring the state to the end of this round, and give the number of clients in its cohort."""
+    """Run a round, which updates `progress`. Returns the number of clients in the cohort."""
     setup.engine.refresh_membership()
     progress.clients = setup.engine.client_metadata()
     num_clients, state = len(progress.clients), progress.state
-    # with_num_clients may copy all that a method knows about its clients, even without new ones
+    # Only if clients have joined: with_num_clients may copy the state.
     if num_clients > len(state.cluster_ids):
         state = state.with_num_clients(num_clients)
     key = fold_in(setup.training.seed, "round", number)

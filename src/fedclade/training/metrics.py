@@ -1,4 +1,4 @@
-"""Numbers over all clients: what a summary says, and how."""
+"""Metrics over all clients, for summaries, histories and client tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fedclade.data.client_metadata import ClientMetadata
 
-# Names of our own numbers, in summaries, histories and client tables, which a user's metric may not
-# take.
+# Names of the numbers in summaries, histories and client tables. The user's metrics need others.
 RESERVED = frozenset(
     {
         "loss",
@@ -49,22 +48,25 @@ RESERVED = frozenset(
     }
 )
 
-MOST_CLUSTERS = 50  # of which a history tells each one's accuracy
+MOST_CLUSTERS = 50  # with more clusters, a history has no accuracy per cluster
 
 
 def mean_over_clients(values: Tensor) -> float | None:
-    """Unweighted mean over the clients that have a value."""
+    """The unweighted mean over the clients that have a value; None if none has."""
     known = values[~values.isnan()]
     mean = float(known.mean()) if len(known) else math.nan
     return mean if math.isfinite(mean) else None
 
 
 def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | None]:
-    """Mean, binomial standard error, population variance over clients and mean of the worst tenth,
-    of accuracies in percent.
+    """The mean of the accuracies, its binomial standard error, their population variance, and the
+    mean of the worst tenth of the clients.
 
-    accuracy_stderr is 100 sqrt(p (1 - p) / N), N the distinct test samples; accuracy_variance is in
-    percent squared.
+    accuracy_stderr is 100 sqrt(p (1 - p) / N); accuracy_variance is in percent squared.
+
+    Args:
+        accuracy: (clients,) in percent; NaN for a client without a value.
+        test_samples: the number N of distinct test samples.
     """
     known = accuracy[~accuracy.isnan()]
     if not len(known):
@@ -82,7 +84,12 @@ def accuracy_summary(accuracy: Tensor, test_samples: int) -> dict[str, float | N
 
 
 def summary_of(values: dict[str, Tensor], test_samples: int) -> dict[str, float | None]:
-    """What is said of per-client values, by name: of accuracies more than their mean."""
+    """The summary of each metric: its mean over the clients, and more for accuracies.
+
+    Args:
+        values: (clients,) for each metric.
+        test_samples: the number of distinct test samples.
+    """
     numbers: dict[str, float | None] = {}
     for name, value in values.items():
         if name == "accuracy":
@@ -95,19 +102,19 @@ def summary_of(values: dict[str, Tensor], test_samples: int) -> dict[str, float 
 
 
 def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
-    """For pictures: [cluster, clients, mean accuracy, or mean loss where there is none] for each
-    cluster, where they are not too many.
+    """For figures: [cluster, number of clients, mean accuracy] for each cluster; the mean loss if
+    there is no accuracy. Empty if there are more than MOST_CLUSTERS clusters.
     """
     name = "accuracy" if "accuracy" in values else "loss"
-    found = torch.unique(cluster[cluster >= 0]).tolist()
-    if len(found) > MOST_CLUSTERS:
+    ids = torch.unique(cluster[cluster >= 0]).tolist()
+    if len(ids) > MOST_CLUSTERS:
         return {}
-    members = {each: cluster == each for each in found}
+    members = {cluster_id: cluster == cluster_id for cluster_id in ids}
     return {
         "by_cluster_of": name,
         "by_cluster": [
-            [each, int(here.sum()), mean_over_clients(values[name][here])]
-            for each, here in members.items()
+            [cluster_id, int(is_member.sum()), mean_over_clients(values[name][is_member])]
+            for cluster_id, is_member in members.items()
         ],
     }
 
@@ -115,28 +122,28 @@ def by_cluster(values: dict[str, Tensor], cluster: Tensor) -> dict[str, Any]:
 def columns(
     population: ClientMetadata, cluster: Tensor, values: dict[str, Tensor]
 ) -> dict[str, list[Any]]:
-    """The table of clients, column by column."""
+    """The columns of clients.csv."""
     groups, clients = population.groups, len(population)
-    found: dict[str, list[Any]] = {
-        "client": list(range(clients)),
+    by_name: dict[str, list[Any]] = {
+        "client": list(population.names.clients or range(clients)),
         "cluster": cluster.tolist(),
         "true_group": groups.tolist() if groups is not None else [None] * clients,
         "examples": population.sizes.tolist(),
         "test_examples": population.test_sizes.tolist(),
     }
     for name, value in values.items():
-        found[name] = [number if math.isfinite(number) else None for number in value.tolist()]
-    return found
+        by_name[name] = [number if math.isfinite(number) else None for number in value.tolist()]
+    return by_name
 
 
 def clusters(cluster: Tensor) -> int:
-    """How many clusters have a client."""
+    """The number of clusters that have a client."""
     return int((cluster[cluster >= 0].bincount() > 0).sum())
 
 
 def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:
-    """Agreement of the clusters found with the true groups (1: the same partition, 0: chance),
-    where the truth is known.
+    """The adjusted Rand index of the clusters and the true groups (1: the same partition, 0:
+    chance); None if the true groups are not known.
     """
     if groups is None:
         return None

@@ -1,4 +1,6 @@
-"""Features of each client for figures: its label counts, and what the method grouped it by."""
+"""Features of each client for figures: its label counts, and the features by which the method
+groups the clients.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +17,29 @@ from fedclade.errors import InvalidInputError
 from fedclade.io.checkpoint import read_tensors, write_tensors
 
 FILE = "client_features.safetensors"
-MOST_CLIENTS = 3_000  # a picture of more shows no more
+MOST_CLIENTS = 3_000  # more clients would not be visible in a figure
 MOST_CLASSES = 256
 
 
 @dataclass(frozen=True, eq=False)
 class ClientFeatures:
-    """A row for each of the clients `ids`: all, or an even sample of them."""
+    """A row for each of the clients `ids`: all clients, or an even sample of them."""
 
     ids: Tensor  # (M,)
-    # (M, C) training examples by class; None: no classes, too many, or clients that are not in this
-    # process
+    # (M, C) training examples by class; None if there are no classes or too many, or if the clients
+    # are not in this process
     labels: Tensor | None
-    # (M, d) None: the method groups by nothing that it keeps for each client
+    # (M, d) None if the method keeps no features of the clients
     features: Tensor | None = None
-    known: Tensor | None = None  # (M,) which rows of features are real
-    what: str = ""  # what the features are, in words
+    known: Tensor | None = None  # (M,) whether the row of features is valid
+    what: str = ""  # the description of the features
     measure: str = "euclidean"  # or "cosine": how the method compares them
 
 
 def label_counts(clients: Clients | None) -> Tensor | None:
-    """Training examples of each simulated client by class: they stay, so a run counts them once."""
+    """The training examples of each simulated client by class. They never change: a run counts
+    them once.
+    """
     few = clients is not None and clients.classes is not None and clients.classes <= MOST_CLASSES
     counts = clients.describe().counts if clients is not None and few else None
     return counts[_shown(len(counts))] if counts is not None else None
@@ -50,7 +54,7 @@ def _shown(number: int) -> Tensor:
 
 
 def collect(state: State, labels: Tensor | None) -> ClientFeatures:
-    """What `state` grouped the clients by, and these `label_counts`."""
+    """The features in a method's state, with the `label_counts` of the clients."""
     ids = _shown(len(state.cluster_ids))
     features = state.features()
     if features is None:
@@ -65,17 +69,22 @@ def collect(state: State, labels: Tensor | None) -> ClientFeatures:
     )
 
 
-def write(folder: Path, what: ClientFeatures) -> None:
-    optional = {"labels": what.labels, "features": what.features, "known": what.known}
+def write(folder: Path, features: ClientFeatures) -> None:
+    """Write the features to a run directory."""
+    optional = {
+        "labels": features.labels,
+        "features": features.features,
+        "known": features.known,
+    }
     tensors = {
-        "ids": what.ids,
+        "ids": features.ids,
         **{name: value for name, value in optional.items() if value is not None},
     }
-    write_tensors(folder / FILE, tensors, {"what": what.what, "measure": what.measure})
+    write_tensors(folder / FILE, tensors, {"what": features.what, "measure": features.measure})
 
 
 def read(folder: Path) -> ClientFeatures | None:
-    """What a run directory has of it, or None."""
+    """The features in a run directory; None if it has none."""
     path = folder / FILE
     if not path.exists():
         return None
@@ -94,13 +103,11 @@ def read(folder: Path) -> ClientFeatures | None:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
-        raise InvalidInputError(f"{path}: damaged ({error}).") from error
+        raise InvalidInputError(f"{path}: damaged ({error}).", str(path)) from error
 
 
 def _check(features: ClientFeatures) -> None:
-    """Check what figures rely on, and what keeps them small: a file from elsewhere may hold
-    anything.
-    """
+    """Check what figures rely on, and their size: the file may come from any source."""
     rows = len(features.ids) if features.ids.ndim == 1 else -1
     kinds = (
         (features.ids, torch.int64, 1),
@@ -111,16 +118,19 @@ def _check(features: ClientFeatures) -> None:
     for value, dtype, axes in kinds:
         if value is not None and (value.dtype != dtype or value.ndim != axes or len(value) != rows):
             raise ValueError(
-                f"it has {tuple(value.shape)} of {value.dtype} where {axes} axes of {dtype} belong"
+                f"it has shape {tuple(value.shape)} and type {value.dtype} instead of {axes} axes"
+                f" and type {dtype}"
             )
     if rows > MOST_CLIENTS or (rows and int(features.ids.min()) < 0):
-        raise ValueError(f"it has {rows} clients, at most {MOST_CLIENTS} are kept, numbered from 0")
+        raise ValueError(
+            f"it has {rows} clients; there must be at most {MOST_CLIENTS}, numbered from 0"
+        )
     if features.labels is not None and (
         features.labels.shape[1] > MOST_CLASSES or bool((features.labels < 0).any())
     ):
         raise ValueError(
-            f"it has counts of {features.labels.shape[1]} classes, at most {MOST_CLASSES} are kept,"
-            " from 0 on"
+            f"it has counts of {features.labels.shape[1]} classes; there must be at most"
+            f" {MOST_CLASSES}, and no negative count"
         )
     if not isinstance(features.what, str) or not isinstance(features.measure, str):
-        raise ValueError("it does not say in words what the features are")
+        raise ValueError("its description of the features is not text")

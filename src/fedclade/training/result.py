@@ -1,10 +1,9 @@
-"""What a run gives back, whether it has just ended or is read from its folder."""
+"""The result of a run that has just ended or is read from its folder."""
 
 from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.core.pytree import Tree
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.profiler import Profile
@@ -47,8 +47,9 @@ class FinalModels:
     def weights_of(self, client: int) -> Tree | None:
         if self.kept_by_client[client]:
             raise InvalidInputError(
-                "model: these clients' models are their own and stay with them; each site has them"
-                " on its disk."
+                "model: these clients have personal models, which stay with them; each site has"
+                " them on its disk.",
+                "model",
             )
         row = int(self.model_ids[client])
         return {name: value[row] for name, value in self.models.items()} if row >= 0 else None
@@ -56,7 +57,7 @@ class FinalModels:
 
 @dataclass(frozen=True, eq=False)
 class ReportInputs:
-    """What a report reads from a run folder besides the fields of `Result`."""
+    """What a report reads from a run folder in addition to the fields of `Result`."""
 
     tables: dict[str, dict[str, Any]]
     features: ClientFeatures
@@ -70,10 +71,12 @@ class Result:
         summary: The numbers over all clients.
         history: One record for each round.
         clusters: The cluster of each client; -1 where it has none yet.
-        clients: A column of per-client values for each name, as in clients.csv.
+        clients: A column of per-client values for each name, as in clients.csv. The column
+            "client" has the names of the clients, or their numbers.
         folder: The run directory, None for a run that wrote none.
         already_finished: Whether a resumed run had nothing left to do.
         profile: Where the time went, for a run with `profile=True`; printed, a table.
+        names: The names of clients, classes and features, where the data have them.
     """
 
     summary: Summary
@@ -86,6 +89,7 @@ class Result:
     already_finished: bool = False
     profile: Profile | None = None
     report_inputs: ReportInputs | None = field(default=None, repr=False)  # None: read `folder`
+    names: Names = field(default=NO_NAMES, repr=False)
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
@@ -95,18 +99,19 @@ class Result:
             f" {self.summary['clusters']} groups{score})"
         )
 
-    def model_of(self, client: int) -> nn.Module:
-        """The model this client uses: a plain module in evaluation mode, ready to predict."""
-        client = int(client)
-        if not 0 <= client < len(self.clusters):
-            raise InvalidInputError(
-                f"client {client}: there are {len(self.clusters)}, numbered 0 to"
-                f" {len(self.clusters) - 1}."
-            )
-        weights = self.models.weights_of(client)
+    def model_of(self, client: int | str) -> nn.Module:
+        """The model that a client uses: a plain module in evaluation mode, ready to predict.
+
+        Args:
+            client: The client's name or number.
+        """
+        number = client_number(client, self.clients["client"])
+        weights = self.models.weights_of(number)
         if weights is None:
             raise InvalidInputError(
-                f"client {client} has no model: it has not answered yet, so its group is not known."
+                f"client = {client!r}: it has no model, because it has not answered yet and its"
+                " group is not known.",
+                "client",
             )
         return with_weights(self.module, weights)
 
@@ -116,22 +121,31 @@ class Result:
             from pandas import DataFrame
         except ImportError as error:
             raise InvalidInputError(
-                f"to_frame: pandas is not installed ({error}); pip install 'fedclade[frame]'."
+                f"to_frame: pandas is not installed ({error}); pip install 'fedclade[frame]'.",
+                "to_frame",
             ) from error
         return DataFrame(self.clients)
 
     def report(self, out: str | os.PathLike[str]) -> Path:
-        """Write this run as one HTML page that needs no network, and give its path."""
+        """Write this run as one HTML page that needs no network.
+
+        Args:
+            out: the file to write, such as "report.html".
+
+        Returns:
+            The path of the file.
+        """
         from fedclade.analysis import report
 
-        if self.folder is not None:
-            return report.write_report([self.folder], Path(out))
+        return report.write_report(self, out)
+
+    def write_for_report(self, folder: Path) -> None:
+        """Write what a report reads into this new folder, for a run that wrote no folder."""
         assert self.report_inputs is not None
-        with tempfile.TemporaryDirectory() as folder:
-            store = RunDirectory.open(Path(folder) / self.summary["method"], resume=False)
-            store.begin(self.report_inputs.tables, self.history)
-            write_outcome(store, self.clients, self.report_inputs.features, self.summary)
-            return report.write_report([store.folder], Path(out))
+        store = RunDirectory.open(folder, resume=False)
+        store.begin(self.report_inputs.tables, self.history)
+        features = self.report_inputs.features
+        write_outcome(store, self.clients, features, self.summary, self.names)
 
 
 def write_outcome(
@@ -139,15 +153,19 @@ def write_outcome(
     clients: dict[str, list[Any]],
     features: ClientFeatures,
     summary: Summary,
+    names: Names,
 ) -> None:
-    """Write what a finished run has besides its models. The summary is last: it marks the end."""
+    """Write what a finished run has in addition to its models. The summary is last: it marks the
+    end.
+    """
+    store.write_names(names)
     store.write_clients(clients)
     plot_data.write(store.folder, features)
     store.write_summary(summary)
 
 
 def untrained(module: nn.Module, trained: Collection[str]) -> Tree:
-    """Buffers and frozen weights: what belongs to the model and is in no row."""
+    """The buffers and frozen weights of the module, which are in no row."""
     names = _names(module)
     return {
         name: value
@@ -167,7 +185,8 @@ def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
             shape = tuple(state[name].shape) if name in state else "none of that name"
             raise InvalidInputError(
                 f"model: the run's '{name}' has shape {tuple(value.shape)}, the module given has"
-                f" {shape}."
+                f" {shape}.",
+                "model",
             )
     result.load_state_dict(
         {name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()}
@@ -186,24 +205,29 @@ def _names(module: nn.Module) -> dict[str, str]:
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Result:
-    """Read a finished run. `model`: a module of the same form, where the run was made with a module
-    of your own.
+    """Read a finished run.
+
+    Args:
+        folder: The run directory.
+        model: A module of the same form, if the run trained a module of your own.
     """
     path = Path(folder)
     if not path.is_dir():
-        raise InvalidInputError(f"load: there is no folder '{path}'.")
+        raise InvalidInputError(f"folder = '{path}': there is no such folder.", "folder")
     store, models = RunDirectory(path), StoredModels(path)
     summary = store.summary()
     if summary is None:
         raise InvalidInputError(
-            f"{path}: the run has not ended (there is no summary.json); resume it with --resume."
+            f"{path}: the run has not ended (there is no summary.json); resume it with --resume.",
+            str(path),
         )
     history, clients = store.history(), store.read_clients(summary["clients"])
     weights = models.fixed | models.row(0)
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
     # A module of another form is refused here, not at the first prediction.
     with_weights(module, weights)
-    return Result(summary, history, models.clusters, clients, module, models, path)
+    names = store.names()
+    return Result(summary, history, models.clusters, clients, module, models, path, names=names)
 
 
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
@@ -211,7 +235,8 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
     if name not in REGISTRY["model"]:
         raise InvalidInputError(
             f"{folder}: the run used the model '{name}', which is not registered: give such a"
-            " module, load(…, model=…)."
+            " module, load(…, model=…).",
+            "model",
         )
     try:
         spec = REGISTRY["model"][name](**table)
@@ -222,7 +247,8 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
             raise
         raise InvalidInputError(
             f"{folder / 'experiment.toml'}: [model] cannot be built ({error}): give a module,"
-            " load(…, model=…)."
+            " load(…, model=…).",
+            "model",
         ) from error
     return module
 

@@ -1,4 +1,4 @@
-"""What a round costs."""
+"""The cost of a round: traffic, failures and time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from fedclade.engines.base import Engine
 
 
 class Counters:
-    """What a round cost: the difference of the federation's counters since this was made."""
+    """The cost since this object was created: the difference of the engine's counters.
+
+    Args:
+        fed: the engine.
+        begin: for a new run, the time of its start: the traffic before the first round is then
+            included. None for later rounds.
+    """
 
     def __init__(self, fed: Engine, begin: float | None = None) -> None:
-        fresh = begin is not None  # the one-off phase before the first round counts from zero
+        is_new_run = begin is not None
         self.begin = time.perf_counter() if begin is None else begin
-        self.up, self.down = (0, 0) if fresh else (fed.traffic.up, fed.traffic.down)
+        self.up, self.down = (0, 0) if is_new_run else (fed.traffic.up, fed.traffic.down)
 
     def row(self, fed: Engine) -> dict[str, Any]:
+        """The failures and the traffic, as keys of the history."""
         return {
             "failures": self.failures(fed),
             "bytes_up": fed.traffic.up - self.up,
@@ -25,8 +32,9 @@ class Counters:
         }
 
     def failures(self, fed: Engine) -> list[dict[str, Any]]:
-        """Who failed since this was last asked."""
+        """The failures since the last call."""
         return [asdict(failure) for failure in fed.pop_failures()]
 
     def seconds(self) -> float:
+        """The time since the start."""
         return round(time.perf_counter() - self.begin, 4)

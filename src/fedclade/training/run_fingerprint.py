@@ -1,4 +1,4 @@
-"""What makes a run the run it is: another experiment's checkpoint is recognised by it."""
+"""The fingerprint of a run, by which a checkpoint of another experiment is recognized."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import Tensor
 from fedclade.data.federated_dataset import Clients
 
 Tables = dict[str, dict[str, Any]]
-# What may change when a run is resumed: how long it is, how often it is looked at, how fast it
-# goes.
+# Settings that may change when a run is resumed: length, evaluation, checkpoints and speed.
 _FREE = (
     ("run", "rounds"),
     ("run", "eval_every"),
@@ -25,7 +24,7 @@ _FREE = (
 
 
 def plain(value: Any) -> Any:
-    """The same tables with Python numbers instead of numpy's, which TOML and JSON do not have."""
+    """The same tables with Python numbers in place of numpy's, which TOML and JSON cannot write."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -34,10 +33,12 @@ def plain(value: Any) -> Any:
 
 
 def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
-    """A hash of what must not change between the parts of one run: configuration, data and first
-    model, not how long and how fast.
+    """A hash of what must not change when a run is resumed.
 
-    Of clients elsewhere (None) only their answers are known.
+    Args:
+        tables: the run as the tables of an experiment file.
+        clients: the clients; None if they are not in this process.
+        others: other tensors, such as the initial model.
     """
     fixed = {
         table: {key: value for key, value in values.items() if (table, key) not in _FREE}
@@ -46,25 +47,25 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
     digest = hashlib.blake2b(
         json.dumps(fixed, sort_keys=True, default=str).encode(), digest_size=16
     )
-    held: tuple[Tensor, ...] = ()
-    if (data := clients) is not None:
-        held = (
-            data.x,
-            data.y,
-            data.x_test,
-            data.y_test,
-            data.train.index,
-            data.train.offsets,
-            data.test.index,
-            data.test_part_id,
+    data: tuple[Tensor, ...] = ()
+    if clients is not None:
+        data = (
+            clients.x,
+            clients.y,
+            clients.x_test,
+            clients.y_test,
+            clients.train.index,
+            clients.train.offsets,
+            clients.test.index,
+            clients.test_part_id,
         )
-    for tensor in (*held, *others):
+    for tensor in (*data, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
     return digest.hexdigest()
 
 
 def difference(then: Tables, now: Tables) -> str:
-    """What distinguishes a stored run from this one, in words."""
+    """The first difference between the tables of a stored run and those of this run, as text."""
     keys = [
         (table, key)
         for table in now
@@ -75,4 +76,4 @@ def difference(then: Tables, now: Tables) -> str:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):
             return f"{table}.{key} was {old!r}, now {new!r}"
-    return "its data or its first model differ"
+    return "the data or the initial model differ"

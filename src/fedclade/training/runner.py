@@ -268,7 +268,7 @@ class TrainingRun:
                 clients.shape,
                 clients.classes,
             )
-            write_outcome(store, columns, features, summary)
+            write_outcome(store, columns, features, summary, clients.names)
         profile = None
         if self.profile and isinstance(engine, Simulator):
             profile = Profile.from_profiler(engine.clock, len(history), engine.workers.count)
@@ -282,6 +282,7 @@ class TrainingRun:
             folder=store.folder if store is not None else None,
             profile=profile,
             report_inputs=ReportInputs(setup.tables, features) if store is None else None,
+            names=clients.names,
         )
 
 
@@ -291,7 +292,8 @@ def _latest_checkpoint(setup: RunSetup, store: RunDirectory) -> Checkpoint | Non
     if found is not None and found.configuration != setup.fingerprint:
         what = difference(store.tables(), setup.tables)
         raise DifferentExperimentError(
-            f"out = '{store.folder}': it holds a run of another experiment ({what})."
+            f"out = '{store.folder}': it holds a run of another experiment ({what}).",
+            "out",
         )
     return found
 

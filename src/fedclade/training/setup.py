@@ -72,7 +72,7 @@ class RunSetup:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The hash by which a checkpoint of another experiment is recognised."""
+        """The hash by which a checkpoint of another experiment is recognized."""
         probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
         others = (*self.objective.params().values(), *([] if probe is None else [probe]))
         return fingerprint(self.tables, self.clients, others)
@@ -86,7 +86,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     """Build the engine and the model of a run, and check that they fit together."""
     if not isinstance(run.method, Method):
         raise InvalidInputError(
-            f"method = {run.method!r}: give a method such as fc.FedAvg(), not its name or class."
+            f"method = {run.method!r}: give a method such as fc.FedAvg(), not its name or class.",
+            "method",
         )
     require(
         run.local.optimizer == "sgd" or not run.method.needs_sgd,
@@ -143,7 +144,8 @@ def federation_view(method: Method, federation: Federation, aggregator: Aggregat
 def _simulator(run: TrainingRun) -> Simulator:
     if not isinstance(run.clients, Clients):
         raise InvalidInputError(
-            "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…)."
+            "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…).",
+            "clients",
         )
     return Simulator(run.clients, device=run.device, profile=run.profile, **asdict(run.engine))
 
@@ -195,11 +197,12 @@ def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
     try:
         x = as_inputs(torch.as_tensor(probe))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInputError(f"probe: not an array of inputs ({error}).") from error
+        raise InvalidInputError(f"probe: not an array of inputs ({error}).", "probe") from error
     if tuple(x.shape[1:]) != shape or len(x) == 0:
         raise InvalidInputError(
             f"probe: its shape is {tuple(x.shape)}, it must be (samples,"
-            f" {', '.join(map(str, shape))}), as the clients' inputs."
+            f" {', '.join(map(str, shape))}), as the clients' inputs.",
+            "probe",
         )
     return x
 
@@ -211,19 +214,23 @@ def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int)
     if isinstance(model, type) or not hasattr(model, "build"):
         raise InvalidInputError(
             f"model = {model!r}: give one of fc.models, such as fc.models.MLP(200), or an"
-            " nn.Module."
+            " nn.Module.",
+            "model",
         )
     if clients.classes is None:
         raise InvalidInputError(
             "model: the targets are not class labels, so there is no number of outputs; give an"
-            " nn.Module and a loss."
+            " nn.Module and a loss.",
+            "model",
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold_in(seed, "model"))
         try:
             return model.build(clients.shape, clients.classes)
         except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-            raise InvalidInputError(f"model: {model!r} cannot be built ({error}).") from error
+            raise InvalidInputError(
+                f"model: {model!r} cannot be built ({error}).", "model"
+            ) from error
 
 
 def metrics_for(

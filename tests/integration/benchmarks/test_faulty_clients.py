@@ -63,17 +63,17 @@ def test_every_kind_of_malformed_reply_is_reported_with_its_reason() -> None:
         (1, "'fc1.weight' is not finite"),
         (2, "shape of 'fc1.weight'"),
         (3, "'fc1.weight' has a number of size 1e+30, more than 1e+12"),
-        (4, "names"),  # FedAvg asks for no counts
+        (4, "names"),  # FedAvg needs no counts
     }
 
 
 @pytest.mark.parametrize("name", ["cfl", "clade"])
-def test_label_flippers_end_in_a_group_of_their_own(name: str) -> None:
+def test_label_flippers_form_a_separate_group(name: str) -> None:
     row = faulty_clients.flippers(digits(1), name, seed=0, rounds=20)
     assert row["mixed"] == 0
     assert row["clusters"] == 2
     assert abs(row["with"] - row["without"]) < 1
 
 
-def test_without_groups_flippers_are_among_the_others() -> None:
+def test_without_clustering_flippers_share_the_model() -> None:
     assert faulty_clients.flippers(digits(1), "fedavg", seed=0, rounds=2)["mixed"] == 4

@@ -1,4 +1,4 @@
-"""The scaling scripts run as they are called, and write a number for each point."""
+"""The scaling scripts run and write a number for each point."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 def written_by(script: str, folder: Path) -> dict[str, Any]:
-    out = folder / "found.json"
+    out = folder / "results.json"
     subprocess.run(
         [sys.executable, BENCHMARKS / script, "--quick", "--out", out],
         check=True,
         capture_output=True,
     )
-    found: dict[str, Any] = json.loads(out.read_text())
-    assert {"machine", "commit", "python", "torch", "fedclade"} <= found["about"].keys()
-    return found
+    results: dict[str, Any] = json.loads(out.read_text())
+    assert {"machine", "commit", "python", "torch", "fedclade"} <= results["about"].keys()
+    return results
 
 
 def are_finite(row: dict[str, Any], *names: str) -> bool:
@@ -32,26 +32,27 @@ def are_finite(row: dict[str, Any], *names: str) -> bool:
 
 @pytest.mark.slow
 def test_simulator_has_a_point_for_each_size(tmp_path: Path) -> None:
-    found = written_by("simulator_scaling.py", tmp_path)
-    assert [row["clients"] for row in found["clients"]] == [100, 1_000]
-    assert [row["cohort"] for row in found["cohort"]] == [10, 30]
-    assert [row["parameters"] for row in found["parameters"]] == [
+    results = written_by("simulator_scaling.py", tmp_path)
+    assert [row["clients"] for row in results["clients"]] == [100, 1_000]
+    assert [row["cohort"] for row in results["cohort"]] == [10, 30]
+    assert [row["parameters"] for row in results["parameters"]] == [
         785 * 20 + 21 * 62,
         785 * 200 + 201 * 62,
     ]
-    for row in (*found["clients"], *found["cohort"], *found["parameters"]):
+    for row in (*results["clients"], *results["cohort"], *results["parameters"]):
         assert are_finite(row, "evaluation", "ms a client", "ns a parameter")
         assert 0 < row["fastest"] <= row["seconds"] == min(row["medians"])
-        # 20 samples of 784 pixels, a label and a row number, and where the client's rows begin.
+        # 20 samples of 784 pixels, a label and a row number, and the start of the client's rows.
         assert row["data MB"] == pytest.approx(
             (row["clients"] * (20 * (784 + 8 + 8) + 8) + 8) / 1e6
         )
         assert row["peak MB"] > row["data MB"]
-    assert [row["clients"] for row in found["empty map"]] == [100, 1_000]
-    assert all(row["ms a call"] > 0 for row in found["empty map"])
-    assert len(found["claims"]) == 4
+    assert [row["clients"] for row in results["empty map"]] == [100, 1_000]
+    assert all(row["ms a call"] > 0 for row in results["empty map"])
+    assert len(results["claims"]) == 4
     assert all(
-        claim["holds"] == (claim["value"] <= claim["at most"]) for claim in found["claims"].values()
+        claim["holds"] == (claim["value"] <= claim["at most"])
+        for claim in results["claims"].values()
     )
 
 

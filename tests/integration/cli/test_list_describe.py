@@ -40,14 +40,12 @@ def spots() -> fc.data.Dataset:
 
 @pytest.fixture
 def call(command: Call) -> Call:
-    """The command in this process, in a folder with mine.py: exit code, what it printed, what it
-    complained about.
-    """
+    """The command in a folder with mine.py: exit code, stdout, stderr."""
     Path("mine.py").write_text(OWN)
     return command
 
 
-HAS = {
+NAMES = {
     "methods": {"fedavg", "local"},
     "datasets": {"digits"},
     "partitions": {
@@ -59,15 +57,15 @@ HAS = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(HAS))
-def test_list_gives_names_with_a_line_on_each_as_a_table_and_as_json(what: str, call: Call) -> None:
-    code, out, err = call("list", what)
+@pytest.mark.parametrize("kind", sorted(NAMES))
+def test_list_shows_names_and_descriptions_as_a_table_and_as_json(kind: str, call: Call) -> None:
+    code, out, err = call("list", kind)
     assert (code, err) == (0, "")
     assert "\x1b" not in out
-    code, text, _ = call("list", what, "--json")
+    code, text, _ = call("list", kind, "--json")
     assert code == 0
     entries = json.loads(text)
-    assert {entry["name"] for entry in entries} >= HAS[what]
+    assert {entry["name"] for entry in entries} >= NAMES[kind]
     for entry in entries:
         assert entry.keys() == {"name", "about"}
         assert len(entry["about"]) > 8
@@ -75,10 +73,10 @@ def test_list_gives_names_with_a_line_on_each_as_a_table_and_as_json(what: str, 
         assert entry["name"] in [line.split()[0] for line in out.splitlines() if line.strip()]
 
 
-def test_things_of_ones_own_are_listed_with_ours(call: Call) -> None:
+def test_imported_names_are_listed(call: Call) -> None:
     entries = {
-        what: json.loads(call("list", what, "--json", "--import", "mine.py")[1])
-        for what in ("methods", "datasets")
+        kind: json.loads(call("list", kind, "--json", "--import", "mine.py")[1])
+        for kind in ("methods", "datasets")
     }
     assert {"name": "mine", "about": "A method of mine"} in entries["methods"]
     assert any(
@@ -104,10 +102,8 @@ def test_brackets_in_a_title_are_shown(call: Call) -> None:
     assert "A method [draft] of mine" in call("list", "methods", "--import", "mine.py")[1]
 
 
-@pytest.mark.parametrize("name", sorted(HAS["methods"]))
-def test_describe_says_what_it_does_what_leaves_a_client_and_where_it_is_from(
-    name: str, call: Call
-) -> None:
+@pytest.mark.parametrize("name", sorted(NAMES["methods"]))
+def test_describe_shows_disclosure_parameters_and_paper(name: str, call: Call) -> None:
     code, out, err = call("describe", name)
     assert (code, err) == (0, "")
     method = REGISTRY["method"][name]
@@ -118,15 +114,15 @@ def test_describe_says_what_it_does_what_leaves_a_client_and_where_it_is_from(
     assert "The server needs: " in out
 
 
-def test_describe_says_where_a_published_data_set_comes_from(call: Call) -> None:
+def test_describe_a_published_data_set(call: Call) -> None:
     code, out, _ = call("describe", "cifar10")
     assert code == 0
     assert "50,000 + 10,000 samples of 3 × 32 × 32" in out
     assert "fedclade data get cifar10" in out
-    assert "made by LEAF's own script" in call("describe", "femnist")[1]
+    assert "LEAF" in call("describe", "femnist")[1]
 
 
-def test_describe_shows_the_parameters_of_a_method_of_ones_own(call: Call) -> None:
+def test_describe_a_custom_method(call: Call) -> None:
     code, out, _ = call("describe", "mine", "--import", "mine.py")
     assert code == 0
     assert out.startswith("A method of mine\n")
@@ -138,7 +134,7 @@ def test_describe_shows_the_parameters_of_a_method_of_ones_own(call: Call) -> No
     assert "my thesis" in out
 
 
-def test_a_method_that_says_nothing_about_itself_is_described_or_refused_in_words(
+def test_a_method_without_declarations_gives_no_traceback(
     call: Call,
 ) -> None:
     Path("mine.py").write_text(
@@ -152,32 +148,32 @@ def test_a_method_that_says_nothing_about_itself_is_described_or_refused_in_word
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "parts"),
     [
         (["list", "method"], ["method", "'methods'"]),
         (["list", "things"], ["things", "methods", "presets"]),
-        (["list"], ["Missing argument"]),
+        (["list"], ["methods|datasets"]),
         (["describe", "fedvag"], ["'fedvag'", "'fedavg'"]),
         (["describe", "zzz"], ["'zzz'", "fedavg", "local"]),
-        (["describe"], ["Missing argument"]),
+        (["describe"], ["NAME"]),
         (["describe", "mine"], ["'mine'"]),
-        (["list", "methods", "--import", "nowhere.py"], ["--import nowhere.py", "no such file"]),
+        (["list", "methods", "--import", "nowhere.py"], ["--import nowhere.py"]),
         (["lst", "methods"], ["lst", "list"]),
         (["list", "methods", "--jsn"], ["--jsn", "--json"]),
     ],
 )
-def test_what_is_not_there_is_one_line_and_exit_code_2(
-    arguments: list[str], says: list[str], call: Call
+def test_unknown_names_give_one_line_and_exit_code_2(
+    arguments: list[str], parts: list[str], call: Call
 ) -> None:
     code, out, err = call(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("fedclade: ")
     assert len(err.splitlines()) == 1
-    for part in says:
+    for part in parts:
         assert part in err
 
 
-def test_a_hint_on_a_command_is_given_once(call: Call) -> None:
+def test_a_suggestion_is_given_once(call: Call) -> None:
     assert call("rum")[2].count("Did you mean") == 1
 
 

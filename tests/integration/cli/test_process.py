@@ -78,7 +78,7 @@ def fedclade(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
-def test_help_names_and_mistakes_are_answered_without_heavy_imports(
+def test_help_names_and_mistakes_need_no_heavy_imports(
     arguments: list[str], code: int, tmp_path: Path
 ) -> None:
     done = fedclade(tmp_path, *arguments, launcher=("-c", TRACED))
@@ -91,7 +91,7 @@ def test_version(tmp_path: Path) -> None:
     assert fedclade(tmp_path, "--version").stdout == f"fedclade {__version__}\n"
 
 
-def test_the_exit_code_of_a_dead_federation_reaches_the_shell(tmp_path: Path) -> None:
+def test_the_exit_code_for_a_federation_that_is_down(tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     folder.mkdir()
     Plan(folder, False, 1, ("",)).save()

@@ -1,4 +1,4 @@
-"""What the pages have in fenced blocks: commands, and files that a reader is told to write."""
+"""The fenced blocks of the pages: commands, and files that a reader writes."""
 
 from __future__ import annotations
 
@@ -36,17 +36,13 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The name of the file that the block is, where its first line is a comment that says
-        so.
-        """
+        """The file name in the comment of the first line, if the block is a file."""
         first = NAMED.fullmatch(self.text.split("\n", 1)[0])
         return first[1] if first and self.language in ("python", "toml") else None
 
     @property
     def commands(self) -> list[str]:
-        """Each command as it is typed, without the comment after it; lines that are output or
-        drawings are none.
-        """
+        """The commands of the block without comments. Lines of output are not commands."""
         if self.language not in SHELL:
             return []
         lines = self.text.replace("\\\n", " ").splitlines()
@@ -58,7 +54,7 @@ class Block:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line.removeprefix("$ "), comments=True)
-    except ValueError:  # a quotation mark alone: text, not a command
+    except ValueError:  # a single quotation mark: text, not a command
         return []
 
 
@@ -74,9 +70,9 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
         Block(
-            found[2],
-            re.sub(f"^{found[1]}", "", found[3], flags=re.MULTILINE),
-            text[: found.start()].count("\n") + 1,
+            fence[2],
+            re.sub(f"^{fence[1]}", "", fence[3], flags=re.MULTILINE),
+            text[: fence.start()].count("\n") + 1,
         )
-        for found in FENCE.finditer(text)
+        for fence in FENCE.finditer(text)
     ]

@@ -1,7 +1,7 @@
-"""Every command in the README and the docs is run as a reader would run it.
+"""Run every command of the README and the docs as a reader would run it.
 
-Each is a process of its own. Commands of a page run in order in one folder, which has the examples
-and nothing else. A Python or TOML block whose first line is a comment with a file's name is that
+Each command is a new process. The commands of a page run in order in one folder, which contains
+only the examples. A Python or TOML block whose first line is a comment with a file name is that
 file.
 """
 
@@ -23,14 +23,14 @@ from tests.integration.docs.markdown import ROOT, blocks, name_of, pages
 
 from fedclade.cli.main import app
 
-# What cannot run in a test: (page or *, how the command begins) -> why.
+# Commands that cannot run in a test: (page or *, start of the command) -> reason.
 NOT_RUN = {
     (
         "*",
         "make",
     ): (
-        "sets up an environment of its own; CI runs make lint and make test, and the demo's command"
-        " is run below"
+        "sets up its own environment; CI runs make lint and make test, and a test below runs the"
+        " command of the demo"
     ),
     (
         "*",
@@ -39,7 +39,7 @@ NOT_RUN = {
     (
         "*",
         "fedclade data get",
-    ): "needs the network; tests/unit/data/test_dataset_catalog.py serves files of its own",
+    ): "needs the network; tests/unit/data/test_dataset_catalog.py uses a local server",
     (
         "docs/datasets.md",
         "fedclade data check",
@@ -52,8 +52,8 @@ NOT_RUN = {
         "*",
         "tensorboard",
     ): (
-        "a server that goes on until it is ended; tests/unit/integrations/test_tensorboard.py reads"
-        " what it would show"
+        "a server that runs until it is stopped; tests/unit/integrations/test_tensorboard.py reads"
+        " its data"
     ),
     (
         "docs/diagnosis.md",
@@ -61,7 +61,7 @@ NOT_RUN = {
     ): "has placeholders; README.md and docs/start.md run it",
     ("README.md", "fedclade flower"): "the same commands are run from docs/flower.md",
 }
-# Pages whose commands take more than some 20 seconds together.
+# Pages whose commands take more than about 20 seconds in total.
 SLOW = {
     "README.md",
     "docs/start.md",
@@ -71,8 +71,7 @@ SLOW = {
     "docs/report.md",
     "docs/speed.md",
 }
-# What a page takes for granted, as it begins where another one ends: commands that are run before
-# its own.
+# Commands that a page needs before its own commands, because another page precedes it.
 BEFORE = {"docs/report.md": ["fedclade run quickstart --set method.name=clade"]}
 LIMIT = 900  # seconds for one command: a broken one must not hang the tests
 
@@ -84,7 +83,7 @@ INLINE = re.compile(r"`(fedclade [a-z][^`\n]*)`")
 
 
 def why_not(page: str, command: str) -> tuple[str, str] | None:
-    """The entry of the table that says why a command is not run, or None."""
+    """The entry of NOT_RUN for a command, or None."""
     return next(
         (key for key in NOT_RUN if key[0] in ("*", page) and command.startswith(key[1])), None
     )
@@ -96,8 +95,8 @@ def marked(page: str) -> object:
 
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The reader's environment: nothing of ours in the home folder; a federation that is left
-    running is ended.
+    """The reader's environment, with an empty home folder. A running federation is stopped
+    afterwards.
     """
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     binaries = Path(sys.executable).parent
@@ -124,7 +123,7 @@ def reader(tmp_path: Path) -> Iterator[dict[str, str]]:
     [
         marked(page)
         for page, commands in COMMANDS.items()
-        if any(why_not(page, each) is None for each in commands)
+        if any(why_not(page, command) is None for command in commands)
     ],
 )
 def test_the_commands_of_a_page_run(page: str, reader: dict[str, str], tmp_path: Path) -> None:
@@ -170,27 +169,27 @@ def ran(command: str, environment: dict[str, str], folder: Path) -> str:
 def test_each_reason_not_to_run_a_command_is_needed() -> None:
     used = {why_not(page, command) for page, commands in COMMANDS.items() for command in commands}
     assert used - {None} == NOT_RUN.keys(), "NOT_RUN has an entry that no page needs"
-    assert BEFORE.keys() | SLOW <= COMMANDS.keys(), "a page is gone"
+    assert BEFORE.keys() | SLOW <= COMMANDS.keys(), "a page does not exist"
 
 
 @pytest.mark.parametrize(
     "page", [name_of(page) for page in pages() if INLINE.search(page.read_text())]
 )
-def test_commands_inside_sentences_exist_and_have_the_options_they_are_given(page: str) -> None:
-    for found in INLINE.finditer((ROOT / page).read_text()):
-        words = re.split(r"[\s=]+", found[1])[1:]
+def test_commands_inside_sentences_and_their_options_exist(page: str) -> None:
+    for match in INLINE.finditer((ROOT / page).read_text()):
+        words = re.split(r"[\s=]+", match[1])[1:]
         command: click.Command = typer.main.get_command(app)
         while isinstance(command, click.Group) and words and words[0] in command.commands:
             command = command.commands[words.pop(0)]
-        assert command.name != "root", f"{page}: {found[1]}"
+        assert command.name != "root", f"{page}: {match[1]}"
         assert not (
             isinstance(command, click.Group) and words and words[0].isalpha() and words[0].islower()
-        ), f"{page}: {found[1]}"
+        ), f"{page}: {match[1]}"
         options = {
             option
             for parameter in command.params
             for option in (*parameter.opts, *parameter.secondary_opts)
         }
         assert {word for word in words if word.startswith("--")} <= options | {"--help"}, (
-            f"{page}: {found[1]}"
+            f"{page}: {match[1]}"
         )

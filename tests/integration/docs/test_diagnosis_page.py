@@ -1,4 +1,4 @@
-"""The table in docs/diagnosis.md is what its script makes of the results."""
+"""The tables in docs/diagnosis.md are those that the script makes from the results."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_page_is_made_from_the_results(tmp_path: Path) -> None:
-    page, made = ROOT / "docs" / "diagnosis.md", tmp_path / "diagnosis.md"
+    page, written = ROOT / "docs" / "diagnosis.md", tmp_path / "diagnosis.md"
     subprocess.run(
-        [sys.executable, ROOT / "tools" / "docs" / "diagnosis_page.py", "--out", made],
+        [sys.executable, ROOT / "tools" / "docs" / "diagnosis_page.py", "--out", written],
         check=True,
         capture_output=True,
     )
-    assert made.read_text() == page.read_text(), "run python tools/docs/diagnosis_page.py"
+    assert written.read_text() == page.read_text(), "run python tools/docs/diagnosis_page.py"

@@ -1,4 +1,4 @@
-"""The tables in docs/privacy.md are what the code declares and what was measured."""
+"""The tables in docs/privacy.md agree with the code and with the results."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PAGE = ROOT / "docs" / "privacy.md"
 
 
 def test_the_tables_are_up_to_date(tmp_path: Path) -> None:
-    made = tmp_path / "privacy.md"
+    written = tmp_path / "privacy.md"
     script = ROOT / "tools" / "docs" / "privacy_page.py"
-    subprocess.run([sys.executable, script, "--out", made], check=True, capture_output=True)
-    assert made.read_text() == PAGE.read_text(), "run python tools/docs/privacy_page.py"
+    subprocess.run([sys.executable, script, "--out", written], check=True, capture_output=True)
+    assert written.read_text() == PAGE.read_text(), "run python tools/docs/privacy_page.py"
 
 
 def test_every_method_is_there() -> None:

@@ -1,7 +1,7 @@
 """Every Python block of the README and the docs runs, those of a page in order and in one
 namespace.
 
-Runs are cut to two rounds: what is tested is that the code is right, not how well it learns.
+Runs have two rounds: the test checks that the code runs, not its accuracy.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def first_run() -> dict[str, Any]:
     return {}
 
 
-# What a page takes for granted: names that its blocks use and do not make.
+# Names that the blocks of a page use and do not define.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": arrays,
     "docs/data.md": arrays,
@@ -130,5 +130,5 @@ def test_the_python_of_a_page_runs(
             )
 
 
-def test_every_name_that_is_given_belongs_to_a_page() -> None:
+def test_every_entry_belongs_to_a_page() -> None:
     assert GIVEN.keys() | SLOW | NEEDS_DATA.keys() <= BLOCKS.keys()

@@ -1,5 +1,5 @@
-"""The site builds without a warning and without the network, and its made pages and pictures are
-those that their scripts make.
+"""The site builds without a warning and without the network. Its generated pages and pictures are
+those that their scripts write.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def test_a_method_has_a_page_with_everything(name: str) -> None:
     assert re.search(rf"<!-- leaves: [a-z_ ]*\b{name}\b", text)
 
 
-def test_the_pages_have_what_the_code_says() -> None:
+def test_the_pages_agree_with_the_code() -> None:
     script("method_pages.py", "--check")
 
 

@@ -1,4 +1,4 @@
-"""Memory: a large federation under FedAvg never holds a model for every client."""
+"""Memory: FedAvg on a large federation never holds a model for every client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
 
 
 def test_2400_mlp_clients_need_under_3_gb() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )
-    assert float(done.stdout) < 3.0
+    assert float(process.stdout) < 3.0

@@ -1,4 +1,4 @@
-"""Federations with real processes; whatever a test does, none is left."""
+"""Federations with real processes, which are always stopped after the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Start(Protocol):
 
 @pytest.fixture(scope="module")
 def start_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """`Federation.up` in a new folder; after the tests of the module every federation is ended."""
+    """`Federation.up` in a new folder; stops every federation after the tests of the module."""
     from fedclade.integrations.flower.local_deployment.deployment import Federation
     from fedclade.integrations.flower.local_deployment.supervisor import processes
 

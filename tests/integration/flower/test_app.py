@@ -59,7 +59,9 @@ def simulating(tmp_path: Path) -> Iterator[dict[str, str]]:
         link.wait(30)
 
 
-def test_runs_in_simulation_as_it_is(simulating: dict[str, str], tmp_path: Path) -> None:
+def test_the_template_runs_in_simulation_without_changes(
+    simulating: dict[str, str], tmp_path: Path
+) -> None:
     made = subprocess.run(
         [sys.executable, "-m", "fedclade", "flower", "new", str(tmp_path / "clinics")],
         env=simulating,
@@ -82,8 +84,8 @@ def test_runs_in_simulation_as_it_is(simulating: dict[str, str], tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = tmp_path / "out" / "run-1" / "summary.json"
     assert summary.exists(), done.stdout + (tmp_path / "superlink.log").read_text()
-    told = json.loads(summary.read_text())
-    assert (told["engine"], told["clients"], told["rounds"], told["failures"]) == (
+    content = json.loads(summary.read_text())
+    assert tuple(content[key] for key in ("engine", "clients", "rounds", "failures")) == (
         "flower",
         6,
         2,

@@ -70,7 +70,7 @@ def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
 
 
 class Background:
-    """`flower run` beside the test."""
+    """`flower run` in the background."""
 
     def __init__(self, federation: Federation, app: Path, given: dict[str, Any]) -> None:
         self.codes: list[int] = []
@@ -89,14 +89,17 @@ def test_each_client_ends_with_its_own_groups_model(
     run = tmp_path / "run-1"
     assert json.loads((run / "summary.json").read_text())["clients"] == 2 * NODES
     assert [row["failures"] for row in history(run)] == [[], [], []]
-    names = [
-        client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]
-    ]
     clusters = {
-        name: int(row["cluster"])
-        for name, row in zip(names, csv.DictReader((run / "clients.csv").open()), strict=True)
+        row["client"]: int(row["cluster"]) for row in csv.DictReader((run / "clients.csv").open())
     }
-    node_of = {str(one.node_id): one.name for one in federation.status()}
+    assert list(clusters) == [
+        f"node-{node}/ward-{ward}" for node in range(NODES) for ward in range(2)
+    ]
+    owners = {
+        client["site"]: client["owner"]
+        for client in json.loads((run / "federation.json").read_text())["clients"]
+    }
+    assert owners == {one.name: one.node_id for one in federation.status()[1:]}
     stored = StoredModels(run)
     digits = fc.data.partition(
         fc.data.load("digits"),
@@ -107,13 +110,12 @@ def test_each_client_ends_with_its_own_groups_model(
     truth = digits.groups  # as the template deals them out
     assert truth is not None
     kinds: dict[int, set[int]] = {}
-    for name, cluster in clusters.items():
+    for number, (name, cluster) in enumerate(clusters.items()):
         node, ward = name.split("/")
-        number = 2 * int(node_of[node].removeprefix("node-")) + int(ward.removeprefix("ward-"))
         kinds.setdefault(cluster, set()).add(int(truth[number]))
-        (file,) = federation.plan.folder.glob(f"{node_of[node]}/nodes/*/models/{ward}.safetensors")
+        file = federation.plan.folder / node / "nodes" / node / "models" / f"{ward}.safetensors"
         assert oct(file.stat().st_mode & 0o777) == "0o600"
-        expected = stored.row(int(stored.assignment[names.index(name)]))
+        expected = stored.row(int(stored.assignment[number]))
         for key, value in load_file(file).items():
             assert torch.equal(value, expected[key])
     assert sorted(kinds.values(), key=min) == [{0}, {1}]
@@ -129,6 +131,39 @@ def server_app(federation: Federation) -> Iterator[int]:
 def same_models(one: Path, other: Path) -> None:
     for name, value in StoredModels(one).row(0).items():
         assert torch.equal(value, StoredModels(other).row(0)[name])
+
+
+def test_two_deployments_with_one_seed_give_the_same_bytes(
+    start_federation: Start, app: Path, tmp_path: Path
+) -> None:
+    """Each deployment draws its own node ids; the second one also lists its sites in another
+    order.
+    """
+    sites = ["north", "east", "west"]
+    node_ids, outcomes = [], []
+    for number, order in enumerate((sites, sites[::-1])):
+        config = [f'node-name="{site}" partition-id={sites.index(site)}' for site in order]
+        federation = start_federation(len(sites), secure=False, node_config=config)
+        node_ids.append([one.node_id for one in federation.status()[1:]])
+        out = tmp_path / str(number)
+        chosen = settings(
+            out,
+            "clade",
+            3,
+            federation__nodes=len(sites),
+            federation__bind_clients_to_nodes=False,
+            run__clients_per_round=0.5,
+        )
+        assert federation.run(app, chosen) == 0
+        federation.down()
+        outcomes.append(out / "run-1")
+    assert set(node_ids[0]).isdisjoint(node_ids[1])
+    for name in ("models/models.safetensors", "clients.csv", "names.json"):
+        one, other = ((outcome / name).read_bytes() for outcome in outcomes)
+        assert one == other, name
+    with (outcomes[0] / "clients.csv").open() as file:
+        names = [row["client"] for row in csv.DictReader(file)]
+    assert names == [f"{site}/ward-{ward}" for site in sorted(sites) for ward in range(2)]
 
 
 def test_a_server_that_dies_is_gone_on_with_as_if_it_had_not(
@@ -208,7 +243,7 @@ def test_a_client_that_is_ill_costs_only_itself(
         client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]
     ]
     assert len(names) == 2 * (NODES - 1)
-    (sick,) = (number for number, name in enumerate(names) if name.endswith("/ill"))
+    sick = names.index("ill")
     for row in history(run):
         assert [failure["client"] for failure in row["failures"]] == [sick]
         assert "finite" in row["failures"][0]["reason"]
@@ -234,13 +269,10 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(
         os.kill(late, signal.SIGCONT)
     assert going.end() == 0
     assert history(run)[0]["clients"] < history(run)[-1]["clients"]
-    names = [
-        client["name"] for client in json.loads((run / "federation.json").read_text())["clients"]
-    ]
     rows = list(csv.DictReader((run / "clients.csv").open()))
-    assert len(names) == len(rows) == 2 * NODES
-    (node,) = {str(one.node_id) for one in federation.status() if one.name == "node-3"}
-    newcomers = [number for number, name in enumerate(names) if name.startswith(f"{node}/")]
+    names = [row["client"] for row in rows]
+    assert len(names) == 2 * NODES
+    newcomers = [number for number, name in enumerate(names) if name.startswith("node-3/")]
     assert newcomers == [2 * NODES - 2, 2 * NODES - 1]
     clusters = [int(row["cluster"]) for row in rows]
     assert len(set(clusters)) == 2

@@ -36,28 +36,30 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "method", ["clade", "fedavg", "cfl", "flt", "ifca", "scaffold", "flis_hc", "local"]
 )
-def test_gives_what_the_simulator_gives(method: str, tmp_path: Path) -> None:
+def test_flower_and_simulator_give_the_same_results(method: str, tmp_path: Path) -> None:
     settings = ("--set", f"method.name={method}", "--set", "run.rounds=3")
-    for engine, folder in (("simulator", "one"), ("flower", "other")):
+    for engine, folder in (("simulator", "simulated"), ("flower", "flower")):
         done = run(tmp_path / folder, "--engine", engine, *settings)
         assert done.returncode == 0, done.stderr
-    one, other = (fc.load(tmp_path / folder) for folder in ("one", "other"))
-    assert other.summary["engine"] == "flower"
-    assert torch.equal(one.clusters, other.clusters)
-    assert other.summary["accuracy"] == pytest.approx(one.summary["accuracy"], abs=0.5)
+    simulated, flower = (fc.load(tmp_path / folder) for folder in ("simulated", "flower"))
+    assert flower.summary["engine"] == "flower"
+    assert torch.equal(simulated.clusters, flower.clusters)
+    assert flower.summary["accuracy"] == pytest.approx(simulated.summary["accuracy"], abs=0.5)
     if method == "local":  # personal models are only on the nodes' disks
-        files = sorted((tmp_path / "other" / "nodes").glob("*/models/*.safetensors"))
-        assert len(files) == len(one.clusters)
+        files = sorted((tmp_path / "flower" / "nodes").glob("*/models/*.safetensors"))
+        assert len(files) == len(simulated.clusters)
         return
-    here, there = (StoredModels(tmp_path / folder) for folder in ("one", "other"))
-    for row in range(int(one.clusters.max()) + 1):
-        expected = here.row(row)
-        for name, value in there.row(row).items():
+    expected_models, models = (
+        StoredModels(tmp_path / folder) for folder in ("simulated", "flower")
+    )
+    for row in range(int(simulated.clusters.max()) + 1):
+        expected = expected_models.row(row)
+        for name, value in models.row(row).items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed(tmp_path: Path) -> None:
     settings = (
         "--engine",
         "flower",
@@ -79,19 +81,16 @@ def test_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "parts"),
     [
-        (("--engine", "flour"), "--engine flour: must be simulator or flower."),
-        (("--nodes", "3"), "--nodes: only --engine flower has any."),
-        (
-            ("--engine", "flower", "--nodes", "1000"),
-            "--nodes = 1000: must be from 1 to the number of clients, 40.",
-        ),
+        (("--engine", "flour"), ("--engine flour: ", "simulator", "flower")),
+        (("--nodes", "3"), ("--nodes 3: ", "--engine flower")),
+        (("--engine", "flower", "--nodes", "1000"), ("--nodes = 1000: ", "40")),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_invalid_options_give_one_line(
     options: tuple[str, ...],
-    message: str,
+    parts: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -101,4 +100,7 @@ def test_what_cannot_be_is_said_in_one_line(
     with pytest.raises(SystemExit) as stop:
         main.main()
     assert stop.value.code == 2
-    assert capsys.readouterr().err.strip() == f"fedclade: {message}"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fedclade: {parts[0]}")
+    for part in parts:
+        assert part in line

@@ -1,5 +1,5 @@
-"""What `make` installs: all beside torch has one version and hashes in locked.txt or
-locked-dev.txt, and pip is told to check them.
+"""What `make` installs: every package except torch has one version and hashes in locked.txt or
+locked-dev.txt, and pip checks them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ def locked(file: str) -> dict[str, Requirement]:
     }
 
 
-def asked(*extras: str) -> list[Requirement]:
-    """What pyproject.toml asks for, with these extras and those that they name."""
-    table, found = PROJECT["project"], []
+def required(*extras: str) -> list[Requirement]:
+    """The requirements of pyproject.toml with these extras, and with the extras that they need."""
+    table, requirements = PROJECT["project"], []
     for requirement in map(
         Requirement,
         sum((table["optional-dependencies"][extra] for extra in extras), table["dependencies"]),
     ):
-        found += asked(*requirement.extras) if requirement.name == "fedclade" else [requirement]
-    return found
+        nested = required(*requirement.extras) if requirement.name == "fedclade" else [requirement]
+        requirements += nested
+    return requirements
 
 
 @pytest.mark.parametrize("file", ["locked.txt", "locked-dev.txt"])
@@ -50,7 +51,7 @@ def test_every_line_is_a_version_or_a_hash(file: str) -> None:
         assert hashes, name
         assert all(re.fullmatch("    --hash=sha256:[0-9a-f]{64}", each) for each in hashes), name
         rest = rest.replace(lines, "")
-    # What is left has no place for an address, an index, or a package without hashes.
+    # So no line can have an address, an index, or a package without hashes.
     assert [line for line in rest.splitlines() if not line.startswith("# ")] == (
         ["-r locked.txt"] if file == "locked-dev.txt" else []
     )
@@ -69,15 +70,15 @@ def test_each_package_has_one_version_in_one_of_the_files() -> None:
 @pytest.mark.parametrize(
     ("extra", "files"), [("flower", ["locked.txt"]), ("dev", ["locked.txt", "locked-dev.txt"])]
 )
-def test_what_pyproject_asks_for_is_locked(extra: str, files: list[str]) -> None:
+def test_the_requirements_of_pyproject_are_locked(extra: str, files: list[str]) -> None:
     versions = {name: pin for file in files for name, pin in locked(file).items()}
-    for requirement in [*asked(extra), *map(Requirement, PROJECT["build-system"]["requires"])]:
+    for requirement in [*required(extra), *map(Requirement, PROJECT["build-system"]["requires"])]:
         if requirement.name != "torch":
             (pin,) = versions[canonicalize_name(requirement.name)].specifier
             assert requirement.specifier.contains(pin.version), requirement
 
 
-def test_torch_brings_nothing_without_a_hash_but_its_cuda_libraries() -> None:
+def test_all_dependencies_of_torch_except_cuda_libraries_have_hashes() -> None:
     names = locked("locked.txt").keys()
     for requirement in map(Requirement, requires("torch") or []):
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
@@ -85,7 +86,7 @@ def test_torch_brings_nothing_without_a_hash_but_its_cuda_libraries() -> None:
             assert name in names or LOCK["COMES_WITH_TORCH"].fullmatch(name), name
 
 
-def test_make_installs_only_what_is_locked_and_torch_and_fedclade() -> None:
+def test_make_installs_only_locked_packages_torch_and_fedclade() -> None:
     lines = [
         line
         for line in (ROOT / "Makefile").read_text().splitlines()
@@ -101,7 +102,7 @@ def test_make_installs_only_what_is_locked_and_torch_and_fedclade() -> None:
     ]
 
 
-def test_packages_are_split_by_name_and_torch_is_left_out() -> None:
+def test_packages_are_split_by_name_without_torch() -> None:
     def lines(name: str, *digits: str) -> str:
         return f"{name} \\\n" + " \\\n".join(f"    --hash=sha256:{each}" for each in digits) + "\n"
 

@@ -17,7 +17,7 @@ import fedclade as fc
 from fedclade.data import Clients
 from fedclade.engines import fx_tracing
 
-FROM, TO = 20, 40  # by then everything that is made once has been made
+FROM, TO = 20, 40  # one-time allocations are before these rounds
 
 
 def containers(value: Any) -> int:
@@ -33,7 +33,7 @@ def containers(value: Any) -> int:
 
 
 def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
-    """What a run keeps for each round beside its row: objects, and bytes of tensors."""
+    """What a run keeps per round in addition to its row: objects, and bytes of tensors."""
     rows, objects, held = 0, [], []
 
     def on_round(row: dict[str, Any]) -> None:
@@ -55,7 +55,9 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
     }
     gc.freeze()  # what others have left behind is not counted, nor when it goes
     try:
-        fc.run(method, clients, fc.models.MLP(8), TO, 0.3, out=out, **settings)
+        fc.run(
+            method, clients, fc.models.MLP(8), rounds=TO, clients_per_round=0.3, out=out, **settings
+        )
     finally:
         gc.unfreeze()
     return (objects[1] - objects[0]) / (TO - FROM), (held[1] - held[0]) // (TO - FROM)
@@ -63,13 +65,13 @@ def grown(method: fc.Method, clients: Clients, out: Path) -> tuple[float, int]:
 
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When a step is traced depends on what this process did before; they are few and bounded
-    (tests/unit/engines/test_compile_cache.py).
+    """No traces: the time of a trace depends on the history of this process. Their number is
+    bounded (tests/unit/engines/test_compile_cache.py).
     """
     monkeypatch.setattr(fx_tracing, "TRACE_AFTER", 10**9)
 
 
-# CFL is not here: it keeps what it knows of every group, and goes on making groups.
+# Without CFL, which keeps data of every group and makes new groups in each round.
 METHODS = [
     fc.FedAvg(),
     fc.Local(),
@@ -81,17 +83,17 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-def test_nothing_is_kept_for_each_round_but_its_row(
+def test_a_run_keeps_only_the_row_of_each_round(
     method: fc.Method, digits: Clients, tmp_path: Path
 ) -> None:
     objects, held = grown(method, digits, tmp_path)
-    assert objects < 1
+    assert objects < 0.5
     assert held == 0
 
 
 @dataclass(frozen=True)
 class Hoarder(fc.FedAvg):
-    """FedAvg that forgets no round: an object for each, or one that grows."""
+    """FedAvg that keeps an object for each round, or one that grows."""
 
     kept: ClassVar[list[Tensor]] = []
     together: ClassVar[bool] = False
@@ -105,9 +107,9 @@ class Hoarder(fc.FedAvg):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_something_kept_would_be_noticed(together: bool, digits: Clients, tmp_path: Path) -> None:
+def test_a_leak_is_detected(together: bool, digits: Clients, tmp_path: Path) -> None:
     Hoarder.kept.clear()
     Hoarder.together = together
     objects, held = grown(Hoarder(), digits, tmp_path)
     assert held == 40
-    assert (objects >= 1) is not together
+    assert (objects >= 0.5) is not together

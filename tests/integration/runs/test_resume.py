@@ -1,4 +1,4 @@
-"""A run that was stopped goes on as if nothing had happened, or says why it cannot."""
+"""A stopped run resumes to the bytes of an undisturbed one, or is an error."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import fedclade as fc
 from fedclade.cli import main
 from fedclade.core import Federation, State
 from fedclade.data import Clients
+from fedclade.errors import DifferentExperimentError, FedcladeWarning
 from fedclade.io import checkpoint
 from fedclade.registry import REGISTRY
 
@@ -60,7 +61,7 @@ def do(clients: Clients, method: fc.Method, out: Path, **changed: Any) -> fc.Res
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """All that a run left behind, less the times."""
+    """The files of a run, without the times."""
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     return {
@@ -84,7 +85,7 @@ def stop_after(number: int, how: type[BaseException] = KeyboardInterrupt) -> Any
 
 @METHODS
 @pytest.mark.parametrize("last", [1, 2, 5, ROUNDS])
-def test_an_interrupted_run_goes_on_to_the_bytes_of_an_undisturbed_one(
+def test_an_interrupted_run_resumes_to_the_bytes_of_an_undisturbed_one(
     method: fc.Method, last: int, digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, method, tmp_path / "whole")
@@ -106,7 +107,7 @@ def test_an_interrupted_run_goes_on_to_the_bytes_of_an_undisturbed_one(
 
 
 @METHODS
-def test_a_run_that_broke_goes_on_from_its_last_checkpoint(
+def test_a_failed_run_resumes_from_its_last_checkpoint(
     method: fc.Method, digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, method, tmp_path / "whole")
@@ -126,7 +127,7 @@ def test_a_run_that_broke_goes_on_from_its_last_checkpoint(
 
 
 @METHODS
-def test_a_run_may_be_stopped_as_often_as_one_likes(
+def test_a_run_may_be_stopped_several_times(
     method: fc.Method, digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, method, tmp_path / "whole")
@@ -139,7 +140,7 @@ def test_a_run_may_be_stopped_as_often_as_one_likes(
 
 @dataclass(frozen=True)
 class StopsInside(fc.Local):
-    """Local that is interrupted when the clients have trained and the round is not yet counted."""
+    """Local that is interrupted after the clients have trained and before the round is counted."""
 
     calls: ClassVar[int] = 0
     stop_in: ClassVar[int] = 0
@@ -152,7 +153,7 @@ class StopsInside(fc.Local):
         return state
 
 
-def test_a_round_that_was_half_done_is_done_again_from_the_memory_of_the_round_before(
+def test_an_interrupted_round_is_repeated_from_the_client_state_of_the_round_before(
     digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, fc.Local(), tmp_path / "whole")
@@ -183,7 +184,7 @@ def test_more_rounds_extend_a_finished_run_to_the_bytes_of_a_long_one(
         assert written(parts) == written(whole)
 
 
-def test_resuming_a_finished_run_trains_nothing_and_gives_its_result(
+def test_resuming_a_finished_run_trains_nothing_and_returns_its_result(
     digits: Clients, tmp_path: Path
 ) -> None:
     first = do(digits, fc.Local(), tmp_path)
@@ -198,7 +199,7 @@ def test_resuming_a_finished_run_trains_nothing_and_gives_its_result(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_a_folder_without_a_checkpoint_starts_anew(digits: Clients, tmp_path: Path) -> None:
+def test_without_a_checkpoint_a_run_restarts(digits: Clients, tmp_path: Path) -> None:
     do(digits, fc.FedAvg(), tmp_path / "whole")
     do(digits, fc.FedAvg(), tmp_path / "new", resume=True)
     assert written(tmp_path / "new") == written(tmp_path / "whole")
@@ -211,7 +212,7 @@ def test_a_folder_without_a_checkpoint_starts_anew(digits: Clients, tmp_path: Pa
     assert written(tmp_path / "early") == written(tmp_path / "whole")
 
 
-def test_without_resume_a_folder_that_holds_a_run_is_refused_and_left_alone(
+def test_without_resume_a_folder_with_a_run_is_an_error_and_stays_unchanged(
     digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, fc.FedAvg(), tmp_path / "whole")
@@ -220,7 +221,7 @@ def test_without_resume_a_folder_that_holds_a_run_is_refused_and_left_alone(
     for folder in (tmp_path / "whole", tmp_path / "half"):
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         with pytest.raises(
-            fc.InvalidInputError, match=r"already holds a run.*another folder.*--resume"
+            fc.InvalidInputError, match="--resume", check=lambda error: error.field == "out"
         ):
             do(digits, fc.FedAvg(), folder)
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -236,50 +237,50 @@ OTHER: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changed", OTHER, ids=lambda changed: next(iter(changed)))
-def test_the_checkpoint_of_another_experiment_is_refused(
+def test_the_checkpoint_of_another_experiment_is_an_error(
     changed: dict[str, Any], digits: Clients, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, on_round=stop_after(2))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(fc.InvalidInputError, match="another experiment"):
+    with pytest.raises(DifferentExperimentError):
         do(digits, fc.FedAvg(), tmp_path, resume=True, **changed)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_the_checkpoint_of_another_method_or_of_other_clients_is_refused(
+def test_the_checkpoint_of_another_method_or_of_other_clients_is_an_error(
     digits: Clients, tmp_path: Path
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, on_round=stop_after(2))
-    with pytest.raises(fc.InvalidInputError, match="another experiment"):
+    with pytest.raises(DifferentExperimentError):
         do(digits, fc.Local(), tmp_path, resume=True)
     others = fc.data.partition(
         fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=1
     )
-    with pytest.raises(fc.InvalidInputError, match="another experiment"):
+    with pytest.raises(DifferentExperimentError):
         do(others, fc.FedAvg(), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("changed", OTHER, ids=lambda changed: next(iter(changed)))
-def test_a_finished_run_of_another_experiment_is_not_given_out_as_this_one(
+def test_a_finished_run_of_another_experiment_is_an_error(
     changed: dict[str, Any], digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, fc.FedAvg(), tmp_path)
-    with pytest.raises(fc.InvalidInputError, match="another experiment"):
+    with pytest.raises(DifferentExperimentError):
         do(digits, fc.FedAvg(), tmp_path, resume=True, **changed)
 
 
-def test_the_checkpoint_of_other_inputs_is_refused(tmp_path: Path) -> None:
+def test_the_checkpoint_of_other_inputs_is_an_error(tmp_path: Path) -> None:
     x, y = torch.randn(2, 10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
     first, second = (fc.data.from_arrays([(x[i], y), (x[i] + 1, y)]) for i in range(2))
     with pytest.raises(KeyboardInterrupt):
         do(first, fc.FedAvg(), tmp_path, clients_per_round=2, on_round=stop_after(2))
-    with pytest.raises(fc.InvalidInputError, match="another experiment"):
+    with pytest.raises(DifferentExperimentError):
         do(second, fc.FedAvg(), tmp_path, clients_per_round=2, resume=True)
 
 
-def test_the_checkpoint_of_a_module_of_another_size_is_refused(
+def test_the_checkpoint_of_a_module_of_another_size_is_an_error(
     digits: Clients, tmp_path: Path
 ) -> None:
     small, large = (
@@ -288,12 +289,12 @@ def test_the_checkpoint_of_a_module_of_another_size_is_refused(
     )
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, model=small, on_round=stop_after(2))
-    with pytest.raises(fc.InvalidInputError, match="another experiment"):
+    with pytest.raises(DifferentExperimentError):
         do(digits, fc.FedAvg(), tmp_path, model=large, resume=True)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, -1])
-def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
+def test_the_run_continues_from_the_checkpoint_before_a_damaged_one_with_a_warning(
     keep: int, digits: Clients, tmp_path: Path
 ) -> None:
     do(digits, fc.Local(), tmp_path / "whole")
@@ -302,13 +303,15 @@ def test_a_damaged_checkpoint_is_named_and_the_run_goes_on_from_the_one_before(
     files = sorted((tmp_path / "parts" / "checkpoint").iterdir())
     assert [file.name for file in files] == ["round-000002.safetensors", "round-000004.safetensors"]
     files[1].write_bytes(files[1].read_bytes()[:keep])
-    with pytest.warns(
-        UserWarning,
-        match=r"round-000004\.safetensors: damaged checkpoint .* The run goes on from round 2",
-    ) as told:
+    with pytest.warns(FedcladeWarning, match="round 2") as warned:
         do(digits, fc.Local(), tmp_path / "parts", resume=True)
-    assert "\n" not in str(told[0].message)
+    assert warns_about(files[1], warned[0].message)
+    assert "\n" not in str(warned[0].message)
     assert written(tmp_path / "parts") == written(tmp_path / "whole")
+
+
+def warns_about(path: Path, warning: Warning | str) -> bool:
+    return isinstance(warning, FedcladeWarning) and warning.field == str(path)
 
 
 def broken_after_four(digits: Clients, folder: Path) -> list[Path]:
@@ -318,75 +321,75 @@ def broken_after_four(digits: Clients, folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("where", [0.01, 0.3, 0.6, 0.999])
-def test_one_wrong_bit_is_noticed(where: float, digits: Clients, tmp_path: Path) -> None:
+def test_one_wrong_bit_is_detected(where: float, digits: Clients, tmp_path: Path) -> None:
     before, last = broken_after_four(digits, tmp_path)
     data = bytearray(last.read_bytes())
     data[int(where * len(data))] ^= 1
     last.write_bytes(data)
-    with pytest.warns(UserWarning, match=rf"{last.name}: .* The run goes on from round 2"):
-        found = checkpoint.latest(before.parent)
-    assert found is not None
-    assert found.round == 2
+    with pytest.warns(FedcladeWarning, match="round 2") as warned:
+        newest = checkpoint.latest(before.parent)
+    assert warns_about(last, warned[0].message)
+    assert newest is not None
+    assert newest.round == 2
 
 
-def test_the_checkpoint_of_another_version_is_passed_over(
+def test_the_checkpoint_of_another_version_is_skipped(
     digits: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, last = broken_after_four(digits, tmp_path)
     with monkeypatch.context() as later:
         later.setattr(checkpoint, "FORMAT", "fedclade-checkpoint-of-another-version")
-        now = checkpoint.Checkpoint(4, {}, {}, [], "")
-        checkpoint.save(last.parent, now)
-    with pytest.warns(
-        UserWarning, match=r"not a checkpoint of this version of fedclade .* goes on from round 2"
-    ):
+        checkpoint.save(last.parent, checkpoint.Checkpoint(4, {}, {}, [], ""))
+    with pytest.warns(FedcladeWarning, match=rf"{checkpoint.FORMAT}.*round 2") as warned:
         checkpoint.latest(last.parent)
+    assert warns_about(last, warned[0].message)
 
 
-def test_where_no_checkpoint_is_whole_the_run_is_not_begun_anew_in_silence(
+def test_if_all_checkpoints_are_damaged_the_run_does_not_restart(
     digits: Clients, tmp_path: Path
 ) -> None:
     for file in broken_after_four(digits, tmp_path):
         file.write_bytes(b"not a checkpoint")
-    with pytest.raises(
-        fc.InvalidInputError,
-        match=r"round-000004\.safetensors: damaged .* no other checkpoint: restart the run",
-    ):
+    with pytest.raises(fc.InvalidInputError) as caught:
         do(digits, fc.FedAvg(), tmp_path, resume=True)
+    assert caught.value.field == str(tmp_path / "checkpoint" / "round-000004.safetensors")
 
 
 @pytest.mark.parametrize(
     "rows", [[], [{"round": 4}], [{"round": 4, "failures": [{}]}], [4], {"round": 4}]
 )
-def test_a_history_that_was_made_up_is_damage(rows: Any, digits: Clients, tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_invalid_history_is_damaged(
+    rows: Any, digits: Clients, tmp_path: Path
+) -> None:
     broken_after_four(digits, tmp_path)
-    found = checkpoint.latest(tmp_path / "checkpoint")
-    assert found is not None
-    checkpoint.save(tmp_path / "checkpoint", replace(found, history=rows))
-    with pytest.warns(
-        UserWarning, match=r"round-000004\.safetensors: damaged checkpoint .* goes on from round 2"
-    ):
+    newest = checkpoint.latest(tmp_path / "checkpoint")
+    assert newest is not None
+    checkpoint.save(tmp_path / "checkpoint", replace(newest, history=rows))
+    with pytest.warns(FedcladeWarning, match="round 2") as warned:
         checkpoint.latest(tmp_path / "checkpoint")
+    assert warns_about(tmp_path / "checkpoint" / "round-000004.safetensors", warned[0].message)
 
 
 @pytest.mark.parametrize("part", ["state", "memory"])
-def test_a_checkpoint_that_was_made_up_is_refused_in_words(
+def test_a_checkpoint_without_a_tensor_of_the_method_is_an_error(
     part: str, digits: Clients, tmp_path: Path
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         do(digits, fc.SCAFFOLD(), tmp_path, on_round=stop_after(4, ZeroDivisionError))
-    found = checkpoint.latest(tmp_path / "checkpoint")
-    assert found is not None
+    newest = checkpoint.latest(tmp_path / "checkpoint")
+    assert newest is not None
     name = "cluster_ids" if part == "state" else "ids"
-    tensors = {key: value for key, value in getattr(found, part).items() if key != name}
-    checkpoint.save(tmp_path / "checkpoint", replace(found, **{part: tensors}))
+    tensors = {key: value for key, value in getattr(newest, part).items() if key != name}
+    checkpoint.save(tmp_path / "checkpoint", replace(newest, **{part: tensors}))
     with pytest.raises(
-        fc.InvalidInputError, match="the checkpoint of round 4 does not hold what scaffold needs"
+        fc.InvalidInputError,
+        match=r"round 4\b.*scaffold",
+        check=lambda error: error.field == "checkpoint",
     ):
         do(digits, fc.SCAFFOLD(), tmp_path, resume=True)
 
 
-def test_only_the_last_two_checkpoints_are_kept_and_no_half_written_file_is_taken_for_one(
+def test_only_the_last_two_checkpoints_stay_and_partial_files_are_not_read(
     digits: Clients, tmp_path: Path
 ) -> None:
     with pytest.raises(ZeroDivisionError):
@@ -411,19 +414,22 @@ def test_only_the_last_two_checkpoints_are_kept_and_no_half_written_file_is_take
 
 @pytest.fixture
 def ctrl_c() -> Iterator[Callable[[], None]]:
-    """Python's own way with Ctrl-C, which is off where the tests run in the background; and a
-    Ctrl-C.
+    """A function that sends Ctrl-C, with Python's default handler, which is not set if the tests
+    run in the background.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: os.kill(os.getpid(), signal.SIGINT)
-    assert (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # a run puts back what it found
+    # A run restores the handler.
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     signal.signal(signal.SIGINT, before)
 
 
-def test_the_first_ctrl_c_ends_the_run_after_the_round_in_hand(
-    digits: Clients, tmp_path: Path, ctrl_c: Callable[[], None], capsys: pytest.CaptureFixture[str]
+def test_the_first_ctrl_c_ends_the_run_after_the_current_round(
+    digits: Clients,
+    tmp_path: Path,
+    ctrl_c: Callable[[], None],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     do(digits, fc.FedAvg(), tmp_path / "whole")
     begun: list[int] = []
@@ -442,18 +448,21 @@ def test_the_first_ctrl_c_ends_the_run_after_the_round_in_hand(
     assert [file.name for file in (tmp_path / "parts" / "checkpoint").iterdir()] == [
         "round-000003.safetensors"
     ]
-    assert capsys.readouterr().err == "\nending after this round; Ctrl-C again ends at once\n"
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert record.name == "fedclade"
+    assert "Ctrl-C" in record.getMessage()
+    assert capsys.readouterr() == ("", "")  # the library does not print
     do(digits, fc.FedAvg(), tmp_path / "parts", resume=True)
     assert written(tmp_path / "parts")["models"] == written(tmp_path / "whole")["models"]
 
 
-def test_the_second_ctrl_c_ends_it_at_once(
+def test_the_second_ctrl_c_ends_the_run_immediately(
     digits: Clients, tmp_path: Path, ctrl_c: Callable[[], None]
 ) -> None:
     def press_twice(row: dict[str, Any]) -> None:
         ctrl_c()
         ctrl_c()
-        raise AssertionError("it went on")
+        raise AssertionError("the run continued")
 
     with pytest.raises(KeyboardInterrupt):
         do(digits, fc.FedAvg(), tmp_path, on_round=press_twice)
@@ -543,10 +552,10 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
             assert time.monotonic() < end
             assert killed.poll() is interrupted.poll() is None
             time.sleep(0.01)
-        time.sleep(0.2)  # the thirteenth round has begun
+        time.sleep(0.2)  # the thirteenth round has started
         killed.kill()
         interrupted.send_signal(signal.SIGINT)
-        time.sleep(0.5)  # the round in hand would go on for minutes
+        time.sleep(0.5)  # the current round would take minutes
         assert interrupted.poll() is None
         interrupted.send_signal(signal.SIGINT)
         killed.communicate(timeout=60)
@@ -558,19 +567,16 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
     assert killed.returncode == -signal.SIGKILL
     assert interrupted.returncode == 130
     assert out == ""
-    first, second = (
-        "\nending after this round; Ctrl-C again ends at once\n",
-        "fedclade: interrupted; continue with the same command and",
-    )
-    assert err == f"{first}{second} --out {tmp_path / 'slow_fedavg'} --resume\n"
+    first, second = err.splitlines()
+    assert "Ctrl-C" in first
+    assert second.endswith(f"--out {tmp_path / 'slow_fedavg'} --resume")
 
     try:
-        for method, first in (("slow_local", 11), ("slow_fedavg", 13)):
+        for method, next_round in (("slow_local", 11), ("slow_fedavg", 13)):
             assert not (tmp_path / method / "summary.json").exists()
             newest = max(file.name for file in (tmp_path / method / "checkpoint").iterdir())
-            assert (
-                newest == f"round-{first - 1:06d}.safetensors"
-            )  # killed: the last one due; interrupted: no round is lost
+            # killed: the last one due; interrupted: no round is lost
+            assert newest == f"round-{next_round - 1:06d}.safetensors"
             for arguments in (words(method, method, "--resume"), words(method, f"{method} whole")):
                 monkeypatch.setattr(sys, "argv", ["fedclade", *arguments])
                 main.main()
@@ -586,7 +592,7 @@ def test_a_process_that_is_killed_or_interrupted_in_a_round_is_resumed_to_the_sa
 def test_three_kills_at_random_moments_change_nothing(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """benchmarks/kill_and_resume.py does fifty of each of four methods."""
+    """benchmarks/kill_and_resume.py kills each of four methods fifty times."""
     draw = random.Random(method)
     sets = ("run.rounds=36", "run.checkpoint_every=1", "run.eval_every=4", f"method.name={method}")
     given = [
@@ -621,8 +627,8 @@ def test_three_kills_at_random_moments_change_nothing(
             time.sleep(draw.uniform(0, 0.05))  # in a round, a line or a checkpoint
         finally:
             process.kill()
-            _, told = process.communicate()
-        assert process.returncode == -signal.SIGKILL, told.decode()
+            _, err = process.communicate()
+        assert process.returncode == -signal.SIGKILL, err.decode()
     assert not (tmp_path / "parts" / "summary.json").exists()
     for folder in ("parts", "whole"):
         monkeypatch.setattr(

@@ -1,5 +1,5 @@
-"""Mixing: the dense formula, rows that nobody fed, absent clients by their old row, and what holds
-for every matrix.
+"""Means of models: the dense formula, rows without weight, absent clients, and properties of every
+mixing matrix.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 
 from fedclade.aggregation.mean import add_weighted_models, mix_models, unique_rows, weighted_mean
+from fedclade.errors import InvalidInputError
 
 numbers = st.floats(-1e3, 1e3, width=32)
 weights = st.floats(0, 100, width=32).map(lambda weight: 0.0 if weight < 1e-3 else weight)
@@ -49,39 +50,39 @@ def mixings(draw: st.DrawFn) -> tuple[Tensor, dict[str, Tensor]]:
 # mean
 
 
-def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_old() -> None:
+def test_mean_divides_each_row_by_its_weight_in_the_dtype_of_the_fallback() -> None:
     sums = {"w": torch.tensor([[2.0, 4.0], [9.0, 3.0]], dtype=torch.float64)}
-    got = weighted_mean(
+    mean = weighted_mean(
         sums, torch.tensor([2.0, 3.0], dtype=torch.float64), fallback={"w": torch.zeros(2, 2)}
     )
-    assert got["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
-    assert got["w"].dtype == torch.float32
+    assert mean["w"].tolist() == [[1.0, 2.0], [3.0, 1.0]]
+    assert mean["w"].dtype == torch.float32
 
 
-def test_a_row_without_weight_keeps_its_old_model() -> None:
-    keep = {"w": torch.tensor([[1.0, 2.0], [3.1, 4.1]]), "b": torch.tensor([5.1, 6.1])}
+def test_a_row_without_weight_takes_the_fallback() -> None:
+    fallback = {"w": torch.tensor([[1.0, 2.0], [3.1, 4.1]]), "b": torch.tensor([5.1, 6.1])}
     sums = {
         "w": torch.tensor([[8.0, 8.0], [0.0, 0.0]], dtype=torch.float64),
         "b": torch.tensor([4.0, 0.0], dtype=torch.float64),
     }
-    got = weighted_mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), keep)
-    assert torch.equal(got["w"], torch.tensor([[2.0, 2.0], [3.1, 4.1]]))
-    assert torch.equal(got["b"], torch.tensor([1.0, 6.1]))
+    mean = weighted_mean(sums, torch.tensor([4.0, 0.0], dtype=torch.float64), fallback)
+    assert torch.equal(mean["w"], torch.tensor([[2.0, 2.0], [3.1, 4.1]]))
+    assert torch.equal(mean["b"], torch.tensor([1.0, 6.1]))
 
 
-def test_where_nobody_answered_all_is_kept() -> None:
-    keep = {"w": torch.tensor([[1.5]])}
-    assert torch.equal(weighted_mean({}, torch.zeros(1), keep)["w"], keep["w"])
+def test_without_replies_the_fallback_is_returned() -> None:
+    fallback = {"w": torch.tensor([[1.5]])}
+    assert torch.equal(weighted_mean({}, torch.zeros(1), fallback)["w"], fallback["w"])
 
 
-def test_mean_changes_neither_the_sums_nor_the_old() -> None:
-    sums, keep = (
+def test_mean_changes_neither_the_sums_nor_the_fallback() -> None:
+    sums, fallback = (
         {"w": torch.tensor([[8.0], [0.0]], dtype=torch.float64)},
         {"w": torch.tensor([[1.0], [2.0]])},
     )
-    weighted_mean(sums, torch.tensor([4.0, 0.0]), keep)
+    weighted_mean(sums, torch.tensor([4.0, 0.0]), fallback)
     assert sums["w"].tolist() == [[8.0], [0.0]]
-    assert keep["w"].tolist() == [[1.0], [2.0]]
+    assert fallback["w"].tolist() == [[1.0], [2.0]]
 
 
 # mix
@@ -89,8 +90,8 @@ def test_mean_changes_neither_the_sums_nor_the_old() -> None:
 
 def test_mix_by_hand() -> None:
     matrix = torch.tensor([[1.0, 1.0], [3.0, 1.0], [0.0, 2.0]])
-    got = mix_models(matrix, {"w": torch.tensor([[0.0, 4.0], [8.0, 12.0]])})
-    assert got["w"].tolist() == [[4.0, 8.0], [2.0, 6.0], [8.0, 12.0]]
+    mixed = mix_models(matrix, {"w": torch.tensor([[0.0, 4.0], [8.0, 12.0]])})
+    assert mixed["w"].tolist() == [[4.0, 8.0], [2.0, 6.0], [8.0, 12.0]]
 
 
 @given(mixings())
@@ -146,7 +147,7 @@ def test_only_the_proportions_of_a_row_count(
 
 @given(models(count=3), matrices(3))
 @many
-def test_models_that_agree_stay_as_they_are(
+def test_mixing_equal_models_changes_nothing(
     given_models: dict[str, Tensor], matrix: Tensor
 ) -> None:
     same = {name: value[:1].expand_as(value).contiguous() for name, value in given_models.items()}
@@ -162,11 +163,12 @@ def test_a_parameter_of_one_number_is_mixed_too() -> None:
 
 
 @pytest.mark.parametrize("second", [[0.0, 0.0], [-3.0, 1.0], [3.0, -1.0]])
-def test_a_row_without_weight_or_with_a_negative_one_is_refused_by_number(
+def test_a_row_without_weight_or_with_a_negative_weight_is_refused_by_number(
     second: list[float],
 ) -> None:
-    with pytest.raises(ValueError, match="row 1 has no weight or a negative one"):
+    with pytest.raises(InvalidInputError, match="row 1") as caught:
         mix_models(torch.tensor([[1.0, 1.0], second]), {"w": torch.ones(2, 1)})
+    assert caught.value.field == "matrix"
 
 
 # distinct rows
@@ -193,10 +195,10 @@ def test_mixing_the_distinct_rows_is_mixing_them_all() -> None:
     )
 
 
-# FLT, case I: who is absent enters by its row of the old models
+# FLT, case I: an absent client contributes its old model
 
 
-def test_an_absent_client_enters_by_its_old_row() -> None:
+def test_an_absent_client_contributes_its_old_model() -> None:
     """Three clients, mixing rows (2, 1, 1), (1, 1, 0) and (0, 1, 3); client 2 is absent.
 
     Trained: client 0 -> 4, client 1 -> 8; the old model of client 2 is 12.
@@ -206,8 +208,7 @@ def test_an_absent_client_enters_by_its_old_row() -> None:
     old = {"w": torch.tensor([[1.0], [2.0], [12.0]])}
     answered, absent = torch.tensor([0, 1]), torch.tensor([2])
     trained = {"w": torch.tensor([[4.0], [8.0]])}
-    # What an engine gives for reduce=Sum(weight=matrix[:, cohort].T, rows=3), of those who
-    # answered.
+    # The result of an engine for reduce=SegmentSum(weights=matrix[:, cohort].T, num_segments=3).
     sums = {"w": matrix[:, answered] @ trained["w"].double()}
     weight = matrix[:, answered].sum(1)
     assert sums["w"].flatten().tolist() == [16.0, 12.0, 8.0]
@@ -218,11 +219,11 @@ def test_an_absent_client_enters_by_its_old_row() -> None:
 
 @given(mixings(), st.data())
 @many
-def test_sums_of_some_and_old_rows_of_the_rest_are_the_mix_of_all(
+def test_sums_of_present_clients_and_old_models_of_absent_ones_are_the_mix_of_all(
     given_mixing: tuple[Tensor, dict[str, Tensor]], data: st.DataObject
 ) -> None:
     matrix, given_models = given_mixing
-    here = torch.tensor(
+    present = torch.tensor(
         data.draw(st.lists(st.booleans(), min_size=matrix.shape[1], max_size=matrix.shape[1]))
     )
     nothing = {
@@ -232,11 +233,11 @@ def test_sums_of_some_and_old_rows_of_the_rest_are_the_mix_of_all(
     sums, weight = add_weighted_models(
         {},
         torch.zeros(len(matrix), dtype=torch.float64),
-        matrix[:, here],
-        {n: v[here] for n, v in given_models.items()},
+        matrix[:, present],
+        {n: v[present] for n, v in given_models.items()},
     )
     sums, weight = add_weighted_models(
-        sums, weight, matrix[:, ~here], {n: v[~here] for n, v in given_models.items()}
+        sums, weight, matrix[:, ~present], {n: v[~present] for n, v in given_models.items()}
     )
     for name, value in weighted_mean(sums, weight, fallback=nothing).items():
         torch.testing.assert_close(
@@ -244,7 +245,7 @@ def test_sums_of_some_and_old_rows_of_the_rest_are_the_mix_of_all(
         )
 
 
-def test_add_changes_nothing_it_was_given() -> None:
+def test_add_does_not_change_its_arguments() -> None:
     sums, weight = {"w": torch.ones(1, 1, dtype=torch.float64)}, torch.ones(1, dtype=torch.float64)
     add_weighted_models(sums, weight, torch.tensor([[2.0]]), {"w": torch.tensor([[3.0]])})
     assert sums["w"].tolist() == [[1.0]]

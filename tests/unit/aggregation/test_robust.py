@@ -1,4 +1,4 @@
-"""Means that a few bad models cannot spoil."""
+"""Robust means: a few bad models have little effect."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ HOW = pytest.mark.parametrize("average", ["median", "trimmed_mean", "clipped_mea
 
 
 def one_row(average: Aggregator, values: list[float], weight: list[float] | None = None) -> float:
-    give = torch.tensor(weight or [1.0] * len(values))[:, None]
-    return float(robust_sums(average, give, {"w": torch.tensor(values)[:, None]})["w"] / give.sum())
+    weights = torch.tensor(weight or [1.0] * len(values))[:, None]
+    sums = robust_sums(average, weights, {"w": torch.tensor(values)[:, None]})
+    return float(sums["w"] / weights.sum())
 
 
 def test_by_hand() -> None:
     assert one_row("median", [1, 5, 100]) == 5
     assert one_row("median", [1, 5, 7, 100]) == 6
     assert one_row("trimmed_mean", [0, 1, 2, 6, 1000]) == 3  # one of five at each end
-    assert one_row("trimmed_mean", [1, 2, 6]) == 3  # a fifth of three is nobody
+    assert one_row("trimmed_mean", [1, 2, 6]) == 3  # a fifth of three is none
     # The median is 2; the distances 2, 1, 0, 1, 98 have the median 1: 0 moves to 1, 100 to 3.
     assert one_row("clipped_mean", [0, 1, 2, 3, 100]) == pytest.approx((1 + 1 + 2 + 3 + 3) / 5)
-    # Weights count here: 100 weighs six times as much, and still comes as 3.
+    # Weights count: 100 has six times the weight, and is still clipped to 3.
     assert one_row("clipped_mean", [0, 1, 2, 3, 100], [1, 1, 1, 1, 6]) == pytest.approx(
         (1 + 1 + 2 + 3 + 6 * 3) / 10
     )
 
 
 def test_each_row_has_its_own_models_and_its_whole_weight() -> None:
-    give = torch.tensor([[2.0, 0.0], [3.0, 0.0], [4.0, 1.0], [0.0, 5.0]], dtype=torch.float64)
+    weights = torch.tensor([[2.0, 0.0], [3.0, 0.0], [4.0, 1.0], [0.0, 5.0]], dtype=torch.float64)
     models = {
         "w": torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]], [[9.0, 0.0]], [[5.0, 6.0]]]),
         "b": torch.tensor([1.0, 2.0, 3.0, 4.0]),
     }
-    got = robust_sums("median", give, models)
-    assert got["w"].tolist() == [[[9 * 3.0, 9 * 2.0]], [[6 * 7.0, 6 * 3.0]]]
-    assert got["b"].tolist() == [9 * 2.0, 6 * 3.5]
-    assert got["w"].dtype == torch.float64
+    sums = robust_sums("median", weights, models)
+    assert sums["w"].tolist() == [[[9 * 3.0, 9 * 2.0]], [[6 * 7.0, 6 * 3.0]]]
+    assert sums["b"].tolist() == [9 * 2.0, 6 * 3.5]
+    assert sums["w"].dtype == torch.float64
 
 
-def test_a_row_to_which_nobody_gives_is_nought() -> None:
+def test_a_row_without_models_is_zero() -> None:
     assert robust_sums("median", torch.tensor([[1.0, 0.0]]), {"w": torch.ones(1, 2)})[
         "w"
     ].tolist() == [[1, 1], [0, 0]]
@@ -62,17 +63,18 @@ def drawn(count: int, seed: int) -> Tensor:
 @HOW
 @given(models_of)
 @settings(deadline=None, max_examples=60)
-def test_it_does_not_depend_on_the_order_and_moves_with_the_models(
-    average: Aggregator, made: tuple[int, int]
+def test_a_robust_mean_ignores_the_order_and_moves_with_the_models(
+    average: Aggregator, count_and_seed: tuple[int, int]
 ) -> None:
-    models, give = drawn(*made), torch.ones(made[0], 1)
-    mean = robust_sums(average, give, {"w": models})["w"] / made[0]
-    turned = robust_sums(average, give, {"w": models.flip(0)})["w"] / made[0]
-    moved = robust_sums(average, give, {"w": 2 * models + 5})["w"] / made[0]
-    assert torch.allclose(mean, turned, atol=1e-6)
+    count, seed = count_and_seed
+    models, weights = drawn(count, seed), torch.ones(count, 1)
+    mean = robust_sums(average, weights, {"w": models})["w"] / count
+    reversed_mean = robust_sums(average, weights, {"w": models.flip(0)})["w"] / count
+    moved = robust_sums(average, weights, {"w": 2 * models + 5})["w"] / count
+    assert torch.allclose(mean, reversed_mean, atol=1e-6)
     assert torch.allclose(2 * mean + 5, moved, atol=1e-4)
     assert torch.allclose(
-        robust_sums(average, give, {"w": models[:1].expand_as(models)})["w"] / made[0],
+        robust_sums(average, weights, {"w": models[:1].expand_as(models)})["w"] / count,
         models[:1].double(),
     )
 
@@ -80,7 +82,7 @@ def test_it_does_not_depend_on_the_order_and_moves_with_the_models(
 @HOW
 @given(st.integers(0, 2**31 - 1), st.sampled_from([1e3, 1e6, 1e9]))
 @settings(deadline=None, max_examples=40)
-def test_a_fifth_of_bad_models_moves_it_no_farther_than_the_good_ones_are_apart(
+def test_a_fifth_of_bad_models_moves_it_no_farther_than_the_good_models_are_apart(
     average: Aggregator, seed: int, size: float
 ) -> None:
     models = drawn(10, seed)

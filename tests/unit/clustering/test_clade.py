@@ -24,14 +24,14 @@ Array = NDArray[np.float64]
 
 
 def clients(
-    centres: Array, spread: Array, sizes: NDArray[np.int64], seed: int
+    centers: Array, spread: Array, sizes: NDArray[np.int64], seed: int
 ) -> tuple[Array, Array, Array, NDArray[np.int64]]:
-    """Means, sizes, scatter of each client, and the truth; client i is of group i mod groups."""
+    """The mean, size, scatter and true group of each client. Client i is in group i mod groups."""
     rng = np.random.default_rng(seed)
-    truth = np.arange(len(sizes)) % len(centres)
+    truth = np.arange(len(sizes)) % len(centers)
     means, scatters = [], []
     for size, group in zip(sizes, truth, strict=True):
-        x = centres[group] + rng.normal(size=(size, centres.shape[1])) * spread[group]
+        x = centers[group] + rng.normal(size=(size, centers.shape[1])) * spread[group]
         means.append(x.mean(0))
         scatters.append((x - x.mean(0)).T @ (x - x.mean(0)))
     return np.array(means), sizes.astype(float), np.array(scatters), truth
@@ -54,7 +54,7 @@ def test_whitening_gives_unit_covariance() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_noise_is_one_group_whatever_the_sizes(seed: int) -> None:
+def test_noise_is_one_group_for_any_sizes(seed: int) -> None:
     sizes = np.random.default_rng(seed).integers(1, 200, 60)
     means, n, scatters, _ = clients(np.zeros((1, 16)), np.ones((1, 1)), sizes, seed)
     assert not split_group(means, n, scatters.sum(0), np.random.default_rng(0)).any()
@@ -69,23 +69,23 @@ def test_planted_groups_are_found(seed: int) -> None:
     assert adjusted_rand_score(truth, find_groups(means, n, scatters, seed=seed)) == 1.0
 
 
-def test_each_group_is_asked_again_with_its_own_scatter() -> None:
-    """Two far groups, one of them narrow and made of two: only seen once the wide one's scatter is
-    out of the way.
+def test_each_group_is_split_again_with_its_own_scatter() -> None:
+    """Two distant groups. The narrow one consists of two groups, which cannot be separated with the
+    scatter of the wide one.
     """
-    centres = np.zeros((4, 8))
-    centres[2:] = 40.0
-    centres[3, 0] += 0.4
+    centers = np.zeros((4, 8))
+    centers[2:] = 40.0
+    centers[3, 0] += 0.4
     spread = np.array([[8.0], [8.0], [0.2], [0.2]])
-    means, n, scatters, truth = clients(centres, spread, np.full(48, 40), seed=1)
+    means, n, scatters, truth = clients(centers, spread, np.full(48, 40), seed=1)
     truth = np.where(truth == 1, 0, truth)
-    found = find_groups(means, n, scatters, seed=0)
-    assert adjusted_rand_score(truth, found) == 1.0
-    whole_only = split_group(means, n, scatters.sum(0), np.random.default_rng(0))
-    assert len(np.unique(whole_only)) == 2
+    labels = find_groups(means, n, scatters, seed=0)
+    assert adjusted_rand_score(truth, labels) == 1.0
+    first_level = split_group(means, n, scatters.sum(0), np.random.default_rng(0))
+    assert len(np.unique(first_level)) == 2
 
 
-def test_too_few_samples_to_whiten_with_are_one_group() -> None:
+def test_clients_with_too_few_samples_for_whitening_are_one_group() -> None:
     means, n, scatters, _ = clients(
         np.array([[0.0] * 16, [9.0] * 16]), np.ones((2, 1)), np.full(6, 3), seed=0
     )
@@ -97,19 +97,19 @@ def test_a_single_client_is_one_group() -> None:
     assert find_groups(means, n, scatters, seed=0).tolist() == [0]
 
 
-def test_a_new_client_is_placed_where_it_costs_least() -> None:
+def test_a_new_client_joins_the_group_of_least_cost() -> None:
     known, sizes, label = (
         np.array([[0.0, 0.0], [2.0, 0.0], [6.0, 0.0]]),
         np.array([1.0, 1.0, 4.0]),
         np.array([0, 0, 1]),
     )
-    # Against group 0 (centre 1, weight 2) and group 1 (centre 6, weight 4), for a client of size 2
-    # at 3.2: 2*2/4 * 2.2^2 = 4.84 and 2*4/6 * 2.8^2 = 10.45; at 3.6: 6.76 and 7.68; at 3.8: 7.84
-    # and 6.45.
-    found = assign_new(
+    # The costs with group 0 (center 1, weight 2) and group 1 (center 6, weight 4) for a client of
+    # size 2 at 3.2: 2*2/4 * 2.2^2 = 4.84 and 2*4/6 * 2.8^2 = 10.45; at 3.6: 6.76 and 7.68; at 3.8:
+    # 7.84 and 6.45.
+    labels = assign_new(
         np.array([[3.2, 0.0], [3.6, 0.0], [3.8, 0.0]]), np.full(3, 2.0), known, sizes, label, 3
     )
-    assert found.tolist() == [0, 0, 1]
+    assert labels.tolist() == [0, 0, 1]
 
 
 def test_noise_tree_tops_are_about_the_same_for_any_sizes() -> None:
@@ -132,7 +132,7 @@ def test_without_noise_nothing_changes() -> None:
 
 def test_effective_sizes_by_hand() -> None:
     """b = 76 / 2 / (10 + 30 - 2) = 1 and v = 10: errors 1/10 + 10/100 = 1/5 and 1/30 + 10/900 =
-    2/45, so 2 to 9 of 40 in all.
+    2/45. So the sizes are as 2 to 9, with the sum 40.
     """
     size, scatter = np.array([10.0, 30.0]), 38 * np.eye(2)
     np.testing.assert_allclose(effective_sizes(size, scatter, 10.0), [40 * 2 / 11, 40 * 9 / 11])
@@ -168,14 +168,14 @@ def test_noisy_scatter_is_the_mean_of_effective_size_times_covariance(
     np.testing.assert_allclose(noisy, expected, rtol=1e-6, atol=1e-9 * np.trace(expected))
 
 
-def test_each_group_has_its_own_scatter_and_noise_below_zero_is_cut_off() -> None:
+def test_each_group_has_its_own_scatter_and_negative_eigenvalues_become_zero() -> None:
     size, label = np.array([10.0, 10.0, 20.0]), np.array([0, 0, 1])
     scatter = np.stack([np.diag([18.0, -9.0]), np.diag([19.0, 38.0])])
     v = 5.0
     weight = effective_sizes(size, scatter.sum(0), v)
     noisy = scatter_with_noise(scatter, size, v, label)
-    for group, own in enumerate((np.diag([1.0, 0.0]), np.diag([1.0, 2.0]))):
+    for group, covariance in enumerate((np.diag([1.0, 0.0]), np.diag([1.0, 2.0]))):
         n, w = size[label == group], weight[label == group]
         np.testing.assert_allclose(
-            noisy[group] / (w.sum() - len(w)), w[0] / n[0] * (own + v / n[0] * np.eye(2))
+            noisy[group] / (w.sum() - len(w)), w[0] / n[0] * (covariance + v / n[0] * np.eye(2))
         )

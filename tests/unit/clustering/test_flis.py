@@ -52,16 +52,16 @@ def test_predictions_are_those_of_each_model(
         some_models(count, classes, seed),
         torch.randn(samples, 2, generator=torch.Generator().manual_seed(seed)),
     )
-    got = predictions(linear, models, x, labels).view(count, samples, classes)
+    predicted = predictions(linear, models, x, labels).view(count, samples, classes)
     for place in range(count):
         outputs = linear({name: value[place] for name, value in models.items()}, x)
-        assert torch.equal(got[place].argmax(1), outputs.argmax(1))
+        assert torch.equal(predicted[place].argmax(1), outputs.argmax(1))
         expected = (
             outputs.softmax(1)
             if labels == "soft"
             else F.one_hot(outputs.argmax(1), classes).float()
         )
-        torch.testing.assert_close(got[place], expected)
+        torch.testing.assert_close(predicted[place], expected)
 
 
 @pytest.mark.parametrize("labels", ["onehot", "soft"])
@@ -69,74 +69,74 @@ def test_predictions_in_blocks_of_models_and_samples(
     labels: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models, x = some_models(7), torch.randn(11, 2, generator=torch.Generator().manual_seed(1))
-    whole, seen = predictions(linear, models, x, labels), []
+    whole, sizes = predictions(linear, models, x, labels), []
 
     def spy(model: dict[str, Tensor], x: Tensor) -> Tensor:
-        seen.append(len(x))
+        sizes.append(len(x))
         return linear(model, x)
 
     monkeypatch.setattr(flis, "MODELS_PER_CHUNK", 2)
     monkeypatch.setattr(flis, "SAMPLES_PER_CHUNK", 4)
     torch.testing.assert_close(predictions(spy, models, x, labels), whole)
-    assert seen == [4, 4, 3] * 4  # 2, 2, 2 and 1 models
+    assert sizes == [4, 4, 3] * 4  # 2, 2, 2 and 1 models
 
 
-def test_a_model_that_overflows_predicts_something_all_the_same() -> None:
+def test_a_model_that_overflows_has_finite_predictions() -> None:
     models = {"weight": torch.tensor([[[3e38, 0.0], [3e38, 3e38]]]), "bias": torch.zeros(1, 2)}
     for labels in ("onehot", "soft"):
-        got = predictions(linear, models, torch.tensor([[3.0, -3.0]]), labels)
-        assert bool(got.isfinite().all())  # outputs are infinity, and infinity − infinity
-        assert float(got.sum()) == pytest.approx(1)
+        predicted = predictions(linear, models, torch.tensor([[3.0, -3.0]]), labels)
+        assert bool(predicted.isfinite().all())  # outputs are infinity, and infinity − infinity
+        assert float(predicted.sum()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
     "outputs",
     [lambda m, x: x[:, :1], lambda m, x: x[:, 0], lambda m, x: x[:, :, None].expand(-1, -1, 2)],
 )
-def test_predictions_are_of_classes(outputs: Any) -> None:
-    with pytest.raises(InvalidInputError, match=r"shape of its outputs = \(5.*two classes or more"):
+def test_outputs_without_two_classes_are_refused(outputs: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"\(5,") as caught:
         predictions(
             lambda m, x: outputs(m, x) + 0 * m["bias"][0],
             some_models(3),
             torch.ones(5, 2),
             "onehot",
         )
+    assert caught.value.field == "model.outputs"
 
 
 def some_predictions(
     clients: int, samples: int, seed: int, classes: int = 3
 ) -> tuple[Tensor, Tensor]:
-    """Classes, of which neighbours share many, and one-hot rows."""
+    """Predicted classes, of which every second client shares many, and their one-hot rows."""
     generator = torch.Generator().manual_seed(seed)
     base = torch.randint(0, classes, (2, samples), generator=generator)
     noise = torch.randint(0, classes, (clients, samples), generator=generator)
-    told = torch.where(
+    classes_of = torch.where(
         torch.rand(clients, samples, generator=generator) < 0.5,
         base[torch.arange(clients) % 2],
         noise,
     )
-    return told, F.one_hot(told, classes).flatten(1).float()
+    return classes_of, F.one_hot(classes_of, classes).flatten(1).float()
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 3000), st.integers(0, 10**6), st.data())
-def test_alike_is_the_share_of_equal_predictions(
+def test_similarity_is_the_share_of_equal_predictions(
     clients: int, samples: int, seed: int, data: st.DataObject
 ) -> None:
-    told, rows = some_predictions(clients, samples, seed)
-    share = (told[:, None] == told).double().mean(2)
-    equal = (told[:, None] == told).sum(2)
-    assert torch.equal(cosine(rows), equal.double() / samples)  # to the last digit
-    counted = data.draw(st.integers(0, samples))
-    assert torch.equal(
-        similarity_graph(rows, counted / samples), equal >= counted
-    )  # a share of β itself counts
+    predicted, rows = some_predictions(clients, samples, seed)
+    share = (predicted[:, None] == predicted).double().mean(2)
+    equal = (predicted[:, None] == predicted).sum(2)
+    assert torch.equal(cosine(rows), equal.double() / samples)  # exactly
+    count = data.draw(st.integers(0, samples))
+    # A share of exactly β counts.
+    assert torch.equal(similarity_graph(rows, count / samples), equal >= count)
     beta = data.draw(st.floats(0, 1))
     if bool(((share - beta).abs() > 1e-8).all()):
         assert torch.equal(similarity_graph(rows, beta), share >= beta)
 
 
-def test_equal_soft_predictions_are_alike_at_one() -> None:
+def test_equal_soft_predictions_are_related_at_beta_one() -> None:
     soft = torch.rand(3, 997, generator=torch.Generator().manual_seed(0)).repeat(4, 1)
     assert torch.equal(
         similarity_graph(soft, 1.0), (torch.arange(12) % 3)[:, None] == torch.arange(12) % 3
@@ -152,7 +152,7 @@ MEASURE: dict[str, Callable[[list[float]], Any]] = {
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 9), st.integers(0, 10**6), st.sampled_from([*MEASURE]), st.floats(0.01, 0.99))
-def test_clusters_are_joined_while_they_are_alike(
+def test_clusters_are_merged_while_their_similarity_is_at_least_beta(
     clients: int, seed: int, linkage_: Any, beta: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -168,15 +168,15 @@ def test_clusters_are_joined_while_they_are_alike(
         if score[a, b] < beta:
             break
         groups[b] += groups.pop(a)
-    got = cluster_predictions(rows, beta, linkage_)
+    labels = cluster_predictions(rows, beta, linkage_)
     assert sorted(map(sorted, groups)) == [
-        torch.nonzero(got == c).flatten().tolist() for c in range(len(groups))
+        torch.nonzero(labels == c).flatten().tolist() for c in range(len(groups))
     ]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 10), st.integers(1, 5), st.integers(0, 10**6), st.booleans())
-def test_most_alike_is_the_cluster_of_the_highest_mean_similarity(
+def test_the_nearest_cluster_has_the_highest_mean_similarity(
     clients: int, late: int, seed: int, soft: bool
 ) -> None:
     _, rows = some_predictions(clients + late, 50, seed)
@@ -185,8 +185,8 @@ def test_most_alike_is_the_cluster_of_the_highest_mean_similarity(
     cluster = torch.arange(clients) % 2
     similarity = cosine(rows)[clients:, :clients]
     scores = torch.stack([similarity[:, cluster == c].mean(1) for c in range(2)], 1)
-    got = nearest_cluster(rows[clients:], cluster_centroids(rows[:clients], cluster))
+    labels = nearest_cluster(rows[clients:], cluster_centroids(rows[:clients], cluster))
     for place in range(late):
-        assert float(scores[place, got[place]]) == pytest.approx(
+        assert float(scores[place, labels[place]]) == pytest.approx(
             float(scores[place].max()), abs=1e-6
         )

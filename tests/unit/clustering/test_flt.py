@@ -1,4 +1,4 @@
-"""FLT's mathematics: the plane, its fall-backs, and who is related to whom."""
+"""FLT's clustering: the 2-D embedding, its fallback to PCA, and related clients."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedclade.clustering import flt
 from fedclade.clustering.flt import (
     cluster_signatures,
     embed,
-    embed_centres,
+    embed_centers,
     mixing_matrix,
     nearest_signature,
     pca,
 )
 from fedclade.clustering.set_distances import distances
 from fedclade.core import pca as pca_module
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 
 
-def blobs(groups: int, each: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
+def blobs(groups: int, size: int, dimensions: int = 8, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
-    return np.repeat(20 * rng.normal(size=(groups, dimensions)), each, 0) + rng.normal(
-        size=(groups * each, dimensions)
+    return np.repeat(20 * rng.normal(size=(groups, dimensions)), size, 0) + rng.normal(
+        size=(groups * size, dimensions)
     )
 
 
@@ -43,10 +43,10 @@ def test_pca_keeps_the_distances_of_points_in_a_plane() -> None:
     rng = np.random.default_rng(0)
     axes = np.linalg.qr(rng.normal(size=(9, 2)))[0]
     points = rng.normal(size=(30, 2)) @ axes.T + 5
-    placed = pca(points)
-    apart = [np.linalg.norm(x[:, None] - x[None], axis=-1) for x in (points, placed)]
+    embedded = pca(points)
+    apart = [np.linalg.norm(x[:, None] - x[None], axis=-1) for x in (points, embedded)]
     np.testing.assert_allclose(apart[1], apart[0], atol=1e-9)
-    assert placed[:, 0].var() >= placed[:, 1].var()
+    assert embedded[:, 0].var() >= embedded[:, 1].var()
 
 
 def test_pca_has_one_sign() -> None:
@@ -71,9 +71,9 @@ def test_pca_of_many_points_is_that_of_few(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("shape", [(1, 5), (2, 5), (4, 1), (3, 2)])
 def test_pca_of_few_points_or_dimensions_is_padded(shape: tuple[int, int]) -> None:
-    placed = pca(np.random.default_rng(0).normal(size=shape))
-    assert placed.shape == (shape[0], 2)
-    assert np.isfinite(placed).all()
+    embedded = pca(np.random.default_rng(0).normal(size=shape))
+    assert embedded.shape == (shape[0], 2)
+    assert np.isfinite(embedded).all()
 
 
 def test_none_leaves_points_as_they_are() -> None:
@@ -81,87 +81,93 @@ def test_none_leaves_points_as_they_are() -> None:
     assert embed(points, "none") is points
 
 
-def test_too_few_points_for_umap_fall_back_to_pca_and_say_so(
+def pca_with_warning(points: np.ndarray) -> str:
+    """Check that `embed` uses PCA and warns about the manifold. Returns the warning."""
+    with pytest.warns(FedcladeWarning) as caught:
+        np.testing.assert_array_equal(embed(points), pca(points))
+    (warning,) = (record.message for record in caught)
+    assert isinstance(warning, FedcladeWarning)
+    assert warning.field == "manifold"
+    assert "PCA" in str(warning)
+    return str(warning)
+
+
+def test_too_few_points_for_umap_are_embedded_by_pca_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "umap", None)  # it is not even imported
-    points = blobs(2, 15)
-    with pytest.warns(
-        UserWarning, match=r"PCA instead of UMAP, because 30 points are too few.*more than 30"
-    ):
-        np.testing.assert_array_equal(embed(points), pca(points))
+    monkeypatch.setitem(sys.modules, "umap", None)  # it is not imported
+    assert "30 points" in pca_with_warning(blobs(2, 15))
 
 
 @pytest.mark.parametrize(
     "error",
     [TypeError("k must be less than n"), np.linalg.LinAlgError("singular"), RuntimeError("ARPACK")],
 )
-def test_umap_that_fails_falls_back_to_pca_and_says_why(
+def test_if_umap_fails_pca_is_used_and_the_warning_has_the_error(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fit(points: np.ndarray) -> np.ndarray:
         raise error
 
     with_umap(monkeypatch, fit)
-    points = blobs(2, 20)
-    with pytest.warns(UserWarning, match=f"because it failed .*{error}"):
-        np.testing.assert_array_equal(embed(points), pca(points))
+    warning = pca_with_warning(blobs(2, 20))
+    assert type(error).__name__ in warning
+    assert str(error) in warning
 
 
-def test_coordinates_that_are_not_finite_fall_back_to_pca(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_coordinates_are_not_finite_pca_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def fit(points: np.ndarray) -> np.ndarray:
-        placed = points[:, :2].copy()
-        placed[[3, 7], 1] = np.nan
-        return placed
+        embedded = points[:, :2].copy()
+        embedded[[3, 7], 1] = np.nan
+        return embedded
 
     with_umap(monkeypatch, fit)
-    points = blobs(2, 20)
-    with pytest.warns(UserWarning, match="2 of 40 points have no finite coordinates"):
-        np.testing.assert_array_equal(embed(points), pca(points))
+    assert "2 of 40 points" in pca_with_warning(blobs(2, 20))
 
 
-def test_missing_umap_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_umap_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
-    with pytest.raises(InvalidInputError, match="pip install umap-learn"):
+    with pytest.raises(InvalidInputError, match="pip install umap-learn") as caught:
         embed(blobs(2, 20))
+    assert caught.value.field == "manifold"
 
 
-def test_umap_gives_the_same_plane_for_the_same_seed_and_parts_what_is_apart() -> None:
-    """Four blobs of 20 points have a graph of neighbours in four pieces: no reason to fall back."""
+def test_umap_gives_the_same_embedding_for_the_same_seed_and_separates_distant_groups() -> None:
+    """The neighbor graph of four blobs has four components. That is no reason to use PCA."""
     points = blobs(4, 20)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        placed, again, other = embed(points, seed=1), embed(points, seed=1), embed(points, seed=2)
-    np.testing.assert_array_equal(placed, again)
-    assert not np.array_equal(placed, other)
-    apart = np.linalg.norm(placed[:, None] - placed[None], axis=-1)
+        embedded, again, other = (embed(points, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(embedded, again)
+    assert not np.array_equal(embedded, other)
+    apart = np.linalg.norm(embedded[:, None] - embedded[None], axis=-1)
     same = np.repeat(np.arange(4), 20)[:, None] == np.repeat(np.arange(4), 20)
     assert apart[same].max() < apart[~same].min()
 
 
-def test_padding_never_reaches_the_manifold(monkeypatch: pytest.MonkeyPatch) -> None:
-    centres = np.arange(24.0).reshape(3, 4, 2)
+def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
+    centers = np.arange(24.0).reshape(3, 4, 2)
     counts = np.array([1, 4, 2])
-    seen = []
+    calls = []
     monkeypatch.setattr(
-        flt, "embed", lambda points, kind, seed: seen.append(points) or points + 100
+        flt, "embed", lambda points, kind, seed: calls.append(points) or points + 100
     )
-    points = embed_centres(centres, counts, "umap", 0)
-    assert len(seen[0]) == 7
+    points = embed_centers(centers, counts, "umap", 0)
+    assert len(calls[0]) == 7
     for client, count in enumerate(counts):
-        np.testing.assert_array_equal(points[client, :count], centres[client, :count] + 100)
+        np.testing.assert_array_equal(points[client, :count], centers[client, :count] + 100)
         assert (points[client, count:] == 0).all()
 
 
 def lines(*positions: float) -> tuple[np.ndarray, np.ndarray]:
-    """One centre a client, on a line."""
+    """One center for each client, on a line."""
     return np.array(positions)[:, None, None], np.ones(len(positions), dtype=np.int64)
 
 
-def test_related_is_who_is_nearer_than_gamma_strictly() -> None:
-    centres, counts = lines(0.0, 1.0, 1.9, 5.0)
+def test_clients_strictly_closer_than_gamma_are_related() -> None:
+    centers, counts = lines(0.0, 1.0, 1.9, 5.0)
     groups, related = cluster_signatures(
-        centres, counts, "none", "matching", "threshold", 1.0, None, 0
+        centers, counts, "none", "matching", "threshold", 1.0, None, 0
     )
     assert related is not None
     assert related.toarray().astype(int).tolist() == [
@@ -174,8 +180,8 @@ def test_related_is_who_is_nearer_than_gamma_strictly() -> None:
 
 
 def test_groups_by_gap_and_by_number_have_no_graph() -> None:
-    centres, counts = lines(0.0, 0.2, 7.0, 7.1, 14.0)
-    assert cluster_signatures(centres, counts, "none", "matching", "gap", 1.0, None, 0)[
+    centers, counts = lines(0.0, 0.2, 7.0, 7.1, 14.0)
+    assert cluster_signatures(centers, counts, "none", "matching", "gap", 1.0, None, 0)[
         0
     ].tolist() == [
         0,
@@ -185,10 +191,10 @@ def test_groups_by_gap_and_by_number_have_no_graph() -> None:
         2,
     ]
     groups, related = cluster_signatures(
-        centres, counts, "none", "matching", "threshold", 1.0, 2, 0
+        centers, counts, "none", "matching", "threshold", 1.0, 2, 0
     )
     assert (len(set(groups.tolist())), related) == (2, None)
-    assert cluster_signatures(centres, counts, "none", "matching", "threshold", 1.0, 99, 0)[
+    assert cluster_signatures(centers, counts, "none", "matching", "threshold", 1.0, 99, 0)[
         0
     ].tolist() == [
         0,
@@ -201,9 +207,9 @@ def test_groups_by_gap_and_by_number_have_no_graph() -> None:
 
 def test_the_rows_of_a_chain_are_three() -> None:
     """0 is related to 1 and 1 to 2, but 0 not to 2: one component, three rows."""
-    centres, counts = lines(0.0, 0.9, 1.8)
+    centers, counts = lines(0.0, 0.9, 1.8)
     groups, related = cluster_signatures(
-        centres, counts, "none", "matching", "threshold", 1.0, None, 0
+        centers, counts, "none", "matching", "threshold", 1.0, None, 0
     )
     rows, row = mixing_matrix(groups, related)
     assert groups.tolist() == [0, 0, 0]
@@ -213,9 +219,9 @@ def test_the_rows_of_a_chain_are_three() -> None:
 
 
 def test_clients_that_share_a_row_share_a_model() -> None:
-    centres, counts = lines(*[0.0] * 4, *[9.0] * 3)
+    centers, counts = lines(*[0.0] * 4, *[9.0] * 3)
     rows, row = mixing_matrix(
-        *cluster_signatures(centres, counts, "none", "matching", "threshold", 1.0, None, 0)
+        *cluster_signatures(centers, counts, "none", "matching", "threshold", 1.0, None, 0)
     )
     assert len(rows) == 2
     assert torch.equal(rows[row], row[:, None] == row)
@@ -223,29 +229,31 @@ def test_clients_that_share_a_row_share_a_model() -> None:
 
 @pytest.mark.parametrize("kind", ["matching", "min", "chamfer"])
 @pytest.mark.parametrize(("new", "known"), [(1, 1), (2, 130), (70, 65), (3, 600)])
-def test_nearest_is_what_all_distances_together_say(kind: Any, new: int, known: int) -> None:
+def test_the_nearest_signature_has_the_least_of_all_distances(
+    kind: Any, new: int, known: int
+) -> None:
     rng = np.random.default_rng(new)
-    centres = rng.normal(size=(new + known, 3, 4))
+    centers = rng.normal(size=(new + known, 3, 4))
     counts = rng.integers(1, 4, size=new + known)
-    expected = distances(centres, counts, kind)[:new, new:].argmin(1)
+    expected = distances(centers, counts, kind)[:new, new:].argmin(1)
     np.testing.assert_array_equal(
-        nearest_signature(centres[:new], counts[:new], centres[new:], counts[new:], kind), expected
+        nearest_signature(centers[:new], counts[:new], centers[new:], counts[new:], kind), expected
     )
 
 
-def test_of_equally_near_ones_the_first_is_taken() -> None:
-    centres, counts = lines(0.0)
+def test_the_first_of_equally_near_signatures_is_returned() -> None:
+    centers, counts = lines(0.0)
     known, known_counts = lines(*[2.0] * 300, *[1.0] * 300)  # in several blocks
-    assert nearest_signature(centres, counts, known, known_counts, "min").tolist() == [300]
+    assert nearest_signature(centers, counts, known, known_counts, "min").tolist() == [300]
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_groups_without_the_graph_are_the_components_of_the_graph(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    centres, counts = rng.normal(size=(60, 3, 2)) * 3, rng.integers(1, 4, 60)
+    centers, counts = rng.normal(size=(60, 3, 2)) * 3, rng.integers(1, 4, 60)
     options = ("none", "min", "threshold", 0.4, None, 0)
-    with_graph, related = cluster_signatures(centres, counts, *options)
-    without, nothing = cluster_signatures(centres, counts, *options, graph=False)
+    with_graph, related = cluster_signatures(centers, counts, *options)
+    without, nothing = cluster_signatures(centers, counts, *options, graph=False)
     assert related is not None
     assert nothing is None
     assert 1 < len(np.unique(with_graph)) < 60

@@ -1,4 +1,4 @@
-"""Trees of merges and their cuts, against a greedy search that recomputes everything, and by
+"""Linkage trees and their cuts, compared with a greedy search that recomputes everything, and by
 hand.
 """
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, is_valid_linkage
 from scipy.spatial.distance import cdist
 
-from fedclade.clustering import linkage as room
+from fedclade.clustering import linkage as linkage_module
 from fedclade.clustering.linkage import (
     cut_gap,
     cut_height,
@@ -49,8 +49,8 @@ def as_clusters(labels: NDArray[np.int64]) -> Clusters:
 
 
 def is_greedy(tree: Floats, cost: Any, slack: float) -> None:
-    """Every merge has the height of its parts and is the cheapest there is, recomputed from
-    scratch; holds for any order of ties.
+    """Check that every merge has the cost of its parts as height, and is the cheapest. All costs
+    are recomputed. The check holds for any order of ties.
     """
     clients = len(tree) + 1
     nodes: dict[int, list[int]] = {i: [i] for i in range(clients)}
@@ -93,9 +93,9 @@ def test_linkage_is_greedy(clients: int, seed: int, method: Any) -> None:
 
 
 def test_linkage_refuses() -> None:
-    with pytest.raises(InvalidInputError, match="method = 'centroid'"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "method"):
         linkage(np.zeros((2, 2)), "centroid")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="symmetric"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "distance"):
         linkage(np.array([[0.0, 1], [2, 0]]), "single")
 
 
@@ -141,7 +141,7 @@ def test_weighted_ward_is_greedy(case: tuple[Floats, Floats]) -> None:
 
 
 def naive(points: Floats, weight: Floats) -> tuple[list[float], list[Clusters]]:
-    """The textbook: O(M³), means anew at each step."""
+    """The textbook algorithm in O(M³): all means are recomputed at each step."""
     cost, clusters = ward_cost(points, weight), [[i] for i in range(len(points))]
     heights, levels = [], []
     while len(clusters) > 1:
@@ -162,15 +162,14 @@ def test_weighted_ward_is_the_naive_one(clients: int, seed: int, single_precisio
     heights, levels = naive(points, weight)
     with pytest.MonkeyPatch.context() as patch:
         if single_precision:
-            patch.setattr(room, "FLOAT64_UP_TO", 0)
+            patch.setattr(linkage_module, "FLOAT64_UP_TO", 0)
         tree = weighted_ward(points, weight)
-    np.testing.assert_allclose(
-        tree[:, 2], heights, rtol=1e-10
-    )  # in single precision too: heights come from the means
+    # Also in single precision, since heights are computed from the means.
+    np.testing.assert_allclose(tree[:, 2], heights, rtol=1e-10)
     assert [replay(tree, s + 1) for s in range(clients - 1)] == levels
 
 
-def test_weight_is_as_many_copies() -> None:
+def test_a_weight_has_the_effect_of_copies() -> None:
     rng = np.random.default_rng(0)
     points, weight = rng.normal(size=(30, 4)), rng.integers(1, 6, 30)
     many = np.repeat(points, weight, axis=0)
@@ -188,7 +187,7 @@ def test_weighted_ward_by_hand() -> None:
     np.testing.assert_allclose(tree, [[0, 1, 1.5, 2], [2, 3, 102.25, 3]])
 
 
-def test_noise_of_one_source_costs_about_one_whatever_the_sizes() -> None:
+def test_noise_costs_about_one_for_any_sizes() -> None:
     rng = np.random.default_rng(0)
     size = np.array([10.0, 5000.0])
     costs = [
@@ -198,14 +197,14 @@ def test_noise_of_one_source_costs_about_one_whatever_the_sizes() -> None:
     assert np.mean(costs) == pytest.approx(1, abs=0.05)
 
 
-def test_an_outlier_does_not_cost_the_others_their_digits() -> None:
+def test_an_outlier_does_not_reduce_the_precision_of_the_others() -> None:
     points = np.array([[1e9], [0.0], [1e-3], [2.5e-3]])
     np.testing.assert_allclose(
         weighted_ward(points, np.ones(4))[:2, 2], [1e-6 / 2, 2 / 3 * 2e-3**2]
     )
 
 
-def test_equidistant_points_do_not_run_in_a_circle() -> None:
+def test_the_chain_of_equidistant_points_does_not_loop() -> None:
     assert is_valid_linkage(weighted_ward(np.eye(60) / 3, np.ones(60)))
     is_greedy(
         weighted_ward(np.eye(12) / 3, np.ones(12)), ward_cost(np.eye(12) / 3, np.ones(12)), 1e-9
@@ -214,17 +213,17 @@ def test_equidistant_points_do_not_run_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("points", "weight", "message"),
+    ("points", "weight", "field"),
     [
         (np.zeros(3), np.ones(3), "points.shape"),
         (np.zeros((0, 3)), np.ones(0), "points.shape"),
-        (np.full((2, 3), np.nan), np.ones(2), "finite"),
+        (np.full((2, 3), np.nan), np.ones(2), "points"),
         (np.zeros((2, 3)), np.ones(3), "weight.shape"),
-        (np.zeros((2, 3)), np.array([1, 0]), "weight = 0.0"),
+        (np.zeros((2, 3)), np.array([1, 0]), "weight"),
     ],
 )
-def test_weighted_ward_refuses(points: Floats, weight: Floats, message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
+def test_weighted_ward_refuses(points: Floats, weight: Floats, field: str) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == field):
         weighted_ward(points, weight)
 
 
@@ -233,7 +232,7 @@ def test_weighted_ward_refuses(points: Floats, weight: Floats, message: str) -> 
 
 @st.composite
 def trees(draw: st.DrawFn) -> Floats:
-    """Any tree of 1 … 12 clients, with heights that are often equal or 0."""
+    """Trees of 1 … 12 clients, with heights that are often equal or 0."""
     clients = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     heights = sorted(
@@ -249,7 +248,7 @@ def trees(draw: st.DrawFn) -> Floats:
 
 
 def with_heights(heights: list[float], rng: np.random.Generator | None = None) -> Floats:
-    """A tree with these heights: random merges, or without rng a chain."""
+    """A tree with these heights, from random merges; a chain if `rng` is None."""
     clients = len(heights) + 1
     rows, size = [], dict.fromkeys(range(clients), 1)
     for s, height in enumerate(heights):
@@ -276,10 +275,9 @@ def test_cut_height_is_strict(tree: Floats, height: float) -> None:
     labels = cut_height(tree, height)
     assert as_clusters(labels) == replay(tree, sum(h < height for h in tree[:, 2]))
     if len(tree) and np.isfinite(height):
-        scipys = fcluster(
-            tree, np.nextafter(height, -np.inf), "distance"
-        )  # ≤ the number before is <
-        assert np.array_equal(scipys[:, None] == scipys, labels[:, None] == labels)
+        # scipy compares with ≤.
+        expected = fcluster(tree, np.nextafter(height, -np.inf), "distance")
+        assert np.array_equal(expected[:, None] == expected, labels[:, None] == labels)
 
 
 @given(trees())
@@ -293,16 +291,16 @@ def test_cut_gap_is_at_the_widest_gap(tree: Floats) -> None:
 
 
 @given(trees(), st.none() | st.integers(1, 12))
-def test_cut_ratio_is_at_the_widest_ratio(tree: Floats, most: int | None) -> None:
+def test_cut_ratio_is_at_the_largest_ratio(tree: Floats, num_ratios: int | None) -> None:
     heights = tree[:, 2].tolist()
-    top = max(1, (len(tree) + 1) // 2) if most is None else most
+    top = max(1, (len(tree) + 1) // 2) if num_ratios is None else num_ratios
     best, merges = 1.0, len(heights)
     for s in reversed(range(1, len(heights))):
         ratio = heights[s] / max(heights[s - 1], 1e-12 * heights[-1]) if heights[s] else 1.0
         if len(heights) - s <= top and ratio > best:
             best, merges = ratio, s
-    assert as_clusters(cut_ratio(tree, most)) == replay(tree, merges)
-    assert cut_ratio(tree, most).max() <= top
+    assert as_clusters(cut_ratio(tree, num_ratios)) == replay(tree, merges)
+    assert cut_ratio(tree, num_ratios).max() <= top
 
 
 def clusters(labels: NDArray[np.int64]) -> int:
@@ -313,16 +311,16 @@ def clusters(labels: NDArray[np.int64]) -> int:
     ("heights", "gap", "ratio"),
     [
         ([], 1, 1),  # one client
-        ([5], 1, 1),  # two: nothing to compare with
-        ([2, 2, 2], 1, 1),  # nothing stands out
-        ([0, 0, 0], 1, 1),  # all the same
-        ([1, 1 + 1e-13, 1 + 2e-13], 1, 1),  # equal but for rounding
+        ([5], 1, 1),  # two clients: one height, no gap
+        ([2, 2, 2], 1, 1),  # equal heights
+        ([0, 0, 0], 1, 1),  # all points are equal
+        ([1, 1 + 1e-13, 1 + 2e-13], 1, 1),  # equal up to rounding
         ([1, 1, 8, 8], 3, 3),
         ([1, 4, 7], 2, 3),  # equal gaps: fewer clusters
         ([1, 2, 4, 8, 16], 2, 2),  # equal ratios: fewer clusters
         ([0, 0, 3, 4, 5], 4, 4),  # equal points
-        ([0.001, 1, 1.1, 1.2, 1.3, 9], 2, 2),  # the wide ratio below is not among the top half
-        ([1, 1, 1, 10, 11, 100], 2, 4),  # where gap and ratio disagree
+        ([0.001, 1, 1.1, 1.2, 1.3, 9], 2, 2),  # the largest ratio is not in the top half
+        ([1, 1, 1, 10, 11, 100], 2, 4),  # gap and ratio disagree
     ],
 )
 def test_gap_and_ratio_by_hand(heights: list[float], gap: int, ratio: int) -> None:
@@ -331,7 +329,7 @@ def test_gap_and_ratio_by_hand(heights: list[float], gap: int, ratio: int) -> No
     assert clusters(cut_ratio(tree)) == ratio
 
 
-def test_cut_ratio_looks_as_deep_as_asked() -> None:
+def test_cut_ratio_compares_num_ratios_ratios() -> None:
     tree = with_heights([0.001, 1, 1.1, 1.2, 1.3, 9])
     assert clusters(cut_ratio(tree, 4)) == 2
     assert clusters(cut_ratio(tree, 5)) == 6
@@ -369,13 +367,13 @@ def test_planted_groups_are_found_by_every_cut(spread: int) -> None:
 def test_cuts_refuse() -> None:
     tree = with_heights([1, 2, 3])
     for wrong in (0, 5):
-        with pytest.raises(InvalidInputError, match=f"clusters = {wrong}"):
+        with pytest.raises(InvalidInputError, check=lambda error: error.field == "clusters"):
             cut_number(tree, wrong)
-    with pytest.raises(InvalidInputError, match="height = nan"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "height"):
         cut_height(tree, float("nan"))
-    with pytest.raises(InvalidInputError, match="most = 0"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "num_ratios"):
         cut_ratio(tree, 0)
-    with pytest.raises(InvalidInputError, match=r"tree\.shape"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "tree.shape"):
         cut_gap(np.zeros((3, 3)))
-    with pytest.raises(InvalidInputError, match="must not fall"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "tree"):
         cut_gap(tree[::-1])

@@ -1,8 +1,10 @@
-"""Paths: the chain and its mean, what its loss is made of, that pairs do not disturb each other,
-and curves between modules.
+"""Mode connectivity: the chain and its mean, the parts of its loss, the independence of pairs, and
+curves between modules.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +49,7 @@ def stacks(draw: st.DrawFn, count: int) -> list[Models]:
 
 
 def mlps(count: int, spread: float = 0.3) -> tuple[Objective, Models, Tensor]:
-    """An objective, some models around its own, and inputs."""
+    """An objective, some models around its parameters, and inputs."""
     torch.manual_seed(0)
     objective = Objective(MLP(8).build((6,), 3))
     models = {
@@ -57,9 +59,9 @@ def mlps(count: int, spread: float = 0.3) -> tuple[Objective, Models, Tensor]:
     return objective, models, torch.rand(20, 6)
 
 
-def close(one: Models, other: Models, tolerance: float = 1e-5) -> bool:
-    return one.keys() == other.keys() and all(
-        torch.allclose(one[name], other[name], rtol=1e-5, atol=tolerance) for name in one
+def close(a: Models, b: Models, tolerance: float = 1e-5) -> bool:
+    return a.keys() == b.keys() and all(
+        torch.allclose(a[name], b[name], rtol=1e-5, atol=tolerance) for name in a
     )
 
 
@@ -94,8 +96,8 @@ def test_with_the_midpoint_as_bend_the_chain_is_straight(models: list[Models], u
 @many
 @given(stacks(3))
 def test_the_mean_is_that_of_many_points(models: list[Models]) -> None:
-    # The chain is straight on either side of ½, so the midpoint rule with an even number of parts
-    # is exact.
+    # The chain is straight on both sides of ½, so the midpoint rule with an even number of parts is
+    # exact.
     points = torch.stack([chain(*models, u)["w"] for u in midpoint_rule(10)])
     assert torch.allclose(chain_mean(*models)["w"], points.mean(0), atol=1e-3)
 
@@ -116,8 +118,8 @@ def test_a_bend_changes_only_the_distance_from_the_mean_of_the_ends(
     models: list[Models], inputs: np.ndarray, u: float
 ) -> None:
     x, (a, bend, b) = torch.from_numpy(inputs), models
-    here, one, other = (x @ stack["w"] for stack in (chain(a, bend, b, u), a, b))
-    expected = (here - (one + other) / 2).square().mean((1, 2)) + (one - other).square().mean(
+    point, start, end = (x @ stack["w"] for stack in (chain(a, bend, b, u), a, b))
+    expected = (point - (start + end) / 2).square().mean((1, 2)) + (start - end).square().mean(
         (1, 2)
     ) / 4
     assert torch.allclose(
@@ -139,17 +141,17 @@ def test_at_the_ends_no_bend_matters() -> None:
 
 def test_a_path_has_no_direction() -> None:
     objective, models, x = mlps(2)
-    there, back = (
+    forward, backward = (
         Paths(objective.outputs, {name: value[order] for name, value in models.items()}, x, 5)
         for order in ([0, 1], [1, 0])
     )
-    assert there.scores().item() == pytest.approx(back.scores().item(), rel=1e-4)
+    assert forward.scores().item() == pytest.approx(backward.scores().item(), rel=1e-4)
 
 
-# learning
+# fitting
 
 
-def test_learning_lowers_the_loss_of_every_pair() -> None:
+def test_fitting_lowers_the_loss_of_every_pair() -> None:
     objective, models, x = mlps(4)
     pairs = Paths(objective.outputs, models, x, 0).pairs
     a, b = ({name: value[end] for name, value in models.items()} for end in pairs.T)
@@ -161,13 +163,13 @@ def test_learning_lowers_the_loss_of_every_pair() -> None:
     assert (bent < 0.95 * linear).all()
 
 
-def test_no_steps_leave_the_path_straight() -> None:
+def test_the_path_without_steps_is_straight() -> None:
     objective, models, x = mlps(2)
     a, b = ({name: value[[row]] for name, value in models.items()} for row in (0, 1))
     assert close(fit_bends(objective.outputs, a, b, x, 0), midpoint(a, b), 0)
 
 
-def test_pairs_do_not_disturb_each_other() -> None:
+def test_pairs_do_not_affect_each_other() -> None:
     objective, models, x = mlps(5)
     together = Paths(objective.outputs, models, x, 8)
     scores = together.scores()
@@ -179,38 +181,41 @@ def test_pairs_do_not_disturb_each_other() -> None:
         assert close(alone.mean(torch.arange(2)), together.mean(pair))
 
 
-@pytest.mark.parametrize(("at_once", "kept"), [(1, 2**30), (1, 0), (2**30, 0), (30_000, 3_000)])
-def test_neither_blocks_nor_what_is_remembered_change_anything(
-    monkeypatch: pytest.MonkeyPatch, at_once: int, kept: int
+@pytest.mark.parametrize(
+    ("block_bytes", "cache_bytes"), [(1, 2**30), (1, 0), (2**30, 0), (30_000, 3_000)]
+)
+def test_neither_blocks_nor_the_cache_change_a_result(
+    monkeypatch: pytest.MonkeyPatch, block_bytes: int, cache_bytes: int
 ) -> None:
     objective, models, x = mlps(6)
     plain = Paths(objective.outputs, models, x, 8)
     scores, some = plain.scores(), torch.tensor([0, 2, 3, 5])
-    monkeypatch.setattr(mode_connectivity, "BLOCK_BYTES", at_once)
-    monkeypatch.setattr(mode_connectivity, "CACHE_BYTES", kept)
-    blocks, learn = [], mode_connectivity.fit_bends
+    monkeypatch.setattr(mode_connectivity, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(mode_connectivity, "CACHE_BYTES", cache_bytes)
+    blocks, fit = [], mode_connectivity.fit_bends
     monkeypatch.setattr(
         mode_connectivity,
         "fit_bends",
-        lambda *args: blocks.append(len(args[1]["fc1.bias"])) or learn(*args),
+        lambda *args: blocks.append(len(args[1]["fc1.bias"])) or fit(*args),
     )
     other = Paths(objective.outputs, models, x, 8)
     assert torch.allclose(other.scores(), scores, rtol=1e-5)
     assert sum(blocks) == 15
-    assert max(blocks) == min(15, max(1, at_once // other.bytes_of_a_pair))
+    assert max(blocks) == min(15, max(1, block_bytes // other.bytes_of_a_pair))
     assert close(other.mean(some), plain.mean(some))
-    assert (sum(blocks) == 15) == (kept == 2**30)  # what was not remembered was learned again
+    # Bends that were not cached were fitted again.
+    assert (sum(blocks) == 15) == (cache_bytes == 2**30)
 
 
-def test_models_that_have_run_away_give_no_bend_that_is_not_finite() -> None:
+def test_bends_between_diverged_models_are_finite() -> None:
     objective, models, x = mlps(3)
     models = {
         name: value.clone().index_fill_(0, torch.tensor(1), 1e30) for name, value in models.items()
     }
-    runaway = Paths(objective.outputs, models, x, 3)
-    assert not runaway.scores().isfinite().all()
-    assert runaway.cluster(100).tolist() == [0, 1, 0]
-    assert all(value.isfinite().all() for value in runaway.mean(torch.arange(3)).values())
+    diverged = Paths(objective.outputs, models, x, 3)
+    assert not diverged.scores().isfinite().all()
+    assert diverged.cluster(100).tolist() == [0, 1, 0]
+    assert all(value.isfinite().all() for value in diverged.mean(torch.arange(3)).values())
     assert Paths(
         objective.outputs, {name: value * 1e30 for name, value in models.items()}, x, 0
     ).cluster(100).tolist() == [0, 1, 2]
@@ -220,19 +225,19 @@ def test_models_that_have_run_away_give_no_bend_that_is_not_finite() -> None:
 
 
 def on_a_line(*weights: float) -> Paths:
-    """Models w x with x = 1, joined by straight paths."""
+    """Models w x with x = 1, connected by straight paths."""
     return Paths(linear, {"w": torch.tensor(weights)[:, None, None]}, torch.ones(1, 1), 0)
 
 
 def test_scores_of_a_linear_model_by_hand() -> None:
     # The loss at u is ½ (u² + (1 − u)²) (w_k − w_l)²; at u = 1/16, 3/16, …, 15/16 the mean of u² is
-    # 680 / 8 / 256 = 85 / 256, that of (1 − u)² the same.
+    # 680 / 8 / 256 = 85 / 256, and so is the mean of (1 − u)².
     assert on_a_line(0.0, 1.0, 3.0).scores().tolist() == pytest.approx(
         [85 / 256, 9 * 85 / 256, 4 * 85 / 256]
     )
 
 
-def test_pairs_up_to_the_percentile_are_joined() -> None:
+def test_pairs_up_to_the_percentile_are_connected() -> None:
     # Squared distances of the six pairs of 0, 1, 3, 7: 1, 9, 49, 4, 36, 16; sorted 1, 4, 9, 16, 36,
     # 49.
     line = on_a_line(0.0, 1.0, 3.0, 7.0)
@@ -248,11 +253,11 @@ def test_clusters_are_numbered_by_first_appearance() -> None:
     assert on_a_line(5.0, 0.0, 5.5, 0.1, 5.2).cluster(35).tolist() == [0, 1, 0, 1, 0]
 
 
-def test_equal_scores_join_everybody() -> None:
+def test_equal_scores_give_one_cluster() -> None:
     assert on_a_line(2.0, 2.0, 2.0).cluster(5).tolist() == [0, 0, 0]
 
 
-def test_a_model_alone() -> None:
+def test_a_single_model() -> None:
     line = on_a_line(2.0)
     assert (line.scores().tolist(), line.cluster(50).tolist()) == ([], [0])
     assert line.mean(torch.tensor([0]))["w"].item() == 2.0
@@ -260,27 +265,26 @@ def test_a_model_alone() -> None:
 
 @many
 @given(stacks(1), st.lists(st.integers(0, 2), min_size=1, unique=True))
-def test_along_straight_paths_the_mean_is_the_mean(
+def test_the_mean_along_straight_paths_is_the_plain_mean(
     models: list[Models], members: list[int]
 ) -> None:
     rows = torch.tensor(members)
-    got = Paths(linear, models[0], torch.ones(1, 4), 0).mean(rows)["w"]
-    assert torch.allclose(got, models[0]["w"][rows].mean(0), rtol=1e-6, atol=1e-5)
+    mean = Paths(linear, models[0], torch.ones(1, 4), 0).mean(rows)["w"]
+    assert torch.allclose(mean, models[0]["w"][rows].mean(0), rtol=1e-6, atol=1e-5)
 
 
-def test_the_mean_takes_the_bends_of_all_pairs_inside() -> None:
+def test_the_mean_of_a_cluster_uses_the_bends_of_all_its_pairs() -> None:
     objective, models, x = mlps(4)
-    all_of_them = Paths(objective.outputs, models, x, 6)
-    all_of_them.scores()
+    paths = Paths(objective.outputs, models, x, 6)
+    paths.scores()
     inside = torch.tensor([[0, 1], [0, 3], [1, 3]])
     a, b = ({name: value[end] for name, value in models.items()} for end in inside.T)
     bend = fit_bends(objective.outputs, a, b, x, 6)
     expected = {name: value.mean(0) for name, value in chain_mean(a, bend, b).items()}
-    got = all_of_them.mean(torch.tensor([0, 1, 3]))
-    assert close(got, expected)
-    assert not close(
-        got, {name: value[[0, 1, 3]].mean(0) for name, value in models.items()}
-    )  # it did learn something
+    mean = paths.mean(torch.tensor([0, 1, 3]))
+    assert close(mean, expected)
+    # The bends are not straight.
+    assert not close(mean, {name: value[[0, 1, 3]].mean(0) for name, value in models.items()})
 
 
 # curves
@@ -304,20 +308,27 @@ def test_curves_between_two_modules() -> None:
     assert (curves.bent[1:4] < curves.linear[1:4]).all()
 
 
-def test_curves_leave_the_modules_alone() -> None:
+def test_curves_do_not_change_the_modules() -> None:
     a, b = modules()
     before = [value.clone() for value in (*a.parameters(), *b.parameters())]
     curve_losses(a, b, torch.rand(3, 6), steps=2, points=2)
     after = [*a.parameters(), *b.parameters()]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert a.training
     assert all(value.grad is None and value.requires_grad for value in after)
 
 
-def test_curves_want_modules_of_one_form() -> None:
-    a, _ = modules()
-    with pytest.raises(InvalidInputError, match="model_b"):
-        curve_losses(a, nn.Linear(6, 3), torch.rand(3, 6))
-    for name, value in (("steps", -1), ("points", 1)):
-        with pytest.raises(InvalidInputError, match=name):
-            curve_losses(a, a, torch.rand(3, 6), **{name: value})
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"model_b": nn.Linear(6, 3)}, "model_b"),
+        ({"steps": -1}, "steps"),
+        ({"points": 1}, "points"),
+    ],
+)
+def test_curves_need_modules_of_one_architecture_and_valid_numbers(
+    arguments: dict[str, Any], field: str
+) -> None:
+    a, b = modules()
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == field):
+        curve_losses(**{"model_a": a, "model_b": b, "inputs": torch.rand(3, 6), **arguments})

@@ -1,4 +1,4 @@
-"""Distances between sets of points, against loops over pairs, points and permutations."""
+"""Distances between sets of points, compared with loops over pairs, points and permutations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("matching", "min", "chamfer")
 
 @st.composite
 def point_sets(draw: st.DrawFn) -> tuple[Floats, NDArray[np.int64]]:
-    """Clients with 1 … k points each, whatever does not count is NaN; coordinates often equal, so
+    """Clients with 1 … k points each. The other points are NaN. Coordinates are often equal, so
     that there are ties.
     """
     clients, k, d = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -43,9 +43,9 @@ def slow(a: Floats, b: Floats, kind: str) -> float:
     if kind == "min":
         return float(min(np.linalg.norm(p - q) for p in a for q in b))
     if kind == "chamfer":
-        there = np.mean([min(np.linalg.norm(p - q) for q in b) for p in a])
-        back = np.mean([min(np.linalg.norm(p - q) for p in a) for q in b])
-        return float((there + back) / 2)
+        forward = np.mean([min(np.linalg.norm(p - q) for q in b) for p in a])
+        backward = np.mean([min(np.linalg.norm(p - q) for p in a) for q in b])
+        return float((forward + backward) / 2)
     sums = [
         sum(((p - b[s]) ** 2).sum() for p, s in zip(a, match, strict=True))
         for match in permutations(range(len(b)), len(a))
@@ -59,12 +59,12 @@ def test_distances_are_those_of_a_loop_over_pairs(
     sets: tuple[Floats, NDArray[np.int64]], kind: Any, block: int
 ) -> None:
     points, counts = sets
-    got = distances(points, counts, kind, block)
-    for i, j in np.ndindex(got.shape):
+    actual = distances(points, counts, kind, block)
+    for i, j in np.ndindex(actual.shape):
         expected = 0.0 if i == j else slow(points[i, : counts[i]], points[j, : counts[j]], kind)
-        assert got[i, j] == pytest.approx(expected, abs=1e-12)
-    assert np.array_equal(got, got.T)
-    assert not got.diagonal().any()
+        assert actual[i, j] == pytest.approx(expected, abs=1e-12)
+    assert np.array_equal(actual, actual.T)
+    assert not actual.diagonal().any()
 
 
 @settings(max_examples=50, deadline=None)
@@ -74,9 +74,9 @@ def test_distances_to_others_are_the_same(
 ) -> None:
     points, counts = sets
     new = data.draw(st.integers(1, len(points)))
-    got = distances_to(points[:new], counts[:new], points, counts, kind)
-    for i, j in np.ndindex(got.shape):
-        assert got[i, j] == pytest.approx(
+    actual = distances_to(points[:new], counts[:new], points, counts, kind)
+    for i, j in np.ndindex(actual.shape):
+        assert actual[i, j] == pytest.approx(
             slow(points[i, : counts[i]], points[j, : counts[j]], kind), abs=1e-12
         )
 
@@ -86,15 +86,15 @@ def test_distances_to_others_are_the_same(
 def test_matching_is_the_optimal_assignment(k: int, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     points, counts = rng.normal(size=(4, max(k, most), 2)), np.array([k, most, k, most])
-    got = distances(points, counts)
+    actual = distances(points, counts)
     for i, j in [(0, 1), (0, 2), (1, 3)]:
         squares = ((points[i, : counts[i], None] - points[j, None, : counts[j]]) ** 2).sum(-1)
-        assert got[i, j] == pytest.approx(
+        assert actual[i, j] == pytest.approx(
             np.sqrt(squares[linear_sum_assignment(squares)].sum()) / min(counts[i], counts[j])
         )
 
 
-def test_a_tile_is_worked_off_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tile_is_computed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(0).normal(size=(40, 3, 2))  # 1,600 pairs in a tile
     whole = distances(points)
     monkeypatch.setattr(set_distances, "TABLE", 1)  # 512 pairs at a time, the last slice shorter
@@ -110,12 +110,11 @@ def test_by_hand() -> None:
 
 def test_the_nearest_point_is_not_always_the_match() -> None:
     points = np.array([[[0.0], [1.0]], [[1.1], [5.0]]])
-    assert distances(points)[0, 1] == pytest.approx(
-        np.sqrt(1.1**2 + 4**2) / 2
-    )  # 1 -> 1.1 would leave 0 -> 5
+    # Matching 1 with 1.1 would leave 0 with 5.
+    assert distances(points)[0, 1] == pytest.approx(np.sqrt(1.1**2 + 4**2) / 2)
 
 
-def test_a_smaller_set_is_matched_into_the_larger_whichever_comes_first() -> None:
+def test_the_smaller_set_is_matched_into_the_larger_in_any_order() -> None:
     points = np.array([[[3.0], [1.0]], [[0.0], [np.nan]]])
     counts = np.array([2, 1])
     assert distances(points, counts).tolist() == [[0, 1], [1, 0]]
@@ -139,36 +138,35 @@ def test_order_of_points_and_clients_does_not_matter() -> None:
         )
 
 
-def test_the_printed_formula_chains_what_the_matching_keeps_apart() -> None:
-    """Scenario 2: neighbouring groups share a class, so their least distance is 0; METHODS.md,
-    paper ≠ code, 2.
-    """
+def test_the_printed_formula_connects_groups_that_the_matching_separates() -> None:
+    """Scenario 2: neighboring groups share a class, so their least distance is 0."""
     points = np.array([[[0.0, 0], [9, 0]], [[9.0, 0], [9, 9]]])
     assert distances(points, kind="min")[0, 1] == 0
-    assert distances(points)[0, 1] == pytest.approx(
-        np.sqrt(2 * 81) / 2
-    )  # as good as 0 and 0 -> (9, 9)
+    # Both matchings have the same sum of squares.
+    assert distances(points)[0, 1] == pytest.approx(np.sqrt(2 * 81) / 2)
 
 
 @pytest.mark.parametrize(
-    ("given_", "message"),
+    ("arguments", "field", "value"),
     [
-        ({"points": np.zeros((3, 2))}, "points.shape"),
-        ({"points": np.zeros((0, 2, 2))}, "points.shape"),
-        ({"points": np.zeros((3, 2, 2)), "counts": np.array([1, 2])}, "counts.shape"),
-        ({"points": np.zeros((3, 2, 2)), "counts": np.array([1, 3, 2])}, r"counts = \[3\]"),
-        ({"points": np.zeros((3, 2, 2)), "counts": np.array([1, 0, 2])}, r"counts = \[0\]"),
-        ({"points": np.full((3, 2, 2), np.nan)}, "finite"),
-        ({"points": np.zeros((3, 13, 2))}, "k = 13: must be at most 12"),
-        ({"points": np.zeros((3, 2, 2)), "kind": "mean"}, "kind = 'mean'"),
-        ({"points": np.zeros((3, 2, 2)), "block": 0}, "block = 0"),
+        ({"points": np.zeros((3, 2))}, "points.shape", "(3, 2)"),
+        ({"points": np.zeros((0, 2, 2))}, "points.shape", "(0, 2, 2)"),
+        ({"points": np.zeros((3, 2, 2)), "counts": np.array([1, 2])}, "counts.shape", "(2,)"),
+        ({"points": np.zeros((3, 2, 2)), "counts": np.array([1, 3, 2])}, "counts", "[3]"),
+        ({"points": np.zeros((3, 2, 2)), "counts": np.array([1, 0, 2])}, "counts", "[0]"),
+        ({"points": np.full((3, 2, 2), np.nan)}, "points", "NaN"),
+        ({"points": np.zeros((3, 13, 2))}, "counts", "at most 12"),
+        ({"points": np.zeros((3, 2, 2)), "kind": "mean"}, "kind", "'mean'"),
+        ({"points": np.zeros((3, 2, 2)), "block": 0}, "block", "0"),
     ],
 )
-def test_wrong_input_is_named(given_: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError, match=message):
-        distances(**given_)
+def test_invalid_input_is_named(arguments: dict[str, Any], field: str, value: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        distances(**arguments)
+    assert caught.value.field == field
+    assert value in str(caught.value)
 
 
-def test_only_the_matching_has_a_most() -> None:
+def test_only_the_matching_limits_the_number_of_points() -> None:
     assert distances(np.zeros((2, 13, 1)), kind="min").tolist() == [[0, 0], [0, 0]]
     assert distances(np.zeros((2, 13, 1)), np.array([12, 2])).tolist() == [[0, 0], [0, 0]]

@@ -62,9 +62,9 @@ X, Y = randn(3, 6, 5, 8), torch.arange(18).view(3, 6) % 3
 X[:, :, 4] = 0.0
 
 
-def test_an_encoder_is_vectorised_and_equals_torch() -> None:
+def test_an_encoder_is_vectorized_and_equals_torch() -> None:
     objective = Objective(Encoder(), x=X[0])
-    assert objective.vectorised
+    assert objective.vectorized
     expected = copy.deepcopy(Encoder()).eval()
     params = stack([objective.params()] * 3)
     torch.testing.assert_close(
@@ -113,7 +113,7 @@ def test_the_functions_of_models_are_found() -> None:
     assert not uses_replaced_functions(nn.Linear(5, 2), None)
 
 
-def test_dropout_called_as_a_function_is_vectorised() -> None:
+def test_dropout_called_as_a_function_is_vectorized() -> None:
     class OwnDropout(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""The objective: a model and a loss as pure functions, dropout from counters, and refusals that
+"""The objective: a model and a loss as pure functions, dropout from counters, and errors that
 name the layer and the remedy.
 """
 
@@ -59,7 +59,7 @@ class Named(nn.Module):
 
 
 class Does(nn.Module):
-    """A layer that does what a function says."""
+    """A layer that applies a function."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_dropout_leaves_no_key_behind() -> None:
     assert torch.equal(objective.module(X), X)
 
 
-def test_a_mask_is_its_keys_and_nothing_elses() -> None:
+def test_a_mask_depends_on_its_key_only() -> None:
     objective = Objective(nn.Sequential(nn.Dropout(0.5), identity(6)))
     torch.manual_seed(0)
     one = dropped(objective, X, key=1)
@@ -134,7 +134,7 @@ def test_dropout_draws_nothing_from_torchs_generator() -> None:
 @pytest.mark.parametrize(
     "layer", [nn.Dropout(0.5), nn.Dropout2d(0.5)], ids=["dropout", "dropout2d"]
 )
-def test_a_mask_is_the_same_alone_and_among_others(layer: nn.Module) -> None:
+def test_a_mask_does_not_depend_on_other_clients(layer: nn.Module) -> None:
     objective = Objective(nn.Sequential(layer, keeps_channels(3)))
     params, keys = objective.params(), torch.tensor([5, 6, 7])
     together = vmap(lambda key: objective.outputs(params, IMAGES, key))(keys)
@@ -197,7 +197,7 @@ def test_dropout_inside_layers_inside_layers_is_swapped() -> None:
     objective.check(X, Y)
 
 
-def test_the_users_module_stays_as_it_was() -> None:
+def test_the_users_module_does_not_change() -> None:
     module = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
     Objective(module)
     assert isinstance(module[1], nn.Dropout)
@@ -210,11 +210,11 @@ def test_the_users_module_stays_as_it_was() -> None:
     ids=lambda layer: type(layer).__name__,
 )
 def test_other_dropouts_are_refused_by_name(layer: nn.Module) -> None:
-    with pytest.raises(
-        VectorizationError,
-        match=rf"layer 'body\.layer' \({type(layer).__name__}\).*use nn\.Dropout",
-    ):
+    with pytest.raises(VectorizationError) as caught:
         Objective(Named(layer))
+    assert caught.value.field == "model"
+    assert f"layer 'body.layer' ({type(layer).__name__})" in str(caught.value)
+    assert "nn.Dropout" in str(caught.value)
 
 
 # Loss and parameters
@@ -227,7 +227,7 @@ def test_loss_is_the_mean_over_the_real_examples() -> None:
     torch.testing.assert_close(objective.loss(objective.params(), padded), expected)
 
 
-def test_neither_loss_nor_gradient_see_what_the_padding_holds() -> None:
+def test_padding_changes_neither_loss_nor_gradient() -> None:
     objective = Objective(
         nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     )
@@ -245,7 +245,7 @@ def test_a_batch_of_padding_alone_costs_nothing() -> None:
     assert float(objective.loss(objective.params(), batch_of(X, Y, [0, 0, 0, 0]))) == 0
 
 
-def test_own_loss_takes_the_place_of_cross_entropy() -> None:
+def test_the_users_loss_replaces_cross_entropy() -> None:
     objective = Objective(nn.Linear(6, 1), lambda outputs, y: (outputs[:, 0] - y).abs())
     out = F.linear(X, *objective.params().values())[:, 0]
     torch.testing.assert_close(
@@ -271,7 +271,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent_and_still_used() -> None
 
 
 def test_a_model_with_nothing_to_train_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="no trainable parameter"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "model"):
         Objective(nn.Linear(6, 3).requires_grad_(False))
 
 
@@ -339,11 +339,11 @@ def test_norms_without_running_statistics_are_taken(norm: nn.Module) -> None:
 
 
 def test_functional_dropout_is_refused_with_the_remedy() -> None:
-    with pytest.raises(
-        VectorizationError,
-        match=r"layer 'body\.layer' \(Does\).*random numbers.*use the module nn\.Dropout",
-    ):
+    with pytest.raises(VectorizationError) as caught:
         Objective(Named(Does(lambda x: F.dropout(x, 0.5)))).check(X, Y)
+    assert caught.value.field == "model"
+    assert "layer 'body.layer' (Does)" in str(caught.value)
+    assert "nn.Dropout" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -358,11 +358,11 @@ def test_functional_dropout_is_refused_with_the_remedy() -> None:
 def test_a_branch_on_data_in_a_layer_is_refused_with_its_name_and_the_remedy(
     branch: Callable[[Tensor], Tensor],
 ) -> None:
-    with pytest.raises(
-        VectorizationError,
-        match=r"layer 'body\.layer' \(Does\).*branches on the values of a tensor.*torch\.where",
-    ):
+    with pytest.raises(VectorizationError) as caught:
         Objective(Named(Does(branch))).check(X, Y)
+    assert caught.value.field == "model"
+    assert "layer 'body.layer' (Does)" in str(caught.value)
+    assert "torch.where" in str(caught.value)
 
 
 class Branches(nn.Linear):
@@ -375,8 +375,9 @@ def test_a_branch_in_the_loss_is_not_blamed_on_the_model() -> None:
     def loss(outputs: Tensor, y: Tensor) -> Tensor:
         return outputs[:, 0] if outputs.isnan().any() else cross_entropy(outputs, y)
 
-    with pytest.raises(VectorizationError, match=r"^loss: it branches on the values of a tensor"):
+    with pytest.raises(VectorizationError, match=r"torch\.where") as caught:
         Objective(nn.Linear(6, 3), loss).check(X, Y)
+    assert caught.value.field == "loss"
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -384,25 +385,24 @@ def test_a_loss_that_is_reduced_is_refused_with_the_remedy(reduction: str) -> No
     objective = Objective(
         nn.Linear(6, 3), lambda outputs, y: F.cross_entropy(outputs, y, reduction=reduction)
     )
-    with pytest.raises(
-        InvalidInputError,
-        match=r"loss: .*one value for each example, shape \(4,\), got \(\).*reduction='none'",
-    ):
+    with pytest.raises(InvalidInputError, match=r"\(4,\).*\(\).*reduction='none'") as caught:
         objective.check(X, Y)
+    assert caught.value.field == "loss"
 
 
 def test_a_loss_of_a_number_for_each_output_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match=r"shape \(4,\), got \(4, 3\)"):
+    with pytest.raises(InvalidInputError, match=r"\(4,\).*\(4, 3\)") as caught:
         Objective(nn.Linear(6, 3), lambda outputs, y: outputs - y[:, None]).check(X, Y)
+    assert caught.value.field == "loss"
 
 
 def test_inputs_of_a_wrong_shape_are_refused_with_the_layer_and_the_shape() -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"layer 'first' \(Linear\): it cannot take inputs of shape \(7,\)"
-    ):
+    with pytest.raises(InvalidInputError, match=r"layer 'first' \(Linear\).*\(7,\)") as caught:
         Objective(Named(nn.ReLU())).check(torch.randn(4, 7), Y)
-    with pytest.raises(InvalidInputError, match=r"layer 'body\.layer' \(Linear\)"):
+    assert caught.value.field == "model"
+    with pytest.raises(InvalidInputError, match=r"layer 'body\.layer' \(Linear\)") as caught:
         Objective(Named(nn.Linear(9, 8))).check(X, Y)
+    assert caught.value.field == "model"
 
 
 def test_a_refusal_leaves_no_hook_behind() -> None:
@@ -432,7 +432,7 @@ def test_a_recurrent_layer_gives_the_right_gradients_or_is_refused_by_name(
     objective = Objective(Recurrent(kind))
     series = torch.randn(4, 7, 6, generator=torch.Generator().manual_seed(0))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that its fallback is slow
+        warnings.simplefilter("ignore")  # torch warns that its fallback is slow
         refused = refusal_of(objective, series)
         if refused is not None:
             assert f"layer 'cell' ({kind.__name__})" in refused

@@ -64,9 +64,7 @@ def test_a_run_reports_perplexity_and_accuracy_over_positions() -> None:
 
 
 def test_a_model_with_one_label_a_sample_is_refused() -> None:
-    with pytest.raises(
-        fc.InvalidInputError, match=r"3 labels a sample here.*the model gives \(2,\)"
-    ):
+    with pytest.raises(fc.InvalidInputError, match=r"\b3\b.*\(2,\)"):
         fc.run(fc.FedAvg(), fc.data.from_arrays(data()), nn.Linear(3, 2), rounds=1)
 
 
@@ -99,11 +97,9 @@ def test_clusters_can_be_made_of_a_key() -> None:
 
 def test_an_unknown_key_and_labels_that_are_sequences_are_refused() -> None:
     dataset = TwoTopics().dataset()
-    with pytest.raises(fc.InvalidInputError, match=r"partition.key = 'writer'.*has topic"):
+    with pytest.raises(fc.InvalidInputError, match=r"partition\.key = 'writer'.*topic"):
         fc.data.partition(
             dataset, fc.data.LabelClusters(clusters=2, classes=1, key="writer"), clients=4
         )
-    with pytest.raises(
-        fc.InvalidInputError, match=r"needs one class label a sample.*label_clusters with a key"
-    ):
+    with pytest.raises(fc.InvalidInputError, match="label_clusters"):
         fc.data.partition(dataset, fc.data.Dirichlet(0.5), clients=4)

@@ -26,15 +26,15 @@ def clients() -> Clients:
 class Branch(nn.Module):
     """Two layers, of which the second is used only where the first gives a positive mean."""
 
-    def __init__(self, vectorised: bool = False) -> None:
+    def __init__(self, vectorized: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.first, self.norm, self.last = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
-        self.vectorised = vectorised
+        self.vectorized = vectorized
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(self.first(x))
-        if self.vectorised:
+        if self.vectorized:
             return self.last(torch.where(x.isnan().any(), -h, h))
         return self.last(-h if x.isnan().any() else h)
 
@@ -82,7 +82,7 @@ def test_a_branch_on_values_gives_the_results_of_the_same_model_without_one(
     with pytest.warns(fc.FedcladeWarning) as caught:
         result = fc.run(method, clients, Branch(), **settings)
     assert {warning.message.field for warning in caught} == {"model"}  # type: ignore[union-attr]
-    expected = fc.run(method, clients, Branch(vectorised=True), **settings)
+    expected = fc.run(method, clients, Branch(vectorized=True), **settings)
     for client in range(4):
         first, second = (r.model_of(client).state_dict() for r in (result, expected))
         for name, value in second.items():
@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_bytes_and_resumes_to_them(
 
 def test_random_numbers_of_a_model_come_from_the_key() -> None:
     objective = Objective(Noise(), x=X[0])
-    assert not objective.vectorised
+    assert not objective.vectorized
     params, x = objective.params(), X[0]
     first, again, other = (objective.outputs(params, x, torch.tensor(key)) for key in (1, 1, 2))
     assert torch.equal(first, again)

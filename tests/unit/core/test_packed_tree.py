@@ -22,7 +22,7 @@ def filled() -> dict[str, Tensor]:
     return room
 
 
-def test_what_is_packed_is_one_tensor_and_the_same_values() -> None:
+def test_a_packed_tree_is_one_tensor_with_the_same_values() -> None:
     tree = filled()
     whole = packed(tree)
     # 15, 3 and 4 numbers, each begun at a multiple of four.
@@ -34,7 +34,7 @@ def test_what_is_packed_is_one_tensor_and_the_same_values() -> None:
         assert value.data_ptr() == tree[name].data_ptr()
 
 
-def test_only_what_lies_side_by_side_in_order_is_packed() -> None:
+def test_only_adjacent_values_in_order_are_packed() -> None:
     tree = filled()
     assert packed(TREE) is None
     assert packed({}) is None

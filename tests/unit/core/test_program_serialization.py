@@ -1,4 +1,4 @@
-"""Programs that are made elsewhere from names and numbers."""
+"""Programs that another machine makes from names and numbers."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def objective() -> Objective:
     return Objective(nn.Linear(3, 2))
 
 
-def test_what_is_sent_is_a_name_and_numbers(objective: Objective) -> None:
+def test_a_program_is_sent_as_a_name_and_numbers(objective: Objective) -> None:
     sent = to_spec(proximal(LocalTraining(objective, lr=0.1, epochs=3), mu=0.5))
     training = {"lr": 0.1, "batch_size": 10, "epochs": 3, "momentum": 0.0, "weight_decay": 0.0}
     assert sent == {
@@ -42,7 +42,7 @@ def test_what_is_sent_is_a_name_and_numbers(objective: Objective) -> None:
     }
 
 
-def test_the_other_side_uses_its_own_objective(objective: Objective) -> None:
+def test_the_node_uses_its_own_objective(objective: Objective) -> None:
     other = Objective(nn.Linear(3, 2))
     program = from_spec(
         json.loads(json.dumps(to_spec(sgd(LocalTraining(objective, lr=0.3))))), NodeContext(other)
@@ -62,7 +62,7 @@ def test_programs_within_programs(objective: Objective) -> None:
     assert from_spec(sent, NodeContext(objective)).name == "losses>sgd"
 
 
-def test_large_keys_and_choices_arrive_as_they_were(objective: Objective) -> None:
+def test_large_keys_and_choices_are_sent_exactly(objective: Objective) -> None:
     sent = json.loads(json.dumps(to_spec(signature(objective, "gradient", 8, 2**61 + 1))))
     assert sent["with"] == {
         "objective": {"here": "objective"},
@@ -83,39 +83,33 @@ def test_a_secret_is_not_sent(objective: Objective) -> None:
         from_spec(sent, NodeContext(objective, secret=12)).functions
         == in_secret_order(sgd(LocalTraining(objective)), secret=12).functions
     )
-    with pytest.raises(
-        fc.InvalidInputError, match="it needs the secret of this place, and there is none"
-    ):
+    with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "secret"):
         from_spec(sent, NodeContext(objective))
 
 
-def test_an_encoder_is_the_other_sides_own(objective: Objective) -> None:
+def test_the_node_uses_its_own_encoder(objective: Objective) -> None:
     sent = to_spec(centres(Encoder(nn.Flatten()), 2))
     assert sent["with"]["encoder"] == {"here": "encoder"}
     assert from_spec(sent, NodeContext(objective, Encoder(nn.Flatten()))).name == "signature"
 
 
-def test_what_was_not_declared_is_refused(objective: Objective) -> None:
+def test_an_undeclared_program_is_refused(objective: Objective) -> None:
     own = Program(lambda *_: ({}, {}), lambda *_: {}, lambda *_: ({}, None), Batches(1), "own")
-    with pytest.raises(
-        fc.InvalidInputError,
-        match=r"program 'own': it cannot be sent to another machine.*@serializable_program",
-    ):
+    with pytest.raises(fc.InvalidInputError, match="@serializable_program") as caught:
         to_spec(own)
+    assert caught.value.field == "own"
 
 
-def test_what_was_changed_after_it_was_made_is_refused(objective: Objective) -> None:
+def test_a_program_with_changed_functions_is_refused(objective: Objective) -> None:
     changed = replace(
         evaluate_losses(objective), finish=lambda broadcast, const, carry: ({}, None), name="mine"
     )
-    with pytest.raises(
-        fc.InvalidInputError,
-        match=r"program 'mine': it was changed after 'programs.evaluation.evaluate_losses'",
-    ):
+    with pytest.raises(fc.InvalidInputError, match=r"programs\.evaluation\.") as caught:
         to_spec(changed)
+    assert caught.value.field == "mine"
 
 
-def test_a_users_own_maker_travels_too(objective: Objective) -> None:
+def test_a_users_program_can_be_sent(objective: Objective) -> None:
     @serializable_program
     def silent(objective: Objective, words: tuple[str, ...]) -> Program:
         return replace(evaluate_losses(objective), finish=_nothing, name=words[0])
@@ -134,30 +128,27 @@ def _nothing(
 
 
 @pytest.mark.parametrize(
-    ("sent", "message"),
+    ("sent", "field"),
     [
-        ({}, "what was sent describes none"),
-        ([], "what was sent describes none"),
-        (
-            {"make": "os.system", "with": {"command": "true"}},
-            "there is no 'os.system' here; the two sides run different versions",
-        ),
-        ({"make": "core.local_sgd.sgd", "with": {}}, "what was sent does not fit"),
+        ({}, "program"),
+        ([], "program"),
+        ({"make": "os.system", "with": {"command": "true"}}, "os.system"),
+        ({"make": "core.local_sgd.sgd", "with": {}}, "core.local_sgd.sgd"),
         (
             {"make": "core.local_sgd.sgd", "with": {"local": {"training": {"lr": 1.0}}}},
-            "what was sent does not fit",
+            "core.local_sgd.sgd",
         ),
         (
             {
                 "make": "programs.evaluation.evaluate_losses",
                 "with": {"objective": {"here": "disk"}},
             },
-            "what was sent does not fit",
+            "programs.evaluation.evaluate_losses",
         ),
     ],
 )
-def test_what_cannot_be_understood_is_refused(
-    sent: dict[str, object], message: str, objective: Objective
+def test_an_invalid_description_is_refused(
+    sent: dict[str, object], field: str, objective: Objective
 ) -> None:
-    with pytest.raises(fc.InvalidInputError, match=message):
+    with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == field):
         from_spec(sent, NodeContext(objective))

@@ -87,7 +87,7 @@ def test_prefixes_keep_two_trees_apart() -> None:
     assert strip_prefix("m", joined) == {}
 
 
-def test_shapes_tell_apart_what_needs_a_step_of_its_own() -> None:
+def test_shapes_differ_if_a_separate_step_is_needed() -> None:
     tree = {"a": torch.zeros(2, 3)}
     assert shapes(tree) == (("a", torch.Size([2, 3]), torch.float32),)
     assert shapes(tree) == shapes({"a": torch.ones(2, 3)})

@@ -1,5 +1,5 @@
-"""Keys: every random number is a hash of what it is for, well spread, and the same whoever else
-runs.
+"""Keys: every random number is a hash of its purpose, well spread, and independent of the other
+clients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_device_hash_is_pinned_so_that_old_runs_can_be_repeated() -> None:
     ]
 
 
-def test_fold_differs_by_key_purpose_type_and_round() -> None:
+def test_fold_in_differs_by_key_purpose_type_and_round() -> None:
     purposes: list[tuple[int | str, ...]] = [
         (),
         ("a",),
@@ -135,19 +135,19 @@ def test_uniform_never_reaches_one() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 2, 16, 64])
-def test_neighbouring_counters_are_not_correlated(lag: int) -> None:
+def test_adjacent_counters_are_not_correlated(lag: int) -> None:
     draws = uniform(torch.tensor(7), (200_000,)).double().numpy()
     assert abs(np.corrcoef(draws[:-lag], draws[lag:])[0, 1]) < 5 / len(draws) ** 0.5
 
 
 @pytest.mark.parametrize("lag", [1, 2, 16, 64])
-def test_neighbouring_keys_are_not_correlated(lag: int) -> None:
+def test_adjacent_keys_are_not_correlated(lag: int) -> None:
     draws = vmap(lambda key: uniform(key, (500,)))(torch.arange(400)).double().numpy()
     one, other = draws[:-lag].ravel(), draws[lag:].ravel()
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 / len(one) ** 0.5
 
 
-def test_pairs_of_neighbours_fill_the_square_evenly() -> None:
+def test_pairs_of_adjacent_numbers_fill_the_square_evenly() -> None:
     draws = (uniform(torch.tensor(11), (200_000,)) * 16).long()
     cells = (draws[0::2] * 16 + draws[1::2]).bincount(minlength=256)
     assert stats.chisquare(cells.numpy()).pvalue > 1e-4
@@ -162,7 +162,7 @@ def test_vmap_gives_what_each_key_gives_alone(keys: list[int]) -> None:
         assert torch.equal(together[lane], uniform(hash_bits(key, 3), (5, 2)))
 
 
-def test_counter_may_be_a_lane_of_its_own() -> None:
+def test_counter_may_be_a_tensor_with_one_entry_per_client() -> None:
     keys, counters = torch.arange(5), torch.arange(5) * 7
     together = vmap(hash_bits)(keys, counters)
     assert together.tolist() == [
@@ -175,7 +175,7 @@ def test_counter_may_be_a_lane_of_its_own() -> None:
     ids=st.lists(st.integers(0, 10**6), min_size=1, max_size=20, unique=True),
 )
 @settings(max_examples=50, deadline=None)
-def test_a_clients_key_depends_on_nobody_else(key: int, ids: list[int]) -> None:
+def test_a_clients_key_does_not_depend_on_other_clients(key: int, ids: list[int]) -> None:
     together = client_keys(key, torch.tensor(ids))
     assert together.tolist() == [int(client_keys(key, torch.tensor([client]))[0]) for client in ids]
 

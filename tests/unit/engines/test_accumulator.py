@@ -23,25 +23,25 @@ def replies(clients: int, seed: int = 0) -> Tree:
 
 
 def accumulate(
-    reduce: SegmentSum, given_replies: Tree, chunk: int, order: Tensor | None = None
+    reduce: SegmentSum, all_replies: Tree, chunk: int, order: Tensor | None = None
 ) -> Accumulator:
-    order = torch.arange(len(given_replies["w"])) if order is None else order
+    order = torch.arange(len(all_replies["w"])) if order is None else order
     total = Accumulator(reduce)
     for first in range(0, len(order), chunk):
         places = order[first : first + chunk]
-        total.add(places, {name: value[places] for name, value in given_replies.items()})
+        total.add(places, {name: value[places] for name, value in all_replies.items()})
     return total
 
 
-def dense(give: Tensor, value: Tensor) -> Tensor:
-    """The definition: sums[r] = sum over k of give[k, r] value[k], in float64."""
-    return torch.einsum("kr,k...->r...", give.double(), value.double())
+def dense(matrix: Tensor, value: Tensor) -> Tensor:
+    """The definition: sums[r] = sum over k of matrix[k, r] value[k], in float64."""
+    return torch.einsum("kr,k...->r...", matrix.double(), value.double())
 
 
 def one_hot(row: Tensor, weight: Tensor, rows: int) -> Tensor:
-    give = torch.zeros(len(row), rows, dtype=torch.float64)
-    give[torch.arange(len(row)), row] = weight.double()
-    return give
+    matrix = torch.zeros(len(row), rows, dtype=torch.float64)
+    matrix[torch.arange(len(row)), row] = weight.double()
+    return matrix
 
 
 @given(
@@ -51,13 +51,15 @@ def one_hot(row: Tensor, weight: Tensor, rows: int) -> Tensor:
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_row_form_is_the_dense_product(clients: int, rows: int, chunk: int, seed: int) -> None:
+def test_sums_by_segment_ids_are_the_dense_product(
+    clients: int, rows: int, chunk: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     row, weight = (
         torch.randint(0, rows, (clients,), generator=generator),
         torch.rand(clients, generator=generator),
     )
-    total, give = (
+    total, matrix = (
         accumulate(
             SegmentSum(segment_ids=row, weights=weight, num_segments=rows), replies(clients), chunk
         ),
@@ -65,8 +67,8 @@ def test_row_form_is_the_dense_product(clients: int, rows: int, chunk: int, seed
     )
     assert total.sums.keys() == {"w", "b", "choice"}
     for name, value in replies(clients).items():
-        torch.testing.assert_close(total.sums[name], dense(give, value), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(total.weight, give.sum(0), rtol=1e-12, atol=0)
+        torch.testing.assert_close(total.sums[name], dense(matrix, value), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(total.weight, matrix.sum(0), rtol=1e-12, atol=0)
     assert {value.dtype for value in total.sums.values()} == {torch.float64}
 
 
@@ -77,48 +79,50 @@ def test_row_form_is_the_dense_product(clients: int, rows: int, chunk: int, seed
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_matrix_form_is_the_dense_product(clients: int, rows: int, chunk: int, seed: int) -> None:
-    give = torch.rand(clients, rows, generator=torch.Generator().manual_seed(seed))
-    give[give < 0.3] = 0
+def test_sums_by_a_matrix_are_the_dense_product(
+    clients: int, rows: int, chunk: int, seed: int
+) -> None:
+    matrix = torch.rand(clients, rows, generator=torch.Generator().manual_seed(seed))
+    matrix[matrix < 0.3] = 0
     total = accumulate(
-        SegmentSum(weights=give, num_segments=rows, keys=("w", "b")), replies(clients), chunk
+        SegmentSum(weights=matrix, num_segments=rows, keys=("w", "b")), replies(clients), chunk
     )
     assert total.sums.keys() == {"w", "b"}
     for name in ("w", "b"):
         torch.testing.assert_close(
-            total.sums[name], dense(give, replies(clients)[name]), rtol=1e-12, atol=1e-12
+            total.sums[name], dense(matrix, replies(clients)[name]), rtol=1e-12, atol=1e-12
         )
-    torch.testing.assert_close(total.weight, give.double().sum(0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(total.weight, matrix.double().sum(0), rtol=1e-12, atol=0)
 
 
 @given(clients=st.integers(1, 12), chunk=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_row_by_reply_is_the_dense_product_and_is_not_summed_itself(
+def test_sums_by_an_output_are_the_dense_product_and_that_output_is_not_summed(
     clients: int, chunk: int, seed: int
 ) -> None:
-    given_replies = replies(clients, seed)
+    all_replies = replies(clients, seed)
     weight = torch.arange(1, clients + 1)
-    total, give = (
+    total, matrix = (
         accumulate(
-            SegmentSum(segment_ids="choice", weights=weight, num_segments=4), given_replies, chunk
+            SegmentSum(segment_ids="choice", weights=weight, num_segments=4), all_replies, chunk
         ),
-        one_hot(given_replies["choice"], weight, 4),
+        one_hot(all_replies["choice"], weight, 4),
     )
     assert total.sums.keys() == {"w", "b"}
     for name in ("w", "b"):
         torch.testing.assert_close(
-            total.sums[name], dense(give, given_replies[name]), rtol=1e-12, atol=1e-12
+            total.sums[name], dense(matrix, all_replies[name]), rtol=1e-12, atol=1e-12
         )
-    assert total.weight.tolist() == give.sum(0).tolist()
+    assert total.weight.tolist() == matrix.sum(0).tolist()
 
 
-def test_a_chosen_row_may_come_as_a_vector_of_one() -> None:
+def test_a_chosen_segment_may_be_a_vector_of_one_number() -> None:
     """A reply of shape (1,) for each client stacks to (K, 1)."""
-    given_replies = replies(5)
-    vector = given_replies | {"choice": given_replies["choice"][:, None]}
+    all_replies = replies(5)
+    vector = all_replies | {"choice": all_replies["choice"][:, None]}
     reduce = SegmentSum(segment_ids="choice", weights=torch.ones(5), num_segments=4)
     assert torch.equal(
-        accumulate(reduce, vector, 2).sums["w"], accumulate(reduce, given_replies, 2).sums["w"]
+        accumulate(reduce, vector, 2).sums["w"], accumulate(reduce, all_replies, 2).sums["w"]
     )
 
 
@@ -160,8 +164,8 @@ def test_chunks_change_no_bit_of_the_total_weight() -> None:
         assert torch.equal(accumulate(reduce, replies(300), chunk).weight, expected)
 
 
-def test_sums_keep_what_float32_would_lose() -> None:
-    """2^24 + 1 is no float32: adding ones to it in float32 would stand still."""
+def test_sums_are_more_precise_than_float32() -> None:
+    """2^24 + 1 is not a float32: adding ones to 2^24 in float32 would change nothing."""
     value = {"w": torch.cat([torch.tensor([[2.0**24]]), torch.ones(9, 1)])}
     total = accumulate(
         SegmentSum(
@@ -173,19 +177,19 @@ def test_sums_keep_what_float32_would_lose() -> None:
     assert total.sums["w"].item() == 2**24 + 9
 
 
-def test_who_is_not_added_has_no_part_in_sum_or_weight() -> None:
+def test_a_client_that_is_not_added_affects_neither_sum_nor_weight() -> None:
     reduce = SegmentSum(
         segment_ids=torch.tensor([0, 1, 0, 1]),
         weights=torch.tensor([1.0, 2.0, 4.0, 8.0]),
         num_segments=2,
     )
-    given_replies = {"w": torch.tensor([[1.0], [10.0], [100.0], [float("nan")]])}
-    total = accumulate(reduce, given_replies, 2, order=torch.tensor([2, 1]))
+    all_replies = {"w": torch.tensor([[1.0], [10.0], [100.0], [float("nan")]])}
+    total = accumulate(reduce, all_replies, 2, order=torch.tensor([2, 1]))
     assert total.sums["w"].tolist() == [[400.0], [20.0]]
     assert total.weight.tolist() == [4.0, 2.0]
 
 
-def test_a_weight_of_zero_gives_nothing_and_negative_weights_subtract() -> None:
+def test_a_weight_of_zero_adds_nothing_and_negative_weights_subtract() -> None:
     reduce = SegmentSum(
         segment_ids=torch.zeros(3, dtype=torch.int64),
         weights=torch.tensor([0.0, 2.0, -1.0]),
@@ -196,7 +200,7 @@ def test_a_weight_of_zero_gives_nothing_and_negative_weights_subtract() -> None:
     assert total.weight.tolist() == [1.0]
 
 
-def test_keys_choose_what_is_added() -> None:
+def test_only_the_outputs_of_keys_are_added() -> None:
     total = accumulate(
         SegmentSum(
             segment_ids=torch.zeros(4, dtype=torch.int64),

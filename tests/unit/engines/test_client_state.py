@@ -1,5 +1,5 @@
-"""Client state: seen at once within a round, kept only when the round is committed, and back from
-a checkpoint as it was.
+"""Client state: later calls of a round read it, only a commit makes it permanent, and a checkpoint
+restores it unchanged.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedclade.core.pytree import Tree
 from fedclade.engines.client_state import ClientStateStore
+from fedclade.errors import InvalidInputError
 
 CLIENTS = 9
 EVERYONE = torch.arange(CLIENTS)
@@ -25,26 +26,24 @@ def initial() -> Tree:
 
 
 def rows(numbers: list[int]) -> Tree:
-    """A row of state for each number, both tensors made from it."""
+    """A row of state for each number; both tensors depend on it."""
     n = torch.tensor(numbers)
     return {"w": torch.stack([n.float(), -n.float()], 1), "count": n}
 
 
 def counts(state: ClientStateStore, ids: Tensor = EVERYONE) -> list[int]:
-    """What the clients remember, as the number that `rows` was given; 7 is the initial row."""
+    """The clients' states, as the numbers from which `rows` made them; 7 is the initial row."""
     read = state.read(ids)
     for w, count in zip(read["w"].tolist(), read["count"].tolist(), strict=True):
         assert w == ([1.0, 2.0] if count == 7 else [count, -count])
     return [int(count) for count in read["count"]]
 
 
-who = st.lists(st.integers(0, CLIENTS - 1), min_size=1, max_size=CLIENTS, unique=True)
+some_clients = st.lists(st.integers(0, CLIENTS - 1), min_size=1, max_size=CLIENTS, unique=True)
 
 
-class MemoryMachine(RuleBasedStateMachine):
-    """Any sequence of writes, commits, rollbacks and restores, beside a plain dictionary that says
-    what must be found.
-    """
+class ClientStateMachine(RuleBasedStateMachine):
+    """Any sequence of writes, commits, rollbacks and restores, compared with a plain dictionary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,9 +51,9 @@ class MemoryMachine(RuleBasedStateMachine):
         self.committed: dict[int, int] = {}
         self.pending: dict[int, int] = {}
         self.version = 0
-        self.written = 7  # each row is a number of its own
+        self.written = 7  # the number of the latest row; every row has a new number
 
-    @rule(ids=who)
+    @rule(ids=some_clients)
     def write(self, ids: list[int]) -> None:
         numbers = list(range(self.written + 1, self.written + 1 + len(ids)))
         self.written += len(ids)
@@ -80,19 +79,19 @@ class MemoryMachine(RuleBasedStateMachine):
         self.state.restore(saved, self.version)
         self.pending = {}
 
-    @rule(ids=who)
+    @rule(ids=some_clients)
     def read_some(self, ids: list[int]) -> None:
-        now = self.committed | self.pending
-        assert counts(self.state, torch.tensor(ids)) == [now.get(client, 7) for client in ids]
+        expected = self.committed | self.pending
+        assert counts(self.state, torch.tensor(ids)) == [expected.get(client, 7) for client in ids]
 
     @invariant()
-    def what_is_read_is_what_was_written(self) -> None:
-        now = self.committed | self.pending
-        assert counts(self.state) == [now.get(client, 7) for client in range(CLIENTS)]
+    def reads_return_the_latest_writes(self) -> None:
+        expected = self.committed | self.pending
+        assert counts(self.state) == [expected.get(client, 7) for client in range(CLIENTS)]
         assert self.state.version == self.version
 
     @invariant()
-    def a_checkpoint_holds_the_committed_rows_and_no_others(self) -> None:
+    def a_checkpoint_holds_exactly_the_committed_rows(self) -> None:
         saved = self.state.tensors()
         assert (
             dict(zip(saved["ids"].tolist(), saved["rows/count"].tolist(), strict=True))
@@ -101,18 +100,18 @@ class MemoryMachine(RuleBasedStateMachine):
         assert saved["rows/w"].shape == (len(self.committed), 2)
 
 
-TestAnySequence = MemoryMachine.TestCase
+TestAnySequence = ClientStateMachine.TestCase
 TestAnySequence.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 
 
-def test_who_never_wrote_has_the_initial_client_state() -> None:
+def test_a_client_that_never_wrote_has_the_initial_client_state() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     state.write(torch.tensor([4]), rows([50]))
     state.commit(1)
     assert counts(state) == [7, 7, 7, 7, 50, 7, 7, 7, 7]
 
 
-def test_a_round_done_again_does_not_advance_client_state_twice() -> None:
+def test_a_repeated_round_does_not_advance_client_state_twice() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     for _ in range(3):  # the server is killed after the write, three times
         read = state.read(torch.tensor([2]))
@@ -126,14 +125,14 @@ def test_a_round_done_again_does_not_advance_client_state_twice() -> None:
     assert int(state.read(torch.tensor([2]))["count"][0]) == 8
 
 
-def test_writes_of_one_round_are_seen_by_its_later_calls_and_not_by_a_checkpoint() -> None:
+def test_later_calls_of_a_round_read_its_writes_and_a_checkpoint_does_not() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     state.write(torch.tensor([1, 3]), rows([10, 30]))
     assert counts(state, torch.tensor([3, 0, 1])) == [30, 7, 10]
     assert len(state.tensors()["ids"]) == 0
 
 
-def test_what_was_read_can_be_changed_without_changing_client_state() -> None:
+def test_changing_tensors_that_were_read_does_not_change_client_state() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     state.write(torch.tensor([0]), rows([10]))
     state.commit(1)
@@ -143,11 +142,11 @@ def test_what_was_read_can_be_changed_without_changing_client_state() -> None:
     assert counts(state) == [10, 20, *[7] * 7]
 
 
-def test_what_was_written_can_be_changed_without_changing_client_state() -> None:
+def test_changing_tensors_that_were_written_does_not_change_client_state() -> None:
     state = ClientStateStore(initial(), CLIENTS)
-    given = rows([10])
-    state.write(torch.tensor([0]), given)
-    given["count"].zero_()
+    written = rows([10])
+    state.write(torch.tensor([0]), written)
+    written["count"].zero_()
     assert counts(state, torch.tensor([0])) == [10]
 
 
@@ -161,7 +160,7 @@ def test_a_checkpoint_is_not_changed_by_later_rounds() -> None:
     assert saved["rows/count"].tolist() == list(range(10, 19))
 
 
-def test_restore_forgets_what_was_there_before() -> None:
+def test_restore_replaces_all_state() -> None:
     early = ClientStateStore(initial(), CLIENTS)
     early.write(torch.tensor([8, 2]), rows([80, 20]))
     early.commit(3)
@@ -175,13 +174,13 @@ def test_restore_forgets_what_was_there_before() -> None:
 
 
 def stored(state: ClientStateStore) -> int:
-    """Rows of state that are held."""
+    """The number of rows in memory."""
     return sum(
         len(slots.rows["w"]) for slots in (state._committed, state._pending) if slots is not None
     )
 
 
-def test_room_grows_with_the_clients_that_wrote_not_with_all() -> None:
+def test_memory_grows_with_the_clients_that_wrote_not_with_all() -> None:
     state = ClientStateStore(initial(), 100_000)
     assert stored(state) == 0
     for number in range(20):
@@ -194,7 +193,7 @@ def test_room_grows_with_the_clients_that_wrote_not_with_all() -> None:
     assert stored(state) <= 2 * 20 + 2
 
 
-def test_room_never_exceeds_all_clients() -> None:
+def test_memory_never_exceeds_all_clients() -> None:
     state = ClientStateStore(initial(), CLIENTS)
     for client in range(CLIENTS):
         state.write(torch.tensor([client]), rows([client]))
@@ -208,17 +207,22 @@ def test_room_never_exceeds_all_clients() -> None:
 )
 def test_client_state_under_other_names_is_refused_with_both_lists(wrong: Tree) -> None:
     state = ClientStateStore(initial(), CLIENTS)
-    with pytest.raises(ValueError, match=r"declared \['count', 'w'\] in initial_client_state"):
+    with pytest.raises(InvalidInputError) as caught:
         state.write(torch.tensor([0]), wrong)
+    assert caught.value.field == "initial_client_state"
+    assert str(sorted(wrong)) in str(caught.value)
+    assert "['count', 'w']" in str(caught.value)
     assert counts(state) == [7] * CLIENTS
 
 
-def test_client_state_of_another_shape_is_refused() -> None:
+def test_client_state_of_another_shape_is_refused_with_both_shapes() -> None:
     state = ClientStateStore(initial(), CLIENTS)
-    with pytest.raises(ValueError, match="w"):
+    with pytest.raises(InvalidInputError) as caught:
         state.write(
             torch.tensor([0]), {"w": torch.zeros(1, 1), "count": torch.zeros(1, dtype=torch.int64)}
         )
+    assert caught.value.field == "initial_client_state"
+    assert all(part in str(caught.value) for part in ("'w'", "(1,)", "(2,)"))
 
 
 def test_a_method_without_client_state_has_none() -> None:
@@ -229,8 +233,9 @@ def test_a_method_without_client_state_has_none() -> None:
     state.rollback()
     state.restore({}, 5)
     assert state.version == 5
-    with pytest.raises(ValueError, match=r"declared \[\]"):
+    with pytest.raises(InvalidInputError, match=r"\[\]") as caught:
         state.write(torch.tensor([0]), rows([1]))
+    assert caught.value.field == "initial_client_state"
 
 
 def test_dtypes_survive() -> None:

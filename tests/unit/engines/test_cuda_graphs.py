@@ -1,4 +1,4 @@
-"""CUDA graphs, the part that needs no GPU: which steps go into which graph."""
+"""CUDA graphs, the part that needs no GPU: the steps of each graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fedclade.engines.cuda_graphs import BLOCKS, _blocks, _plan_length
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40))
-def test_blocks_hold_every_step_of_every_client(given_counts: list[int]) -> None:
-    counts = sorted(given_counts, reverse=True)
+def test_blocks_hold_every_step_of_every_client(unsorted: list[int]) -> None:
+    counts = sorted(unsorted, reverse=True)
     blocks = _blocks(counts)
     steps = [block for block in blocks for _ in range(block.steps)]
     assert [block.active for block in steps] == [
@@ -23,8 +23,8 @@ def test_blocks_hold_every_step_of_every_client(given_counts: list[int]) -> None
 
 def test_blocks_by_hand() -> None:
     assert [tuple(block) for block in _blocks([20] * 4)] == [(4, 4, 16), (4, 4, 4)]
-    # 20 clients: after 5 steps 18 are left, for which a stack of 20 is run on (0.85 · 20 = 17 would
-    # be too narrow), then 10 in one of 11.
+    # 20 clients. After 5 steps 18 are active; their stack has 20 rows (0.85 · 20 = 17 is too
+    # narrow). Then 10 are active; their stack has 11 rows.
     assert [tuple(block) for block in _blocks([15] * 10 + [10] * 8 + [5] * 2)] == [
         (20, 20, 5),
         (18, 20, 5),
@@ -33,8 +33,8 @@ def test_blocks_by_hand() -> None:
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=60))
-def test_little_is_computed_for_nobody(given_counts: list[int]) -> None:
-    counts = sorted(given_counts, reverse=True)
+def test_stacks_have_little_padding(unsorted: list[int]) -> None:
+    counts = sorted(unsorted, reverse=True)
     for block in _blocks(counts):
         assert block.width - block.active <= max(1, 0.15 * block.width + 1)
 

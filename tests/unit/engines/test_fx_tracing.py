@@ -1,4 +1,4 @@
-"""Traced steps: the bytes of the steps they were made from, for every method."""
+"""Traced steps give the same bytes as the original steps, for every method."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ EVERY = [*(method() for method in METHODS.values()), *OPTIONS]
 
 def trained(
     monkeypatch: pytest.MonkeyPatch,
-    sights: int,
+    trace_after: int,
     method: Method,
     clients: Clients,
     model: object,
     **settings: object,
 ) -> Result:
-    monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
+    monkeypatch.setattr(fx_tracing, "TRACE_AFTER", trace_after)
     return run(
         method,
         clients,
@@ -39,12 +39,12 @@ def trained(
     )  # type: ignore[arg-type]
 
 
-def same(one: Result, other: Result) -> bool:
+def same(a: Result, b: Result) -> bool:
     models = [
         [result.model_of(client).state_dict() for client in range(len(result.clusters))]
-        for result in (one, other)
+        for result in (a, b)
     ]
-    return one.summary["train_loss"] == other.summary["train_loss"] and all(
+    return a.summary["train_loss"] == b.summary["train_loss"] and all(
         torch.equal(first[name], second[name])
         for first, second in zip(*models, strict=True)
         for name in first
@@ -53,30 +53,30 @@ def same(one: Result, other: Result) -> bool:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", EVERY, ids=lambda method: method.name)
-def test_a_traced_step_gives_the_bytes_of_the_step(
+def test_a_traced_step_gives_the_same_bytes(
     method: Method, small_digits: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, traced = (
-        trained(monkeypatch, sights, method, small_digits, MLP(8, dropout=0.3), momentum=0.5)
-        for sights in (10**9, 0)
+        trained(monkeypatch, trace_after, method, small_digits, MLP(8, dropout=0.3), momentum=0.5)
+        for trace_after in (10**9, 0)
     )
     assert same(plain, traced)
 
 
-def test_a_hand_written_step_too(digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_hand_written_step_gives_the_same_bytes(
+    digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = trained(monkeypatch, 10**9, FedAvg(), digits, MLP(8), weight_decay=0.1)
     assert same(plain, trained(monkeypatch, 0, FedAvg(), digits, MLP(8), weight_decay=0.1))
 
 
-def test_a_step_is_traced_when_it_has_been_made_often(
-    digits: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_traced_after_many_runs(digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[object] = []
     real = fx_tracing._trace
     monkeypatch.setattr(fx_tracing, "_trace", lambda *args: traced.append(args[0]) or real(*args))
     steps = 0
-    for sights, expected in ((10**6, 0), (20, 1)):
-        monkeypatch.setattr(fx_tracing, "TRACE_AFTER", sights)
+    for trace_after, expected in ((10**6, 0), (20, 1)):
+        monkeypatch.setattr(fx_tracing, "TRACE_AFTER", trace_after)
         result = run(
             FedAvg(),
             digits,
@@ -96,9 +96,7 @@ def test_a_step_is_traced_when_it_has_been_made_often(
 
 
 class Untraceable(nn.Module):
-    """Its outputs depend on how often it was called, which a list of operations cannot know: it
-    says so when it is traced.
-    """
+    """Raises an error when it is traced."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +108,9 @@ class Untraceable(nn.Module):
         return self.layer(x.flatten(1))
 
 
-def test_what_cannot_be_traced_is_run(digits: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_traced_runs(
+    digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model = Untraceable()
     assert same(

@@ -1,13 +1,14 @@
-"""Out of memory: the chunk is halved, unfinished clients run again, a line says so, and the results
+"""Out of memory: the chunk is halved, unfinished clients run again with a warning, and the results
 are the same.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.chunk_execution import ClientBatch
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.oom import OomRetry
-from fedclade.errors import InvalidInputError
+from fedclade.errors import FedcladeWarning, InvalidInputError
 from fedclade.models import MLP
 from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
 from fedclade.training.runner import TrainingRun
@@ -43,90 +44,92 @@ NO_MEMORY = [
 ]
 
 
-def that_fits(
-    most: int, error: BaseException, asked: list[list[int]]
+def run_that_fits(
+    max_chunk: int, error: BaseException, chunks_run: list[list[int]]
 ) -> Callable[[Sequence[Tensor]], Iterator[list[int]]]:
     def run(chunks: Sequence[Tensor]) -> Iterator[list[int]]:
         for chunk in chunks:
-            asked.append(chunk.tolist())
-            if len(chunk) > most:
+            chunks_run.append(chunk.tolist())
+            if len(chunk) > max_chunk:
                 raise error
             yield [10 * place for place in chunk.tolist()]
 
     return run
 
 
+def chunk_warnings(caught: Iterable[warnings.WarningMessage]) -> list[tuple[str, ...]]:
+    """The numbers in each warning: clients per chunk, clients in the retry, engine.chunk. Checks
+    that there is no other warning.
+    """
+    numbers = []
+    for record in caught:
+        warning = record.message
+        assert isinstance(warning, FedcladeWarning)
+        assert warning.field == "engine.chunk"
+        assert " on cpu " in str(warning)
+        numbers.append(tuple(re.findall(r"\d+", str(warning))))
+    return numbers
+
+
 @pytest.mark.parametrize(
     "error", NO_MEMORY, ids=["cuda", "numpy", "torch on the CPU", "driver", "cudnn"]
 )
 def test_halves_until_it_fits_and_runs_no_finished_client_twice(error: BaseException) -> None:
-    asked: list[list[int]] = []
+    chunks_run: list[list[int]] = []
     freed: list[int] = []
     retry = OomRetry(CPU, lambda: freed.append(1))
-    with pytest.warns(UserWarning, match="Out of memory") as caught:
-        actual = list(
-            retry.run_chunks(that_fits(3, error, asked), torch.tensor([4, 2, 0, 6, 1, 5, 3]), 6)
-        )
+    order = torch.tensor([4, 2, 0, 6, 1, 5, 3])
+    with pytest.warns(FedcladeWarning) as caught:
+        actual = list(retry.run_chunks(run_that_fits(3, error, chunks_run), order, 6))
     # 6 do not fit, 3 do.
-    assert asked == [[4, 2, 0, 6, 1, 5], [4, 2, 0], [6, 1, 5], [3]]
+    assert chunks_run == [[4, 2, 0, 6, 1, 5], [4, 2, 0], [6, 1, 5], [3]]
     assert [(chunk.tolist(), result) for chunk, result in actual] == [
         ([4, 2, 0], [40, 20, 0]),
         ([6, 1, 5], [60, 10, 50]),
         ([3], [30]),
     ]
-    assert [str(warning.message) for warning in caught] == [
-        "Out of memory on cpu with 6 clients per chunk; retrying the unfinished clients with 3. Set"
-        " engine.chunk=3 to avoid this."
-    ]
+    assert chunk_warnings(caught) == [("6", "3", "3")]
+    assert "engine.chunk=3" in str(caught[0].message)
     assert freed == [1]
 
 
-def test_the_size_that_fits_is_kept_for_later_calls_and_a_later_chunk_may_fail() -> None:
-    asked: list[list[int]] = []
+def test_later_calls_use_the_size_that_fits_and_a_later_chunk_may_fail() -> None:
+    chunks_run: list[list[int]] = []
     retry = OomRetry(CPU, lambda: None)
 
     def run(chunks: Sequence[Tensor]) -> Iterator[int]:
         for chunk in chunks:
-            asked.append(chunk.tolist())
+            chunks_run.append(chunk.tolist())
             if 5 in chunk and len(chunk) > 1:
                 raise MemoryError
             yield len(chunk)
 
     assert [result for _, result in retry.run_chunks(run, torch.arange(4), 4)] == [4]  # these fit
-    with pytest.warns(UserWarning, match="Out of memory") as caught:
+    with pytest.warns(FedcladeWarning) as caught:
         actual = list(retry.run_chunks(run, torch.arange(7), 4))
     assert [chunk.tolist() for chunk, _ in actual] == [[0, 1, 2, 3], [4], [5], [6]]
-    # 0 … 3 were done; 4 and 5 did not fit by fours, nor by twos.
-    assert asked == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6], [4, 5], [4], [5], [6]]
-    assert [str(warning.message).split(" clients")[0] for warning in caught] == [
-        "Out of memory on cpu with 4",
-        "Out of memory on cpu with 2",
-    ]
+    # 0 … 3 were finished. 4 and 5 fit neither into chunks of four nor into chunks of two.
+    assert chunks_run == [[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6], [4, 5], [4], [5], [6]]
+    assert chunk_warnings(caught) == [("4", "2", "2"), ("2", "1", "1")]
     assert retry.max_chunk == 1
 
 
-def test_one_client_that_does_not_fit_is_an_error() -> None:
+def test_a_single_client_that_does_not_fit_is_an_error() -> None:
+    run = run_that_fits(0, MemoryError(), [])
     with (
-        pytest.warns(UserWarning, match="with 2 clients per chunk"),
-        pytest.raises(
-            InvalidInputError,
-            match=r"Out of memory on cpu with a single client.*local\.batch_size",
-        ),
+        pytest.warns(FedcladeWarning) as warned,
+        pytest.raises(InvalidInputError, match=r"local\.batch_size") as caught,
     ):
-        list(
-            OomRetry(CPU, lambda: None).run_chunks(
-                that_fits(0, MemoryError(), []), torch.arange(2), 2
-            )
-        )
+        list(OomRetry(CPU, lambda: None).run_chunks(run, torch.arange(2), 2))
+    assert chunk_warnings(warned) == [("2", "1", "1")]
+    assert caught.value.field == "model"
+    assert isinstance(caught.value.__cause__, MemoryError)
 
 
 def test_other_errors_are_passed_on() -> None:
+    run = run_that_fits(1, RuntimeError("shapes do not fit"), [])
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        list(
-            OomRetry(CPU, lambda: None).run_chunks(
-                that_fits(1, RuntimeError("shapes do not fit"), []), torch.arange(4), 4
-            )
-        )
+        list(OomRetry(CPU, lambda: None).run_chunks(run, torch.arange(4), 4))
 
 
 def clients() -> fc.data.Clients:
@@ -160,7 +163,7 @@ def undisturbed_run(method: type[Method], workers: int) -> fc.Result:
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, PerFedAvg], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("where", ["steps", "sums", "state"])
-def test_a_run_without_room_ends_like_any_other(
+def test_a_run_with_little_memory_has_the_same_result(
     where: str, method: type[Method], workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if where == "state" and method is not SCAFFOLD:
@@ -168,36 +171,32 @@ def test_a_run_without_room_ends_like_any_other(
     undisturbed = undisturbed_run(method, workers)
     run_program, add, reserve = simulator.run_program, Accumulator.add, ClientStateStore.reserve
 
-    def for_two(many: Sequence[Any] | Tensor) -> None:
-        if len(many) > 2:
+    def at_most_two(clients: Sequence[Any] | Tensor) -> None:
+        if len(clients) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    def cramped_run(program: Any, clients: ClientBatch, *others: Any) -> tuple[Tree, Tree | None]:
-        for_two(clients.client_ids)
+    def limited_run(program: Any, clients: ClientBatch, *others: Any) -> tuple[Tree, Tree | None]:
+        at_most_two(clients.client_ids)
         return run_program(program, clients, *others)
 
-    def cramped_add(self: Accumulator, places: Tensor, reply: Tree) -> None:
-        for_two(places)
+    def limited_add(self: Accumulator, places: Tensor, reply: Tree) -> None:
+        at_most_two(places)
         add(self, places, reply)
 
-    def cramped_reserve(self: ClientStateStore, ids: Tensor) -> None:
-        for_two(ids)
+    def limited_reserve(self: ClientStateStore, ids: Tensor) -> None:
+        at_most_two(ids)
         reserve(self, ids)
 
     if where == "steps":
-        monkeypatch.setattr(simulator, "run_program", cramped_run)
+        monkeypatch.setattr(simulator, "run_program", limited_run)
     elif where == "sums":
-        monkeypatch.setattr(Accumulator, "add", cramped_add)
+        monkeypatch.setattr(Accumulator, "add", limited_add)
     else:
-        monkeypatch.setattr(ClientStateStore, "reserve", cramped_reserve)
+        monkeypatch.setattr(ClientStateStore, "reserve", limited_reserve)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         retried = trained(method(), threads=workers, chunk=9)
-    lines = [str(warning.message) for warning in caught]
-    assert [line.split(" per chunk")[0] for line in lines] == [
-        "Out of memory on cpu with 8 clients",
-        "Out of memory on cpu with 4 clients",
-    ]
+    assert chunk_warnings(caught) == [("8", "4", "4"), ("4", "2", "2")]
 
     def without_seconds(result: fc.Result) -> list[dict[str, Any]]:
         return [
@@ -207,11 +206,11 @@ def test_a_run_without_room_ends_like_any_other(
 
     assert without_seconds(retried) == without_seconds(undisturbed)
     for client in range(10):
-        one, other = (
+        model, expected = (
             retried.model_of(client).state_dict(),
             undisturbed.model_of(client).state_dict(),
         )
-        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(torch.equal(model[name], expected[name]) for name in model)
 
 
 def poison(key: int, client: int, reply: Tree) -> Tree:
@@ -235,11 +234,11 @@ def undisturbed_models() -> list[dict[str, Tensor]]:
 
 @pytest.mark.parametrize("times", range(1, 9))
 @pytest.mark.parametrize("where", ["rows", "sums", "state"])
-def test_memory_that_runs_out_once_counts_nobody_twice(
+def test_no_client_counts_twice_if_memory_runs_out_once(
     where: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At one of the places where a chunk's replies are taken in, a client of which is poisoned:
-    what was kept of the chunk before?
+    """Memory runs out while the replies of a chunk are collected. One client's reply is poisoned.
+    Nothing of the chunk may have been stored before.
     """
 
     expected, left = undisturbed_models(), times
@@ -248,34 +247,32 @@ def test_memory_that_runs_out_once_counts_nobody_twice(
         "sums": (Accumulator, "add"),
         "state": (ClientStateStore, "reserve"),
     }[where]
-    then = getattr(owner, name)
+    original = getattr(owner, name)
 
-    def fails_once(*given: Any) -> Any:
+    def fails_once(*arguments: Any) -> Any:
         nonlocal left
-        left -= where != "rows" or given[1].ndim > 0
+        left -= where != "rows" or arguments[1].ndim > 0
         if not left:
             left = -1
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        return then(*given)
+        return original(*arguments)
 
     monkeypatch.setattr(owner, name, fails_once)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         retried = poisoned_models()
     assert len(caught) == (left < 0)
-    assert left < 0 or times > 4  # two chunks in each of two rounds, at least
-    for one, other in zip(retried, expected, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    assert left < 0 or times > 4  # at least two chunks in each of two rounds
+    for model, expected_model in zip(retried, expected, strict=True):
+        assert all(torch.equal(model[name], expected_model[name]) for name in model)
 
 
-def test_where_there_is_no_memory_for_a_sum_nothing_of_it_has_been_added(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_added_if_memory_runs_out_in_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     places, reply = torch.arange(2), {"a": torch.ones(2, 3), "b": torch.ones(2, 4)}
     total = Accumulator(SegmentSum(torch.ones(4), 1, torch.zeros(4, dtype=torch.int64)))
     total.add(places, reply)
 
-    def full(*given: Any, **more: Any) -> Tensor:
+    def full(*args: Any, **kwargs: Any) -> Tensor:
         raise MemoryError
 
     with monkeypatch.context() as no_memory:
@@ -303,7 +300,7 @@ def run(chunk):
 
 free = run(2)
 pages = int(open("/proc/self/statm").read().split()[0])
-# Room for the weights (1 MB) of some dozen clients, a few times over; not for 64.
+# Memory for the weights (1 MB) of a few dozen clients, but not for 64.
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 100 * 2**20,) * 2)
 limited = run(64)
 pairs = zip(free.model_of(3).parameters(), limited.model_of(3).parameters(), strict=True)
@@ -312,12 +309,13 @@ print(all(torch.equal(a, b) for a, b in pairs))
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="limits a process's address space, as Linux does"
+    not sys.platform.startswith("linux"), reason="only Linux limits a process's address space"
 )
-def test_memory_that_really_runs_out() -> None:
-    ended = subprocess.run(
+def test_a_process_with_limited_memory() -> None:
+    process = subprocess.run(
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120
     )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.split() == ["True"]
-    assert "Out of memory on cpu with 64 clients per chunk" in ended.stderr
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == ["True"]
+    assert "FedcladeWarning" in process.stderr
+    assert "cpu with 64 clients" in process.stderr

@@ -1,4 +1,4 @@
-"""Replies: which are rejected, and why."""
+"""Which replies are rejected, and the reasons."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def examples(number: float) -> Tensor:
 
 
 @pytest.mark.parametrize("number", [0, 1, 5, 8])
-def test_a_good_reply_is_taken(number: int) -> None:
+def test_a_good_reply_is_accepted(number: int) -> None:
     assert rejection_reason(reply(examples=examples(number)), EXPECTED, size=8) is None
 
 
@@ -65,17 +65,17 @@ def test_a_good_reply_is_taken(number: int) -> None:
         (reply(examples=examples(8.5)), r"claims 8.5 examples, holds 8"),
     ],
 )
-def test_a_bad_reply_is_refused_with_the_reason(bad: Tree, reason: str) -> None:
-    given_reason = rejection_reason(bad, EXPECTED, size=8)
-    assert given_reason is not None
-    assert re.fullmatch(reason, given_reason)
+def test_a_bad_reply_is_rejected_with_the_reason(bad: Tree, reason: str) -> None:
+    actual = rejection_reason(bad, EXPECTED, size=8)
+    assert actual is not None
+    assert re.fullmatch(reason, actual)
 
 
-def test_a_good_reply_under_names_in_another_order_is_taken() -> None:
+def test_a_good_reply_with_names_in_another_order_is_accepted() -> None:
     assert rejection_reason(dict(reversed(reply().items())), EXPECTED, size=8) is None
 
 
-def test_finite_tells_the_rows_apart() -> None:
+def test_rows_that_are_not_finite_are_out_of_range() -> None:
     rows = {
         "w": torch.ones(5, 2, 2),
         "v": torch.ones(5, 3),
@@ -88,7 +88,7 @@ def test_finite_tells_the_rows_apart() -> None:
     assert rows_out_of_range(rows) == [1, 3, 4]
 
 
-def test_absurdly_large_numbers_are_told_from_many_large_ones() -> None:
+def test_a_row_of_many_large_numbers_is_in_range() -> None:
     rows = torch.tensor(
         [[LARGEST, LARGEST], [1.0, 1.0], [1e30, -1e30], [2 * LARGEST, 0], [torch.inf, -torch.inf]]
     )
@@ -96,9 +96,9 @@ def test_absurdly_large_numbers_are_told_from_many_large_ones() -> None:
     assert rows_out_of_range({"w": rows.double(), "v": torch.ones(5, 1)}) == [2, 3, 4]
 
 
-def test_whole_numbers_are_always_finite() -> None:
+def test_whole_numbers_are_always_in_range() -> None:
     assert rows_out_of_range({"n": torch.arange(3)}) == []
 
 
-def test_finite_takes_replies_of_one_number_a_client() -> None:
+def test_replies_of_one_number_per_client_can_be_out_of_range() -> None:
     assert rows_out_of_range({"loss": torch.tensor([1.0, float("nan"), 3.0])}) == [1]

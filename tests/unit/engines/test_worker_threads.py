@@ -1,4 +1,4 @@
-"""Workers: results in order, errors where they belong, and the same bytes whatever their number."""
+"""Worker threads: results and errors in order, and the same bytes for any number of threads."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
     assert list(ThreadPool(count).in_order(work, range(9))) == [10 * number for number in range(9)]
 
 
-def test_several_work_at_a_time_on_one_thread_of_torch_each() -> None:
+def test_workers_run_at_the_same_time_with_one_torch_thread_each() -> None:
     together = threading.Barrier(2, timeout=30)
 
     def work(number: int) -> int:
-        together.wait()  # nobody gets on alone
+        together.wait()  # a single worker would wait for ever
         return torch.get_num_threads()
 
     assert list(ThreadPool(2).in_order(work, range(4))) == [1] * 4
 
 
-def test_items_are_asked_for_a_few_ahead_and_here() -> None:
-    asked: list[int] = []
+def test_items_are_read_a_few_ahead_in_the_calling_thread() -> None:
+    items_read: list[int] = []
 
     def items() -> Iterator[int]:
         for number in range(100):
             assert threading.current_thread() is threading.main_thread()
-            asked.append(number)
+            items_read.append(number)
             yield number
 
     results = ThreadPool(2).in_order(lambda number: number, items())
     next(results)
-    assert len(asked) <= 4
+    assert len(items_read) <= 4
     results.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_error_comes_where_its_result_would_have(count: int) -> None:
+def test_an_error_is_raised_in_place_of_its_result(count: int) -> None:
     def work(number: int) -> int:
         if number == 2:
             raise ValueError("client 2")
@@ -63,7 +63,7 @@ def test_an_error_comes_where_its_result_would_have(count: int) -> None:
         next(results)
 
 
-def test_after_an_error_nobody_works_on() -> None:
+def test_an_error_waits_for_the_other_workers() -> None:
     began, ended = threading.Event(), threading.Event()
 
     def work(number: int) -> int:
@@ -77,11 +77,11 @@ def test_after_an_error_nobody_works_on() -> None:
 
     with pytest.raises(MemoryError):
         list(ThreadPool(2).in_order(work, range(2)))
-    assert ended.is_set()  # it has given back its memory before fewer are tried
+    assert ended.is_set()  # its memory is free before a retry
 
 
 @pytest.mark.parametrize("model", [MLP(8), MLP(8, dropout=0.5)], ids=["dense", "dropout"])
-def test_their_number_changes_no_byte(model: MLP, digits: Clients) -> None:
+def test_the_number_of_threads_changes_no_byte(model: MLP, digits: Clients) -> None:
     results = [
         run(FedAvg(), digits, model, rounds=3, device="cpu", threads=workers)
         for workers in (1, 2, 5)
@@ -94,11 +94,11 @@ def test_their_number_changes_no_byte(model: MLP, digits: Clients) -> None:
         assert other.summary["train_loss"] == results[0].summary["train_loss"]
 
 
-def test_there_is_one_for_each_core_that_may_be_used() -> None:
+def test_there_is_at_least_one_core() -> None:
     assert cores() >= 1
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.5, True])
-def test_a_wrong_number_is_refused(workers: int, digits: Clients) -> None:
-    with pytest.raises(InvalidInputError, match=r"engine\.threads.*whole number"):
+def test_an_invalid_number_of_threads_is_refused(workers: int, digits: Clients) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "engine.threads"):
         run(FedAvg(), digits, MLP(8), rounds=1, threads=workers)

@@ -1,4 +1,4 @@
-"""CFL beyond what a hand can work: real splits of clients whose labels are exchanged, secret
+"""CFL beyond cases by hand: real splits of clients whose labels are exchanged, secret
 coordinates, and the maths of the tree.
 """
 
@@ -40,7 +40,7 @@ ROUNDS = 22  # enough for two groups to part, and to be looked at again
 
 @pytest.fixture(scope="module")
 def swapped() -> Clients:
-    """Eight clients in two groups, each with two labels of its own exchanged."""
+    """Eight clients in two groups, each with two different labels exchanged."""
     return partition(load("digits"), LabelSwap(clusters=2, swaps=2, samples=120), clients=8, seed=0)
 
 
@@ -103,7 +103,7 @@ def close(one: Tree, other: Tree, tolerance: float = 1e-6) -> bool:
 # ---- what it finds
 
 
-def test_finds_the_groups_with_nothing_given(swapped: Clients) -> None:
+def test_finds_the_groups_without_hyper_parameters(swapped: Clients) -> None:
     case = Case(CFL(), swapped)
     state = case.rounds(case.init(), everyone(swapped))
     assert swapped.groups is not None
@@ -218,7 +218,7 @@ def test_the_server_sees_no_clear_coordinates(swapped: Clients) -> None:
     assert torch.ne(*(pytree.flatten(state.models) for state in states)).float().mean() > 0.99
 
 
-def test_another_secret_is_another_order() -> None:
+def test_a_different_secret_gives_a_different_order() -> None:
     models = {"a": torch.arange(12.0).view(2, 2, 3), "b": torch.arange(100.0, 108.0).view(2, 4)}
     one, other = concealed(models, 1), concealed(models, 2)
     assert not same(one, other)
@@ -261,7 +261,7 @@ def test_auto_is_relative_to_the_longest_update_of_a_cluster() -> None:
     assert CFL(eps1=0.5)._eps(state, 0) == (0.5, AUTO_EPS2 * 9.0)
 
 
-def test_bisect_wants_rest_movement_and_distance() -> None:
+def test_bisect_needs_small_mean_long_updates_and_distance() -> None:
     updates = torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])
     even = torch.ones(4)
     assert bisect(updates, even, eps1=0.1, eps2=0.5) is not None
@@ -292,7 +292,7 @@ def test_noise_is_not_split_and_directions_are() -> None:
     assert parted[1.0] == 50
 
 
-def test_noise_level_is_that_of_the_nearest_companion() -> None:
+def test_noise_level_is_that_of_the_nearest_client() -> None:
     similarity = np.array(
         [
             [1.0, 0.5, 0.2, -1.0],
@@ -326,7 +326,7 @@ def grown() -> ParameterTree:
     return tree.split(2, torch.tensor([2, 3]), torch.tensor([False, True]), corners[[2, 3]])
 
 
-def test_undoing_one_split_leaves_the_others() -> None:
+def test_reverting_one_split_keeps_the_others() -> None:
     tree = grown()
     assert (tree.cluster_ids.tolist(), tree.parent.tolist()) == (
         [3, 4, 5, 6, 3, -1],
@@ -346,7 +346,7 @@ def test_undoing_one_split_leaves_the_others() -> None:
     assert torch.equal(nothing.cluster_ids, tree.cluster_ids)
 
 
-def test_updates_are_kept_of_those_who_trained() -> None:
+def test_updates_of_trained_clients_are_stored() -> None:
     tree, one = (
         ParameterTree.initial({"w": torch.zeros(1, 2)}, clients=5, size=2),
         torch.ones(2, dtype=torch.float64),
@@ -370,7 +370,7 @@ def test_updates_are_kept_of_those_who_trained() -> None:
     assert split.cluster_ids.tolist() == [1, 1, -1, 2, -1, -1, 1]
 
 
-def test_only_whole_and_old_enough_splits_are_looked_at() -> None:
+def test_only_complete_and_old_splits_are_checked() -> None:
     tree = replace(grown(), age=torch.tensor([9, 9, 9, 3, 3, 3, 2]))
     assert tree.unfrozen(3).tolist() == [
         False,
@@ -436,6 +436,6 @@ def test_projections_keep_cosines() -> None:
         ("sketch", 0),
     ],
 )
-def test_what_cannot_be_is_refused(field: str, value: object) -> None:
-    with pytest.raises(InvalidInputError, match=f"method.{field}"):
+def test_invalid_settings_are_refused(field: str, value: object) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == f"method.{field}"):
         CFL(**{field: value})  # type: ignore[arg-type]

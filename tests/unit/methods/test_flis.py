@@ -1,4 +1,4 @@
-"""FLIS beyond what a hand can work: FedAvg as a limit, label clusters of real data, whole runs."""
+"""FLIS beyond cases by hand: FedAvg as a limit, label clusters of real data, whole runs."""
 
 from __future__ import annotations
 
@@ -108,20 +108,21 @@ def test_with_beta_1_only_clients_with_equal_predictions_share(ragged: Clients) 
     state = case.rounds([torch.arange(6)])
     alone = Case(FedAvg(), ragged, lr=0.1)
     first = alone.state
-    seen: list[Tensor] = []
+    predicted: list[Tensor] = []
     for client in range(6):
         trained = alone.method.round(
             alone.fed, first, torch.tensor([client]), fold_in(0, "round", 0)
         ).models
         assert ragged.probe is not None
-        seen.append(
+        predicted.append(
             alone.method.local.objective.outputs(
                 {name: value[0] for name, value in trained.items()}, ragged.probe
             ).argmax(1)
         )
-    told = torch.stack(seen)
+    predictions = torch.stack(predicted)
     assert torch.equal(
-        state.cluster_ids[:, None] == state.cluster_ids, (told[:, None] == told).all(2)
+        state.cluster_ids[:, None] == state.cluster_ids,
+        (predictions[:, None] == predictions).all(2),
     )
     assert len(state) > 1
 
@@ -181,21 +182,21 @@ def test_all_kinds_of_hc_find_clear_groups(digits: Clients, linkage: Any, labels
 # ---- how it is computed
 
 
-def test_the_stack_of_all_models_never_exists(
+def test_the_stack_of_all_models_is_never_built(
     digits: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Case(FLISHC(), digits, lr=0.1)
     monkeypatch.setattr(flis, "BLOCK", 3)
-    asked: list[int] = []
+    sizes: list[int] = []
     original = Simulator.map
 
     def spy(self: Simulator, program: Any, ids: Tensor, **options: Any) -> Any:
-        asked.append(len(ids))
+        sizes.append(len(ids))
         return original(self, program, ids, **options)
 
     monkeypatch.setattr(Simulator, "map", spy)
     blocks = Case(FLISHC(), digits, lr=0.1)
-    assert asked == [3] * 6 + [2]
+    assert sizes == [3] * 6 + [2]
     one, other = flatten(whole.state), flatten(blocks.state)
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -239,11 +240,11 @@ def test_a_run_beats_fedavg_and_can_be_resumed(
         assert torch.equal(one, other)
 
 
-def test_any_unlabelled_array_will_do(digits: Clients) -> None:
+def test_any_unlabeled_array_can_be_the_probe(digits: Clients) -> None:
     options: dict[str, Any] = {"rounds": 1, "device": "cpu", "lr": 0.1, "epochs": 3}
     dark = np.zeros(
         (5, *digits.shape), dtype=np.uint8
-    )  # of nothing but dark images every model says one thing
+    )  # for dark images every model predicts one class
     one, other = (
         fc.run(FLISHC(probe=probe, beta=0.5), digits, MLP(16), **options).clusters
         for probe in (dark, None)

@@ -1,4 +1,4 @@
-"""FLT: its special cases, its one-off phase, the encoders it is given, and what it sends."""
+"""FLT: its special cases, its one-off phase, its encoders, and what it sends."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def small(**settings: Any) -> FLT:
 # --- special cases
 
 
-def test_with_everyone_related_it_is_fedavg(ragged: Clients) -> None:
+def test_with_all_clients_related_it_is_fedavg(ragged: Clients) -> None:
     everyone = torch.arange(len(ragged))
     flt = small(gamma=float("inf"))
     assert_alike(
@@ -91,7 +91,7 @@ def test_with_everyone_related_it_is_fedavg(ragged: Clients) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"aggregation": "clusters"}, {"absent": "skip"}])
-def test_with_everyone_related_and_some_absent_it_is_fedavg(
+def test_with_all_clients_related_and_some_absent_it_is_fedavg(
     ragged: Clients, settings: dict[str, str]
 ) -> None:
     cohorts = [torch.tensor([0, 2, 4]), torch.tensor([1, 2, 5])]
@@ -104,7 +104,7 @@ def test_with_everyone_related_and_some_absent_it_is_fedavg(
 @pytest.mark.parametrize(
     "settings", [{}, {"aggregation": "clusters"}, {"absent": "skip"}, {"clusters": 6}]
 )
-def test_with_nobody_related_it_is_local(ragged: Clients, settings: dict[str, Any]) -> None:
+def test_with_no_clients_related_it_is_local(ragged: Clients, settings: dict[str, Any]) -> None:
     cohorts = [torch.arange(len(ragged)), torch.tensor([0, 2, 4]), torch.tensor([1, 2, 5])]
     # Whole batches: in smaller ones Local's program, which has another name, would see the samples
     # in another order.
@@ -218,7 +218,7 @@ def test_bytes_of_federated_fine_tuning(ragged: Clients) -> None:
     assert fed.traffic.up == len(ragged) * (2 * both + 3 * 4 + 8)
 
 
-def test_a_client_fine_tunes_for_itself_and_sends_its_signature_alone(ragged: Clients) -> None:
+def test_a_client_fine_tunes_locally_and_sends_only_its_signature(ragged: Clients) -> None:
     module = DenseAutoencoder(hidden=4, code=3).build(ragged.shape)
     _, fed, state = started(
         FLT(k=1, manifold="none", fine_tune="client", encoder_module=module), ragged
@@ -320,7 +320,7 @@ def test_auto_pads_to_one_shape(ragged: Clients) -> None:
     assert state.counts.max() > 1
 
 
-def test_embeddings_that_are_not_finite_are_refused() -> None:
+def test_embeddings_that_are_not_finite_are_rejected() -> None:
     class Root(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.sqrt()
@@ -332,7 +332,7 @@ def test_embeddings_that_are_not_finite_are_refused() -> None:
     assert [failure.client for failure in got.failures] == [1]
 
 
-def test_a_claim_of_too_many_centres_does_no_harm(ragged: Clients) -> None:
+def test_a_reply_with_too_many_centers_does_no_harm(ragged: Clients) -> None:
     def boast(key: int, client: int, reply: Tree) -> Tree:
         return reply | {"count": torch.tensor(10**6)} if client == 2 and "count" in reply else reply
 
@@ -350,23 +350,27 @@ class Statistics(nn.Module):
         return torch.stack([x.mean(1), x.std(1)], 1) * self.scale
 
 
+def about_encoder(error: InvalidInputError) -> bool:
+    return error.field == "method.encoder"
+
+
 def test_any_module_is_an_encoder(ragged: Clients) -> None:
     _, _, state = started(small(encoder_module=Statistics()), ragged)
     assert state.centres.shape[2] == 2
-    with pytest.raises(InvalidInputError, match="needs trainable parameters and a method `encode`"):
+    with pytest.raises(InvalidInputError, match="`encode`", check=about_encoder):
         started(small(encoder_module=Statistics(), fine_tune="client"), ragged)
 
 
-def test_whole_numbers_cannot_be_reconstructed() -> None:
+def test_integers_cannot_be_reconstructed() -> None:
     tokens = from_arrays([(torch.randint(0, 9, (5, 4)), torch.zeros(5)) for _ in range(2)])
-    with pytest.raises(InvalidInputError, match="whole numbers cannot be reconstructed"):
+    with pytest.raises(InvalidInputError, check=about_encoder):
         inject_context(small(), tokens.metadata, 0).init(
             Simulator(tokens), {"w": torch.zeros(1)}, key=0
         )
 
 
-def test_without_an_encoder_it_says_what_to_do(ragged: Clients) -> None:
-    with pytest.raises(FedcladeError, match=r"no encoder yet: use fc\.run"):
+def test_it_needs_an_encoder(ragged: Clients) -> None:
+    with pytest.raises(FedcladeError, check=lambda error: error.field == "encoder_module"):
         FLT().init(Simulator(ragged), {"w": torch.zeros(1)}, key=0)
 
 
@@ -389,7 +393,7 @@ def test_with_noise_only_the_mean_and_its_count_leave_a_client(digits: Clients) 
     assert fed.traffic.up == 20 * (64 * 4 + 8)
 
 
-def test_a_newcomer_that_answered_before_says_the_same_again(digits: Clients) -> None:
+def test_a_new_client_that_replied_before_sends_the_same_reply(digits: Clients) -> None:
     method, fed, state = started(small(k=1, clusters=5, signature_epsilon=3.0), digits)
     again = fed.map(
         private_signature(Encoder(method.encoder_module), 1.0, method.noise, 0),
@@ -407,7 +411,7 @@ def sent(state: FLTState) -> Tree:
     )
 
 
-def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients) -> None:
+def test_private_programs_are_sent_without_the_secret(digits: Clients) -> None:
     method, fed, state = started(
         FLT(k=1, manifold="none", signature_epsilon=1.0, secret=987654321), digits
     )
@@ -427,50 +431,47 @@ def test_private_programs_are_made_elsewhere_without_the_secret(digits: Clients)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("settings", "field", "allowed"),
     [
-        ({"k": 0}, "method.k = 0: must be 'auto' or a whole number from 1 to 12"),
-        ({"k": "many"}, "method.k = 'many'"),
-        ({"k": 13}, "method.k = 13"),
-        ({"gamma": 0.0}, "method.gamma = 0.0: must be above 0"),
-        ({"manifold": "tsne"}, "method.manifold = 'tsne': must be one of 'umap', 'pca', 'none'"),
-        ({"absent": "never"}, "method.absent = 'never'"),
-        ({"fine_tune": "some"}, "method.fine_tune = 'some'"),
-        ({"fine_tune_epochs": 0}, "method.fine_tune_epochs = 0"),
-        ({"clusters": 0}, "method.clusters = 0"),
-        (
-            {"clusters": 3, "cut": "gap"},
-            "method.clusters = 3: must be at least 1, and not be given with cut = 'gap'",
-        ),
-        (
-            {"signature_epsilon": -1.0, "k": 1},
-            "method.signature_epsilon = -1.0: must be a number above 0",
-        ),
-        (
-            {"signature_epsilon": float("inf"), "k": 1},
-            "method.signature_epsilon = inf: must be a number above 0",
-        ),
-        ({"signature_delta": 0.0}, "method.signature_delta = 0.0: must be between 0 and 1"),
-        ({"signature_clip": float("nan")}, "method.signature_clip = nan: must be a length above 0"),
-        ({"signature_epsilon": 1.0}, "method.signature_epsilon = 1.0: needs k = 1"),
-        ({"signature_epsilon": 1.0, "k": "auto"}, "method.signature_epsilon = 1.0: needs k = 1"),
+        ({"k": 0}, "k", ("'auto'", "12")),
+        ({"k": "many"}, "k", ("'auto'", "12")),
+        ({"k": 13}, "k", ("'auto'", "12")),
+        ({"gamma": 0.0}, "gamma", ()),
+        ({"manifold": "tsne"}, "manifold", ("'umap'", "'pca'", "'none'")),
+        ({"absent": "never"}, "absent", ("'last'", "'skip'")),
+        ({"fine_tune": "some"}, "fine_tune", ("'auto'", "'client'", "'federated'")),
+        ({"fine_tune_epochs": 0}, "fine_tune_epochs", ("1",)),
+        ({"clusters": 0}, "clusters", ("1",)),
+        ({"clusters": 3, "cut": "gap"}, "clusters", ("cut = 'gap'",)),
+        ({"signature_epsilon": -1.0, "k": 1}, "signature_epsilon", ("above 0",)),
+        ({"signature_epsilon": float("inf"), "k": 1}, "signature_epsilon", ("above 0",)),
+        ({"signature_delta": 0.0}, "signature_delta", ("0 and 1",)),
+        ({"signature_clip": float("nan")}, "signature_clip", ("above 0",)),
+        ({"signature_epsilon": 1.0}, "signature_epsilon", ("k = 1",)),
+        ({"signature_epsilon": 1.0, "k": "auto"}, "signature_epsilon", ("k = 1",)),
         (
             {"signature_epsilon": 1.0, "k": 1, "fine_tune": "client"},
-            "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'",
+            "signature_epsilon",
+            ("k = 1", "'none'", "'auto'"),
         ),
         (
             {"signature_epsilon": 1.0, "k": 1, "fine_tune": "federated"},
-            "method.signature_epsilon = 1.0: needs k = 1, and fine_tune = 'none' or 'auto'",
+            "signature_epsilon",
+            ("k = 1", "'none'", "'auto'"),
         ),
     ],
 )
-def test_hyper_parameters_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
-        FLT(**given)
-    assert str(refused.value).startswith(message)
+def test_hyper_parameters_are_checked(
+    settings: dict[str, Any], field: str, allowed: tuple[str, ...]
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        FLT(**settings)
+    assert caught.value.field == f"method.{field}"
+    for part in (repr(settings[field]), *allowed):
+        assert part in str(caught.value)
 
 
-def test_more_centres_where_no_matching_is_sought() -> None:
+def test_more_centers_are_allowed_without_matching() -> None:
     assert FLT(k=40, distance="chamfer").k == 40
 
 
@@ -511,7 +512,7 @@ def test_random_weights_come_from_the_seed() -> None:
     assert not any(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_a_method_that_has_an_encoder_or_wants_none_stays_as_it_is(ragged: Clients) -> None:
+def test_a_method_with_an_encoder_or_without_need_does_not_change(ragged: Clients) -> None:
     module = nn.Linear(6, 2)
     for method in (FedAvg(), FLT(encoder_module=module)):
         assert inject_context(method, ragged.metadata, 0) is method
@@ -570,17 +571,16 @@ def bad_files(folder: Path) -> dict[str, Callable[[], Path]]:
 @pytest.mark.parametrize(
     "message", ["no such file", "damaged", "not written by this version of fedclade", "a damaged"]
 )
-def test_files_that_are_no_encoders_are_refused(tmp_path: Path, message: str) -> None:
+def test_files_without_an_encoder_are_refused(tmp_path: Path, message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         read(bad_files(tmp_path)[message]())
 
 
 def test_an_encoder_for_another_shape_is_refused(tmp_path: Path) -> None:
     pretrain(tiny_images(), tmp_path / "a.safetensors", epochs=1)
-    with pytest.raises(
-        InvalidInputError, match=r"takes inputs of shape \(1, 6, 6\), the clients have \(1, 8, 8\)"
-    ):
+    with pytest.raises(InvalidInputError, match=r"\(1, 6, 6\).*\(1, 8, 8\)") as caught:
         resolve(str(tmp_path / "a.safetensors"), (1, 8, 8), seed=0)
+    assert caught.value.field == "method.encoder"
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,8 @@ def test_an_encoder_for_another_shape_is_refused(tmp_path: Path) -> None:
     [{"epochs": 0}, {"batch_size": 0}, {"code": 0}, {"lr": 0.0}, {"out": "no/such/folder/file"}],
 )
 def test_pretraining_is_checked_before_it_begins(given: dict[str, Any]) -> None:
-    with pytest.raises(InvalidInputError, match=r"^pretrain: "):
+    (name,) = given
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == f"pretrain.{name}"):
         pretrain(tiny_images(), **given)
 
 
@@ -596,8 +597,9 @@ def test_pretraining_needs_something_to_reconstruct() -> None:
     tokens = fc.data.dataset(
         torch.zeros(4, 3, dtype=torch.int64), torch.zeros(4, dtype=torch.int64), name="words"
     )
-    with pytest.raises(InvalidInputError, match="'words' are whole numbers"):
+    with pytest.raises(InvalidInputError, match="'words'") as caught:
         pretrain(tokens)
+    assert caught.value.field == "pretrain.data"
 
 
 def test_pretraining_on_the_command_line(tmp_path: Path) -> None:

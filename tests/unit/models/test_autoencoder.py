@@ -1,3 +1,5 @@
+"""Autoencoders: numbers of parameters, shapes, checked fields, and pretraining."""
+
 from pathlib import Path
 
 import numpy as np
@@ -22,23 +24,23 @@ def size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def test_it_has_the_parameters_flt_prints() -> None:
+def test_conv_autoencoder_has_the_number_of_parameters_that_flt_prints() -> None:
     assert size(ConvAutoencoder().build((1, 28, 28), 10)) == 51_577
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 4, 12)])
-def test_reconstruction_has_the_shape_of_the_image_and_lies_in_0_to_1(
+def test_a_reconstruction_has_the_shape_of_the_image_and_values_from_0_to_1(
     spec: Spec, shape: tuple[int, ...]
 ) -> None:
     module = spec.build(shape, 10)
     images = torch.rand(5, *shape)
-    again = module(images)
-    assert again.shape == images.shape
-    assert again.min() >= 0
-    assert again.max() <= 1
+    reconstructed = module(images)
+    assert reconstructed.shape == images.shape
+    assert reconstructed.min() >= 0
+    assert reconstructed.max() <= 1
     assert module.encode(images).shape == (5, 9)
-    torch.testing.assert_close(module.decoder(module.encode(images)), again)
+    torch.testing.assert_close(module.decoder(module.encode(images)), reconstructed)
 
 
 @pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.name)
@@ -59,40 +61,36 @@ def test_classes_are_ignored(spec: Spec) -> None:
 @pytest.mark.parametrize(
     ("shape", "remedy"),
     [
-        ((1, 30, 28), "; pad or crop the images."),
-        ((1, 28, 27), "; pad or crop the images."),
-        ((1, 2, 2), "; pad or crop the images."),
-        ((28, 28), "; add the axis of channels: (1, 28, 28)."),
-        ((28, 28, 1), "; put the channels first: (1, 28, 28)."),
-        ((64,), "."),
+        ((1, 30, 28), "crop"),
+        ((1, 28, 27), "crop"),
+        ((1, 2, 2), "crop"),
+        ((28, 28), ": (1, 28, 28)"),
+        ((28, 28, 1), ": (1, 28, 28)"),
+        ((64,), ""),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(
     spec: Spec, shape: tuple[int, ...], remedy: str
 ) -> None:
-    with pytest.raises(InvalidInputError) as refused:
+    with pytest.raises(InvalidInputError) as caught:
         spec.build(shape, 10)
-    needs = (
-        f"{type(spec).__name__} needs images (channels, height, width) of at least 4x4 with sides"
-        " divisible by 4"
-    )
-    assert str(refused.value) == f"{needs}, got {shape}{remedy}"
+    assert caught.value.field == "model"
+    parts = (type(spec).__name__, "(channels, height, width)", "4x4", "by 4", str(shape), remedy)
+    assert all(part in str(caught.value) for part in parts)
 
 
 @pytest.mark.parametrize("spec", [ConvAutoencoder, ResidualAutoencoder])
 @pytest.mark.parametrize("code", [0, -1, 1.5, True, "128"])
 def test_code_is_checked(spec: type[Spec], code: object) -> None:
-    with pytest.raises(
-        InvalidInputError,
-        match=r"^model\.code = .*: must be a whole number of at least 1.*length of the code",
-    ):
+    with pytest.raises(InvalidInputError, match=repr(code)) as caught:
         spec(code=code)  # type: ignore[arg-type]
+    assert caught.value.field == "model.code"
 
 
-# --- the residual one
+# --- ResidualAutoencoder
 
 
-def test_the_residual_one_has_the_parameters_of_its_layers() -> None:
+def test_residual_autoencoder_has_the_parameters_of_its_layers() -> None:
     def conv(inputs: int, maps: int, kernel: int) -> int:
         return inputs * maps * kernel**2 + maps
 
@@ -125,17 +123,17 @@ def test_the_residual_one_has_the_parameters_of_its_layers() -> None:
     )
 
 
-def test_its_maps_have_a_quarter_of_the_side() -> None:
-    seen: list[Tensor] = []
+def test_feature_maps_have_a_quarter_of_the_side() -> None:
+    maps: list[Tensor] = []
     module = ResidualAutoencoder(hidden=16).build((3, 32, 24))
     module.encoder.get_submodule("flatten").register_forward_pre_hook(
-        lambda _, given: seen.append(given[0])
+        lambda _, inputs: maps.append(inputs[0])
     )
     module.encode(torch.rand(2, 3, 32, 24))
-    assert seen[0].shape == (2, 16, 8, 6)
+    assert maps[0].shape == (2, 16, 8, 6)
 
 
-def test_its_images_do_not_depend_on_who_is_beside_them() -> None:
+def test_a_reconstruction_does_not_depend_on_the_rest_of_the_batch() -> None:
     torch.manual_seed(0)
     module, x = ResidualAutoencoder(hidden=16).build((3, 8, 8)).train(), torch.rand(4, 3, 8, 8)
     torch.testing.assert_close(module(x)[:1], module(x[:1]), rtol=0, atol=1e-6)
@@ -143,12 +141,10 @@ def test_its_images_do_not_depend_on_who_is_beside_them() -> None:
 
 
 @pytest.mark.parametrize("hidden", [0, -16, 8, 24, 16.0, True, "128"])
-def test_its_maps_are_checked(hidden: object) -> None:
-    with pytest.raises(
-        InvalidInputError,
-        match=r"^model\.hidden = .*: feature maps, a multiple of 16; fewer are faster",
-    ):
+def test_the_number_of_feature_maps_is_checked(hidden: object) -> None:
+    with pytest.raises(InvalidInputError, match=f"{hidden!r}: .*16") as caught:
         ResidualAutoencoder(hidden=hidden)  # type: ignore[arg-type]
+    assert caught.value.field == "model.hidden"
 
 
 @pytest.mark.parametrize(
@@ -161,13 +157,13 @@ def test_its_maps_are_checked(hidden: object) -> None:
         ((3, 8, 8), DenseAutoencoder()),
     ],
 )
-def test_it_is_the_encoder_of_colour_images_that_fit(shape: tuple[int, ...], spec: object) -> None:
+def test_the_default_encoder_depends_on_the_shape(shape: tuple[int, ...], spec: object) -> None:
     assert encoders.spec_for(shape) == spec
 
 
 def stripes(count: int) -> Tensor:
-    """Colour images with stripes, upright in the first half and level in the second, under some
-    noise.
+    """Color images with stripes and some noise. The first half has vertical stripes, the second
+    half horizontal ones.
     """
     generator = torch.Generator().manual_seed(0)
     lines = (torch.arange(24) // 4 % 2 * 200).expand(3, 24, 24)
@@ -175,7 +171,7 @@ def stripes(count: int) -> Tensor:
     return (images + torch.randint(0, 56, images.shape, generator=generator)).to(torch.uint8)
 
 
-def test_it_is_pretrained_into_a_file_and_read_again(tmp_path: Path) -> None:
+def test_a_pretrained_encoder_is_written_and_read(tmp_path: Path) -> None:
     data = fc.data.dataset(stripes(32), torch.zeros(32, dtype=torch.int64), name="stripes")
     losses: list[float] = []
     path = tmp_path / "stripes.safetensors"
@@ -183,30 +179,30 @@ def test_it_is_pretrained_into_a_file_and_read_again(tmp_path: Path) -> None:
         data, path, epochs=3, batch_size=8, on_epoch=lambda _, loss: losses.append(loss)
     )
     assert losses[2] < losses[1] < losses[0]
-    again = encoders.read(path, (3, 24, 24))
-    assert again.pretrained
+    loaded = encoders.read(path, (3, 24, 24))
+    assert loaded.pretrained
     assert all(
-        torch.equal(value, again.state_dict()[name]) for name, value in module.state_dict().items()
+        torch.equal(value, loaded.state_dict()[name]) for name, value in module.state_dict().items()
     )
 
 
-def test_it_is_pretrained_on_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_pretrains_an_encoder(tmp_path: Path) -> None:
     x = stripes(16).numpy()
     y = np.zeros(16, dtype=np.int64)
     np.savez(tmp_path / "stripes.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
     out = tmp_path / "encoder.safetensors"
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         main.app,
         ["pretrain", "--data", str(tmp_path / "stripes.npz"), "--out", str(out), "--epochs", "1"],
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     assert encoders.read(out, (3, 24, 24)).encode(torch.rand(2, 3, 24, 24)).shape == (
         2,
         128,
     )
 
 
-def test_flt_finds_groups_of_colour_images_with_it() -> None:
+def test_flt_finds_groups_of_color_images() -> None:
     x = stripes(32)
     clients = from_arrays(
         [(x[start : start + 8], torch.zeros(8, dtype=torch.int64)) for start in range(0, 32, 8)]

@@ -1,4 +1,6 @@
-"""What holds for every model: the registry, frozen specs, many clients at once equal one by one."""
+"""Properties of every model: the registry, frozen specs, and equal gradients for many clients at a
+time and one by one.
+"""
 
 import dataclasses
 import warnings
@@ -56,12 +58,12 @@ CASES: list[tuple[ModelSpec, tuple[int, ...]]] = [
 ]
 CLASSES = 10
 
-# Gradients are compared in float64: in float32 a rounding may turn which of two pixels is the
-# larger, and so a pooling's gradient.
+# Gradients are compared in float64: in float32 rounding may change which of two pixels is larger,
+# and so the gradient of a pooling.
 
 
 def samples(spec: ModelSpec, shape: tuple[int, ...], *axes: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets as a model of this kind is given them."""
+    """Inputs and targets for a model."""
     words = isinstance(spec, LstmLanguageModel)
     x = (
         torch.randint(CLASSES, (*axes, *shape))
@@ -88,7 +90,7 @@ def test_every_model_has_a_case() -> None:
     assert {spec.name for spec, _ in CASES} == set(MODELS)
 
 
-def test_models_go_by_name() -> None:
+def test_models_are_registered_by_name() -> None:
     expected = {
         "mlp": MLP,
         "leaf_cnn": LeafCNN,
@@ -117,7 +119,7 @@ def test_specs_are_frozen_values_with_defaults(name: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "shape"), CASES, ids=str)
-def test_the_seed_decides_the_weights(spec: ModelSpec, shape: tuple[int, ...]) -> None:
+def test_the_seed_determines_the_weights(spec: ModelSpec, shape: tuple[int, ...]) -> None:
     def weights(seed: int) -> Tensor:
         torch.manual_seed(seed)
         return nn.utils.parameters_to_vector(spec.build(shape, CLASSES).parameters())
@@ -127,7 +129,7 @@ def test_the_seed_decides_the_weights(spec: ModelSpec, shape: tuple[int, ...]) -
 
 
 @pytest.mark.parametrize(("spec", "shape"), CASES, ids=str)
-def test_no_layer_stands_in_two_places_and_none_has_buffers(
+def test_no_layer_is_used_twice_and_none_has_buffers(
     spec: ModelSpec, shape: tuple[int, ...]
 ) -> None:
     module = spec.build(shape, CLASSES)
@@ -145,13 +147,12 @@ def test_gradients_of_three_clients_at_once_equal_one_by_one(
     params, buffers = stack_module_state(modules)
     x, y = samples(spec, shape, 3, 4)
 
-    def loss(own: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return loss_of(spec)(functional_call(modules[0], (own, buffers), (x,)), y).mean()
+    def loss(client_params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return loss_of(spec)(functional_call(modules[0], (client_params, buffers), (x,)), y).mean()
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error"
-        )  # torch warns where a layer has no batching rule and would run client by client
+        # torch warns if a layer has no batching rule and would run client by client.
+        warnings.simplefilter("error")
         together = vmap(grad(loss))(params, x, y)
 
     for client, module in enumerate(modules):
@@ -163,8 +164,8 @@ def test_gradients_of_three_clients_at_once_equal_one_by_one(
             torch.testing.assert_close(together[name][client], parameter.grad)
 
 
-# Not ResNet9 and ResidualAutoencoder: on the CPU torch's group norm under vmap refuses what
-# convolutions in columns give. On CUDA it takes it (tests/integration/engines/test_cuda.py).
+# Without ResNet9 and ResidualAutoencoder: on the CPU torch's group norm under vmap does not accept
+# the outputs of convolutions in columns. On CUDA it does (tests/integration/engines/test_cuda.py).
 CONVOLUTIONS = LeafCNN | SmallCNN | LeNet5 | CflCNN | GmccCNN | ConvAutoencoder
 IN_COLUMNS = [
     pytest.param(*case, True, id=f"{case[0]}-in columns")
@@ -176,12 +177,10 @@ IN_COLUMNS = [
 @pytest.mark.parametrize(
     ("spec", "shape", "in_columns"), [(*case, False) for case in CASES] + IN_COLUMNS, ids=str
 )
-def test_a_stack_has_the_gradients_that_autograd_gives_client_by_client(
+def test_a_stack_has_the_gradients_of_autograd_client_by_client(
     spec: ModelSpec, shape: tuple[int, ...], in_columns: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the engine trains: with dropout, and a padded batch. in_columns: convolutions as on
-    CUDA.
-    """
+    """As in the engine, with dropout and a padded batch. in_columns: convolutions as on CUDA."""
     monkeypatch.setattr(activation_taps, "in_columns", lambda x: in_columns)
     torch.manual_seed(0)
     objective = Objective(spec.build(shape, CLASSES).double(), loss_of(spec))
@@ -194,16 +193,17 @@ def test_a_stack_has_the_gradients_that_autograd_gives_client_by_client(
     zeros = {name: torch.zeros_like(value) for name, value in params.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        got = objective.add_scaled_gradient(
+        gradients = objective.add_scaled_gradient(
             zeros, weight.new_ones(()), params, ClientStackedBatch(x, y, weight, torch.arange(2))
         )
     for client in range(2):
-        own = {name: value[client].clone().requires_grad_() for name, value in params.items()}
+        model = {name: value[client].clone().requires_grad_() for name, value in params.items()}
         loss = objective.loss(
-            own, Batch(x[client], y[client], weight[client], torch.tensor(client))
+            model, Batch(x[client], y[client], weight[client], torch.tensor(client))
         )
-        for name, expected in zip(own, torch.autograd.grad(loss, list(own.values())), strict=True):
-            torch.testing.assert_close(got[name][client], expected)
+        expected = torch.autograd.grad(loss, list(model.values()))
+        for name, gradient in zip(model, expected, strict=True):
+            torch.testing.assert_close(gradients[name][client], gradient)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,11 @@ def test_two_rounds_lower_the_training_loss(spec: ModelSpec, shape: tuple[int, .
             "loss": loss,
             "device": "cpu",
         }
-        value: float = fc.run(fc.FedAvg(), clients, module, rounds, **settings).summary[
+        value: float = fc.run(fc.FedAvg(), clients, module, rounds=rounds, **settings).summary[
             "train_loss"
         ]
         return value
 
-    # The head of ResNet9 has 512 large inputs: on a dozen images of noise only small steps go down.
+    # The head of ResNet9 has 512 large inputs: on a dozen images of noise only small steps lower
+    # the loss.
     assert train_loss(2, lr=1e-4 if isinstance(spec, ResNet9) else 0.03) < train_loss(1, lr=1e-12)

@@ -1,3 +1,5 @@
+"""Convolutional networks: numbers of parameters, layers, image sizes, and checked fields."""
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ def size(module: nn.Module) -> int:
         (LeNet5(), (1, 28, 28), 10, 44_426),
         (GmccCNN(), (1, 28, 28), 62, 486_654),
         (GmccCNN(dropout=0), (1, 28, 28), 62, 486_654),
-        (CflCNN(), (3, 32, 32), 10, 188_810),  # ours: the paper gives none
+        (CflCNN(), (3, 32, 32), 10, 188_810),  # the paper gives no number
     ],
 )
 def test_parameter_counts_of_the_papers(
@@ -83,55 +85,51 @@ def test_fedgmccs_net_drops_units_after_each_pooling_and_before_the_last_layer()
     [(LeafCNN(p), least) for p, least in enumerate([16, 10, 4, 1, 1])]
     + [(SmallCNN(), 16), (LeNet5(), 16), (CflCNN(), 8), (GmccCNN(), 4)],
 )
-def test_any_image_from_the_smallest_on_fits_and_a_smaller_one_is_refused(
-    spec: Spec, least: int
-) -> None:
+def test_images_of_the_least_size_fit_and_smaller_ones_are_refused(spec: Spec, least: int) -> None:
     for height, width in [(least, least), (least + 1, least + 2), (least + 7, least)]:
         assert spec.build((2, height, width), 5)(torch.rand(3, 2, height, width)).shape == (3, 5)
     if least > 1:
-        with pytest.raises(
-            InvalidInputError,
-            match=f"^{type(spec).__name__} needs images .* of at least {least}x{least}, got",
-        ):
+        with pytest.raises(InvalidInputError, match=f"{least}x{least}") as caught:
             spec.build((2, least + 5, least - 1), 5)
+        assert caught.value.field == "model"
+        assert type(spec).__name__ in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("shape", "remedy"),
     [
-        ((1, 8, 8), "; use MLP, which takes any shape."),
-        ((60,), "; use MLP, which takes any shape."),
-        ((28, 28), "; add the axis of channels: (1, 28, 28)."),
-        ((32, 32, 3), "; put the channels first: (3, 32, 32)."),
-        ((), "; use MLP, which takes any shape."),
-        ((0, 28, 28), "; use MLP, which takes any shape."),
+        ((1, 8, 8), "MLP"),
+        ((60,), "MLP"),
+        ((28, 28), ": (1, 28, 28)"),
+        ((32, 32, 3), ": (3, 32, 32)"),
+        ((), "MLP"),
+        ((0, 28, 28), "MLP"),
     ],
 )
-def test_the_refusal_names_model_shape_need_and_remedy(shape: tuple[int, ...], remedy: str) -> None:
-    with pytest.raises(InvalidInputError) as refused:
+def test_the_error_has_the_model_the_shape_the_least_size_and_the_remedy(
+    shape: tuple[int, ...], remedy: str
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
         LeNet5().build(shape, 10)
-    assert (
-        str(refused.value)
-        == f"LeNet5 needs images (channels, height, width) of at least 16x16, got {shape}{remedy}"
-    )
+    assert caught.value.field == "model"
+    parts = ("LeNet5", "(channels, height, width)", "16x16", str(shape), remedy)
+    assert all(part in str(caught.value) for part in parts)
 
 
 @pytest.mark.parametrize("padding", [-1, 5, 1.0, True, "same"])
 def test_padding_is_checked(padding: object) -> None:
-    with pytest.raises(
-        InvalidInputError,
-        match=r"^model\.padding = .*: must be a whole number of at least 0 and at most 4",
-    ):
+    with pytest.raises(InvalidInputError, match=f"{padding!r}: .*0.*4") as caught:
         LeafCNN(padding=padding)  # type: ignore[arg-type]
+    assert caught.value.field == "model.padding"
 
 
 @pytest.mark.parametrize("spec", [SmallCNN, GmccCNN])
 def test_dropout_is_checked(spec: type[SmallCNN] | type[GmccCNN]) -> None:
-    with pytest.raises(InvalidInputError, match=r"^model\.dropout = 1\.0: "):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "model.dropout"):
         spec(dropout=1.0)
 
 
 @pytest.mark.parametrize("spec", [LeafCNN(), SmallCNN(), LeNet5(), CflCNN(), GmccCNN()])
 def test_classes_are_checked(spec: Spec) -> None:
-    with pytest.raises(InvalidInputError, match=r"^classes = -1: .* it is the number of outputs"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "classes"):
         spec.build((1, 28, 28), -1)

@@ -43,7 +43,7 @@ def test_clipping_by_hand() -> None:
 
 
 @given(st.lists(numbers, min_size=1, max_size=6), st.floats(1e-3, 1e3))
-def test_nothing_is_longer_than_the_clip_and_short_ones_stay(
+def test_long_vectors_are_clipped_and_short_ones_do_not_change(
     values: list[float], clip: float
 ) -> None:
     vector = torch.tensor([values], dtype=torch.float64)
@@ -58,10 +58,10 @@ def change(a: np.ndarray, b: np.ndarray, clip: float) -> float:
     example a is replaced by b.
     """
     moments = np.outer(a, a) - np.outer(b, b)
-    told = np.concatenate(
+    reply = np.concatenate(
         [(a - b) / (SUM * clip), moments[np.triu_indices(len(a))] / (MOMENT * clip**2)]
     )
-    return float(np.linalg.norm(told))
+    return float(np.linalg.norm(reply))
 
 
 @given(
@@ -83,7 +83,7 @@ def test_the_sensitivity_is_reached() -> None:
 
 
 @pytest.mark.parametrize("clip", [0.1, 1.0, 30.0])
-def test_replacing_an_example_moves_a_signature_by_no_more_than_it_says(clip: float) -> None:
+def test_replacing_an_example_moves_a_signature_by_at_most_its_sensitivity(clip: float) -> None:
     """The programs themselves, with so little noise that one sees through it."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(7, 6, generator=generator), torch.arange(7) % 3
@@ -91,14 +91,14 @@ def test_replacing_an_example_moves_a_signature_by_no_more_than_it_says(clip: fl
     other[3] = -50 * x[3]
     clients = from_arrays([(x, y), (other, y)])
     objective = Objective(MLP(5).build((6,), 3))
-    got = asked(
+    replies = replies_of(
         gradient_signature.private_signature(objective, "gradient", 4, KEY, clip, 1e-12, SECRET),
         clients,
         objective,
     )
-    one, two = got["mean"].double()
+    one, two = replies["mean"].double()
     assert 0 < float((one - two).norm()) <= SUM * clip / 7 + 1e-6
-    mean = asked(
+    mean = replies_of(
         encoder_signature.private_signature(Encoder(nn.Flatten()), clip, 1e-12, SECRET), clients
     )["centres"][:, 0]
     assert 0 < float((mean[0] - mean[1]).norm()) <= SUM * clip / 7 + 1e-6
@@ -144,7 +144,7 @@ def test_noise_is_standard_normal() -> None:
     assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 5 / len(noise) ** 0.5
 
 
-def test_noise_differs_by_secret_question_and_data_and_by_nothing_else() -> None:
+def test_noise_depends_on_secret_query_and_data_only() -> None:
     x, y = torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 2])
     trace = after(trace_of("gradient", 4, 1.0), x, y)
     assert torch.equal(
@@ -168,7 +168,7 @@ def test_noise_differs_by_secret_question_and_data_and_by_nothing_else() -> None
     assert torch.equal(draws[0], noise_for(trace.clone(), SECRET, x))
 
 
-def asked(
+def replies_of(
     program: AnyProgram,
     clients: Clients,
     objective: Objective | None = None,
@@ -190,18 +190,18 @@ def objective() -> Objective:
     return Objective(MLP(5).build((6,), 3))
 
 
-def test_who_is_asked_again_answers_the_same_whatever_the_key(
+def test_a_repeated_query_has_the_same_reply_for_any_key(
     objective: Objective, ragged: Clients
 ) -> None:
     def mean(secret: int, key: int, chunk: int | None = None, noise: float = 1.0) -> Tensor:
         program = gradient_signature.private_signature(
             objective, "gradient", 6, KEY, 1.0, noise, secret
         )
-        return asked(program, ragged, objective, key, chunk=chunk)["mean"]
+        return replies_of(program, ragged, objective, key, chunk=chunk)["mean"]
 
     assert torch.equal(mean(SECRET, key=0), mean(SECRET, key=1, chunk=2))
     assert not torch.equal(mean(SECRET, key=0), mean(SECRET + 1, key=0))
-    # The same seed and less noise: had it the same noise, the two would tell the mean.
+    # The same secret and less noise: with the same noise, the two replies would reveal the mean.
     exact, more, less = (
         mean(SECRET, 0, noise=1e-9),
         mean(SECRET, 0, noise=1.0),
@@ -210,7 +210,7 @@ def test_who_is_asked_again_answers_the_same_whatever_the_key(
     assert not torch.allclose(more - exact, 2 * (less - exact), atol=1e-3)
 
 
-# --- what is told
+# --- the replies
 
 
 @pytest.mark.parametrize("kind", ["gradient", "features", "joint"])
@@ -218,7 +218,7 @@ def test_a_private_signature_is_mean_and_scatter_of_the_clipped_sketches_plus_no
     kind: Any, objective: Objective, ragged: Clients
 ) -> None:
     clip, e = 0.5, gradient_signature.dimensions(objective, kind, 6)
-    quiet = asked(
+    quiet = replies_of(
         gradient_signature.private_signature(objective, kind, 6, KEY, clip, 1e-9, SECRET),
         ragged,
         objective,
@@ -243,21 +243,21 @@ def test_a_private_signature_is_mean_and_scatter_of_the_clipped_sketches_plus_no
         )
 
 
-def test_noise_has_the_size_that_was_asked_for_and_the_scatter_stays_right_on_average(
+def test_noise_has_the_requested_size_and_the_scatter_is_unbiased(
     objective: Objective,
 ) -> None:
     x = torch.randn(10, 6, generator=torch.Generator().manual_seed(3))
     one = from_arrays([(x, torch.arange(10) % 3)])
     clip, noise, e = 0.5, 2.0, 4
 
-    def told(noise: float, secret: int) -> Tree:
+    def reply_with(noise: float, secret: int) -> Tree:
         program = gradient_signature.private_signature(
             objective, "gradient", e, KEY, clip, noise, secret
         )
-        return {name: value[0] for name, value in asked(program, one, objective).items()}
+        return {name: value[0] for name, value in replies_of(program, one, objective).items()}
 
-    exact = told(1e-9, 0)
-    draws = [told(noise, secret) for secret in range(400)]
+    exact = reply_with(1e-9, 0)
+    draws = [reply_with(noise, secret) for secret in range(400)]
     means, scatters = (
         torch.stack([draw[name] for draw in draws]).double() for name in ("mean", "scatter")
     )
@@ -268,14 +268,16 @@ def test_noise_has_the_size_that_was_asked_for_and_the_scatter_stays_right_on_av
 
 
 def test_a_private_centre_is_the_mean_of_the_clipped_embeddings(ragged: Clients) -> None:
-    got = asked(
+    replies = replies_of(
         encoder_signature.private_signature(Encoder(nn.Flatten()), 0.5, 1e-9, SECRET), ragged
     )
-    assert got["centres"].shape == (len(ragged), 1, 6)
-    assert got["count"].tolist() == [1] * len(ragged)
+    assert replies["centres"].shape == (len(ragged), 1, 6)
+    assert replies["count"].tolist() == [1] * len(ragged)
     for client in range(len(ragged)):
         mean = clipped(ragged.x[ragged.train[client]].double(), 0.5).mean(0)
-        torch.testing.assert_close(got["centres"][client, 0], mean.float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            replies["centres"][client, 0], mean.float(), rtol=1e-4, atol=1e-6
+        )
 
 
 def test_an_example_that_breaks_the_encoder_does_not_show() -> None:
@@ -284,24 +286,28 @@ def test_an_example_that_breaks_the_encoder_does_not_show() -> None:
             return x.sqrt()
 
     clients = from_arrays([(torch.tensor([[0.25], [-1.0]]), torch.zeros(2))])
-    got = asked(encoder_signature.private_signature(Encoder(Root()), 1.0, 1e-9, SECRET), clients)
-    assert float(got["centres"]) == pytest.approx(
+    replies = replies_of(
+        encoder_signature.private_signature(Encoder(Root()), 1.0, 1e-9, SECRET), clients
+    )
+    assert float(replies["centres"]) == pytest.approx(
         0.25
     )  # (0.5 + 0) / 2, and the reply is not refused
 
 
-def test_no_example_changes_what_is_made_of_another(ragged: Clients) -> None:
+def test_no_example_changes_the_embedding_of_another(ragged: Clients) -> None:
     """An encoder that looks at the whole batch sees one example at a time."""
 
     class Centred(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x - x.mean(0)
 
-    got = asked(encoder_signature.private_signature(Encoder(Centred()), 1.0, 1e-9, SECRET), ragged)
-    assert float(got["centres"].abs().max()) < 1e-6
+    replies = replies_of(
+        encoder_signature.private_signature(Encoder(Centred()), 1.0, 1e-9, SECRET), ragged
+    )
+    assert float(replies["centres"].abs().max()) < 1e-6
 
 
-def test_weights_of_the_encoder_are_part_of_the_question(ragged: Clients) -> None:
+def test_weights_of_the_encoder_are_part_of_the_query(ragged: Clients) -> None:
     encoder = Encoder(nn.Linear(6, 2))
     program, weights = (
         encoder_signature.private_signature(encoder, 1.0, 1.0, SECRET),
@@ -322,13 +328,14 @@ def test_weights_of_the_encoder_are_part_of_the_question(ragged: Clients) -> Non
     assert not torch.allclose(centres(weights), centres(nudged), atol=1e-2)
 
 
-def test_what_a_client_has_more_of_changes_the_noise(ragged: Clients) -> None:
+def test_more_data_of_a_client_change_the_noise(ragged: Clients) -> None:
     """Else the difference of two answers would be the newcomer, in clear."""
     x = ragged.x[ragged.train[2]]
     y = torch.zeros(len(x), dtype=torch.int64)
     less, more = from_arrays([(x[:-1], y[:-1])]), from_arrays([(x, y)])
     program = encoder_signature.private_signature(Encoder(nn.Flatten()), 1.0, 1.0, SECRET)
     sums = [
-        float(len(clients.x)) * asked(program, clients)["centres"][0, 0] for clients in (less, more)
+        float(len(clients.x)) * replies_of(program, clients)["centres"][0, 0]
+        for clients in (less, more)
     ]
     assert float((sums[1] - sums[0]).norm()) > 1.1  # an example alone is no longer than 1

@@ -1,4 +1,4 @@
-"""Doing a table's runs."""
+"""A fixture that executes a table."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +13,12 @@ from fedclade.reproduce.spec import Table
 
 @pytest.fixture
 def done() -> Callable[..., tuple[Outcome, list[TableEntry]]]:
-    """done(table, folder, **options): what came out, and the entries that were begun for it."""
+    """done(table, folder, **options): the outcome, and the entries that were started."""
 
     def do(table: Table, folder: Path, **options: Any) -> tuple[Outcome, list[TableEntry]]:
-        begun: list[TableEntry] = []
+        started: list[TableEntry] = []
         planned = plan(table, Options(device="cpu", **options))
-        found = execute(planned, folder, lambda entry, number, total: begun.append(entry))
-        return outcome(planned, found, "cpu"), begun
+        results = execute(planned, folder, lambda entry, number, total: started.append(entry))
+        return outcome(planned, results, "cpu"), started
 
     return do

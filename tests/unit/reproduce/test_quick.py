@@ -1,4 +1,4 @@
-"""Every table runs: `fedclade reproduce TABLE --quick`, on the real data that are here."""
+"""Every table runs: `fedclade reproduce TABLE --quick`, on the real data of this machine."""
 
 import json
 import warnings
@@ -24,7 +24,7 @@ UNPACKED = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", tables())
-def test_a_quick_look_at_every_table(
+def test_the_quick_version_of_every_table(
     name: str, real_data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     table = tables()[name]
@@ -45,7 +45,7 @@ def test_a_quick_look_at_every_table(
             " here"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # FLT says that so small a federation is too small for UMAP
+        warnings.simplefilter("ignore")  # FLT warns that the federation is too small for UMAP
         arguments = [
             "reproduce",
             name,
@@ -56,8 +56,8 @@ def test_a_quick_look_at_every_table(
             "--out",
             str(tmp_path / "out"),
         ]
-        told = CliRunner().invoke(app, [*arguments, *(["--data-root", root[0]] if root else [])])
-    assert told.exception is None, told.exception
+        result = CliRunner().invoke(app, [*arguments, *(["--data-root", root[0]] if root else [])])
+    assert result.exception is None, result.exception
     cells = json.loads((tmp_path / "out" / "table.json").read_text())["cells"]
     assert cells
     assert all(cell["difference"] is None or cell["metric"] == "bytes" for cell in cells)

@@ -1,4 +1,4 @@
-"""Studies: their mathematics by hand, and tables that are made of them."""
+"""Studies: their mathematics by hand, and tables of studies."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ STUDIES = [name for name, table in tables().items() if table.study]
 
 
 def experiment(**changes: dict[str, Any]) -> Tables:
-    found: Tables = {
+    tables: Tables = {
         "data": {"name": "digits"},
         "partition": {"name": "label_permutation", "clients": 6, "clusters": 2, "samples": 60},
         "model": {"name": "mlp", "hidden": 16},
@@ -50,15 +50,15 @@ def experiment(**changes: dict[str, Any]) -> Tables:
         "run": {"rounds": 2, "seed": 0},
     }
     for name, values in changes.items():
-        found[name] = values if "name" in values else found[name] | values
-    return found
+        tables[name] = values if "name" in values else tables[name] | values
+    return tables
 
 
 def dealt(tables: Tables) -> Clients:
     return experiment_file.experiment(tables).clients()
 
 
-def test_gradients_are_those_of_all_of_a_clients_samples() -> None:
+def test_gradients_use_all_samples_of_a_client() -> None:
     data = fc.data.load("digits")
     clients = fc.data.from_arrays(
         [(data.x_train[:7], data.y_train[:7]), (data.x_train[7:310], data.y_train[7:310])]
@@ -94,25 +94,19 @@ def test_the_rounds_are_those_of_fedavg() -> None:
         ]
     )
     run = fc.run(
-        *(
-            fc.FedAvg(),
-            clients,
-            settings.model,
-            2,
-            1.0,
-            local.lr,
-            local.batch_size,
-            local.epochs,
-            local.momentum,
-        ),
-        lr_decay=local.lr_decay,
+        fc.FedAvg(),
+        clients,
+        settings.model,
+        rounds=2,
+        clients_per_round=1.0,
+        local=local,
         device="cpu",
     )
     end = torch.cat([value.flatten() for value in run.model_of(0).parameters()])
     torch.testing.assert_close(start + sum(moved), end, rtol=1e-4, atol=1e-5)
 
 
-def test_a_group_that_is_torn_apart_is_noticed() -> None:
+def test_a_split_group_is_detected() -> None:
     close = np.array([[1.0, 0.9, 0.1], [0.9, 1.0, 0.1], [0.1, 0.1, 1.0]])
     assert keeps_whole(close, np.array([0, 0, 1]))
     assert not keeps_whole(close, np.array([0, 1, 1]))
@@ -128,16 +122,14 @@ def test_separation_of_permuted_labels() -> None:
         assert row["separated gradients"] == 100.0 * (row["gap gradients"] > 0)
         assert (
             row["separated gradients"] <= row["right gradients"]
-        )  # above 0 no bipartition can be mistaken
+        )  # above 0 every bipartition is correct
 
 
 def test_separation_needs_groups() -> None:
     tables = experiment(partition={"name": "dirichlet", "clients": 4})
-    with pytest.raises(
-        fc.InvalidInputError,
-        match=r"partition\.name = 'dirichlet': it has no true groups; use label_swap",
-    ):
+    with pytest.raises(fc.InvalidInputError, match=r"'dirichlet'.*label_swap") as caught:
         separation(tables, dealt(tables), "cpu")
+    assert caught.value.field == "partition.name"
 
 
 def test_two_clients_by_hand() -> None:
@@ -152,13 +144,12 @@ def test_two_clients_by_hand() -> None:
     )
     assert max(row["longest"] for row in history[:3]) == pytest.approx(100.0)
     three = experiment(partition={"clients": 3})
-    with pytest.raises(
-        fc.InvalidInputError, match=r"partition\.clients = 3: this study is of 2 clients"
-    ):
+    with pytest.raises(fc.InvalidInputError, match="= 3: ") as caught:
         two_clients(three, dealt(three), "cpu")
+    assert caught.value.field == "partition.clients"
 
 
-def test_directions_add_up_to_zero_and_have_noise_of_the_length_asked_for() -> None:
+def test_directions_add_up_to_zero_and_their_noise_has_the_given_length() -> None:
     quiet, groups = Directions(groups=3, noise=0.0, members=2, dimensions=7).draw(
         np.random.default_rng(1)
     )
@@ -180,17 +171,17 @@ def test_directions_add_up_to_zero_and_have_noise_of_the_length_asked_for() -> N
     st.floats(0, 0.99),
     st.integers(0, 2**32),
 )
-def test_below_the_bound_the_bipartition_is_always_right(
+def test_below_the_bound_the_bipartition_is_always_correct(
     groups: int, members: int, dimensions: int, share: float, seed: int
 ) -> None:
     bound = Directions(groups=groups).bound()
-    found, truth = Directions(groups, share * bound, members, dimensions).draw(
+    gradients, truth = Directions(groups, share * bound, members, dimensions).draw(
         np.random.default_rng(seed)
     )
-    assert keeps_whole(cosine(torch.from_numpy(found)).numpy(), truth)
+    assert keeps_whole(cosine(torch.from_numpy(gradients)).numpy(), truth)
 
 
-def test_the_share_of_draws_that_are_right() -> None:
+def test_the_share_of_correct_draws() -> None:
     def right(**setting: Any) -> float:
         history = noisy_directions(
             {"study": {"draws": 20, **setting}, "run": {"seed": 3}}, None, "cpu"
@@ -200,15 +191,15 @@ def test_the_share_of_draws_that_are_right() -> None:
     assert Directions(groups=2).bound() == pytest.approx(math.sqrt(0.5))
     assert right(groups=3, noise=0.3) == 100.0
     assert right(groups=5, noise=10.0) < 50.0
-    with pytest.raises(fc.InvalidInputError, match=r"study\.groups = 1: must be a whole number"):
+    with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "study.groups"):
         right(groups=1)
-    with pytest.raises(fc.InvalidInputError, match=r"study\.noize: unknown key"):
+    with pytest.raises(fc.InvalidInputError, match=r"^study\.noize: "):
         right(noize=1.0)
 
 
-def test_along_a_straight_path_a_linear_model_is_known() -> None:
-    """Outputs go straight from one end to the other, d apart: the loss at u is ½ (u² + (1 − u)²)
-    d², a quarter of d² in the middle.
+def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
+    """Outputs are linear in u, and the ends differ by d: the loss at u is ½ (u² + (1 − u)²) d², a
+    quarter of d² at the midpoint.
     """
     tables = experiment(
         model={"name": "logistic"}, method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 20}
@@ -216,19 +207,17 @@ def test_along_a_straight_path_a_linear_model_is_known() -> None:
     [row] = curves(tables, dealt(tables), "cpu")
     mean = sum((u**2 + (1 - u) ** 2) / 2 for u in SCORED_AT) / len(SCORED_AT)
     assert row["straight middle"] / row["straight"] == pytest.approx(0.25 / mean, rel=1e-4)
-    assert row["bent"] >= row["straight"] * (
-        1 - 1e-4
-    )  # of a linear model the straight path is the best
+    # For a linear model the straight path is the best.
+    assert row["bent"] >= row["straight"] * (1 - 1e-4)
 
 
-def test_a_path_that_is_not_bent_is_straight() -> None:
+def test_a_path_without_training_steps_is_straight() -> None:
     tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 0})
     [row] = curves(tables, dealt(tables), "cpu")
     assert (row["bent"], row["bent middle"]) == (row["straight"], row["straight middle"])
-    with pytest.raises(
-        fc.InvalidInputError, match=r"method\.name = 'fedavg': this study is of fedgmcc's paths"
-    ):
+    with pytest.raises(fc.InvalidInputError, match=r"'fedavg'.*fedgmcc") as caught:
         curves(experiment(), dealt(experiment()), "cpu")
+    assert caught.value.field == "method.name"
 
 
 Done = Callable[..., tuple[Outcome, list[TableEntry]]]
@@ -261,11 +250,11 @@ def small() -> Table:
     return TypeAdapter(Table).validate_python(TABLE)
 
 
-def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(
+def test_rows_with_other_rounds_share_a_study_that_is_executed_once(
     small: Table, tmp_path: Path, done: Done
 ) -> None:
-    result, begun = done(small, tmp_path)
-    assert [(entry.row.name, entry.seed) for entry in begun] == [
+    result, started = done(small, tmp_path)
+    assert [(entry.row.name, entry.seed) for entry in started] == [
         (name, seed) for seed in (0, 1) for name in ("permuted, round 1", "one kind")
     ]
     assert len(list(tmp_path.iterdir())) == 4
@@ -276,23 +265,23 @@ def test_rows_that_look_at_other_rounds_share_a_study_and_it_is_not_done_again(
     assert len(set(cells["permuted, round 2", "cosine"].values)) == 2
     missing = cells["permuted, round 9", "longest"]
     assert (missing.mean, missing.mark) == (None, "not reached")
-    again, begun = done(small, tmp_path)
-    assert begun == []
+    again, started = done(small, tmp_path)
+    assert started == []
     assert (again.cells, again.seconds) == (result.cells, result.seconds)
     assert "| permuted, round 2 | 100.00 |" in page(result)
 
 
-def test_a_quick_look_at_a_study(small: Table, tmp_path: Path, done: Done) -> None:
-    result, begun = done(small, tmp_path, quick=True)
-    assert len(begun) == 2
+def test_a_quick_version_of_a_study(small: Table, tmp_path: Path, done: Done) -> None:
+    result, started = done(small, tmp_path, quick=True)
+    assert len(started) == 2
     assert {cell.row for cell in result.cells if cell.mean is None} == {
         "permuted, round 2",
         "permuted, round 9",
     }
 
 
-def test_a_study_that_makes_its_own_data(tmp_path: Path, done: Done) -> None:
-    told = {
+def test_a_study_with_synthetic_data(tmp_path: Path, done: Done) -> None:
+    table = {
         **TABLE,
         "study": "cfl_directions",
         "metric": "right",
@@ -300,28 +289,24 @@ def test_a_study_that_makes_its_own_data(tmp_path: Path, done: Done) -> None:
         "quick": {},
         "seeds": 1,
     }
-    told |= {
+    table |= {
         "columns": [{"name": "quiet", "data": [SYNTHETIC], "set": ["study.noise=0.01"]}],
         "rows": [{"name": "four"}],
     }
-    result, _ = done(TypeAdapter(Table).validate_python(told), tmp_path)
+    result, _ = done(TypeAdapter(Table).validate_python(table), tmp_path)
     assert [cell.mean for cell in result.cells] == [100.0]
 
 
-def test_mistakes_in_a_table_of_a_study_are_noticed(small: Table) -> None:
-    with pytest.raises(
-        ValidationError,
-        match=r"study 'cfl_separations': there is no such study\. Did you mean 'cfl_separation'",
-    ):
+def test_mistakes_in_a_table_of_a_study_are_rejected(small: Table) -> None:
+    with pytest.raises(ValidationError, match=r"'cfl_separations'.*'cfl_separation'"):
         TypeAdapter(Table).validate_python({**TABLE, "study": "cfl_separations"})
-    with pytest.raises(ValidationError, match="row 'one': a study has no methods"):
+    with pytest.raises(ValidationError, match="row 'one'"):
         TypeAdapter(Table).validate_python({**TABLE, "rows": [{"name": "one", "method": "fedavg"}]})
-    with pytest.raises(ValidationError, match="row 'permuted, round 1': it needs a method"):
+    with pytest.raises(ValidationError, match="row 'permuted, round 1'"):
         TypeAdapter(Table).validate_python({**TABLE, "study": ""})
-    with pytest.raises(
-        fc.InvalidInputError, match="--methods cfl: this table has none of that name"
-    ):
+    with pytest.raises(fc.InvalidInputError, match=r"^--methods cfl: ") as caught:
         plan(small, Options(methods=("cfl",)))
+    assert caught.value.field == "--methods"
 
 
 @pytest.mark.parametrize("quick", [False, True])

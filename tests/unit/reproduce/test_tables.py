@@ -1,6 +1,4 @@
-"""All tables there are: names that refer to something, settings that make an experiment, numbers
-that its run will have.
-"""
+"""All tables: their names exist, their settings are valid experiments, and their metrics exist."""
 
 import re
 
@@ -66,7 +64,7 @@ def test_there_are_tables_of_all_four_papers() -> None:
     assert {name.partition("_")[0] for name in tables()} == {"flt", "flis", "cfl", "fedgmcc"}
 
 
-def test_a_key_that_a_table_does_not_know_is_refused() -> None:
+def test_an_unknown_key_is_rejected() -> None:
     with pytest.raises(ValidationError, match="papers"):
         TypeAdapter(Table).validate_python(
             {
@@ -80,7 +78,7 @@ def test_a_key_that_a_table_does_not_know_is_refused() -> None:
 
 
 @every_table
-def test_no_two_columns_or_rows_have_one_name(table: Table) -> None:
+def test_names_of_columns_and_rows_are_unique(table: Table) -> None:
     for things in (table.columns, table.rows):
         names = [thing.name for thing in things]
         assert len(set(names)) == len(names)
@@ -96,7 +94,7 @@ def test_names_refer_to_columns_and_rows(table: Table) -> None:
         if column.like is None:
             assert column.data, column.name
         else:
-            # Data and settings are those of the other column: what stands here would not be read.
+            # Data and settings come from the other column: these here would be ignored.
             assert columns[column.like].like is None
             assert (column.data, column.set, column.quick) == ((), (), ()), column.name
     settable = {name for name, column in columns.items() if column.like is None}
@@ -168,7 +166,7 @@ def test_models_fit_the_data(table: Table, quick: bool) -> None:
 
 
 @every_run
-def test_runs_have_what_is_measured(table: Table) -> None:
+def test_runs_have_the_metrics_of_the_table(table: Table) -> None:
     runs = {
         (row, column): entry.experiment(None).run
         for (row, column, _), entry in planned(table).entries.items()
@@ -205,5 +203,5 @@ def test_numbers_of_the_papers_are_possible(table: Table) -> None:
 )
 def test_every_cell_of_a_study_has_valid_settings(table: Table, quick: bool) -> None:
     for entry in planned(table, quick).entries.values():
-        if entry.data != SYNTHETIC:  # those that make their own data have settings of their own
+        if entry.data != SYNTHETIC:  # studies with synthetic data have other settings
             experiment_file.experiment(experiment_file.apply(entry.base, entry.sets))

@@ -1,4 +1,4 @@
-"""What is done after each round, and in which order."""
+"""Callbacks after each round, and their order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedclade.training.graceful_interrupt import Interrupt
 def test_files_are_written_before_the_users_function_is_called(
     digits: Clients, tmp_path: Path
 ) -> None:
-    seen: list[tuple[int, int, int]] = []
+    observed: list[tuple[int, int, int]] = []
 
     def look(row: RoundRecord) -> None:
         lines = (tmp_path / "rounds.jsonl").read_text().splitlines()
         checkpoints = list((tmp_path / "checkpoint").glob("round-*.safetensors"))
         assert json.loads(lines[-1]) == row
-        seen.append((row["round"], len(lines), len(checkpoints)))
+        observed.append((row["round"], len(lines), len(checkpoints)))
 
     fc.run(
         fc.FedAvg(),
@@ -38,14 +38,14 @@ def test_files_are_written_before_the_users_function_is_called(
         out=tmp_path,
         on_round=look,
     )
-    assert seen == [(1, 1, 0), (2, 2, 1), (3, 3, 1), (4, 4, 2)]
+    assert observed == [(1, 1, 0), (2, 2, 1), (3, 3, 1), (4, 4, 2)]
 
 
-def test_an_interrupt_comes_after_the_round_that_is_being_done() -> None:
+def test_an_interrupt_takes_effect_after_the_current_round() -> None:
     interrupt = Interrupt()
     row: Any = {"round": 1}
     interrupt.after_round(row)
-    interrupt.asked = True
+    interrupt.requested = True
     with pytest.raises(KeyboardInterrupt):
         interrupt.after_round(row)
 

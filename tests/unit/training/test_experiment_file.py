@@ -1,5 +1,5 @@
-"""The experiment file: what is read, what is refused, and that nothing but a readable message ever
-comes out of a bad one.
+"""The experiment file: valid content, invalid content, and that any content gives an experiment or
+an error of fedclade.
 """
 
 from __future__ import annotations
@@ -34,21 +34,25 @@ def with_sets(*sets: str) -> experiment_file.Experiment:
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
-def test_every_preset_is_a_valid_experiment_with_a_line_that_says_what_it_is(name: str) -> None:
+def test_every_preset_is_a_valid_experiment_with_a_description(name: str) -> None:
     assert experiment(read(name)).run.rounds > 0
     assert len(presets()[name]) > 20
 
 
-def test_a_file_that_names_the_four_parts_only_gets_the_documented_defaults(tmp_path: Path) -> None:
+def test_a_file_with_only_the_four_names_gets_the_documented_defaults(tmp_path: Path) -> None:
     file = tmp_path / "my experiment.toml"
     file.write_text(
         '[data]\nname = "digits"\n[partition]\nname = "iid"\n[model]\nname = "mlp"\n[method]\nname'
         ' = "fedavg"\n'
     )
-    made = experiment(read(file))
-    assert (made.partition.clients, made.partition.probe, made.partition.seed) == (100, None, None)
-    assert made.model == fc.models.MLP(200)
-    local, run, engine = made.local, made.run, made.engine
+    parsed = experiment(read(file))
+    assert (parsed.partition.clients, parsed.partition.probe, parsed.partition.seed) == (
+        100,
+        None,
+        None,
+    )
+    assert parsed.model == fc.models.MLP(200)
+    local, run, engine = parsed.local, parsed.run, parsed.engine
     assert (local.lr, local.batch_size, local.epochs) == (0.1, 10, 1)
     assert (local.momentum, local.weight_decay, local.lr_decay) == (0.0, 0.0, 1.0)
     assert (run.rounds, run.clients_per_round, run.seed) == (100, 0.2, 0)
@@ -56,8 +60,8 @@ def test_a_file_that_names_the_four_parts_only_gets_the_documented_defaults(tmp_
     assert (engine.chunk, engine.precision) == (None, "tf32")
 
 
-def test_set_reads_values_as_toml_and_what_is_not_toml_as_text() -> None:
-    made = apply(
+def test_set_reads_values_as_toml_or_else_as_text() -> None:
+    tables = apply(
         {},
         [
             "run.rounds=3",
@@ -68,7 +72,7 @@ def test_set_reads_values_as_toml_and_what_is_not_toml_as_text() -> None:
             "run.flag=true",
         ],
     )
-    assert made == {
+    assert tables == {
         "run": {"rounds": 3, "flag": True},
         "local": {"lr": 0.01},
         "model": {"hidden": [32, 16]},
@@ -77,22 +81,20 @@ def test_set_reads_values_as_toml_and_what_is_not_toml_as_text() -> None:
     }
 
 
-def test_set_leaves_the_tables_it_was_given_alone_and_the_last_one_wins() -> None:
+def test_set_does_not_change_its_argument_and_the_last_assignment_wins() -> None:
     tables = read("quickstart")
     before = {name: dict(table) for name, table in tables.items()}
     assert apply(tables, ["run.rounds=3", "run.rounds=4"])["run"]["rounds"] == 4
     assert tables == before
 
 
-def test_naming_another_partition_drops_the_fields_of_the_first_and_keeps_those_that_all_have() -> (
-    None
-):
-    made = with_sets("partition.name=pathological", "partition.classes_per_client=3")
-    assert made.scheme == fc.data.Pathological(3)
-    assert made.partition.clients == 40
+def test_another_partition_drops_the_fields_of_the_first_and_keeps_the_common_ones() -> None:
+    changed = with_sets("partition.name=pathological", "partition.classes_per_client=3")
+    assert changed.scheme == fc.data.Pathological(3)
+    assert changed.partition.clients == 40
 
 
-def test_naming_the_partition_that_is_there_already_keeps_its_fields() -> None:
+def test_the_same_partition_keeps_its_fields() -> None:
     assert with_sets("partition.name=label_clusters").scheme == fc.data.LabelClusters(
         clusters=5, classes=2
     )
@@ -104,7 +106,7 @@ def test_the_order_of_sets_does_not_matter_for_a_new_partition_and_its_fields() 
     ).scheme == fc.data.Pathological(3)
 
 
-def test_a_share_and_a_number_of_clients_stay_apart() -> None:
+def test_a_float_is_a_fraction_of_the_clients_and_an_int_their_number() -> None:
     share, number = (with_sets(f"run.clients_per_round={value}").run for value in ("1.0", "1"))
     assert isinstance(share.clients_per_round, float)
     assert share.cohort_size(40) == 40
@@ -115,7 +117,7 @@ def test_a_share_and_a_number_of_clients_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("share", "clients", "cohort"), [(0.2, 40, 8), (0.5, 5, 2), (0.001, 40, 1), (1.0, 3, 3)]
 )
-def test_a_share_of_clients_is_rounded_and_never_nobody(
+def test_a_fraction_of_clients_is_rounded_to_at_least_one(
     share: float, clients: int, cohort: int
 ) -> None:
     assert with_sets(f"run.clients_per_round={share}").run.cohort_size(clients) == cohort
@@ -125,7 +127,7 @@ def test_an_array_in_the_file_becomes_hidden_layers() -> None:
     assert with_sets("model.hidden=[32, 16]").model == fc.models.MLP((32, 16))
 
 
-def test_the_partition_takes_the_seed_of_the_run_unless_it_has_its_own() -> None:
+def test_the_partition_has_the_seed_of_the_run_unless_its_seed_is_set() -> None:
     first, second, fixed = (
         with_sets("run.seed=1"),
         with_sets("run.seed=2"),
@@ -136,149 +138,149 @@ def test_the_partition_takes_the_seed_of_the_run_unless_it_has_its_own() -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("assignment", "field", "values"),
     [
-        ("run.round=3", ["run.round", "'rounds'"]),
-        ("local.learning_rate=1", ["local.learning_rate", "lr"]),
-        ("partition.client=3", ["partition.client", "'clients'"]),
-        ("partition.cluster=3", ["partition.cluster", "'clusters'"]),
-        ("model.hiden=3", ["model.hiden", "'hidden'"]),
-        ("method.k=3", ["method.k", "unknown key"]),
-        ("method.bound=3", ["method.bound", "unknown key"]),
-        ("engine.chunks=3", ["engine.chunks", "'chunk'"]),
-        ("data.nam=3", ["data.nam", "'name'"]),
-        ("runs.rounds=3", ["[runs]", "'run'"]),
-        ("xyz.rounds=3", ["[xyz]", "Known", "partition"]),
-        ("method.name=fedvag", ["method.name", "'fedvag'", "'fedavg'"]),
-        ("model.name=cnn", ["model.name", "'cnn'"]),
-        ("partition.name=label_cluster", ["partition.name", "'label_clusters'"]),
-        ("method.name=3", ["method.name", "string"]),
-        ("data.name=3", ["data.name", "text"]),
-        ("run.rounds=three", ["run.rounds", "'three'", "whole number"]),
-        ("run.rounds=2.5", ["run.rounds", "2.5", "whole number"]),
-        ("run.rounds=true", ["run.rounds", "whole number"]),
-        ('run.rounds="3"', ["run.rounds", "whole number"]),
-        ("run.rounds=[3]", ["run.rounds", "whole number"]),
-        ("run.rounds=1979-05-27", ["run.rounds", "whole number"]),
-        ("run.rounds=", ["run.rounds", "whole number"]),
-        ("local.lr=fast", ["local.lr", "number"]),
-        ("local.lr=true", ["local.lr", "number"]),
-        ("model.hidden=[8, -1]", ["model.hidden", "at least 1"]),
-        ("model.hidden=[]", ["model.hidden", "at least 1"]),
-        ("run.rounds=0", ["run.rounds = 0", "at least 1"]),
-        ("run.rounds=-1", ["run.rounds = -1", "at least 1"]),
-        ("run.seed=-1", ["run.seed", "at least 0"]),
-        ("run.eval_every=-1", ["run.eval_every", "0"]),
-        ("run.checkpoint_every=-1", ["run.checkpoint_every", "0"]),
-        ("run.fine_tune_epochs=-1", ["run.fine_tune_epochs", "0"]),
-        ("run.clients_per_round=0", ["run.clients_per_round", "share"]),
-        ("run.clients_per_round=0.0", ["run.clients_per_round", "share"]),
-        ("run.clients_per_round=1.5", ["run.clients_per_round", "share"]),
-        ("run.clients_per_round=-2", ["run.clients_per_round", "share"]),
-        ("local.lr=0", ["local.lr", "above 0"]),
-        ("local.lr=-0.1", ["local.lr", "above 0"]),
-        ("local.lr=nan", ["local.lr", "finite"]),
-        ("local.lr=inf", ["local.lr", "finite"]),
-        ("local.momentum=1", ["local.momentum", "below 1"]),
-        ("local.momentum=-0.1", ["local.momentum", "at least 0"]),
-        ("local.weight_decay=-1", ["local.weight_decay", "at least 0"]),
-        ("local.lr_decay=0", ["local.lr_decay", "above 0"]),
-        ("local.lr_decay=1.1", ["local.lr_decay", "at most 1"]),
-        ("local.batch_size=0", ["local.batch_size", "at least 1"]),
-        ("local.epochs=-3", ["local.epochs", "at least 1"]),
-        ("partition.clients=0", ["partition.clients", "at least 1"]),
-        ("partition.probe=-1", ["partition.probe", "at least 0"]),
-        ("partition.seed=-1", ["partition.seed", "at least 0"]),
-        ("partition.clusters=-5", ["partition.clusters", "at least 1"]),
-        ("model.hidden=-5", ["model.hidden", "at least 1"]),
-        ("model.dropout=1.0", ["model.dropout", "1"]),
-        ("model.dropout=nan", ["model.dropout", "finite"]),
-        ("engine.precision=float16", ["engine.precision", "'tf32'", "'float32'"]),
-        ("run", ["--set run", "table.key=value"]),
-        ("run=3", ["--set run=3", "table.key=value"]),
-        ("run.rounds", ["--set run.rounds", "table.key=value"]),
-        ("run.=3", ["--set run.=3", "table.key=value"]),
+        ("run.round=3", "run.round", ["'rounds'"]),
+        ("local.learning_rate=1", "local.learning_rate", ["lr"]),
+        ("partition.client=3", "partition.client", ["'clients'"]),
+        ("partition.cluster=3", "partition.cluster", ["'clusters'"]),
+        ("model.hiden=3", "model.hiden", ["'hidden'"]),
+        ("method.k=3", "method.k", ["FedAvg"]),
+        ("method.bound=3", "method.bound", ["FedAvg"]),
+        ("engine.chunks=3", "engine.chunks", ["'chunk'"]),
+        ("data.nam=3", "data.nam", ["'name'"]),
+        ("runs.rounds=3", "runs", ["[runs]", "'run'"]),
+        ("xyz.rounds=3", "xyz", ["[xyz]", *TABLES]),
+        ("method.name=fedvag", "method.name", ["'fedvag'", "'fedavg'"]),
+        ("model.name=cnn", "model.name", ["'cnn'"]),
+        ("partition.name=label_cluster", "partition.name", ["'label_clusters'"]),
+        ("method.name=3", "method.name", ["3", "fedavg"]),
+        ("data.name=3", "data.name", ["3"]),
+        ("run.rounds=three", "run.rounds", ["'three'"]),
+        ("run.rounds=2.5", "run.rounds", ["2.5"]),
+        ("run.rounds=true", "run.rounds", ["True"]),
+        ('run.rounds="3"', "run.rounds", ["'3'"]),
+        ("run.rounds=[3]", "run.rounds", ["[3]"]),
+        ("run.rounds=1979-05-27", "run.rounds", ["1979-05-27"]),
+        ("run.rounds=", "run.rounds", ["''"]),
+        ("local.lr=fast", "local.lr", ["'fast'"]),
+        ("local.lr=true", "local.lr", ["True"]),
+        ("model.hidden=[8, -1]", "model.hidden", ["-1"]),
+        ("model.hidden=[]", "model.hidden", ["()"]),
+        ("run.rounds=0", "run.rounds", ["0", "1"]),
+        ("run.rounds=-1", "run.rounds", ["-1"]),
+        ("run.seed=-1", "run.seed", ["-1", "0"]),
+        ("run.eval_every=-1", "run.eval_every", ["-1", "0"]),
+        ("run.checkpoint_every=-1", "run.checkpoint_every", ["-1", "0"]),
+        ("run.fine_tune_epochs=-1", "run.fine_tune_epochs", ["-1", "0"]),
+        ("run.clients_per_round=0", "run.clients_per_round", ["0"]),
+        ("run.clients_per_round=0.0", "run.clients_per_round", ["0.0"]),
+        ("run.clients_per_round=1.5", "run.clients_per_round", ["1.5"]),
+        ("run.clients_per_round=-2", "run.clients_per_round", ["-2"]),
+        ("local.lr=0", "local.lr", ["0"]),
+        ("local.lr=-0.1", "local.lr", ["-0.1", "0"]),
+        ("local.lr=nan", "local.lr", ["nan"]),
+        ("local.lr=inf", "local.lr", ["inf"]),
+        ("local.momentum=1", "local.momentum", ["1"]),
+        ("local.momentum=-0.1", "local.momentum", ["-0.1", "0"]),
+        ("local.weight_decay=-1", "local.weight_decay", ["-1", "0"]),
+        ("local.lr_decay=0", "local.lr_decay", ["0", "1"]),
+        ("local.lr_decay=1.1", "local.lr_decay", ["1.1", "1"]),
+        ("local.batch_size=0", "local.batch_size", ["0", "1"]),
+        ("local.epochs=-3", "local.epochs", ["-3", "1"]),
+        ("partition.clients=0", "partition.clients", ["0", "1"]),
+        ("partition.probe=-1", "partition.probe", ["-1", "0"]),
+        ("partition.seed=-1", "partition.seed", ["-1", "0"]),
+        ("partition.clusters=-5", "partition.clusters", ["-5", "1"]),
+        ("model.hidden=-5", "model.hidden", ["-5", "1"]),
+        ("model.dropout=1.0", "model.dropout", ["1.0"]),
+        ("model.dropout=nan", "model.dropout", ["nan"]),
+        ("engine.precision=float16", "engine.precision", ["'float16'", "'tf32'", "'float32'"]),
+        ("run", "--set", ["--set run:", "table.key=value"]),
+        ("run=3", "--set", ["--set run=3", "table.key=value"]),
+        ("run.rounds", "--set", ["--set run.rounds", "table.key=value"]),
+        ("run.=3", "--set", ["--set run.=3", "table.key=value"]),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_with_its_name_and_what_is_allowed(
-    given: str, says: list[str]
+def test_the_error_of_an_invalid_setting_has_its_name_and_what_is_allowed(
+    assignment: str, field: str, values: list[str]
 ) -> None:
-    with pytest.raises(InvalidInputError) as refused:
-        with_sets(given)
-    assert "\n" not in str(refused.value)
-    for part in says:
-        assert part in str(refused.value)
+    with pytest.raises(InvalidInputError) as caught:
+        with_sets(assignment)
+    assert caught.value.field == field
+    assert "\n" not in str(caught.value)
+    for value in values:
+        assert value in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["data", "partition", "model", "method"])
-def test_a_missing_part_is_named_with_an_example(missing: str) -> None:
+def test_the_error_of_a_missing_part_has_an_example(missing: str) -> None:
     for tables in (
         {name: table for name, table in BASIC.items() if name != missing},
         {**BASIC, missing: {}},
     ):
-        with pytest.raises(
-            InvalidInputError, match=rf'{missing}\.name: missing.*\[{missing}\] name = "\w+"'
-        ):
+        with pytest.raises(InvalidInputError, match=rf'\[{missing}\] name = "\w+"') as caught:
             experiment(tables)
+        assert caught.value.field == f"{missing}.name"
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_what_should_be_a_table_and_is_not_is_refused(table: str) -> None:
+def test_a_value_in_place_of_a_table_is_an_error(table: str) -> None:
     for value in (3, "x", [], [{}], None):
-        with pytest.raises(InvalidInputError, match=rf"{table} = .*must be a table, \[{table}\]"):
+        with pytest.raises(InvalidInputError, match=rf"\[{table}\]") as caught:
             experiment({**BASIC, table: value})
+        assert caught.value.field == table
+        assert repr(value) in str(caught.value)
 
 
-def test_setting_a_key_of_what_is_no_table_in_the_file_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="run"):
+def test_setting_a_key_of_a_value_that_is_not_a_table_is_an_error() -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "run"):
         experiment(apply({**BASIC, "run": 3}, ["run.rounds=2"]))
 
 
 @pytest.mark.parametrize("text", ["[data", "a = ", "[data]\nname = 'x'\n[data]\n", "\x00"])
-def test_a_file_that_is_no_toml_is_refused_with_the_place(tmp_path: Path, text: str) -> None:
+def test_the_error_of_invalid_toml_has_the_position(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    with pytest.raises(
-        InvalidInputError, match=r"bad\.toml: not valid TOML: .*(line \d|end of document)"
-    ) as refused:
+    with pytest.raises(InvalidInputError, match=r"(line \d|end of document)") as caught:
         read(file)
-    assert "\n" not in str(refused.value)
+    assert caught.value.field == str(file)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "bad.toml"
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidInputError, match=r"bad\.toml: it cannot be read as text"):
+    with pytest.raises(InvalidInputError, match="utf-8", check=lambda e: e.field == str(file)):
         read(file)
 
 
-def test_an_experiment_from_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(
-        fc.InvalidInputError, match="it is a pipe, a socket or a device; put a file there"
-    ):
-        experiment_file.read(tmp_path / "pipe")
+def test_reading_a_pipe_is_an_error_and_does_not_block(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == str(pipe)):
+        experiment_file.read(pipe)
 
 
-def test_dots_in_a_comment_are_no_key_of_many_parts(tmp_path: Path) -> None:
+def test_dots_in_a_comment_do_not_count_as_a_key(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
     file.write_text(f"# {'.' * 300}\n[run]\nrounds = 3\n")
     assert experiment_file.read(file) == {"run": {"rounds": 3}}
     file.write_text(f"[run]\n{'a.' * 300}b = 3\n")
-    with pytest.raises(fc.InvalidInputError, match="more than 200 dots in line 2"):
+    with pytest.raises(InvalidInputError, match=r"200.*line 2") as caught:
         experiment_file.read(file)
+    assert caught.value.field == str(file)
 
 
-def test_what_is_neither_file_nor_preset_is_refused_with_the_nearest_preset(tmp_path: Path) -> None:
-    with pytest.raises(
-        InvalidInputError, match=r"'quickstar'.*neither a file nor a preset.*'quickstart'"
-    ):
+def test_the_error_of_an_unknown_experiment_has_the_nearest_preset(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="'quickstart'") as caught:
         read("quickstar")
-    with pytest.raises(InvalidInputError, match="neither a file nor a preset"):
+    assert caught.value.field == "quickstar"
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == str(tmp_path)):
         read(tmp_path)
 
 
-# --- anything may stand in an experiment file
+# --- experiment files with any content
 
 SCALARS = st.one_of(
     st.booleans(),
@@ -364,29 +366,29 @@ FILE = st.dictionaries(
 )
 
 
-def taken_or_refused(make: Callable[[], object]) -> None:
-    message = "taken"
+def succeeds_or_is_our_error(make: Callable[[], object]) -> None:
+    message = "success"
     try:
         make()
-    except FedcladeError as refused:
-        message = str(refused)
+    except FedcladeError as error:
+        message = str(error)
     assert message
 
 
 @settings(max_examples=200, deadline=None)
 @given(tables=FILE)
-def test_any_tables_at_all_are_taken_or_refused_in_words(tables: dict[str, Any]) -> None:
-    taken_or_refused(lambda: experiment(tables))
+def test_any_tables_are_an_experiment_or_an_error_of_ours(tables: dict[str, Any]) -> None:
+    succeeds_or_is_our_error(lambda: experiment(tables))
 
 
 @settings(max_examples=200, deadline=None)
 @given(table=st.sampled_from(TABLES), key=KEYS, value=VALUES)
-def test_any_value_of_any_key_of_a_good_file_is_taken_or_refused_in_words(
+def test_any_value_of_any_key_is_an_experiment_or_an_error_of_ours(
     table: str, key: str, value: Any
 ) -> None:
     tables = read("quickstart")
     tables.setdefault(table, {})[key] = value
-    taken_or_refused(lambda: experiment(tables))
+    succeeds_or_is_our_error(lambda: experiment(tables))
 
 
 @settings(max_examples=200, deadline=None)
@@ -402,28 +404,27 @@ def test_any_value_of_any_key_of_a_good_file_is_taken_or_refused_in_words(
         max_size=3,
     )
 )
-def test_any_set_on_a_good_file_is_taken_or_refused_in_words(sets: list[str]) -> None:
-    taken_or_refused(lambda: experiment(apply(read("quickstart"), sets)))
+def test_any_assignment_is_an_experiment_or_an_error_of_ours(sets: list[str]) -> None:
+    succeeds_or_is_our_error(lambda: experiment(apply(read("quickstart"), sets)))
 
 
 @settings(max_examples=100, deadline=None)
 @given(content=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_any_bytes_as_a_file_are_read_or_refused_in_words(
+def test_any_bytes_are_an_experiment_or_an_error_of_ours(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "any.toml"
     file.write_bytes(content)
-    taken_or_refused(lambda: experiment(read(file)))
+    succeeds_or_is_our_error(lambda: experiment(read(file)))
 
 
 @pytest.mark.parametrize(("old", "new"), experiment_file.RENAMED_KEYS.items())
-def test_a_key_of_version_0_1_is_refused_with_its_new_name(old: str, new: str) -> None:
+def test_the_error_of_a_key_of_version_0_1_has_its_new_name(old: str, new: str) -> None:
     owners = {"signature_dim": "clade", "noise_ratio": "clade", "recluster_every": "clade"}
     method = owners.get(new.split(".")[1], "flt" if "signature" in new else "ifca")
-    with pytest.raises(InvalidInputError) as refused:
+    with pytest.raises(InvalidInputError, match=new) as caught:
         with_sets(f"method.name={method}", f"{old}=1")
-    assert str(refused.value).startswith(f"{old}: ")
-    assert new in str(refused.value)
+    assert caught.value.field == old
 
 
 def test_every_new_name_is_a_setting() -> None:

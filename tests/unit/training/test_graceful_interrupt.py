@@ -1,4 +1,4 @@
-"""Ctrl-C: the first is noted, the second interrupts, and afterwards it is as it was before."""
+"""The first Ctrl-C is noted, the second interrupts, and after the run the old handler is back."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ def _python_handles_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_nothing_is_asked_for_without_ctrl_c() -> None:
+def test_without_ctrl_c_no_interrupt_is_requested() -> None:
     with Interrupt() as interrupt:
-        assert not interrupt.asked
+        assert not interrupt.requested
         assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_first_ctrl_c_is_noted_and_the_second_interrupts(
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
-        assert interrupt.asked
-        assert "Ctrl-C again" in capsys.readouterr().err
+        assert interrupt.requested
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("fedclade", "WARNING")
+        assert "Ctrl-C" in record.getMessage()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_handler_comes_back_when_the_run_fails() -> None:
+def test_the_handler_is_restored_when_the_run_fails() -> None:
     with pytest.raises(ValueError, match="a round failed"), Interrupt():
         raise ValueError("a round failed")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_of_the_callers_stays() -> None:
+def test_another_handler_stays() -> None:
     received: list[int] = []
 
     def handler(number: int, frame: object) -> None:
@@ -52,12 +54,12 @@ def test_a_handler_of_the_callers_stays() -> None:
     signal.signal(signal.SIGINT, handler)
     with Interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
-        assert not interrupt.asked
+        assert not interrupt.requested
     assert received == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_in_another_thread_ctrl_c_stays_as_it_is() -> None:
+def test_in_another_thread_the_handler_stays() -> None:
     handlers: list[object] = []
 
     def run() -> None:

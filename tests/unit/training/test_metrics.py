@@ -1,6 +1,4 @@
-"""The numbers of a summary, worked out a second time by hand and from the models a run gives
-back.
-"""
+"""The numbers of a summary, against those computed by hand and from the models of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +41,7 @@ def test_the_worst_tenth_is_rounded_up_to_whole_clients(clients: int, worst: flo
 
 
 @pytest.mark.parametrize("value", [0.0, 100.0])
-def test_all_right_or_all_wrong_has_no_error(value: float) -> None:
+def test_all_correct_or_all_wrong_has_no_standard_error(value: float) -> None:
     got = accuracy_summary(torch.full((4,), value, dtype=torch.float64), 10)
     assert got == {
         "accuracy": value,
@@ -53,7 +51,7 @@ def test_all_right_or_all_wrong_has_no_error(value: float) -> None:
     }
 
 
-def test_clients_without_a_value_are_in_no_mean() -> None:
+def test_clients_without_a_value_are_not_in_the_mean() -> None:
     some, none = torch.tensor([math.nan, 40.0, math.nan, 60.0]), torch.full((2,), math.nan)
     assert mean_over_clients(some) == 50
     assert accuracy_summary(some, 5)["accuracy"] == 50
@@ -73,7 +71,7 @@ def test_agreement_with_the_true_groups() -> None:
     assert adjusted_rand(None, groups) is None
 
 
-def test_distinct_test_samples_counts_a_sample_once_however_many_clients_see_it() -> None:
+def test_a_test_sample_of_several_clients_counts_once() -> None:
     data = fc.data.load("digits")
     everything = len(data.y_test)
     broadcast = fc.data.partition(
@@ -90,9 +88,8 @@ def test_distinct_test_samples_counts_a_sample_once_however_many_clients_see_it(
         ]
     )
     assert own.metadata.test_samples == 7
-    assert (
-        replace(own, test_part_id=torch.tensor([1, -1])).metadata.test_samples == 5
-    )  # a part that is nobody's does not count
+    # A part without a client does not count.
+    assert replace(own, test_part_id=torch.tensor([1, -1])).metadata.test_samples == 5
     assert (
         fc.data.from_arrays([(torch.ones(3, 2), torch.zeros(3).long())]).metadata.test_samples == 0
     )
@@ -142,7 +139,7 @@ SCHEMES = [
 
 @pytest.mark.parametrize("method", [fc.FedAvg(), fc.Local()], ids=lambda method: method.name)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
-def test_every_number_equals_the_one_worked_out_from_the_loaded_models(
+def test_every_number_equals_the_one_computed_from_the_loaded_models(
     method: fc.Method, scheme: Any, tmp_path: Path
 ) -> None:
     clients = fc.data.partition(fc.data.load("digits"), scheme, clients=12, seed=1)
@@ -183,7 +180,7 @@ def test_every_number_equals_the_one_worked_out_from_the_loaded_models(
     assert (summary["ari"] is None) == (clients.groups is None)
 
 
-def test_images_of_bytes_are_read_as_parts_of_255_in_training_and_evaluation() -> None:
+def test_images_of_bytes_are_divided_by_255_in_training_and_evaluation() -> None:
     data = fc.data.load("digits")
     in_bytes = fc.data.dataset(
         (data.x_train * 255).byte(), data.y_train, (data.x_test * 255).byte(), data.y_test
@@ -225,7 +222,7 @@ def test_bytes_are_cohort_times_parameters_times_four_for_fedavg(
     assert [row["clients"] for row in result.history] == 3 * [cohort]
 
 
-def test_no_bytes_leave_a_client_that_trains_alone(digits: Clients) -> None:
+def test_local_training_sends_no_bytes(digits: Clients) -> None:
     result = fc.run(
         fc.Local(), digits, fc.models.MLP(8), rounds=2, clients_per_round=1.0, eval_every=1
     )
@@ -233,7 +230,7 @@ def test_no_bytes_leave_a_client_that_trains_alone(digits: Clients) -> None:
     assert {row["bytes_up"] + row["bytes_down"] for row in result.history} == {0}
 
 
-def test_what_is_frozen_is_not_sent(digits: Clients) -> None:
+def test_frozen_weights_are_not_sent(digits: Clients) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
     model[1].requires_grad_(False)
     result = fc.run(fc.FedAvg(), digits, model, rounds=1, clients_per_round=5)
@@ -250,9 +247,7 @@ def test_clusters_and_agreement_of_one_model_for_all_and_of_one_each(digits: Cli
     assert alone.clusters.tolist() == list(range(20))
 
 
-def test_agreement_is_null_where_no_truth_is_known_and_counts_where_a_method_finds_the_groups() -> (
-    None
-):
+def test_the_rand_index_is_none_without_true_groups_and_one_if_they_are_found() -> None:
     data = fc.data.load("digits")
     unknown = fc.data.partition(data, fc.data.Dirichlet(0.5), clients=6, seed=0)
     assert fc.run(fc.FedAvg(), unknown, fc.models.MLP(8), rounds=1).summary["ari"] is None

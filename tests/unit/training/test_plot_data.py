@@ -1,4 +1,4 @@
-"""What a run keeps of its clients for pictures."""
+"""Features of clients for figures."""
 
 from __future__ import annotations
 
@@ -24,68 +24,68 @@ def clients(number: int = 6) -> fc.data.Clients:
 @pytest.mark.parametrize(
     "method", [fc.Clade(), fc.CFL(), fc.PCAHC(clusters=2), fc.FedAvg(), fc.Local()]
 )
-def test_every_run_keeps_the_label_counts_and_what_its_method_grouped_by(
+def test_every_run_writes_label_counts_and_the_features_of_its_method(
     method: fc.Method, tmp_path: Path
 ) -> None:
-    them = clients()
-    fc.run(method, them, fc.models.MLP(8), rounds=2, clients_per_round=1.0, out=tmp_path / "run")
-    kept = plot_data.read(tmp_path / "run")
-    assert kept is not None
-    assert kept.labels is not None
-    assert kept.ids.tolist() == list(range(6))
-    assert torch.equal(kept.labels, them.describe().counts)
+    data = clients()
+    fc.run(method, data, fc.models.MLP(8), rounds=2, clients_per_round=1.0, out=tmp_path / "run")
+    stored = plot_data.read(tmp_path / "run")
+    assert stored is not None
+    assert stored.labels is not None
+    assert stored.ids.tolist() == list(range(6))
+    assert torch.equal(stored.labels, data.describe().counts)
     if method.name in ("fedavg", "local"):
-        assert kept.features is None
-        assert kept.known is None
-        assert kept.what == ""
+        assert stored.features is None
+        assert stored.known is None
+        assert stored.what == ""
     else:
-        assert kept.features is not None
-        assert kept.known is not None
-        assert kept.features.isfinite().all()
-        assert bool(kept.known.all())
-        assert kept.what
-        assert kept.measure == ("cosine" if method.name == "cfl" else "euclidean")
+        assert stored.features is not None
+        assert stored.known is not None
+        assert stored.features.isfinite().all()
+        assert bool(stored.known.all())
+        assert stored.what
+        assert stored.measure == ("cosine" if method.name == "cfl" else "euclidean")
 
 
-def test_clades_features_are_the_whitened_signatures_in_which_groups_lie_apart(
+def test_the_features_of_clade_are_whitened_signatures_that_separate_the_groups(
     tmp_path: Path,
 ) -> None:
-    them = clients(10)
-    fc.run(fc.Clade(), them, fc.models.MLP(8), rounds=1, out=tmp_path / "run")
-    kept = plot_data.read(tmp_path / "run")
-    assert kept is not None
-    assert kept.features is not None
-    assert them.groups is not None
-    apart = torch.cdist(kept.features, kept.features)
-    same = them.groups[:, None] == them.groups
+    data = clients(10)
+    fc.run(fc.Clade(), data, fc.models.MLP(8), rounds=1, out=tmp_path / "run")
+    stored = plot_data.read(tmp_path / "run")
+    assert stored is not None
+    assert stored.features is not None
+    assert data.groups is not None
+    apart = torch.cdist(stored.features, stored.features)
+    same = data.groups[:, None] == data.groups
     assert apart[same].max() < apart[~same].min()
 
 
-def test_of_many_clients_an_even_sample_is_kept() -> None:
+def test_many_clients_are_sampled_evenly() -> None:
     number = 3 * MOST_CLIENTS
-    kept = plot_data.collect(State({}, torch.zeros(number, dtype=torch.int64)), None)
-    assert torch.equal(kept.ids, 3 * torch.arange(MOST_CLIENTS))
-    assert kept.labels is None
+    stored = plot_data.collect(State({}, torch.zeros(number, dtype=torch.int64)), None)
+    assert torch.equal(stored.ids, 3 * torch.arange(MOST_CLIENTS))
+    assert stored.labels is None
 
 
-def test_the_mean_of_centres_leaves_out_those_that_are_not_real() -> None:
-    centres = torch.tensor(
+def test_the_mean_of_centers_leaves_out_invalid_ones() -> None:
+    centers = torch.tensor(
         [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [99.0, 99.0]], [[7.0, 7.0], [7.0, 7.0]]]
     )
-    told = CentroidState(
-        {}, torch.zeros(3, dtype=torch.int64), centres, torch.tensor([2, 1, 0])
+    features = CentroidState(
+        {}, torch.zeros(3, dtype=torch.int64), centers, torch.tensor([2, 1, 0])
     ).features()
-    assert told.rows.tolist() == [[2.0, 3.0], [5.0, 6.0], [0.0, 0.0]]
-    assert told.known.tolist() == [True, True, False]
+    assert features.rows.tolist() == [[2.0, 3.0], [5.0, 6.0], [0.0, 0.0]]
+    assert features.known.tolist() == [True, True, False]
 
 
-def test_who_has_no_update_yet_has_no_row_that_counts() -> None:
+def test_a_client_without_an_update_has_no_valid_row() -> None:
     state = fc.CFL.state.initial({"w": torch.zeros(1, 3)}, 4, 2).trained(
         torch.tensor([1]), torch.tensor([1.0]).double(), torch.ones(1, 2)
     )
-    told = state.features()
-    assert told.known.tolist() == [False, True, False, False]
-    assert told.rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
+    features = state.features()
+    assert features.known.tolist() == [False, True, False, False]
+    assert features.rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
 def test_accuracy_by_cluster_is_the_mean_over_its_clients() -> None:
@@ -106,7 +106,7 @@ def test_accuracy_by_cluster_is_the_mean_over_its_clients() -> None:
     assert metrics.by_cluster({"loss": torch.zeros(60)}, torch.arange(60)) == {}
 
 
-def test_a_damaged_file_is_told_with_its_name(tmp_path: Path) -> None:
+def test_the_error_of_a_damaged_file_has_its_path(tmp_path: Path) -> None:
     assert plot_data.read(tmp_path) is None
     plot_data.write(tmp_path, ClientFeatures(torch.arange(2), None))
     again = plot_data.read(tmp_path)
@@ -115,5 +115,5 @@ def test_a_damaged_file_is_told_with_its_name(tmp_path: Path) -> None:
     assert again.ids.tolist() == [0, 1]
     path = tmp_path / plot_data.FILE
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(InvalidInputError, match=r"client_features\.safetensors: damaged"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == str(path)):
         plot_data.read(tmp_path)

@@ -1,4 +1,4 @@
-"""What a round cost: the difference of counters, and each failure once."""
+"""The cost of a round: the difference of counters, and each failure once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def federation(up: int, down: int, failures: list[Failure]) -> Any:
     return SimpleNamespace(traffic=Traffic(up, down), pop_failures=pop_failures)
 
 
-def test_a_round_counts_what_was_sent_since_it_began() -> None:
+def test_a_round_counts_the_bytes_since_its_start() -> None:
     fed = federation(100, 1000, [])
     counters = Counters(fed)
     fed.traffic.up += 7
@@ -30,7 +30,7 @@ def test_a_round_counts_what_was_sent_since_it_began() -> None:
     assert counters.row(fed) == {"failures": [], "bytes_up": 7, "bytes_down": 11}
 
 
-def test_what_is_sent_before_the_first_round_counts_from_zero() -> None:
+def test_the_first_round_includes_the_bytes_before_it() -> None:
     row = Counters(federation(100, 1000, []), begin=time.perf_counter()).row(
         federation(100, 1000, [])
     )
@@ -45,7 +45,7 @@ def test_a_failure_is_listed_once() -> None:
     assert counters.row(fed)["failures"] == []
 
 
-def test_seconds_are_those_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_count_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = Counters(federation(0, 0, []), begin=10.0)
     monkeypatch.setattr(time, "perf_counter", lambda: 12.345678)
     assert counters.seconds() == 2.3457

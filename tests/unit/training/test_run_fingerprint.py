@@ -31,6 +31,7 @@ def with_value(table: str, key: str, value: object) -> Tables:
     return changed
 
 
+DATA_OR_MODEL = "the data or the initial model differ"
 FREE = [
     ("run", "rounds"),
     ("run", "eval_every"),
@@ -44,7 +45,7 @@ FREE = [
 def test_length_and_speed_may_change(table: str, key: str, ragged: Clients) -> None:
     changed = with_value(table, key, 99)
     assert fingerprint(changed, ragged, []) == fingerprint(tables(), ragged, [])
-    assert difference(stored(), changed) == "its data or its first model differ"
+    assert difference(stored(), changed) == DATA_OR_MODEL
 
 
 @pytest.mark.parametrize(("table", "key"), [("run", "seed"), ("method", "name"), ("method", "new")])
@@ -63,14 +64,14 @@ def test_one_other_value_of_the_data_makes_another_run(field: str, small_digits:
     assert fingerprint(tables(), changed, []) != fingerprint(tables(), small_digits, [])
 
 
-def test_another_first_model_makes_another_run() -> None:
+def test_another_initial_model_makes_another_run() -> None:
     zeros, ones = torch.zeros(3), torch.ones(3)
     assert fingerprint(tables(), None, [zeros]) != fingerprint(tables(), None, [ones])
     assert fingerprint(tables(), None, [zeros]) == fingerprint(tables(), None, [torch.zeros(3)])
 
 
 def test_a_stored_list_is_the_tuple_that_was_written() -> None:
-    assert difference(stored(), tables()) == "its data or its first model differ"
+    assert difference(stored(), tables()) == DATA_OR_MODEL
     other = stored()
     other["method"]["layers"] = ["fc1"]
     assert difference(other, tables()) == "method.layers was ['fc1'], now ('fc1', 'fc2')"

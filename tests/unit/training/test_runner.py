@@ -1,5 +1,5 @@
-"""A run: what evaluation may not change, what a user's own model, loss and metrics do, and what is
-refused before any training.
+"""A run: evaluation does not change it, models, losses and metrics of the user, and errors before
+any training.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def small_run(clients: Clients, method: fc.Method | None = None, **settings: Any
 
 
 @METHODS
-def test_how_often_is_evaluated_and_fine_tuned_never_changes_the_models(
+def test_evaluation_and_fine_tuning_do_not_change_the_models(
     method: fc.Method, digits: Clients
 ) -> None:
     plain = small_run(digits, method, eval_every=0)
@@ -87,7 +87,7 @@ def test_how_often_is_evaluated_and_fine_tuned_never_changes_the_models(
 @pytest.mark.parametrize(
     ("every", "evaluated"), [(0, [4]), (1, [1, 2, 3, 4]), (3, [3, 4]), (10, [4])]
 )
-def test_evaluation_comes_every_so_many_rounds_and_always_at_the_end(
+def test_evaluation_is_every_n_rounds_and_always_at_the_end(
     every: int, evaluated: list[int], digits: Clients
 ) -> None:
     result = small_run(digits, eval_every=every)
@@ -100,7 +100,7 @@ def test_evaluation_comes_every_so_many_rounds_and_always_at_the_end(
 
 
 @METHODS
-def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its_own_name(
+def test_fine_tuning_is_local_sgd_from_the_clients_model_and_has_its_own_keys(
     method: fc.Method, digits: Clients
 ) -> None:
     # A batch holds all of a client's data, so that the order of samples is of no account.
@@ -115,11 +115,11 @@ def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its
     losses, accuracies = [], []
     for client in range(len(digits)):
         model, rows = result.model_of(client), digits.train[client]
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.1 * 0.5**3, momentum=0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * 0.5**3, momentum=0.5)
         for _ in range(3):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(digits.x[rows]), digits.y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
         rows = digits.test[int(digits.test_part_id[client])]
         with torch.no_grad():
             outputs = model(digits.x_test[rows])
@@ -132,7 +132,7 @@ def test_fine_tuning_is_local_sgd_from_the_clients_own_model_and_comes_under_its
     )
 
 
-def test_a_client_of_per_fedavg_uses_its_own_step_from_the_shared_model(
+def test_a_client_of_per_fedavg_takes_a_step_from_the_shared_model(
     digits: Clients, tmp_path: Path
 ) -> None:
     result = small_run(digits, fc.PerFedAvg(alpha=0.3), out=tmp_path / "run")
@@ -157,17 +157,16 @@ def test_a_client_of_per_fedavg_uses_its_own_step_from_the_shared_model(
         )
 
 
-def test_a_client_that_was_never_asked_still_has_a_cluster_in_the_result(digits: Clients) -> None:
+def test_a_client_that_was_never_drawn_has_a_cluster_in_the_result(digits: Clients) -> None:
     result = small_run(digits, fc.IFCA(clusters=3), rounds=1, clients_per_round=2)
     assert bool((result.clusters >= 0).all())
     assert result.summary["clients_without_model"] == 0
 
 
 def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
-    with pytest.raises(
-        fc.InvalidInputError, match=r"probe: its shape is \(5, 3\), it must be \(samples, 1, 8, 8\)"
-    ):
+    with pytest.raises(fc.InvalidInputError, match=r"\(5, 3\).*1, 8, 8") as caught:
         small_run(digits, fc.FLISDC(probe=torch.zeros(5, 3)))
+    assert caught.value.field == "probe"
 
 
 def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_falling_rate() -> None:
@@ -176,14 +175,14 @@ def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_fal
     own = nn.Linear(5, 3)
     expected = copy.deepcopy(own)
     for number in range(4):
-        # Momentum starts anew every round: a client keeps no optimiser between rounds.
-        optimiser = torch.optim.SGD(
+        # Momentum restarts every round: a client keeps no optimizer between rounds.
+        optimizer = torch.optim.SGD(
             expected.parameters(), lr=0.3 * 0.5**number, momentum=0.9, weight_decay=0.02
         )
         for _ in range(2):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(expected(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     result = fc.run(
         *(fc.FedAvg(), fc.data.from_arrays([(x, y)]), own),
         rounds=4,
@@ -218,7 +217,7 @@ def test_one_seed_gives_the_same_models_and_another_seed_others(
     assert not same_models(first, small_run(digits, method, seed=4))
 
 
-def test_a_run_leaves_torchs_random_numbers_and_threads_alone(digits: Clients) -> None:
+def test_a_run_does_not_change_the_random_state_and_threads_of_torch(digits: Clients) -> None:
     threads = torch.get_num_threads()
     torch.manual_seed(0)
     expected = torch.rand(3)
@@ -229,17 +228,17 @@ def test_a_run_leaves_torchs_random_numbers_and_threads_alone(digits: Clients) -
 
 
 def test_on_round_is_called_with_each_row_of_the_history_in_turn(digits: Clients) -> None:
-    seen: list[dict[str, Any]] = []
-    result = small_run(digits, on_round=seen.append)
-    assert seen == result.history
-    assert [row["round"] for row in seen] == [1, 2, 3, 4]
+    rows: list[dict[str, Any]] = []
+    result = small_run(digits, on_round=rows.append)
+    assert rows == result.history
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("clients", "size"),
     [(20, 5), (20, 20), (10_001, 1), (10_001, 100), (30_000, 15_000), (30_000, 15_001)],
 )
-def test_a_cohort_has_its_size_and_nobody_twice(clients: int, size: int) -> None:
+def test_a_cohort_has_its_size_and_no_client_twice(clients: int, size: int) -> None:
     for key in range(5):
         ids = cohort_of(fold_in(key, "cohort"), clients, size)
         assert ids.shape == (size,)
@@ -247,7 +246,7 @@ def test_a_cohort_has_its_size_and_nobody_twice(clients: int, size: int) -> None
         assert 0 <= int(ids[0]) <= int(ids[-1]) < clients
 
 
-def test_every_one_of_many_clients_is_drawn_as_often() -> None:
+def test_all_of_many_clients_are_drawn_equally_often() -> None:
     counts = torch.zeros(12_000)
     for key in range(300):
         counts[cohort_of(fold_in(key, "cohort"), 12_000, 1_200)] += 1
@@ -256,7 +255,7 @@ def test_every_one_of_many_clients_is_drawn_as_often() -> None:
     )  # as of 300 draws with one in ten
 
 
-def test_the_cohorts_of_different_rounds_differ_and_in_the_long_run_hold_everyone() -> None:
+def test_the_cohorts_of_different_rounds_differ_and_together_contain_all_clients() -> None:
     cohorts = [cohort_of(key, clients=20, size=5) for key in range(60)]
     for cohort in cohorts:
         assert len(cohort.unique()) == 5
@@ -265,10 +264,10 @@ def test_the_cohorts_of_different_rounds_differ_and_in_the_long_run_hold_everyon
     assert len(torch.cat(cohorts).unique()) == 20
 
 
-# --- what is evaluated
+# --- evaluation
 
 
-def test_clients_without_test_part_are_trained_evaluated_on_nothing_and_counted(
+def test_clients_without_a_test_part_are_trained_and_counted_but_not_evaluated(
     ragged: Clients, tmp_path: Path
 ) -> None:
     result = fc.run(
@@ -286,7 +285,7 @@ def test_clients_without_test_part_are_trained_evaluated_on_nothing_and_counted(
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
 
 
-def test_where_some_clients_have_a_test_part_the_mean_is_theirs() -> None:
+def test_the_mean_is_over_the_clients_with_a_test_part() -> None:
     x, y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
     clients = fc.data.from_arrays([(x, y), (x, y, x[:4], y[:4]), (x, y)])
     result = fc.run(fc.FedAvg(), clients, fc.models.MLP(4), rounds=1, clients_per_round=1.0)
@@ -312,7 +311,7 @@ def within_one(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 @METHODS
-def test_regression_with_a_loss_and_a_metric_of_ones_own(
+def test_regression_with_a_loss_and_a_metric_of_the_user(
     method: fc.Method, regression: Clients, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
@@ -348,7 +347,7 @@ def test_regression_with_a_loss_and_a_metric_of_ones_own(
     assert fc.load(tmp_path / "run", model=model).clients == result.clients
 
 
-def test_a_loss_of_ones_own_is_the_one_that_is_minimised(digits: Clients) -> None:
+def test_a_loss_of_the_user_is_minimized(digits: Clients) -> None:
     def doubled(outputs: Tensor, y: Tensor) -> Tensor:
         return 2 * F.cross_entropy(outputs, y, reduction="none")
 
@@ -365,7 +364,7 @@ def test_a_loss_of_ones_own_is_the_one_that_is_minimised(digits: Clients) -> Non
 
 
 @METHODS
-def test_a_model_that_comes_back_is_a_plain_module_of_the_specs_form_ready_to_predict(
+def test_a_returned_model_is_a_plain_module_in_evaluation_mode(
     method: fc.Method, digits: Clients
 ) -> None:
     spec = fc.models.MLP(8, dropout=0.5)
@@ -391,7 +390,7 @@ def test_two_clients_models_are_two_objects(digits: Clients) -> None:
     assert not same_models(small_run(digits, rounds=1), result)
 
 
-def test_a_module_of_ones_own_starts_from_its_weights_and_is_left_as_it_was(
+def test_training_starts_from_the_weights_of_a_module_and_does_not_change_it(
     digits: Clients,
 ) -> None:
     own = Net()
@@ -409,14 +408,14 @@ def test_a_module_of_ones_own_starts_from_its_weights_and_is_left_as_it_was(
     assert unchanged.count(False) == 1  # one client trained; the others have the first weights
 
 
-def test_the_first_weights_of_a_spec_depend_on_the_seed_alone(digits: Clients) -> None:
+def test_the_initial_weights_of_a_spec_depend_only_on_the_seed(digits: Clients) -> None:
     torch.manual_seed(1)
     first = small_run(digits, fc.Local(), clients_per_round=1, rounds=1, seed=5)
     torch.manual_seed(2)
     assert same_models(first, small_run(digits, fc.Local(), clients_per_round=1, rounds=1, seed=5))
 
 
-# --- what is refused before any training
+# --- errors before any training
 
 
 def refuse(*_: object) -> NoReturn:
@@ -424,22 +423,22 @@ def refuse(*_: object) -> NoReturn:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "parts"),
     [
-        ({"model": Net(outputs=5)}, ["5 outputs", "labels go up to 9", "at least 10"]),
+        ({"model": Net(outputs=5)}, ["model", "5", "9", "10"]),
         ({"model": nn.Linear(64, 10)}, ["model", "(1, 8, 8)"]),
         ({"model": Net}, ["model", "fc.models.MLP(200)", "nn.Module"]),
         ({"model": "mlp"}, ["model = 'mlp'", "fc.models.MLP(200)"]),
-        ({"model": nn.Flatten()}, ["model", "no trainable parameter"]),
+        ({"model": nn.Flatten()}, ["model", "trainable"]),
         (
             {
                 "model": nn.Sequential(
                     nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
                 )
             },
-            ["'2'", "BatchNorm1d", "GroupNorm"],
+            ["model", "'2'", "BatchNorm1d", "GroupNorm"],
         ),
-        ({"model": fc.models.LeNet5()}, ["LeNet5", "(1, 8, 8)", "MLP"]),
+        ({"model": fc.models.LeNet5()}, ["", "LeNet5", "(1, 8, 8)", "MLP"]),
         ({"method": fc.FedAvg}, ["method", "fc.FedAvg()"]),
         ({"method": "fedavg"}, ["method", "fc.FedAvg()"]),
         (
@@ -447,30 +446,31 @@ def refuse(*_: object) -> NoReturn:
             ["loss", "one value for each example", "reduction='none'"],
         ),
         ({"clients_per_round": 21}, ["run.clients_per_round = 21", "20 clients"]),
-        ({"clients_per_round": 0.0}, ["run.clients_per_round"]),
-        ({"rounds": 0}, ["run.rounds", "at least 1"]),
-        ({"rounds": 2.0}, ["run.rounds", "whole"]),
-        ({"lr": 0}, ["local.lr", "above 0"]),
-        ({"lr": math.nan}, ["local.lr", "above 0"]),
-        ({"lr": "0.1"}, ["local.lr", "number"]),
-        ({"seed": -1}, ["run.seed", "at least 0"]),
-        ({"batch_size": 0}, ["local.batch_size"]),
-        ({"momentum": 1.0}, ["local.momentum", "below 1"]),
-        ({"chunk": 0}, ["engine.chunk", "at least 1"]),
-        ({"precision": "half"}, ["engine.precision", "tf32"]),
+        ({"clients_per_round": 0.0}, ["run.clients_per_round = 0.0"]),
+        ({"rounds": 0}, ["run.rounds = 0"]),
+        ({"rounds": 2.0}, ["run.rounds = 2.0"]),
+        ({"lr": 0}, ["local.lr = 0"]),
+        ({"lr": math.nan}, ["local.lr = nan"]),
+        ({"lr": "0.1"}, ["local.lr = '0.1'"]),
+        ({"seed": -1}, ["run.seed = -1"]),
+        ({"batch_size": 0}, ["local.batch_size = 0"]),
+        ({"momentum": 1.0}, ["local.momentum = 1.0"]),
+        ({"chunk": 0}, ["engine.chunk = 0"]),
+        ({"precision": "half"}, ["engine.precision = 'half'", "tf32"]),
         ({"device": "gpu"}, ["device = 'gpu'", "'cpu'"]),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_any_training(
-    changed: dict[str, Any], says: list[str], digits: Clients
+def test_an_invalid_run_is_an_error_before_any_training(
+    changed: dict[str, Any], parts: list[str], digits: Clients
 ) -> None:
     settings = {"method": fc.FedAvg(), "model": fc.models.MLP(8), "on_round": refuse, **changed}
     with pytest.raises(
-        fc.InvalidInputError if "BatchNorm1d" not in says else fc.VectorizationError
-    ) as refused:
+        fc.InvalidInputError if "BatchNorm1d" not in parts else fc.VectorizationError
+    ) as caught:
         fc.run(clients=digits, rounds=settings.pop("rounds", 1), **settings)
-    for part in says:
-        assert part in str(refused.value)
+    assert str(caught.value).startswith(parts[0])
+    for part in parts:
+        assert part in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -479,28 +479,26 @@ def test_cuda_without_a_device_is_refused(digits: Clients) -> None:
         small_run(digits, device="cuda")
 
 
-def test_float_targets_need_a_model_and_a_loss_of_ones_own(regression: Clients) -> None:
-    with pytest.raises(
-        fc.InvalidInputError, match=r"targets are not class labels.*nn\.Module and a loss"
-    ):
+def test_float_targets_need_a_module_and_a_loss(regression: Clients) -> None:
+    with pytest.raises(fc.InvalidInputError, match=r"^model: .*nn\.Module"):
         fc.run(fc.FedAvg(), regression, fc.models.MLP(4), rounds=1)
-    with pytest.raises(fc.InvalidInputError, match="loss: cross-entropy needs class labels"):
+    with pytest.raises(fc.InvalidInputError, match=r"^loss: "):
         fc.run(fc.FedAvg(), regression, nn.Linear(6, 1), rounds=1)
 
 
-def test_the_class_of_a_model_instead_of_a_model_is_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInputError, match="model"):
+def test_the_class_of_a_model_is_an_error(digits: Clients) -> None:
+    with pytest.raises(fc.InvalidInputError, match=r"^model = "):
         small_run(digits, model=fc.models.MLP)
 
 
-def test_a_list_of_pairs_instead_of_clients_is_refused_with_what_makes_clients_of_it(
+def test_the_error_of_a_list_of_pairs_in_place_of_clients_names_from_arrays(
     digits: Clients,
 ) -> None:
     with pytest.raises(fc.InvalidInputError, match="from_arrays"):
         small_run([(digits.x, digits.y)])  # type: ignore[arg-type]
 
 
-def test_a_torch_device_is_taken(digits: Clients) -> None:
+def test_a_torch_device_is_accepted(digits: Clients) -> None:
     small_run(digits, device=torch.device("cpu"))
 
 
@@ -508,28 +506,28 @@ def test_numbers_of_numpy_are_numbers(digits: Clients) -> None:
     small_run(digits, rounds=np.int64(1), seed=np.int64(3), lr=np.float32(0.1))
 
 
-def test_a_metric_that_gives_a_mean_is_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInputError, match="one value for each example"):
+def test_a_metric_that_returns_a_mean_is_an_error(digits: Clients) -> None:
+    with pytest.raises(fc.InvalidInputError, match="mean_loss"):
         small_run(digits, metrics={"mean_loss": lambda outputs, y: F.cross_entropy(outputs, y)})
 
 
 @pytest.mark.parametrize("name", ["examples", "loss", "clusters", "seconds", "client"])
-def test_a_metric_may_not_take_a_name_that_is_taken(name: str, digits: Clients) -> None:
+def test_a_metric_with_a_reserved_name_is_an_error(name: str, digits: Clients) -> None:
     with pytest.raises(fc.InvalidInputError, match=name):
         small_run(digits, metrics={name: lambda outputs, y: outputs[:, 0]})
 
 
-# --- runs that go wrong
+# --- runs that diverge or fail
 
 
 def strict_json(text: str) -> Any:
     def no_constant(name: str) -> NoReturn:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=no_constant)
 
 
-def test_weights_that_run_away_are_refused_counted_and_leave_the_model_as_it_was(
+def test_diverged_weights_are_rejected_and_counted_and_do_not_change_the_model(
     digits: Clients, tmp_path: Path
 ) -> None:
     result = small_run(digits, lr=1e38, clients_per_round=5, rounds=2, out=tmp_path / "run")
@@ -546,15 +544,13 @@ def test_weights_that_run_away_are_refused_counted_and_leave_the_model_as_it_was
         strict_json(line)
 
 
-def test_a_client_that_trains_alone_keeps_its_last_good_model_too(digits: Clients) -> None:
+def test_a_client_that_trains_alone_keeps_its_last_finite_model(digits: Clients) -> None:
     result = small_run(digits, fc.Local(), lr=1e38, clients_per_round=5, rounds=1)
     assert all(bool(weight.isfinite().all()) for weight in weights_of(result))
     assert result.summary["failures"] == 5
 
 
-def test_what_is_written_is_json_even_where_a_number_is_infinite(
-    digits: Clients, tmp_path: Path
-) -> None:
+def test_files_are_valid_json_even_if_a_number_is_infinite(digits: Clients, tmp_path: Path) -> None:
     small_run(
         digits,
         metrics={"endless": lambda outputs, y: outputs[:, 0].abs() + math.inf},

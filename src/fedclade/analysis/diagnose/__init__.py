@@ -1,4 +1,4 @@
-"""Diagnosis: which heterogeneity do these clients have, and which method fits. It sees training
+"""Diagnosis: the kind of heterogeneity between clients, and the method that fits. It uses training
 data only.
 """
 

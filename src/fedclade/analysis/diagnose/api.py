@@ -1,6 +1,4 @@
-"""Are these clients different, in what way, and what should one do: the question before any
-training.
-"""
+"""Before training: whether clients differ, how they differ, and which method to use."""
 
 from __future__ import annotations
 
@@ -13,17 +11,18 @@ from torch import nn
 
 from fedclade.analysis.diagnose import diagnosis_text
 from fedclade.analysis.diagnose.class_statistics import ClassStatistics, class_statistics
-from fedclade.analysis.diagnose.groups import LOOKS, Grouping, judged, looks
+from fedclade.analysis.diagnose.groups import CLUSTERINGS, Grouping, cluster, select_groups
 from fedclade.analysis.diagnose.heterogeneity_kind import (
     Evidence,
     Kind,
-    gathered,
-    sureness,
+    confidence,
+    gather_evidence,
     with_renamed,
 )
 from fedclade.analysis.diagnose.hypothesis_tests import Difference
+from fedclade.analysis.diagnose.members import members
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
-from fedclade.analysis.diagnose.recommendation import Advice, advised
+from fedclade.analysis.diagnose.recommendation import Advice, recommend
 from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, as_inputs
@@ -38,21 +37,29 @@ from fedclade.training.setup import metrics_for, module_for
 DEFAULT_MODEL = MLP(64)
 PROBE_ROUNDS = 10
 LEAVES = (
-    "once: its number of examples, how many it has of each class, and for each class the mean of 32"
-    " numbers made of its inputs by the first model; three times: Clade's signature (128 numbers);"
-    " in probe rounds: trained weights, which model it chose, and how well it does on examples that"
-    " it held out"
+    "once: its number of examples, its number of examples per class, and for each class the mean of"
+    " 32 features that the initial model computes from its inputs; three times: Clade's signature"
+    " (128 numbers); in pilot runs: trained weights, the model that it selected, and its score on"
+    " held-out examples"
 )
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found out about a federation. `to_json` and `from_json` keep all of it; printed, it
-    is in words.
+    """How the clients of a federation differ. `str(diagnosis)` gives it as text; `to_json` and
+    `from_json` write and read it.
 
-    kinds: one, or several for a mixture; sure: from 0 to 1 (`evidence.sureness`).
-    group: the group of each client, or None where there are none; groups_agree: the part of the
-    looks that found as many groups.
+    Attributes:
+        kinds: the kind of heterogeneity; several for a mixture.
+        sure: confidence in the kinds, from 0 to 1.
+        evidence: the differences between clients, with their tests.
+        group: the group of each client; None if there are no groups.
+        groups_agree: the share of the clusterings that found the same number of groups.
+        advice: the recommended method.
+        probes: the pilot runs.
+        about: data set, sizes, model and settings of the diagnosis.
+        members: the clients and the most frequent classes of each group by name, if they have
+            names.
     """
 
     kinds: tuple[Kind, ...]
@@ -63,6 +70,7 @@ class Diagnosis:
     advice: Advice
     probes: tuple[Probe, ...]
     about: dict[str, Any]
+    members: tuple[dict[str, Any], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -70,11 +78,11 @@ class Diagnosis:
 
     @property
     def groups(self) -> int | None:
-        """How many groups there are; None: no groups."""
+        """The number of groups; None if there are no groups."""
         return None if self.group is None else max(self.group) + 1
 
     def sentences(self) -> list[str]:
-        """The diagnosis in words, the most important first."""
+        """The diagnosis as sentences, the most important first."""
         return diagnosis_text.sentences(self)
 
     def __str__(self) -> str:
@@ -87,7 +95,10 @@ class Diagnosis:
             "sentences": self.sentences(),
             "leaves_a_client": LEAVES,
         }
-        return content | {name: _plain(value) for name, value in asdict(self).items()}
+        fields = {name: _plain(value) for name, value in asdict(self).items()}
+        if not self.members:
+            del fields["members"]
+        return content | fields
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Diagnosis:
@@ -103,6 +114,7 @@ class Diagnosis:
             Advice(**content["advice"]),
             tuple(Probe(**probe) for probe in content["probes"]),
             dict(content["about"]),
+            tuple(content.get("members", ())),
         )
 
 
@@ -120,16 +132,30 @@ def diagnose(
     probe_rounds: int = PROBE_ROUNDS,
     threads: int | None = None,
 ) -> Diagnosis:
-    """Which kind of heterogeneity these clients have, how many groups there are and who is in
-    which, and which method fits.
+    """Find how clients differ, which groups they form, and which method fits.
 
-    It never looks at test data, nor at groups that a partition knows. model: the model to be
-    trained, one of `fc.models` or an nn.Module, by default a small MLP; lr, batch_size, epochs,
-    momentum: how clients train in the probe rounds; probe_rounds=0: none, and no gain is estimated.
+    Test data and the true groups of a partition are not used.
 
-    What leaves a client: its number of examples, its number of examples of each class, and for each
-    class the mean of 32 numbers; Clade's signature three times; and what the tried methods send in
-    the probe rounds. Scatter matrices are needed summed over clients only.
+    What leaves a client: its number of examples, its number of examples per class, and for each
+    class the mean of 32 features; Clade's signature, three times; and what the methods of the pilot
+    runs send. Scatter matrices are only ever summed over clients.
+
+    Args:
+        clients: the clients, from `fc.data.partition` or `fc.data.from_arrays`; at least two.
+        model: the model to train, one of `fc.models` or an `nn.Module`; default: a small MLP.
+        seed: random seed for initial weights, sample order and tests.
+        device: "auto", "cpu" or "cuda".
+        lr: learning rate of the clients in the pilot runs.
+        batch_size: batch size of the clients in the pilot runs.
+        epochs: local epochs per round of the pilot runs.
+        momentum: momentum of the clients' SGD in the pilot runs.
+        loss: the loss of each example; default: cross-entropy.
+        probe_rounds: rounds of each method's pilot run; 0 for no pilot runs, and then no gain is
+            estimated.
+        threads: number of CPU threads; default: chosen automatically.
+
+    Returns:
+        The diagnosis. Print it, or read `kinds`, `group` and `advice`.
     """
     require(
         isinstance(seed, int) and seed >= 0, "seed", seed, "must be a whole number of at least 0"
@@ -156,55 +182,58 @@ def diagnose_run(run: TrainingRun, probe_rounds: int) -> Diagnosis:
     objectives = _objectives(clients, run, fed)
     rng = np.random.default_rng([seed, len(clients)])
     classes = clients.classes if clients.classes is not None and clients.y.ndim == 1 else 1
-    statistics = class_statistics(fed, objectives[0], classes, fold_in(seed, "diagnosis"))
-    evidence = gathered(statistics, rng)
-    taken = looks(fed, objectives, fold_in(seed, "diagnosis"))
-    grouping = judged(taken, statistics, evidence, rng)
+    key = fold_in(seed, "diagnosis")
+    statistics = class_statistics(fed, objectives[0], classes, key, clients.names)
+    evidence = gather_evidence(statistics, rng)
+    clusterings = cluster(fed, objectives, key)
+    grouping = select_groups(clusterings, statistics, evidence, rng)
 
-    faint = evidence.given_labels_differ and (grouping.found is None or grouping.agree < 1)
+    faint = evidence.given_labels_differ and (grouping.group is None or grouping.agree < 1)
     differ = any(kind not in ("iid", "quantity skew") for kind in _kinds(evidence, grouping))
     methods = candidates(differ, _number(grouping), faint)
     probes, trained = (
         run_pilots(methods, clients, run, probe_rounds) if probe_rounds else ([], None)
     )
-    if (
-        grouping.found is None and faint and trained is not None
-    ):  # groups too faint for the first model may show at a trained one
-        grouping = judged([trained], statistics, evidence, rng)
-    evidence = with_renamed(evidence, statistics, grouping.found, rng)
+    # Faint groups that the initial model does not show may be visible with a trained model.
+    if grouping.group is None and faint and trained is not None:
+        grouping = select_groups([trained], statistics, evidence, rng)
+    evidence = with_renamed(evidence, statistics, grouping.group, rng)
     kinds = _kinds(evidence, grouping)
     return Diagnosis(
         kinds,
         (
-            sureness(evidence, statistics, rng, grouping.found)
+            confidence(evidence, statistics, rng, grouping.group)
             if kinds != ("target shift",)
-            else (grouping.agree * LOOKS + 1) / (LOOKS + 2)
+            else (grouping.agree * CLUSTERINGS + 1) / (CLUSTERINGS + 2)
         ),
         evidence,
-        None if grouping.found is None else tuple(grouping.found.tolist()),
+        None if grouping.group is None else tuple(grouping.group.tolist()),
         grouping.agree,
-        advised(differ, _number(grouping), faint, probes),
+        recommend(differ, _number(grouping), faint, probes),
         tuple(probes),
         _about(clients, run, probe_rounds, statistics),
+        members(grouping.group, clients.names, statistics.counts),
     )
 
 
 def _kinds(evidence: Evidence, grouping: Grouping) -> tuple[Kind, ...]:
     kinds = evidence.kinds()
-    # Without class labels all that is left to see is that gradients differ where inputs do not.
-    unseen = evidence.classes == 1 and grouping.found is not None and "feature shift" not in kinds
-    return ("target shift",) if unseen else kinds
+    # Without class labels, groups whose inputs are alike can only differ in their targets.
+    only_targets = (
+        evidence.classes == 1 and grouping.group is not None and "feature shift" not in kinds
+    )
+    return ("target shift",) if only_targets else kinds
 
 
 def _number(grouping: Grouping) -> int | None:
-    return None if grouping.found is None else int(grouping.found.max()) + 1
+    return None if grouping.group is None else int(grouping.group.max()) + 1
 
 
 def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Objective]:
-    """The model at several first weights; a module of the user's own has but one."""
+    """The model with several initial weights. An nn.Module of the user has only one."""
     modules = [
         module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number))
-        for number in range(LOOKS)
+        for number in range(CLUSTERINGS)
     ]
     x = as_inputs(clients.metadata.x.to(fed.device))
     objectives = [Objective(module.to(fed.device), run.loss, x) for module in modules]
@@ -216,20 +245,21 @@ def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Obje
 def _check(clients: Clients | None, probe_rounds: int) -> None:
     if not isinstance(clients, Clients):
         raise InvalidInputError(
-            "clients: make them with fc.data.partition(…) or fc.data.from_arrays(…)."
+            "clients: must come from fc.data.partition(…) or fc.data.from_arrays(…).", "clients"
         )
     require(
         len(clients) >= 2,
         "clients",
         len(clients),
-        "a diagnosis compares clients, so there must be at least 2",
+        "must be at least 2, because a diagnosis compares clients",
     )
     empty = (clients.sizes == 0).nonzero().flatten().tolist()
     if empty:
+        client = clients.names.client(empty[0])
         raise InvalidInputError(
-            f"client {empty[0]}: it has no training data; leave it out, clients.only([…])."
+            f"client {client}: it has no training data; leave it out, clients.only([…]).", client
         )
-    require_int("probe_rounds", probe_rounds, 0, note="0 for no probe rounds")
+    require_int("probe_rounds", probe_rounds, 0, note="0 for no pilot runs")
 
 
 def _about(

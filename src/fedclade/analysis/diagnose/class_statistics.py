@@ -1,9 +1,8 @@
-"""What a client says of itself for a diagnosis: how many samples it has of each class, and the mean
-of some features for each.
+"""What a client sends for a diagnosis: its number of samples per class, and the mean of some
+features per class.
 
-This is Clade's joint signature with more features for each class, and without a scatter between
-classes: the features are a random projection of what goes into the model's last layer at the shared
-first model.
+This is Clade's joint signature with more features per class, and without a scatter between classes.
+The features are a random projection of the input of the shared initial model's last layer.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from fedclade.core.batching import Batches
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.names import NO_NAMES, Names
 from fedclade.core.program import Program
 from fedclade.core.pytree import Tree, stack, tree_map
 from fedclade.core.rng import fold_in
@@ -30,8 +30,8 @@ FEATURES = 32  # d: the maximum for each sample
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """What the server knows after one look at M clients, C classes and d features. Without class
-    labels C is 1.
+    """What the server receives from M clients with C classes and d features. Without class labels C
+    is 1.
     """
 
     counts: Array  # (M, C) samples
@@ -54,16 +54,16 @@ class ClassStatistics:
         return np.asarray(self.counts.sum(0) - (self.counts > 0).sum(0))
 
     def only(self, clients: NDArray[np.int64]) -> ClassStatistics:
-        """Some of the clients; the scatter is known of all together only, and stays in
-        proportion.
+        """The statistics of some of the clients. The scatter is known only as a sum over all
+        clients, so it is scaled.
         """
-        some = ClassStatistics(self.counts[clients], self.sums[clients], self.scatter)
+        part = ClassStatistics(self.counts[clients], self.sums[clients], self.scatter)
         return replace(
-            some, scatter=self.scatter * (some.degrees / np.maximum(self.degrees, 1))[:, None, None]
+            part, scatter=self.scatter * (part.degrees / np.maximum(self.degrees, 1))[:, None, None]
         )
 
     def merged(self, group: NDArray[np.int64]) -> ClassStatistics:
-        """Every group as one client. The scatter is still that within the clients."""
+        """Each group as one client. The scatter remains the one within clients."""
         member = np.eye(group.max() + 1)[group]
         return replace(
             self, counts=member.T @ self.counts, sums=np.einsum("mg,mcd->gcd", member, self.sums)
@@ -71,14 +71,14 @@ class ClassStatistics:
 
 
 def class_statistics(
-    fed: Federation, objective: Objective, classes: int, key: int
+    fed: Federation, objective: Objective, classes: int, key: int, names: Names = NO_NAMES
 ) -> ClassStatistics:
-    """One look at all clients at the objective's own model. Only sizes, counts and means are needed
-    client by client.
+    """The statistics of all clients with the objective's own model. Only sizes, counts and means
+    are needed per client.
     """
     clients = len(fed.sizes)
     rows = ModelAssignment.all_same(stack([objective.params()]), clients)
-    add = SegmentSum(
+    sum_scatter = SegmentSum(
         segment_ids=torch.zeros(clients, dtype=torch.int64),
         weights=torch.ones(clients),
         num_segments=1,
@@ -89,12 +89,12 @@ def class_statistics(
         torch.arange(clients),
         per_client=rows,
         key=key,
-        reduce=add,
+        reduce=sum_scatter,
     )
     if results.failures:
+        client = names.client(results.failures[0].client)
         raise InvalidInputError(
-            f"client {results.failures[0].client}: it could not be looked at"
-            f" ({results.failures[0].reason})."
+            f"client {client}: its class statistics failed ({results.failures[0].reason}).", client
         )
     counts, sums = results.outputs["counts"].cpu().numpy(), results.outputs["sums"].cpu().numpy()
     return ClassStatistics(
@@ -103,13 +103,13 @@ def class_statistics(
 
 
 def class_sums(objective: Objective, classes: int, key: int) -> Program:
-    """For each class the number of a client's samples and the sum of their features; and their
-    scatter about the class's mean.
+    """A program that computes a client's number of samples per class, the sum of their features,
+    and their scatter about the class mean.
     """
     head = objective.head_layer()
     width, device = min(FEATURES, head.in_features), head.weight.device
-    few = head.in_features <= FEATURES  # random signs of few numbers might lose some
-    onto = (
+    few = head.in_features <= FEATURES  # a random projection of few features may lose some
+    project = (
         torch.eye(width, device=device) if few else projection(key, head.in_features, width, device)
     )
 
@@ -122,13 +122,13 @@ def class_sums(objective: Objective, classes: int, key: int) -> Program:
 
     def step(shared: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         h, _ = objective.features(const, batch.x)
-        u = ((h.flatten(1, -2).mean(1) if h.ndim > 2 else h) @ onto).double()
+        u = ((h.flatten(1, -2).mean(1) if h.ndim > 2 else h) @ project).double()
         label = batch.y if classes > 1 else torch.zeros(len(u), dtype=torch.int64, device=u.device)
-        one = F.one_hot(label, classes).double() * batch.weight[:, None]
+        one_hot = F.one_hot(label, classes).double() * batch.weight[:, None]
         batch_sums = {
-            "counts": one.sum(0),
-            "sums": one.T @ u,
-            "outer": torch.einsum("bc,bd,be->cde", one, u, u),
+            "counts": one_hot.sum(0),
+            "sums": one_hot.T @ u,
+            "outer": torch.einsum("bc,bd,be->cde", one_hot, u, u),
         }
         return tree_map(torch.add, carry, batch_sums)
 

@@ -1,5 +1,5 @@
-"""Would other names for the labels explain why inputs of one label differ? Then the concept
-differs, p(y | x), and not the inputs.
+"""Whether permuted labels explain why inputs of one label differ between clients. If so, the
+concept p(y | x) differs and not the inputs.
 """
 
 from __future__ import annotations
@@ -17,55 +17,68 @@ Array = NDArray[np.float64]
 
 
 def explained(statistics: ClassStatistics, pairs: int, rng: np.random.Generator) -> float | None:
-    """The part of the differences between class means that is gone once each class may be matched
+    """The share of the differences between class means that disappears if a class may be matched
     with any class of the other client.
 
-    About 1 where labels were renamed, however: the same clouds of inputs are there under other
-    names. Well below 1 where inputs are turned or shifted: few find a counterpart. None where no
-    two clients share a label. At most `most` pairs of clients are compared.
+    About 1 if labels are permuted: the other client has the same inputs under other labels. Well
+    below 1 if inputs are rotated or shifted: few classes have a counterpart.
+
+    Args:
+        statistics: the clients' statistics per class.
+        pairs: the largest number of pairs of clients to compare.
+        rng: samples the pairs.
+
+    Returns:
+        The share, or None if no two clients have a label in common.
     """
     degrees = float(statistics.degrees.sum())
     if degrees <= 0:
         return None
     z = statistics.means @ whitening_matrix(statistics.scatter.sum(0), degrees)
-    apart = left = 0.0
+    same_label = best_match = 0.0
     for a, b in _pairs(len(z), pairs, rng):
-        mine, theirs = np.flatnonzero(statistics.counts[a]), np.flatnonzero(statistics.counts[b])
-        shared = np.intersect1d(mine, theirs)
+        labels_a, labels_b = (np.flatnonzero(statistics.counts[client]) for client in (a, b))
+        shared = np.intersect1d(labels_a, labels_b)
         if len(shared):
             before, after = matched(
                 z[a, shared],
                 statistics.counts[a, shared],
-                z[b, theirs],
-                statistics.counts[b, theirs],
-                np.searchsorted(theirs, shared),
+                z[b, labels_b],
+                statistics.counts[b, labels_b],
+                np.searchsorted(labels_b, shared),
             )
-            apart, left = apart + before, left + after
-    return float(np.clip(1 - left / apart, 0, 1)) if apart > 0 else None
+            same_label, best_match = same_label + before, best_match + after
+    return float(np.clip(1 - best_match / same_label, 0, 1)) if same_label > 0 else None
 
 
-def _pairs(clients: int, most: int, rng: np.random.Generator) -> list[tuple[int, int]]:
+def _pairs(clients: int, maximum: int, rng: np.random.Generator) -> list[tuple[int, int]]:
     """All pairs, or a random sample of them."""
-    if clients * (clients - 1) // 2 <= most:
+    if clients * (clients - 1) // 2 <= maximum:
         return list(combinations(range(clients), 2))
-    first, step = rng.integers(clients, size=most), rng.integers(1, clients, size=most)
+    first, step = rng.integers(clients, size=maximum), rng.integers(1, clients, size=maximum)
     return list(zip(first.tolist(), ((first + step) % clients).tolist(), strict=True))
 
 
 def matched(
-    mine: Array, n: Array, theirs: Array, m: Array, own: NDArray[np.int64]
+    first: Array, n: Array, second: Array, m: Array, same_label: NDArray[np.int64]
 ) -> tuple[float, float]:
-    """Square distances less what chance gives, summed over `mine`: to the row `own` of `theirs`,
-    and to that of the best matching.
+    """Sums of squared distances between class means, minus their expectation under chance: for
+    equal labels, and for the best matching of labels.
 
-    A pair counts for its samples, n m / (n + m), so that classes of which little is known say
-    little.
+    A pair has the weight n m / (n + m), so that classes with few samples count little.
+
+    Args:
+        first: class means of the first client.
+        n: number of samples per row of `first`.
+        second: class means of the second client.
+        m: number of samples per row of `second`.
+        same_label: for each row of `first` the row of `second` with the same label.
     """
-    d, weight = mine.shape[1], n[:, None] * m / (n[:, None] + m)
-    excess = ((mine[:, None] - theirs[None]) ** 2).sum(-1) - d * (1 / n[:, None] + 1 / m)
+    d, weight = first.shape[1], n[:, None] * m / (n[:, None] + m)
+    excess = ((first[:, None] - second[None]) ** 2).sum(-1) - d * (1 / n[:, None] + 1 / m)
     row, column = linear_sum_assignment(excess * weight)
-    here = np.arange(len(mine))
-    # Both sums with the weights of the labels' own pairs, so that they are of the same things.
-    return float((excess * weight)[here, own].sum()), float(
-        (excess[row, column] * weight[here, own][row]).sum()
+    rows = np.arange(len(first))
+    # Both sums use the weights of the pairs with equal labels, so that they can be compared.
+    return float((excess * weight)[rows, same_label].sum()), float(
+        (excess[row, column] * weight[rows, same_label][row]).sum()
     )

@@ -1,4 +1,4 @@
-"""From what differs to what kind of federation it is."""
+"""The kind of heterogeneity, from the differences between clients."""
 
 from __future__ import annotations
 
@@ -17,20 +17,28 @@ Kind: TypeAlias = Literal[
 ]
 Groups = NDArray[np.int64]
 
-# What counts as a difference: more than chance gives, and enough to matter. Measured on seeds that
-# are not reported (docs/diagnosis.md).
+# A difference counts if it is significant and large enough to matter. Tuned on seeds that are not
+# reported (docs/diagnosis.md).
 LABELS_P, LABELS_SHARE = 0.01, 0.01
 INPUTS_P, INPUTS_SHARE, GIVEN_LABELS_SHARE = 1e-3, 0.002, 0.02
 UNEQUAL_SIZES = 0.3
 RENAMED = 0.75
-PAIRS = 300  # of clients or groups that are compared for renamed labels
-RESAMPLED, PART = 20, 0.8
+PAIRS = 300  # largest number of pairs of clients or groups that are compared for permuted labels
+RESAMPLES, RESAMPLED_SHARE = 20, 0.8
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What differs between clients. `renamed`: the part of the difference in p(x | y) that other
-    names for labels would explain.
+    """The differences between clients.
+
+    Attributes:
+        labels: the difference in p(y).
+        inputs: the difference in p(x).
+        given_labels: the difference in p(x | y).
+        renamed: the share of the difference in p(x | y) that permuted labels explain; None if not
+            computed.
+        sizes: the standard deviation of the clients' sizes over their mean.
+        classes: the number of classes; 1 without class labels.
     """
 
     labels: Difference
@@ -57,12 +65,13 @@ class Evidence:
         return self.sizes >= UNEQUAL_SIZES
 
     def kinds(self) -> tuple[Kind, ...]:
-        """More than one for a mixture. Unequal sizes are a kind only where nothing else differs."""
+        """The kinds; several for a mixture. Unequal sizes are a kind only if nothing else
+        differs.
+        """
         if self.classes == 1:
             return ("feature shift",) if self.inputs_differ else self._only_sizes()
         if self.given_labels_differ:
-            # Where inputs are alike it is what they mean that differs; that labels differ too is
-            # then a consequence.
+            # If inputs are alike, their meaning differs, and different labels are a consequence.
             if not self.inputs_differ:
                 return ("concept shift",)
             renamed = self.labels_differ and self.renamed is not None and self.renamed >= RENAMED
@@ -71,9 +80,7 @@ class Evidence:
         return ("label skew",) if self.labels_differ else self._only_sizes()
 
     def power(self) -> float:
-        """How likely a difference that matters would have been found, if it is said that there is
-        none.
-        """
+        """The probability that a relevant difference would have been found, where none was."""
         labels = 1.0 if self.labels_differ or self.classes == 1 else self.labels.power
         return labels if self.given_labels_differ else labels * self.given_labels.power
 
@@ -81,11 +88,11 @@ class Evidence:
         return ("quantity skew",) if self.sizes_differ else ("iid",)
 
 
-def gathered(
+def gather_evidence(
     statistics: ClassStatistics, rng: np.random.Generator, group: Groups | None = None
 ) -> Evidence:
-    """The evidence of differences between all clients, or between those of one group; `renamed` is
-    not asked yet.
+    """The differences between all clients, or between clients of the same group; `renamed` is not
+    computed yet.
     """
     return Evidence(
         hypothesis_tests.of_labels(statistics.counts, rng, group),
@@ -100,8 +107,8 @@ def gathered(
 def with_renamed(
     evidence: Evidence, statistics: ClassStatistics, group: Groups | None, rng: np.random.Generator
 ) -> Evidence:
-    """Asked only where p(x | y) differs. Between groups, of which more is known than of clients,
-    where there are any.
+    """Add `renamed` if p(x | y) differs. Compares groups if there are any, because they have more
+    data than clients.
     """
     if not evidence.given_labels_differ:
         return evidence
@@ -113,19 +120,18 @@ def with_renamed(
     )
 
 
-def sureness(
+def confidence(
     evidence: Evidence, statistics: ClassStatistics, rng: np.random.Generator, group: Groups | None
 ) -> float:
-    """How often some of the clients, drawn at random, give the same kinds, (same + 1) / (draws +
-    2), so that it is never quite certain; and where nothing was found, whether anything could have
-    been: without that it is a coin's toss.
+    """How often a random subset of the clients gives the same kinds, as (same + 1) / (draws + 2),
+    which is never 1. It is halved if a relevant difference could not have been found (`power`).
     """
     kinds, clients, same = evidence.kinds(), len(statistics.counts), 0
-    for _ in range(RESAMPLED):
-        who = np.sort(rng.permutation(clients)[: max(2, round(PART * clients))])
-        part, inner = (
-            statistics.only(who),
-            None if group is None else np.unique(group[who], return_inverse=True)[1],
+    for _ in range(RESAMPLES):
+        subset = np.sort(rng.permutation(clients)[: max(2, round(RESAMPLED_SHARE * clients))])
+        part, subset_groups = (
+            statistics.only(subset),
+            None if group is None else np.unique(group[subset], return_inverse=True)[1],
         )
-        same += with_renamed(gathered(part, rng), part, inner, rng).kinds() == kinds
-    return (same + 1) / (RESAMPLED + 2) * (1 + evidence.power()) / 2
+        same += with_renamed(gather_evidence(part, rng), part, subset_groups, rng).kinds() == kinds
+    return (same + 1) / (RESAMPLES + 2) * (1 + evidence.power()) / 2

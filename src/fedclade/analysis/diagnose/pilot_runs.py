@@ -1,5 +1,5 @@
-"""Probe rounds: the methods that come into question, trained for a few rounds and judged on a
-held-out part of the training data.
+"""Pilot runs: train the candidate methods for a few rounds and evaluate them on held-out training
+data.
 """
 
 from __future__ import annotations
@@ -27,15 +27,23 @@ from fedclade.training.runner import TrainingRun
 
 Array = NDArray[np.float64]
 HELD_OUT = 0.2
-MOST_CLIENTS = 200  # in probe rounds: more would tell little more
-GUESSED_CLUSTERS = 5  # IFCA wants a number also where no groups are found
+MAX_CLIENTS = 200  # in pilot runs: more clients would improve the estimate little
+DEFAULT_CLUSTERS = 5  # for IFCA, which needs a number even if no groups are found
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One method after the probe rounds. score: the mean over clients on held-out training data,
-    accuracy in percent or else the loss; gain: how much better than FedAvg; behind: how much worse
-    than the best of all; each with its standard error over clients.
+    """The result of one method's pilot run.
+
+    Attributes:
+        method: the method's name.
+        settings: the method's settings that differ from the defaults.
+        clusters: the number of models.
+        score: the mean over clients on held-out training data: accuracy in percent, or the loss.
+        gain: how much better than FedAvg.
+        gain_stderr: the standard error of `gain` over clients.
+        behind: how much worse than the best method.
+        behind_stderr: the standard error of `behind` over clients.
     """
 
     method: str
@@ -49,14 +57,14 @@ class Probe:
 
 
 def without_test(clients: Clients) -> Clients:
-    """The same clients with neither test data nor known groups: all that a diagnosis ever sees."""
-    nobody = torch.full((len(clients),), -1)
+    """The same clients without test data and true groups: a diagnosis uses nothing else."""
+    no_test_part = torch.full((len(clients),), -1)
     return replace(
         clients,
         x_test=clients.x[:0],
         y_test=clients.y[:0],
         test=RaggedIndex.of([]),
-        test_part_id=nobody,
+        test_part_id=no_test_part,
         test_sample_id=torch.empty(0, dtype=torch.int64),
         groups=None,
         probe=None,
@@ -64,80 +72,92 @@ def without_test(clients: Clients) -> Clients:
 
 
 def held_out(clients: Clients, seed: int) -> Clients:
-    """A fifth of each client's training data becomes its test part; who has fewer than three
-    samples is not judged.
+    """A fifth of each client's training data becomes its test part. Clients with fewer than three
+    samples have no test part.
     """
     rng = np.random.default_rng([seed, len(clients)])
     train, test = [], []
     for client in range(len(clients)):
         rows = clients.train[client]
         rows = rows[torch.from_numpy(rng.permutation(len(rows)))]
-        held = max(1, round(HELD_OUT * len(rows))) if len(rows) > 2 else 0
-        test.append(rows[:held])
-        train.append(rows[held:])
-    own = torch.tensor([client if len(rows) else -1 for client, rows in enumerate(test)])
+        count = max(1, round(HELD_OUT * len(rows))) if len(rows) > 2 else 0
+        test.append(rows[:count])
+        train.append(rows[count:])
+    test_part_id = torch.tensor([client if len(rows) else -1 for client, rows in enumerate(test)])
     return replace(
         clients,
         train=RaggedIndex.of(train),
         x_test=clients.x,
         y_test=clients.y,
         test=RaggedIndex.of(test),
-        test_part_id=own,
+        test_part_id=test_part_id,
         test_sample_id=torch.arange(len(clients.x)),
     )
 
 
 def candidates(differ: bool, groups: int | None, faint: bool) -> list[Method]:
-    """The methods that come into question. faint: inputs of one label differ, and yet not every
-    look at a first model finds groups.
+    """The candidate methods.
+
+    Args:
+        differ: whether labels or inputs differ between clients.
+        groups: the number of groups; None if there are no groups.
+        faint: whether inputs of one label differ, but not every clustering finds groups.
     """
     if not differ:
         return [FedAvg(), Local()]
     clade = Clade(recluster_every=5) if faint else Clade()
-    return [FedAvg(), Local(), clade, IFCA(clusters=groups or GUESSED_CLUSTERS), CFL()]
+    return [FedAvg(), Local(), clade, IFCA(clusters=groups or DEFAULT_CLUSTERS), CFL()]
 
 
 def run_pilots(
     methods: Sequence[Method], clients: Clients, run: TrainingRun, rounds: int
 ) -> tuple[list[Probe], NDArray[np.int64] | None]:
-    """Each method after the probe rounds, FedAvg first, with all clients in every round; and the
-    groups with which Clade ended. `run`: how clients train.
+    """Train each method for a few rounds, with all clients in every round.
 
-    Of many clients some are drawn, and then nothing is said about groups. The list is empty where
-    no client has three samples.
+    At most `MAX_CLIENTS` clients are used; if there are more, a random subset.
+
+    Args:
+        methods: the methods, FedAvg first.
+        clients: the clients, without test data.
+        run: how clients train.
+        rounds: the number of rounds.
+
+    Returns:
+        The results, empty if no client has three samples; and the final groups of Clade, None for
+        a subset of the clients.
     """
     seed = run.settings.seed
-    some, groups = len(clients) > MOST_CLIENTS, None
-    if some:
+    is_subset, groups = len(clients) > MAX_CLIENTS, None
+    if is_subset:
         clients = clients.only(
-            np.sort(np.random.default_rng(seed).permutation(len(clients))[:MOST_CLIENTS]).tolist()
+            np.sort(np.random.default_rng(seed).permutation(len(clients))[:MAX_CLIENTS]).tolist()
         )
-    judged = held_out(clients, fold_in(seed, "held out"))
-    who = (judged.test_part_id >= 0).numpy()
-    if not who.any():
+    pilot_clients = held_out(clients, fold_in(seed, "held out"))
+    evaluated = (pilot_clients.test_part_id >= 0).numpy()
+    if not evaluated.any():
         return [], None
     settings = TrainingConfig(rounds, 1.0, seed, eval_every=0)
-    pilot = replace(run, clients=judged, settings=settings, server=ServerConfig(), metrics=None)
+    pilot = replace(
+        run, clients=pilot_clients, settings=settings, server=ServerConfig(), metrics=None
+    )
     clusters, scores = [], []
     for method in methods:
         result = replace(pilot, method=method).run()
-        measure, sign = (
-            ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)
-        )  # so that more is better
+        # The sign makes larger scores better.
+        measure, sign = ("accuracy", 1) if "accuracy" in result.clients else ("loss", -1)
         loss, values = (
-            np.array(result.clients[name], np.float64)[who] for name in ("loss", measure)
+            np.array(result.clients[name], np.float64)[evaluated] for name in ("loss", measure)
         )
-        if (
-            result.summary["failures"] or not np.isfinite(loss).all()
-        ):  # weights that are not finite are refused
-            lr = run.local.lr
+        # The engine rejects weights that are not finite, and counts them as failures.
+        if result.summary["failures"] or not np.isfinite(loss).all():
             raise InvalidInputError(
-                f"local.lr = {lr}: {method.name} diverged in the probe rounds; take a smaller one,"
-                " or probe_rounds = 0."
+                f"local.lr = {run.local.lr}: {method.name} diverged in its pilot run. Use a smaller"
+                " value, or probe_rounds = 0.",
+                "local.lr",
             )
         scores.append(sign * values)
         clusters.append(result.summary["clusters"])
-        if isinstance(method, Clade) and not some:
+        if isinstance(method, Clade) and not is_subset:
             groups = canonical_labels(result.clusters.numpy())
     best = max(scores, key=lambda score: float(score.mean()))
     probes = [
@@ -160,9 +180,9 @@ def _mean(values: Array) -> tuple[float, float]:
 
 
 def _settings(method: Method) -> dict[str, Any]:
-    """What differs from the method's defaults."""
+    """The settings that differ from the method's defaults."""
     return {
-        each.name: getattr(method, each.name)
-        for each in hyperparameters(method)
-        if getattr(method, each.name) != each.default
+        field.name: getattr(method, field.name)
+        for field in hyperparameters(method)
+        if getattr(method, field.name) != field.default
     }

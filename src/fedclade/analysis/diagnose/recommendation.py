@@ -1,5 +1,5 @@
-"""Which method, and what it is likely to gain: from the kind of federation and from the probe
-rounds.
+"""The recommended method and its expected gain, from the kind of heterogeneity and the pilot
+runs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,17 @@ CLUSTERED = ("clade", "ifca", "cfl")
 
 @dataclass(frozen=True)
 class Advice:
-    """method and settings as an experiment file has them. gain: expected over FedAvg, in points of
-    accuracy (or in loss), as measured in the probe rounds; None where there were none.
-    clustering_helps: whether it is a clustered method, and better than FedAvg by more than
-    chance.
+    """A recommended method.
+
+    Attributes:
+        method: the method's name in an experiment file.
+        settings: the method's settings in an experiment file.
+        gain: the gain over FedAvg in the pilot runs, in points of accuracy or in loss; None without
+            pilot runs.
+        gain_stderr: the standard error of `gain`.
+        clustering_helps: whether it is a clustered method that is better than FedAvg by more than
+            the standard error.
+        why: the reason.
     """
 
     method: str
@@ -29,12 +36,11 @@ class Advice:
     why: str
 
 
-def advised(differ: bool, groups: int | None, faint: bool, probes: Sequence[Probe]) -> Advice:
-    """The method that was best in the probe rounds; of those within a standard error of it the
-    simplest.
+def recommend(differ: bool, groups: int | None, faint: bool, probes: Sequence[Probe]) -> Advice:
+    """The simplest of the methods that are within one standard error of the best pilot run.
 
-    Where there are groups Clade is the simplest, because it needs no number of them; where nothing
-    differs FedAvg, and then it takes two standard errors to leave it.
+    With groups, Clade is the simplest, because it needs no number of groups. If clients do not
+    differ, FedAvg is the simplest, and the margin is two standard errors.
     """
     if not probes:
         return _by_kind(differ, groups, faint)
@@ -60,7 +66,7 @@ def advised(differ: bool, groups: int | None, faint: bool, probes: Sequence[Prob
 
 
 def _by_kind(differ: bool, groups: int | None, faint: bool) -> Advice:
-    """Without probe rounds: what the kind alone suggests."""
+    """The recommendation without pilot runs, from the kind of heterogeneity alone."""
     if groups or faint:
         settings = {"recluster_every": 5} if faint else {}
         return Advice(
@@ -69,11 +75,11 @@ def _by_kind(differ: bool, groups: int | None, faint: bool) -> Advice:
             None,
             None,
             True,
-            "clients fall into groups; no probe rounds were made, so no gain is estimated",
+            "the clients form groups; without pilot runs no gain is estimated",
         )
     why = (
-        "there are no groups, so one model for all is the place to start; no probe rounds were"
-        " made, so no gain is estimated"
+        "there are no groups, so start with one model for all; without pilot runs no gain is"
+        " estimated"
     )
     return Advice("fedavg", {}, None, None, False, why)
 
@@ -81,13 +87,13 @@ def _by_kind(differ: bool, groups: int | None, faint: bool) -> Advice:
 def _why(chosen: Probe, differ: bool, groups: int | None) -> str:
     if chosen.method == "fedavg":
         return (
-            "one model for all does as well as anything else"
+            "one model for all is as good as any other method"
             if differ
-            else "the clients are alike: every model learns from all of them"
+            else "the clients are alike, so one model can use the data of all of them"
         )
     if chosen.method == "local":
-        apart = "there are groups, but" if groups else "clients differ one by one, and"
-        return f"{apart} each client does best with a model of its own"
+        reason = "there are groups, but" if groups else "every client differs, and"
+        return f"{reason} a separate model for each client is best"
     if groups:
-        return f"clients fall into {groups} groups: one model for each"
-    return "sharing with similar clients beats both one model for all and a model each"
+        return f"the clients form {groups} groups, with one model each"
+    return "sharing a model among similar clients is better than one model for all and than local"

@@ -1,5 +1,5 @@
-"""The models of a finished run, to be used elsewhere: for each group a folder with its model and a
-card that says what it is.
+"""Export of the models of a finished run: for each group a folder with its model and a model
+card.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedclade.analysis.export.finished_run import FinishedRun
 from fedclade.analysis.export.model_card import card_of, markdown
 from fedclade.analysis.export.onnx import OnnxWriter, missing_packages
 from fedclade.errors import InvalidInputError, nearest
-from fedclade.training.result import with_weights
+from fedclade.training.result import Result, with_weights
 
 __all__ = ["FORMATS", "Exported", "export"]
 
@@ -27,7 +27,13 @@ FORMATS = ("safetensors", "onnx")
 
 @dataclass
 class Exported:
-    """What was written. cards: of each group; problems: what could not be written, and why."""
+    """What `export` wrote.
+
+    Attributes:
+        folder: the folder with one subfolder per group.
+        cards: the model card of each group.
+        problems: what could not be written, with the reason.
+    """
 
     folder: Path
     cards: list[dict[str, Any]] = field(default_factory=list)
@@ -35,38 +41,51 @@ class Exported:
 
 
 def export(
-    folder: str | os.PathLike[str],
+    run: Result | str | os.PathLike[str],
     out: str | os.PathLike[str] | None = None,
     formats: Sequence[str] = FORMATS,
     model: nn.Module | None = None,
     on_group: Callable[[dict[str, Any]], None] | None = None,
 ) -> Exported:
-    """Write every model of the run in `folder` to a folder of its own below `out` (default: export/
-    in the run's folder).
+    """Write every model of a finished run, each with a model card in its own subfolder.
 
-    model: a module of the same form, where the run was made with a module of your own; without it
-    there is no ONNX of such a run. on_group: called with each card as it is written.
+    Args:
+        run: a `Result` whose run wrote a folder, or the path of the folder.
+        out: the folder to write, new or empty; default: export/ in the run's folder.
+        formats: any of "safetensors" and "onnx".
+        model: an `nn.Module` of the same architecture, for a folder whose run used your own module;
+            without it, such a run has no ONNX files.
+        on_group: called with each model card when its group is written.
+
+    Returns:
+        The folder, the model cards, and what could not be written.
     """
-    path = Path(folder)
     for name in formats:
         if name not in FORMATS:
-            raise InvalidInputError(f"--format {name}: unknown.{nearest(name, FORMATS)}")
+            raise InvalidInputError(
+                f"format = '{name}': unknown.{nearest(name, FORMATS)}", "format"
+            )
     if not formats:
-        raise InvalidInputError(f"--format: name at least one of {', '.join(FORMATS)}.")
-    run = FinishedRun(path, model)
+        raise InvalidInputError(f"format: give at least one of {', '.join(FORMATS)}.", "format")
+    path = _run_folder(run)
+    if model is None and isinstance(run, Result):
+        model = run.module
+    source = FinishedRun(path, model)
     result = Exported(Path(out) if out is not None else path / "export")
     if result.folder.exists() and (not result.folder.is_dir() or any(result.folder.iterdir())):
         raise InvalidInputError(
-            f"--out {result.folder}: it is there already and not an empty folder; give another."
+            f"out = '{result.folder}': already exists and is not an empty folder. Choose another"
+            " folder.",
+            "out",
         )
-    onnx = _onnx_writer(run, formats, result.problems)
-    if (without := int((run.models.assignment < 0).sum())) > 0:
+    onnx = _onnx_writer(source, formats, result.problems)
+    if (without := int((source.models.assignment < 0).sum())) > 0:
         result.problems.append(
-            f"{without} of {run.clients} clients have no model in this run, so they are in no"
+            f"{without} of {source.clients} clients have no model in this run, so they are in no"
             " group."
         )
-    for name, row, ids in run.groups():
-        card = _write_group(run, result, formats, onnx, name, row, ids)
+    for name, row, ids in source.groups():
+        card = _write_group(source, result, formats, onnx, name, row, ids)
         result.cards.append(card)
         if on_group is not None:
             on_group(card)
@@ -78,23 +97,38 @@ def export(
     return result
 
 
+def _run_folder(run: Result | str | os.PathLike[str]) -> Path:
+    if not isinstance(run, Result):
+        return Path(run)
+    if run.folder is None:
+        raise InvalidInputError(
+            "run: this result has no run folder, so there is nothing to export. Run it again with"
+            " fc.run(…, out=…).",
+            "run",
+        )
+    return run.folder
+
+
 def _onnx_writer(
     run: FinishedRun, formats: Sequence[str], problems: list[str]
 ) -> OnnxWriter | None:
-    """What writes ONNX, or None and the reason among the problems."""
+    """The ONNX writer, or None with the reason appended to the problems."""
     if "onnx" not in formats:
         return None
     if missing := missing_packages():
-        problem = f"no ONNX: {' and '.join(missing)} not installed; pip install 'fedclade[onnx]'."
+        problem = (
+            f"no ONNX: {' and '.join(missing)} not installed. Install with: pip install"
+            " 'fedclade[onnx]'"
+        )
     elif run.module is None:
         problem = (
-            f"no ONNX: the model '{run.tables['model']['name']}' is your own; --import the file"
-            " that registers it."
+            f"no ONNX: the model '{run.tables['model']['name']}' is not registered. Use --import"
+            " with the file that registers it."
         )
     else:
         return OnnxWriter(run.models.shape)
     if "safetensors" not in formats:
-        raise InvalidInputError(f"--format onnx: {problem}")
+        raise InvalidInputError(f"format = 'onnx': {problem}", "format")
     problems.append(problem)
     return None
 
@@ -111,7 +145,7 @@ def _write_group(
     folder, state, files = result.folder / name, run.state(row), {}
     folder.mkdir(parents=True)
     if "safetensors" in formats:
-        # Copies, since tied weights share memory, which the format does not know.
+        # Copies, because tied weights share memory, which the format does not allow.
         save_file(
             {key: value.clone().contiguous() for key, value in state.items()},
             folder / "model.safetensors",
@@ -126,9 +160,9 @@ def _write_group(
             result.problems.append(f"{name}: no ONNX ({error}).")
     card = card_of(run, name, ids, state, files, checked)
     _write(folder / "card.json", card)
-    (folder / "card.md").write_text(markdown(card))
+    (folder / "card.md").write_text(markdown(card), encoding="utf-8")
     return card
 
 
-def _write(path: Path, what: dict[str, Any]) -> None:
-    path.write_text(json.dumps(what, indent=1) + "\n")
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""A finished run, as far as an export needs it."""
+"""The parts of a finished run that an export needs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fedclade.analysis.export.onnx import samples_for
 from fedclade.core.pytree import Tree
 from fedclade.errors import InvalidInputError
+from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.registry import REGISTRY
 from fedclade.training import plot_data
@@ -16,36 +17,39 @@ from fedclade.training.result import load, with_weights
 
 
 class FinishedRun:
-    """A finished run as the export reads it. `module` is None where its model is the user's own and
-    was not given.
+    """A finished run as the export reads it. `module` is None if the run used the user's own module
+    and `model` is None.
     """
 
     def __init__(self, folder: Path, model: nn.Module | None) -> None:
         if not folder.is_dir():
-            raise InvalidInputError(f"export: there is no folder '{folder}'.")
+            raise InvalidInputError(f"export: no folder '{folder}'.", str(folder))
         if (folder / "comparison.json").exists() and not RunDirectory(folder).holds_run():
             inside = sorted(
                 child.name for child in folder.iterdir() if RunDirectory(child).holds_run()
             )
             raise InvalidInputError(
-                f"{folder}: it holds several runs; export one of them, for example"
-                f" {folder / inside[0] if inside else folder}."
+                f"{folder}: contains several runs. Export one of them, for example"
+                f" {folder / inside[0] if inside else folder}.",
+                str(folder),
             )
         if not RunDirectory(folder).holds_run():
             raise InvalidInputError(
-                f"{folder}: it holds no run; give a folder that `fedclade run` wrote."
+                f"{folder}: contains no run. Give a folder that 'fedclade run' wrote.", str(folder)
             )
         store = RunDirectory(folder)
         summary = store.summary()
         if summary is None:
             raise InvalidInputError(
-                f"{folder}: the run has not ended (there is no summary.json); go on with --resume."
+                f"{folder}: the run is not finished (no summary.json). Continue it with --resume.",
+                str(folder),
             )
         self.summary, self.tables, self.models = summary, store.tables(), StoredModels(folder)
         self.columns, self.features = (
             store.read_clients(summary["clients"]),
             plot_data.read(folder),
         )
+        self.names = store.names()
         known = model is not None or self.tables["model"]["name"] in REGISTRY["model"]
         self.module = load(folder, model).module if known else None
 
@@ -55,7 +59,7 @@ class FinishedRun:
 
     @property
     def input_dtype(self) -> str | None:
-        """float32, or int64 where the model looks words up; None where the model is not known."""
+        """float32, or int64 if the model has an embedding; None if the module is not known."""
         return (
             None
             if self.module is None
@@ -63,14 +67,16 @@ class FinishedRun:
         )
 
     def groups(self) -> list[tuple[str, int, list[int]]]:
-        """Name, row and clients of each model. By the cluster's number where clusters and models
-        are the same, else by the row's.
+        """Name, row and clients of each model. The name has the number of the cluster if each
+        cluster has one model, else the number of the row.
         """
         rows, clusters = self.models.assignment, self.models.clusters
         served: Tensor = rows >= 0
         if not bool(served.any()):
             raise InvalidInputError(
-                "export: no model of this run is here; each is with its client alone."
+                "export: this run folder contains no model, because every model stayed with its"
+                " client.",
+                "run",
             )
         pairs = {
             (int(row), int(cluster))
@@ -79,19 +85,32 @@ class FinishedRun:
         one_to_one = (
             len(pairs) == len({row for row, _ in pairs}) == len({cluster for _, cluster in pairs})
         )
-        found = []
+        groups = []
         for row in sorted(set(rows[served].tolist())):
             ids = (rows == row).nonzero().flatten().tolist()
-            found.append(
+            groups.append(
                 (f"group-{int(clusters[ids[0]])}" if one_to_one else f"model-{row}", row, ids)
             )
-        return found
+        return self._named_by_client(groups)
 
     def state(self, row: int) -> Tree:
-        """All that a module of this form has, by name."""
+        """The state dict of one model."""
         weights = self.models.fixed | self.models.row(row)
         return (
             weights
             if self.module is None
             else dict(with_weights(self.module, weights).state_dict())
         )
+
+    def _named_by_client(
+        self, models: list[tuple[str, int, list[int]]]
+    ) -> list[tuple[str, int, list[int]]]:
+        """The same models. If each has one client and clients have names, the model has the
+        client's name, as far as a folder can have it.
+        """
+        if self.names.clients is None or any(len(ids) != 1 for _, _, ids in models):
+            return models
+        folders = [safe_file_name(self.names.client(ids[0])) for _, _, ids in models]
+        if len({folder.lower() for folder in folders}) < len(folders):
+            return models  # some disks do not distinguish "North" and "north"
+        return [(folder, row, ids) for folder, (_, row, ids) in zip(folders, models, strict=True)]

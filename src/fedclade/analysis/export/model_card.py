@@ -1,4 +1,4 @@
-"""What is said of a model: whose it is, on which data, how good, and how it is loaded."""
+"""The model card: the group's clients, their data, the model's accuracy, and how to load it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import Any
 
 import fedclade
 from fedclade.analysis.export.finished_run import FinishedRun
+from fedclade.core.names import Names
 from fedclade.core.pytree import Tree
 from fedclade.registry import REGISTRY
 from fedclade.training.plot_data import ClientFeatures
 
-_SHOWN_CLIENTS = 30  # in the Markdown; the JSON has all
+_SHOWN_CLIENTS = 30  # in card.md; card.json lists all
 _SHOWN_CLASSES = 12
+_SHOWN_FEATURES = 30
+# Characters that Markdown or HTML would read as more than text.
+_SPECIAL = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {mark: f"\\{mark}" for mark in "\\|`*[]"}
+)
 
 
 def card_of(
@@ -26,12 +32,15 @@ def card_of(
 ) -> dict[str, Any]:
     """The card of one group, as JSON."""
     summary, tables, models = run.summary, run.tables, run.models
-    about = {
+    about: dict[str, Any] = {
         "input_shape": list(models.shape),
         "input_dtype": run.input_dtype,
         "classes": models.classes,
         "parameters": sum(value.numel() for value in state.values()),
     }
+    for key, names in (("class_names", run.names.classes), ("feature_names", run.names.features)):
+        if names is not None:
+            about[key] = list(names)
     return {
         "name": name,
         "fedclade": fedclade.__version__,
@@ -39,7 +48,7 @@ def card_of(
         "dataset": summary["dataset"],
         "seed": summary["seed"],
         "rounds": summary["rounds"],
-        "clients": list(ids),
+        "clients": [run.columns["client"][client] for client in ids],
         "training_examples": sum(run.columns["examples"][client] for client in ids),
         "labels": _labels(run.features, ids),
         "test": _measured(run.columns, ids),
@@ -56,7 +65,7 @@ def card_of(
 
 
 def _labels(features: ClientFeatures | None, ids: Sequence[int]) -> dict[str, Any] | None:
-    """How the group's training labels are shared out; of very many clients, of those that were
+    """The distribution of the group's training labels. In a large federation only some clients are
     counted.
     """
     if features is None or features.labels is None:
@@ -74,8 +83,8 @@ def _labels(features: ClientFeatures | None, ids: Sequence[int]) -> dict[str, An
 
 
 def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[str, Any]:
-    """On the test parts of the group's own clients: accuracy in percent, and loss."""
-    found: dict[str, Any] = {}
+    """Accuracy in percent, and loss, on the test parts of the group's clients."""
+    measures: dict[str, Any] = {}
     for measure in ("accuracy", "loss"):
         values = [
             value
@@ -84,22 +93,22 @@ def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[
         ]
         if values:
             worst = min(values) if measure == "accuracy" else max(values)
-            found[measure] = {
+            measures[measure] = {
                 "mean": statistics.fmean(values),
                 "worst_client": worst,
                 "clients": len(values),
             }
-    if found and "test_examples" in columns:
-        found["samples"] = sum(columns["test_examples"][client] for client in ids)
-    return found
+    if measures and "test_examples" in columns:
+        measures["samples"] = sum(columns["test_examples"][client] for client in ids)
+    return measures
 
 
 def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
-    """Python that loads each file, from the group's folder."""
+    """Python code that loads each file from the group's folder."""
     snippets = {}
     if "safetensors" in files:
         snippets["safetensors"] = (
-            f"from safetensors.torch import load_file\n\n{_built(run)}\n"
+            f"from safetensors.torch import load_file\n\n{_build_code(run)}\n"
             f'model.load_state_dict(load_file("{files["safetensors"]}"))\nmodel.eval()'
         )
     if "onnx" in files:
@@ -112,38 +121,32 @@ def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
     return snippets
 
 
-def _built(run: FinishedRun) -> str:
-    table, own = run.tables["model"], "  # your own class, imported from where it is"
+def _build_code(run: FinishedRun) -> str:
+    table, own = run.tables["model"], "  # your own class: import it first"
     spec = REGISTRY["model"].get(table["name"])
     if spec is None:
         return f"model = {table['name']}(){own}"
     settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")
-    made = f"({settings}).build({run.models.shape}, {run.models.classes})"
+    call = f"({settings}).build({run.models.shape}, {run.models.classes})"
     if spec.__module__.startswith("fedclade."):
-        return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{made}"
-    return f"model = {spec.__name__}{made}{own}"
+        return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{call}"
+    return f"model = {spec.__name__}{call}{own}"
 
 
 def markdown(card: Mapping[str, Any]) -> str:
-    """The card for people."""
+    """The card as Markdown."""
     clients, model, everyone = card["clients"], card["model"], card["all_clients"]
-    shown = ", ".join(map(str, clients[:_SHOWN_CLIENTS])) + (
-        ", … (card.json has all)" if len(clients) > _SHOWN_CLIENTS else ""
-    )
+    shown = _listed(clients, _SHOWN_CLIENTS)
     size, kind = (
         ", ".join(map(str, model["input_shape"])),
         f"{model['input_dtype']} " if model["input_dtype"] else "",
     )
-    pixels = (
-        "; images of whole numbers from 0 to 255 divided by 255"
-        if model["input_dtype"] == "float32"
-        else ""
-    )
+    pixels = "; divide pixels from 0 to 255 by 255" if model["input_dtype"] == "float32" else ""
     lines = [
-        f"# {card['name']}: a model of {len(clients):,} of {everyone['clients']:,} clients",
+        f"# {card['name']}: the model of {len(clients):,} of {everyone['clients']:,} clients",
         "",
         (
-            f"Trained by {card['method']} (fedclade {card['fedclade']}) on {card['dataset']},"
+            f"Trained with {card['method']} (fedclade {card['fedclade']}) on {card['dataset']},"
             f" {card['rounds']} rounds, seed {card['seed']}."
         ),
         "",
@@ -151,41 +154,44 @@ def markdown(card: Mapping[str, Any]) -> str:
         "| --- | --- |",
         f"| clients | {shown} |",
         f"| training examples | {card['training_examples']:,} |",
-        f"| data mix | {_mix(card['labels'])} |",
+        f"| label distribution | {_distribution(card['labels'], model.get('class_names'))} |",
         *_measures(card["test"], everyone),
         f"| model | {model['name']}, {model['parameters']:,} parameters |",
         f"| input | {kind}(samples, {size}){pixels} |",
+        *([f"| outputs | {_outputs(model)} |"] if model["classes"] is not None else []),
         *(
-            [f"| outputs | {model['classes']} classes, not normalised |"]
-            if model["classes"] is not None
+            [f"| features | {_listed(model['feature_names'], _SHOWN_FEATURES)} |"]
+            if "feature_names" in model
             else []
         ),
         *([f"| ONNX | {card['onnx']} |"] if card["onnx"] else []),
         "",
         (
-            "It was measured on the test parts of its own clients and says nothing about others."
-            " Clients and label shares are named here:"
+            "The model was evaluated on the test data of its own clients. Its accuracy for other"
+            " clients is unknown."
         ),
-        "mind who reads this card.",
+        "This card lists clients and label shares: share it only with people who may see them.",
         "",
     ]
-    for what, snippet in card["load"].items():
-        lines += [f"## Load it ({what})", "", "```python", snippet, "```", ""]
+    for file_format, snippet in card["load"].items():
+        lines += [f"## Load the model ({file_format})", "", "```python", snippet, "```", ""]
     lines += ["## Settings", ""]
     for table, values in card["settings"].items():
         lines.append(f"- {table}: {', '.join(f'{key} = {value}' for key, value in values.items())}")
     return "\n".join(lines) + "\n"
 
 
-def _mix(labels: Mapping[str, Any] | None) -> str:
+def _distribution(labels: Mapping[str, Any] | None, class_names: Sequence[str] | None) -> str:
     if labels is None:
-        return "not known"
+        return "unknown"
     order = sorted(range(len(labels["shares"])), key=lambda label: -labels["shares"][label])
     present = [label for label in order if labels["counts"][label]]
-    said = ", ".join(
-        f"class {label}: {labels['shares'][label]:.1%}" for label in present[:_SHOWN_CLASSES]
+    names = Names(classes=None if class_names is None else tuple(class_names))
+    shares = ", ".join(
+        f"class {names.class_name(label).translate(_SPECIAL)}: {labels['shares'][label]:.1%}"
+        for label in present[:_SHOWN_CLASSES]
     )
-    return said + (
+    return shares + (
         f" and {len(present) - _SHOWN_CLASSES} more" if len(present) > _SHOWN_CLASSES else ""
     )
 
@@ -197,13 +203,27 @@ def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]
     lines = []
     for measure, unit, digits in (("accuracy", " %", 2), ("loss", "", 4)):
         if measure in test:
-            of, all_ = test[measure], everyone.get(measure)
-            beside = (
-                f" (all clients of the run: {all_:.{digits}f}{unit})" if all_ is not None else ""
+            group, overall = test[measure], everyone.get(measure)
+            comparison = (
+                f" (all clients of the run: {overall:.{digits}f}{unit})"
+                if overall is not None
+                else ""
             )
             lines.append(
-                f"| {measure} | mean {of['mean']:.{digits}f}{unit}, worst client"
-                f" {of['worst_client']:.{digits}f}{unit}, {of['clients']:,}"
-                f" clients{samples}{beside} |"
+                f"| {measure} | mean {group['mean']:.{digits}f}{unit}, worst client"
+                f" {group['worst_client']:.{digits}f}{unit}, {group['clients']:,}"
+                f" clients{samples}{comparison} |"
             )
     return lines
+
+
+def _listed(names: Sequence[object], most: int) -> str:
+    """Names as text of a Markdown table, the first of many."""
+    shown = ", ".join(str(name).translate(_SPECIAL) for name in names[:most])
+    return shown + (", … (card.json lists all)" if len(names) > most else "")
+
+
+def _outputs(model: Mapping[str, Any]) -> str:
+    names = model.get("class_names")
+    listed = f": {_listed(names, _SHOWN_CLASSES)}" if names else ""
+    return f"{model['classes']} classes, as logits{listed}"

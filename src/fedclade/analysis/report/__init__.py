@@ -1,37 +1,102 @@
-"""The report: what runs leave on disk as one HTML page, and as figures for papers.
+"""The report: runs as one HTML page, and as figures for papers.
 
-`collect` reads folders into one JSON-able dictionary; `page` makes that the page. Nothing here
-changes a run.
+`collect` reads run folders into one dictionary for JSON, and `page` turns it into HTML. A report
+never changes a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from fedclade.analysis.report.html import page
 from fedclade.analysis.report.page_data import collect
+from fedclade.errors import InvalidInputError
 from fedclade.io.atomic import write_text
+from fedclade.io.schemas import Summary
+from fedclade.training.result import Result
 
 __all__ = ["collect", "page", "write_figures", "write_report"]
 
+ReportSource: TypeAlias = Result | str | os.PathLike[str]
+"""A result, or the folder of a run, comparison or diagnosis."""
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """The page of these folders, in the file `out`. It is whole or not there at all."""
-    text = page(collect(folders))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, text)
-    return out
+
+def write_report(runs: ReportSource | Sequence[ReportSource], out: str | os.PathLike[str]) -> Path:
+    """Write one HTML page about one or more runs. It needs no network; several runs are compared.
+
+    The file is complete or does not exist: a failed write leaves no partial page.
+
+    Args:
+        runs: a `Result`, with or without a run folder; or the path of a folder of a run, comparison
+            or diagnosis; or a sequence of either.
+        out: the file to write, such as "report.html".
+
+    Returns:
+        The path of the file.
+    """
+    with _folders(runs) as folders:
+        text = page(collect(folders))
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text)
+    return path
 
 
 def write_figures(
-    folders: Sequence[Path], out: Path, formats: Sequence[str] = ("png", "svg", "pdf")
+    runs: ReportSource | Sequence[ReportSource],
+    out: str | os.PathLike[str],
+    formats: Sequence[str] = ("png", "svg", "pdf"),
 ) -> list[Path]:
-    """The figures of these folders as files in the folder `out`."""
-    from fedclade.analysis.report.paper_figures import (
-        draw,
-    )  # matplotlib takes a second to import, and a page needs none of it
+    """Write the figures of one or more runs as files for papers.
 
-    data: dict[str, Any] = collect(folders)
-    return draw(data, out, formats)
+    Args:
+        runs: as in `write_report`.
+        out: the folder for the files.
+        formats: any of "png", "svg" and "pdf".
+
+    Returns:
+        The paths of the files.
+    """
+    # matplotlib takes a second to import, and a page does not need it.
+    from fedclade.analysis.report.paper_figures import draw
+
+    with _folders(runs) as folders:
+        data = collect(folders)
+    return draw(data, Path(out), formats)
+
+
+@contextmanager
+def _folders(runs: ReportSource | Sequence[ReportSource]) -> Iterator[list[Path]]:
+    """The folder of each run. A result without one is written into a temporary folder."""
+    sources = [runs] if isinstance(runs, Result | str | os.PathLike) else list(runs)
+    for source in sources:
+        if not isinstance(source, Result | str | os.PathLike):
+            raise InvalidInputError(
+                f"runs = {source!r}: must be a Result or the path of a run folder.", "runs"
+            )
+    unwritten = [source for source in sources if isinstance(source, Result) and not source.folder]
+    with tempfile.TemporaryDirectory() if unwritten else nullcontext("") as scratch:
+        folders = []
+        for source in sources:
+            folder = source.folder if isinstance(source, Result) else Path(source)
+            if folder is None:
+                assert isinstance(source, Result)
+                folder = _new_folder(Path(scratch), source.summary, len(unwritten) > 1)
+                source.write_for_report(folder)
+            folders.append(folder)
+        yield folders
+
+
+def _new_folder(parent: Path, summary: Summary, several: bool) -> Path:
+    """A new folder for a run. Its name is the name of the run on the page."""
+    name = f"{summary['method']}-seed{summary['seed']}" if several else summary["method"]
+    folder, number = parent / name, 1
+    while folder.exists():
+        number += 1
+        folder = parent / f"{name}-{number}"
+    return folder

@@ -1,4 +1,4 @@
-"""Several runs beside each other: a row and a curve for each setting, over its seeds."""
+"""The comparison of several runs: a row and a curve for each setting, over its seeds."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _AVERAGED = ("clusters", "ari", "bytes_up", "bytes_down", "seconds", "failures")
 
 
 def compared(runs: Sequence[StoredRun], metric: Metric) -> list[dict[str, Any]]:
-    """A row for each title, in the order in which the runs were given."""
+    """A row for each title, in the order of the runs."""
     by_title: dict[str, list[StoredRun]] = {}
     for run in runs:
         by_title.setdefault(run.title, []).append(run)
-    return [_row(title, found, metric) for title, found in by_title.items()]
+    return [_row(title, title_runs, metric) for title, title_runs in by_title.items()]
 
 
 def _row(title: str, runs: Sequence[StoredRun], metric: Metric) -> dict[str, Any]:
     scores = [score for run in runs if (score := run.last.get(metric.key)) is not None]
-    worst = [found for run in runs if (found := _worst(run, metric)) is not None]
+    worst = [value for run in runs if (value := _worst(run, metric)) is not None]
     row: dict[str, Any] = {
         "label": title,
         "runs": [run.name for run in runs],
@@ -57,16 +57,16 @@ def _worst(run: StoredRun, metric: Metric) -> float | None:
 
 
 def _curve(runs: Sequence[StoredRun], metric: Metric) -> list[list[float]]:
-    """[round, mean, lowest, highest] over the seeds, where all of them were evaluated."""
+    """[round, mean, minimum, maximum] over the seeds, for rounds in which all were evaluated."""
     by_round: dict[int, list[float]] = {}
     for run in runs:
         for row in run.rounds:
             if row.get(metric.key) is not None:
                 by_round.setdefault(row["round"], []).append(row[metric.key])
     complete = {
-        number: found for number, found in sorted(by_round.items()) if len(found) == len(runs)
+        number: values for number, values in sorted(by_round.items()) if len(values) == len(runs)
     }
     return [
-        [number, statistics.fmean(found), min(found), max(found)]
-        for number, found in complete.items()
+        [number, statistics.fmean(values), min(values), max(values)]
+        for number, values in complete.items()
     ]

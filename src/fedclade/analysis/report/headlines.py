@@ -1,4 +1,4 @@
-"""The headline: what came out, in a sentence that needs no figure."""
+"""The headline: the result of a run in one sentence."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import ACCURACY, Metric
 
-# How often a run is looked at and saved changes nothing in it.
-_FREE = {"run": ("eval_every", "checkpoint_every", "fine_tune_epochs")}
-_SAME = ("data", "partition", "model", "local", "run")
+# Settings that do not change the training.
+_IGNORED = {"run": ("eval_every", "checkpoint_every", "fine_tune_epochs")}
+_COMPARED_TABLES = ("data", "partition", "model", "local", "run")
 
 
 def headline(run: StoredRun, metric: Metric, others: Sequence[StoredRun]) -> str:
-    """Groups, then what they are worth: against FedAvg where it ran under the same conditions, else
-    as they stand.
+    """The number of groups, and the score: relative to FedAvg if a run of it differs only in the
+    method, else the score itself.
     """
     score = run.last.get(metric.key)
     parts = [_groups(run)]
@@ -33,30 +33,30 @@ def headline(run: StoredRun, metric: Metric, others: Sequence[StoredRun]) -> str
         )
     else:
         worst_tenth = run.last.get("accuracy_worst10") if metric == ACCURACY else None
-        tail = f", the worst tenth {metric.said(worst_tenth)}" if worst_tenth is not None else ""
-        parts.append(f"the mean client has {_article(metric)} of {metric.said(score)}{tail}")
+        tail = f", the worst tenth {metric.text(worst_tenth)}" if worst_tenth is not None else ""
+        parts.append(f"the mean client has {_article(metric)} of {metric.text(score)}{tail}")
     return "; ".join(parts) + "."
 
 
 def overall(labels: Sequence[tuple[str, float | None]], metric: Metric) -> str:
-    """Of several: which is best."""
+    """Which of several runs is best."""
     known = [(label, value) for label, value in labels if value is not None]
     if len(known) < 2:
-        return f"{len(labels)} runs beside each other."
-    best = sorted(known, key=lambda one: one[1], reverse=metric.higher_is_better)
+        return f"{len(labels)} runs."
+    best = sorted(known, key=lambda entry: entry[1], reverse=metric.higher_is_better)
     (first, top), (second, next_best) = best[:2]
     return (
         f"Of the {len(known)} compared, {first} is best for the mean client: {metric.label.lower()}"
-        f" {metric.said(top)}; next is {second} with {metric.said(next_best)}."
+        f" {metric.text(top)}; next is {second} with {metric.text(next_best)}."
     )
 
 
 def progress(run: StoredRun) -> str | None:
-    """How far a run is that has not ended; None for one that has."""
+    """The current round of an unfinished run; None for a finished run."""
     if run.summary is not None:
         return None
-    done, wanted = (run.rounds[-1]["round"] if run.rounds else 0), run.tables["run"]["rounds"]
-    return f"Round {done} of {wanted}: the run has not ended."
+    done, rounds = (run.rounds[-1]["round"] if run.rounds else 0), run.tables["run"]["rounds"]
+    return f"Round {done} of {rounds}: the run is not finished."
 
 
 def _groups(run: StoredRun) -> str:
@@ -68,12 +68,12 @@ def _groups(run: StoredRun) -> str:
         else None
     )
     if count is None:
-        return "No round has ended yet"
+        return "No round is finished yet"
     clients = run.summary["clients"] if run.summary else None
     if count == 1:
         return "One model for all clients"
     if count == clients:
-        return "Every client has a model of its own"
+        return "A separate model for each client"
     return f"{count:,} groups {'found' if run.summary else 'so far'}"
 
 
@@ -91,14 +91,14 @@ def _is_baseline(other: StoredRun, run: StoredRun) -> bool:
     return other.method == "fedavg" and run.method != "fedavg" and evaluated and alike(other, run)
 
 
-def alike(one: StoredRun, two: StoredRun) -> bool:
-    """Whether two runs differ in their method only."""
-    return all(_settled(one, table) == _settled(two, table) for table in _SAME)
+def alike(first: StoredRun, second: StoredRun) -> bool:
+    """Whether two runs differ only in their method."""
+    return all(_settings(first, table) == _settings(second, table) for table in _COMPARED_TABLES)
 
 
-def _settled(run: StoredRun, table: str) -> dict[str, object]:
+def _settings(run: StoredRun, table: str) -> dict[str, object]:
     return {
         key: value
         for key, value in run.tables.get(table, {}).items()
-        if key not in _FREE.get(table, ())
+        if key not in _IGNORED.get(table, ())
     }

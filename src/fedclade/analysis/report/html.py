@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds its data, its style and its script, and needs nothing else."""
+"""The page: one HTML file with its data, style and script, and no external resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-# In the order in which they are joined: each may use what stands before it.
+# In the order in which they are joined: each may use those before it.
 SCRIPTS = (
     "dom.js",
     "state.js",
@@ -28,8 +28,8 @@ SCRIPTS = (
 
 
 def page(data: dict[str, Any], live: bool = False) -> str:
-    """The whole page. Live, it asks for data.json beside it every two seconds; else it never
-    touches the network.
+    """The HTML of the page. A live page fetches data.json every two seconds; any other page makes
+    no network request.
     """
     style, script = (
         _text("style.css"),
@@ -49,15 +49,13 @@ def page(data: dict[str, Any], live: bool = False) -> str:
 
 
 def embedded(data: dict[str, Any]) -> str:
-    """JSON that may stand inside a script element: nothing in it can end the element or begin a
-    comment.
-    """
+    """JSON for a script element: nothing in it can end the element or start a comment."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def _policy(style: str, script: str, live: bool) -> str:
-    """Only this very style and script may act; nothing may be fetched, but the data of a live
-    page.
+    """The content security policy: allow only this style and script, and requests only on a live
+    page, for its data.
     """
     rules = {
         "default-src": "'none'",
@@ -69,7 +67,7 @@ def _policy(style: str, script: str, live: bool) -> str:
     }
     if live:
         rules["connect-src"] = "'self'"
-    return "; ".join(f"{what} {who}" for what, who in rules.items())
+    return "; ".join(f"{directive} {source}" for directive, source in rules.items())
 
 
 def _hash(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A run's report while it goes on: served on this machine only, to read only."""
+"""The live report of a run: read-only, and served on this machine only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any, Self
 
 from fedclade.errors import FedcladeError, InvalidInputError
 
-# The page is made again after this multiple of the time that it took: at most a tenth of the run.
-_SHARE = 10
-_RECENT = 5.0  # seconds: a page that asked within them is open
-_FAREWELL = 3.0  # seconds that an open page is given to fetch the end of the run; it asks every two
+# Rebuild the page at most every _PAUSE times the build time: at most a tenth of the run's time.
+_PAUSE = 10
+_RECENT = 5.0  # seconds: a page that sent a request within this time is open
+_LAST_FETCH = 3.0  # seconds for an open page to fetch the end; it polls every two seconds
 _HEADERS = {
-    # What the page itself allows is stricter; a page cannot forbid to be framed.
+    # The page's own policy is stricter, but a page cannot forbid framing.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:"
         " blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -30,14 +30,17 @@ _HEADERS = {
 }
 _NOT_YET = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh"'
-    ' content="2"><title>fedclade</title><p>The run is being prepared; this page asks again by'
-    " itself.</p></html>"
+    ' content="2"><title>fedclade</title><p>The run is being prepared. This page reloads'
+    " automatically.</p></html>"
 )
 
 
 class Live:
-    """A context for the time of a run: `address` shows what its folder holds. Entering fails where
-    the port is taken.
+    """A context manager that serves the report of a folder at `address`.
+
+    Args:
+        folder: the folder of a run or comparison.
+        port: the port on 127.0.0.1; 0 for a free one. A port in use raises `InvalidInputError`.
     """
 
     def __init__(self, folder: Path, port: int = 0) -> None:
@@ -45,9 +48,11 @@ class Live:
         try:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             raise InvalidInputError(
-                f"--port {port}: it cannot be opened ({why}); give another, or none for a free one."
+                f"--port {port}: cannot be opened ({reason}). Choose another port, or omit --port"
+                " for a free one.",
+                "--port",
             ) from error
         self._server.view = self.view
         self.address = f"http://127.0.0.1:{self._server.server_port}/"
@@ -65,23 +70,23 @@ class Live:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
-            self.view.see_off()
+            self.view.finish()
         self._server.shutdown()
         self._server.server_close()
 
 
 class View:
-    """The page of a folder and its data. They are made again only if a file has changed, and
-    rarely enough not to slow the run.
+    """The page of a folder and its data. They are rebuilt only if a file has changed, and rarely
+    enough not to slow the run.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._seen: Any = None
+        self._stamps: Any = None  # of the files that the data come from
         self._data: dict[str, Any] | None = None
-        self._took = self._made = 0.0
-        self._query_nodes = float("-inf")
+        self._build_seconds = self._built_at = 0.0
+        self._last_request = float("-inf")
         self._ended = False
         self._fetched_end = threading.Event()
 
@@ -92,50 +97,51 @@ class View:
         return _NOT_YET if data is None else report.page(data, live=True)
 
     def data(self) -> str | None:
-        """As JSON; None where there is nothing yet."""
-        self._query_nodes = time.monotonic()
+        """The data as JSON; None before the first round."""
+        self._last_request = time.monotonic()
         ended = self._ended
         data = self._current()
         if ended:
             self._fetched_end.set()
         return None if data is None else json.dumps(data, separators=(",", ":"), allow_nan=False)
 
-    def see_off(self) -> None:
-        """The run has ended: let a page that is open fetch its last state."""
+    def finish(self) -> None:
+        """After the run: wait until an open page has fetched the last state."""
         self._ended = True
-        if time.monotonic() - self._query_nodes < _RECENT:
-            self._fetched_end.wait(_FAREWELL)
+        if time.monotonic() - self._last_request < _RECENT:
+            self._fetched_end.wait(_LAST_FETCH)
 
     def _current(self) -> dict[str, Any] | None:
         from fedclade.analysis import report
 
         with self._lock:
-            now, found = time.monotonic(), _stamps(self.folder)
-            if found == self._seen or (now - self._made < _SHARE * self._took and not self._ended):
+            now, stamps = time.monotonic(), _stamps(self.folder)
+            too_early = now - self._built_at < _PAUSE * self._build_seconds and not self._ended
+            if stamps == self._stamps or too_early:
                 return self._data
             try:
                 self._data = report.collect([self.folder])
             except (FedcladeError, OSError):
-                return self._data  # no round yet, or a file that is being written: as it was before
-            self._seen, self._made = found, time.monotonic()
-            self._took = self._made - now
+                return self._data  # no round yet, or a file is being written: keep the old data
+            self._stamps, self._built_at = stamps, time.monotonic()
+            self._build_seconds = self._built_at - now
             return self._data
 
 
 def _stamps(folder: Path) -> list[tuple[str, int, int]]:
-    """Names, times and sizes of the files here and one folder below."""
+    """Names, times and sizes of the files in this folder and its subfolders."""
     files = [path for pattern in ("*", "*/*") for path in folder.glob(pattern)]
     return sorted(
-        (str(path), found.st_mtime_ns, found.st_size)
+        (str(path), stat.st_mtime_ns, stat.st_size)
         for path in files
-        if (found := _stat(path)) is not None
+        if (stat := _stat(path)) is not None
     )
 
 
 def _stat(path: Path) -> Any:
     try:
         return path.stat()
-    except OSError:  # gone in the meantime: a temporary file
+    except OSError:  # a temporary file that was removed meanwhile
         return None
 
 
@@ -145,7 +151,7 @@ class _Server(ThreadingHTTPServer):
     view: View
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that closed the connection is no news for the terminal."""
+        """Print nothing if a browser closes the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,22 +162,21 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             self._answer()
-        except OSError:  # the browser has gone
+        except OSError:  # the browser closed the connection
             raise
-        except (
-            Exception
-        ) as error:  # a defect of the page must neither end the run nor write over its terminal
+        # A defect of the page must neither end the run nor print on its terminal.
+        except Exception as error:
             self.send_error(
                 HTTPStatus.INTERNAL_SERVER_ERROR,
-                f"The page cannot be made ({type(error).__name__}: {error}).",
+                f"The page cannot be built ({type(error).__name__}: {error}).",
             )
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def _answer(self) -> None:
-        if (why := self._foreign()) is not None:
-            self.send_error(HTTPStatus.FORBIDDEN, why)
+        if (reason := self._rejection_reason()) is not None:
+            self.send_error(HTTPStatus.FORBIDDEN, reason)
         elif self.path == "/":
             self._send(HTTPStatus.OK, "text/html", self.server.view.page())
         elif self.path == "/data.json":
@@ -181,23 +186,21 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send(HTTPStatus.OK, "application/json", data)
         else:
-            self.send_error(HTTPStatus.NOT_FOUND, "There is only / and /data.json.")
+            self.send_error(HTTPStatus.NOT_FOUND, "Only / and /data.json exist.")
 
-    def _foreign(self) -> str | None:
-        """Why a request is refused: a page of another site must not read this one, under no name
-        that it may have given this machine.
-        """
+    def _rejection_reason(self) -> str | None:
+        """Why a request is rejected: cross-origin requests and DNS rebinding."""
         port = self.server.server_port
         hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost")} | (
             {"127.0.0.1", "localhost"} if port == 80 else set()
         )
         if self.headers.get("Host", "").lower() not in hosts:
-            return f"Ask for 127.0.0.1:{port} or localhost:{port}."
+            return f"Use 127.0.0.1:{port} or localhost:{port}."
         origin = self.headers.get("Origin")
         if origin is not None and origin.lower() not in {f"http://{host}" for host in hosts}:
-            return "Pages of other sites may not ask."
+            return "Requests from other sites are not allowed."
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            return "Pages of other sites may not ask; type the address."
+            return "Requests from other sites are not allowed; type the address."
         return None
 
     def _send(self, status: int, kind: str, text: str) -> None:
@@ -216,11 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        if (
-            code == HTTPStatus.NOT_IMPLEMENTED
-        ):  # the standard library's word for every method that is not written above
-            code, message = HTTPStatus.METHOD_NOT_ALLOWED, "This page can only be read."
+        # The standard library's code for every method that this class does not define.
+        if code == HTTPStatus.NOT_IMPLEMENTED:
+            code, message = HTTPStatus.METHOD_NOT_ALLOWED, "This page is read-only."
         self._send(code, "text/plain", f"{message or HTTPStatus(code).phrase}\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal belongs to the run."""
+        """Print nothing: the run uses the terminal."""

@@ -1,6 +1,4 @@
-"""What runs and diagnoses left on disk, read as far as it goes: a run that goes on, or was stopped,
-is a run too.
-"""
+"""Read the folders of runs and diagnoses. A run may be unfinished."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedclade.core.names import NO_NAMES, Names
 from fedclade.errors import InvalidInputError
 from fedclade.io import schemas
 from fedclade.io.run_dir import RunDirectory
@@ -22,18 +21,19 @@ _SEED = re.compile(r"-seed\d+$")
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run's folder. summary and clients are None until the run has ended; features is None
-    where none were written.
+    """A run's folder. `summary` and `clients` are None for an unfinished run; `features` is None if
+    the run wrote none.
     """
 
     name: str
-    title: str  # of the setting: what its seeds have in common
+    title: str  # of the setting, without the seed
     folder: Path
     tables: dict[str, dict[str, Any]]
     rounds: list[Row]
     summary: Row | None
     clients: dict[str, list[Any]] | None
     features: ClientFeatures | None
+    names: Names = NO_NAMES
 
     @property
     def method(self) -> str:
@@ -41,15 +41,15 @@ class StoredRun:
 
     @property
     def last(self) -> Row:
-        """The newest numbers there are: the summary, or what the last evaluation said."""
+        """The newest results: the summary, or the row of the last evaluation."""
         evaluated = [row for row in self.rounds if "loss" in row]
         return self.summary or (evaluated[-1] if evaluated else {})
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """All that some folders hold. differences: what comparisons say about which differences are
-    real, in sentences.
+    """The contents of folders. `differences` are the sentences of comparisons about significant
+    differences.
     """
 
     runs: list[StoredRun]
@@ -58,32 +58,35 @@ class ReportData:
 
 
 def read(folders: Sequence[Path]) -> ReportData:
-    """All runs and all diagnoses in these folders and one level below, as `compare` nests them."""
+    """All runs and diagnoses in these folders and their subfolders, where `compare` puts runs."""
     if not folders:
         raise InvalidInputError(
-            "report: name at least one folder, for example runs/quickstart-clade."
+            "runs: give at least one folder, for example runs/quickstart-clade.", "runs"
         )
     titles: dict[Path, str] = {}
     diagnoses: list[Path] = []
     differences: list[str] = []
-    for given in folders:
-        if not given.is_dir():
-            raise InvalidInputError(f"report: there is no folder '{given}'.")
-        folder = given.resolve()
+    for path in folders:
+        if not path.is_dir():
+            raise InvalidInputError(f"report: no folder '{path}'.", str(path))
+        folder = path.resolve()
         compared = (
             RunDirectory(folder).comparison() if (folder / "comparison.json").exists() else {}
         )
         inside = [folder, *_children(folder, compared)]
-        found = {
-            path: _title(path.name, compared) for path in inside if RunDirectory(path).holds_run()
+        run_titles = {
+            child: _title(child.name, compared)
+            for child in inside
+            if RunDirectory(child).holds_run()
         }
-        diagnosed = [path for path in inside if (path / "diagnosis.json").exists()]
-        if not found and not diagnosed:
+        diagnosed = [child for child in inside if (child / "diagnosis.json").exists()]
+        if not run_titles and not diagnosed:
             raise InvalidInputError(
-                f"report: '{given}' holds no run, no comparison and no diagnosis; give a folder"
-                " that fedclade wrote."
+                f"report: '{path}' contains no run, comparison or diagnosis. Give a folder that"
+                " fedclade wrote.",
+                str(path),
             )
-        titles |= found
+        titles |= run_titles
         diagnoses += diagnosed
         differences += compared.get("differences", {}).get("in_words", [])
     runs = [
@@ -101,7 +104,7 @@ def read(folders: Sequence[Path]) -> ReportData:
 
 
 def _children(folder: Path, compared: Row) -> list[Path]:
-    """The folders inside, in the order of the comparison where there is one."""
+    """The subfolders, in the order of the comparison if there is one."""
     place = {
         name: number
         for number, name in enumerate(
@@ -115,7 +118,7 @@ def _children(folder: Path, compared: Row) -> list[Path]:
 
 
 def _title(name: str, compared: Row) -> str:
-    """As the comparison has it; of a folder that is in none, its name without the seed."""
+    """The title in the comparison; without a comparison, the folder's name without the seed."""
     return next(
         (title for title, names in compared.get("folders", {}).items() if name in names),
         _SEED.sub("", name),
@@ -123,7 +126,7 @@ def _title(name: str, compared: Row) -> str:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """A short name for each, and no name twice."""
+    """A short, unique name for each folder."""
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [f"{folder.parent.name}/{folder.name}" for folder in folders]
@@ -144,7 +147,8 @@ def _run(name: str, title: str, folder: Path) -> StoredRun:
         and not bool((features.ids < len(clients["client"])).all())
     ):
         raise InvalidInputError(
-            f"{folder / plot_data.FILE}: damaged (it has clients that the run has not)."
+            f"{folder / plot_data.FILE}: damaged (it has clients that are not in the run).",
+            str(folder / plot_data.FILE),
         )
     return StoredRun(
         name,
@@ -155,11 +159,12 @@ def _run(name: str, title: str, folder: Path) -> StoredRun:
         summary,
         clients,
         features,
+        store.names(),
     )
 
 
 def _rounds(path: Path) -> list[Row]:
-    """The rounds written so far; a last line without its end is still being written."""
+    """The rounds written so far. A last line without a line break is still being written."""
     if not path.exists():
         return []
     return [*schemas.read(path, lambda text: schemas.rounds(text.rpartition("\n")[0]))]

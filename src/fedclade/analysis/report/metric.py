@@ -1,4 +1,4 @@
-"""Small numbers work that all parts of the report share."""
+"""Metrics and number formatting that all parts of the report share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Metric:
-    """What a page measures clients by."""
+    """The metric by which a page compares clients."""
 
     key: str
     label: str
@@ -18,18 +18,18 @@ class Metric:
     higher_is_better: bool
 
     def worst_tenth(self, values: Iterable[float | None]) -> float | None:
-        """The mean of the worst tenth, rounded up, as `accuracy_worst10` has it."""
+        """The mean of the worst tenth (number of clients rounded up), like `accuracy_worst10`."""
         known = sorted(
             (value for value in values if value is not None), reverse=not self.higher_is_better
         )
         return mean(known[: math.ceil(len(known) / 10)])
 
-    def said(self, value: float) -> str:
+    def text(self, value: float) -> str:
         return f"{value:.1f} %" if self.unit else f"{value:.3g}"
 
 
 ACCURACY = Metric("accuracy", "Accuracy", "%", True)
-# In this order: the first that all runs have is what the page shows.
+# A page shows the first of these that all runs have.
 METRICS = (
     ACCURACY,
     Metric("perplexity", "Perplexity", "", False),
@@ -44,19 +44,19 @@ def mean(values: Sequence[float]) -> float | None:
 def short(value: Any, digits: int = 5) -> Any:
     """JSON with numbers rounded to significant digits; None for a number that is not finite."""
     if isinstance(value, dict):
-        return {str(key): short(each, digits) for key, each in value.items()}
+        return {str(key): short(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [short(each, digits) for each in value]
+        return [short(item, digits) for item in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             return None
-        cut = float(f"{value:.{digits}g}")
-        return int(cut) if cut.is_integer() and abs(cut) < 1e15 else cut
+        rounded = float(f"{value:.{digits}g}")
+        return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
     return value
 
 
-def evenly(number: int, most: int) -> list[int]:
-    """All of 0 … number − 1, or `most` of them, evenly spread."""
-    return (
-        list(range(number)) if number <= most else [place * number // most for place in range(most)]
-    )
+def evenly(number: int, maximum: int) -> list[int]:
+    """All of 0 … number − 1, or `maximum` of them, evenly spaced."""
+    if number <= maximum:
+        return list(range(number))
+    return [place * number // maximum for place in range(maximum)]

@@ -1,6 +1,4 @@
-"""Everything a page shows, from the folders of runs and diagnoses: one dictionary that JSON can
-say.
-"""
+"""The data of a page, from the folders of runs and diagnoses: one dictionary for JSON."""
 
 from __future__ import annotations
 
@@ -15,22 +13,20 @@ from fedclade.analysis.report import headlines
 from fedclade.analysis.report.comparison_section import compared
 from fedclade.analysis.report.load import Row, StoredRun, read
 from fedclade.analysis.report.metric import METRICS, Metric, short
-from fedclade.analysis.report.run_section import mix, shown
+from fedclade.analysis.report.run_section import mix, section
 
-# A page of one run shows this much; of many, each shows less, so that the page stays small.
+# Limits for a page of one run; with many runs each shows less, so that the page stays small.
 _CLIENTS, _ALL_CLIENTS = 5_000, 40_000
 _SIDE, _LEAST_SIDE = 200, 48
 
 
 def collect(folders: Sequence[Path]) -> dict[str, Any]:
-    """Runs, how they compare, and diagnoses. A comparison's folder stands for the runs inside
-    it.
-    """
-    found = read([Path(folder) for folder in folders])
-    runs, diagnoses = found.runs, found.diagnoses
+    """Runs, their comparison, and diagnoses. A comparison's folder means the runs in it."""
+    contents = read([Path(folder) for folder in folders])
+    runs, diagnoses = contents.runs, contents.diagnoses
     metric = _metric(runs)
     rows = compared(runs, metric) if len(runs) > 1 else None
-    mixes = _Once()
+    mixes = _UniqueList()
     return {
         "version": fedclade.__version__,
         "title": _title(runs, [name for name, _ in diagnoses]),
@@ -41,32 +37,32 @@ def collect(folders: Sequence[Path]) -> dict[str, Any]:
             "unit": metric.unit,
             "higher": metric.higher_is_better,
         },
-        "runs": [_one(run, metric, runs, mixes) for run in runs],
+        "runs": [_run_data(run, metric, runs, mixes) for run in runs],
         "compared": rows,
-        "differences": found.differences,
-        "diagnoses": [{"name": name, "said": short(said)} for name, said in diagnoses],
-        "mixes": mixes.kept,
+        "differences": contents.differences,
+        "diagnoses": [{"name": name, "diagnosis": short(content)} for name, content in diagnoses],
+        "mixes": mixes.items,
     }
 
 
-def _one(run: StoredRun, metric: Metric, runs: Sequence[StoredRun], mixes: _Once) -> dict[str, Any]:
+def _run_data(
+    run: StoredRun, metric: Metric, runs: Sequence[StoredRun], mixes: _UniqueList
+) -> dict[str, Any]:
     side = max(_LEAST_SIDE, min(_SIDE, round(_SIDE / math.sqrt(max(1, len(runs) - 2)))))
-    shown_first = {
+    heading = {
         "headline": headlines.headline(run, metric, runs),
         "progress": headlines.progress(run),
         "cohort": _cohort(run),
     }
     return (
-        shown_first
-        | shown(run, metric, min(_CLIENTS, _ALL_CLIENTS // len(runs)), side)
-        | {"mix": mixes.place(mix(run))}
+        heading
+        | section(run, metric, min(_CLIENTS, _ALL_CLIENTS // len(runs)), side)
+        | {"mix": mixes.index_of(mix(run))}
     )
 
 
 def _cohort(run: StoredRun) -> str:
-    """Runs of which this is the same have the same clients, so that they can be compared client by
-    client.
-    """
+    """Runs with equal values have the same clients, so they can be compared client by client."""
     return json.dumps(
         [run.tables.get("data"), run.tables.get("partition"), run.tables["run"].get("seed")],
         sort_keys=True,
@@ -75,7 +71,7 @@ def _cohort(run: StoredRun) -> str:
 
 
 def _metric(runs: Sequence[StoredRun]) -> Metric:
-    """The first that every run that has been evaluated has."""
+    """The first metric that all evaluated runs have."""
     evaluated = [run.last for run in runs if run.last]
     return next(
         (
@@ -108,22 +104,23 @@ def _headline(
         return headlines.overall([(row["label"], row["score"]) for row in rows], metric)
     if runs:
         return headlines.headline(runs[0], metric, runs)
-    said = diagnoses[0][1]
-    return str(said.get("headline") or next(iter(said.get("sentences", ())), ""))
+    diagnosis = diagnoses[0][1]
+    return str(diagnosis.get("headline") or next(iter(diagnosis.get("sentences", ())), ""))
 
 
-class _Once:
-    """Keeps equal things once: runs of one comparison have the same clients."""
+class _UniqueList:
+    """A list without duplicates: runs of one comparison have the same clients."""
 
     def __init__(self) -> None:
-        self.kept: list[Any] = []
-        self._places: dict[str, int] = {}
+        self.items: list[Any] = []
+        self._index: dict[str, int] = {}
 
-    def place(self, thing: Any) -> int | None:
-        if thing is None:
+    def index_of(self, item: Any) -> int | None:
+        """The index of the item, which is added if it is new; None for None."""
+        if item is None:
             return None
-        said = json.dumps(thing)
-        if said not in self._places:
-            self._places[said] = len(self.kept)
-            self.kept.append(thing)
-        return self._places[said]
+        key = json.dumps(item)
+        if key not in self._index:
+            self._index[key] = len(self.items)
+            self.items.append(item)
+        return self._index[key]

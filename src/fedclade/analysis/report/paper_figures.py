@@ -17,9 +17,9 @@ from fedclade.analysis.report.similarity_layout import MIXED
 from fedclade.errors import InvalidInputError, nearest
 
 FORMATS = ("png", "svg", "pdf")
-# Okabe and Ito's colours, without the yellow that is lost on white; markers differ too, so that
-# colour is never alone.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5BB5", "#000000")
+# The colors of Okabe and Ito, without yellow, which is hard to see on white. Markers differ too, so
+# that color is never the only difference.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5BB5", "#000000")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -30,23 +30,23 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedclade",
     "pdf.fonttype": 42,
 }
-# What would change from day to day, taken out.
+# Remove dates and versions, so that files are reproducible.
 _METADATA: dict[str, dict[str, Any]] = {
     "png": {"Software": None},
     "svg": {"Date": None},
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
 }
-_NAMED = 12  # groups that a legend can list
+_MAX_LEGEND = 12  # groups
 
 
 def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
-    """Every figure that the data have, in every format. With several runs a run's name goes before
-    the figure's.
+    """Write every figure in every format. With several runs, file names start with the name of the
+    run.
     """
     for name in formats:
         if name not in FORMATS:
             raise InvalidInputError(
-                f"figures: format '{name}' is not known.{nearest(name, FORMATS)}"
+                f"formats = '{name}': unknown.{nearest(name, FORMATS)}", "formats"
             )
     out.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -60,24 +60,24 @@ def draw(data: dict[str, Any], out: Path, formats: Sequence[str]) -> list[Path]:
 
 
 def _figures(data: dict[str, Any]) -> list[tuple[str, Figure]]:
-    found: list[tuple[str, Figure]] = []
+    figures: list[tuple[str, Figure]] = []
     if data["compared"]:
-        found.append(("curves", _compared(data)))
+        figures.append(("curves", _compared(data)))
     for run in data["runs"]:
-        before = (
+        prefix = (
             f"{re.sub(r'[^A-Za-z0-9._-]+', '-', run['name'])}-" if len(data["runs"]) > 1 else ""
         )
         if any(value is not None for value in run["rounds"]["value"]):
-            found.append((f"{before}curves", _curves(run, data["metric"])))
+            figures.append((f"{prefix}curves", _curves(run, data["metric"])))
         if run["map"]:
-            found += [
-                (f"{before}map", _map(run)),
-                (f"{before}matrix", _matrix(run)),
-                (f"{before}dendrogram", _dendrogram(run)),
+            figures += [
+                (f"{prefix}map", _map(run)),
+                (f"{prefix}matrix", _matrix(run)),
+                (f"{prefix}dendrogram", _dendrogram(run)),
             ]
         if run["clients"] and any(value is not None for value in run["clients"].get("value", ())):
-            found.append((f"{before}distribution", _distribution(run, data["metric"])))
-    return found
+            figures.append((f"{prefix}distribution", _distribution(run, data["metric"])))
+    return figures
 
 
 def _new(width: float, height: float) -> tuple[Figure, Axes]:
@@ -89,12 +89,12 @@ def _label(metric: dict[str, Any]) -> str:
     return f"{metric['label']} ({metric['unit']})" if metric["unit"] else str(metric["label"])
 
 
-def _look(index: int) -> dict[str, Any]:
-    return {"color": _COLOURS[index % len(_COLOURS)], "marker": _MARKERS[index % len(_MARKERS)]}
+def _line_style(index: int) -> dict[str, Any]:
+    return {"color": _COLORS[index % len(_COLORS)], "marker": _MARKERS[index % len(_MARKERS)]}
 
 
-def _colour(group: int) -> str:
-    return "0.45" if group < 0 else _COLOURS[group % len(_COLOURS)]
+def _color(group: int) -> str:
+    return "0.45" if group < 0 else _COLORS[group % len(_COLORS)]
 
 
 def _compared(data: dict[str, Any]) -> Figure:
@@ -108,9 +108,9 @@ def _compared(data: dict[str, Any]) -> Figure:
                 label=row["label"],
                 markersize=4,
                 markevery=max(1, len(rounds) // 10),
-                **_look(index),
+                **_line_style(index),
             )
-            axes.fill_between(rounds, low, high, color=_colour(index), alpha=0.15, linewidth=0)
+            axes.fill_between(rounds, low, high, color=_color(index), alpha=0.15, linewidth=0)
     axes.set(xlabel="Round", ylabel=_label(data["metric"]))
     if axes.lines:
         axes.legend()
@@ -121,8 +121,8 @@ def _curves(run: dict[str, Any], metric: dict[str, Any]) -> Figure:
     figure, axes = _new(4.5, 3)
     for index, (column, name) in enumerate((("value", "mean client"), ("worst", "worst tenth"))):
         known = [
-            (at, value)
-            for at, value in zip(run["rounds"]["round"], run["rounds"][column], strict=True)
+            (number, value)
+            for number, value in zip(run["rounds"]["round"], run["rounds"][column], strict=True)
             if value is not None
         ]
         if known:
@@ -131,7 +131,7 @@ def _curves(run: dict[str, Any], metric: dict[str, Any]) -> Figure:
                 label=name,
                 markersize=4,
                 markevery=max(1, len(known) // 10),
-                **_look(index),
+                **_line_style(index),
             )
     axes.set(xlabel="Round", ylabel=_label(metric))
     axes.legend()
@@ -143,19 +143,19 @@ def _map(run: dict[str, Any]) -> Figure:
     x, y, cluster = (np.array(run["map"][name]) for name in ("x", "y", "cluster"))
     groups = np.unique(cluster)
     for group in groups:
-        of = cluster == group
-        look = _look(int(group)) if group >= 0 else {"color": "0.45", "marker": "o"}
+        members = cluster == group
+        style = _line_style(int(group)) if group >= 0 else {"color": "0.45", "marker": "o"}
         axes.scatter(
-            x[of],
-            y[of],
+            x[members],
+            y[members],
             s=12,
             alpha=0.7,
             linewidths=0,
             label=f"group {group}" if group >= 0 else "no group yet",
-            **look,
+            **style,
         )
-    axes.set(xlabel="First direction", ylabel="Second direction")
-    if 1 < len(groups) <= _NAMED:
+    axes.set(xlabel="First component", ylabel="Second component")
+    if 1 < len(groups) <= _MAX_LEGEND:
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
@@ -165,7 +165,7 @@ def _matrix(run: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(6.4, 3), layout="constrained")
     both = figure.subplots(1, 2)
     for axes, which, title in zip(
-        both, ("before", "after"), ("in the order of numbers", "group by group"), strict=True
+        both, ("before", "after"), ("ordered by client", "ordered by group"), strict=True
     ):
         cells = np.frombuffer(base64.b64decode(matrix[which]), np.uint8).reshape(
             matrix["side"], matrix["side"]
@@ -179,9 +179,9 @@ def _matrix(run: dict[str, Any]) -> Figure:
         )
         axes.set(xticks=[], yticks=[], title=title)
     for _, _, end in matrix["groups"][:-1]:
-        at = end * matrix["side"] / matrix["clients"] - 0.5
-        both[1].axhline(at, color="0.3", linewidth=0.5)
-        both[1].axvline(at, color="0.3", linewidth=0.5)
+        border = end * matrix["side"] / matrix["clients"] - 0.5
+        both[1].axhline(border, color="0.3", linewidth=0.5)
+        both[1].axvline(border, color="0.3", linewidth=0.5)
     figure.colorbar(image, ax=list(both), label=f"{matrix['measure']} distance", shrink=0.9)
     return figure
 
@@ -193,12 +193,12 @@ def _dendrogram(run: dict[str, Any]) -> Figure:
         axes.plot(
             [left, left, right, right],
             [left_foot, height, height, right_foot],
-            color="0.45" if group == MIXED else _colour(group),
+            color="0.45" if group == MIXED else _color(group),
             lw=1,
         )
-    for at, (group, _) in enumerate(tree["leaves"]):
-        look = _look(group) if group >= 0 else {"color": "0.45", "marker": "o"}
-        axes.plot([at], [0], markersize=3, clip_on=False, **look)
+    for x, (group, _) in enumerate(tree["leaves"]):
+        style = _line_style(group) if group >= 0 else {"color": "0.45", "marker": "o"}
+        axes.plot([x], [0], markersize=3, clip_on=False, **style)
     if tree["cut"] is not None:
         axes.axhline(tree["cut"], color="black", linestyle="--", linewidth=0.8)
     axes.set(xticks=[], xlabel="Clients", ylabel="Height of the merge", ylim=(0, None))

@@ -1,5 +1,5 @@
-"""One run as the page shows it: curves, clients, groups, pictures of who is like whom, costs,
-failures, settings.
+"""One run as the page shows it: curves, clients, groups, similarity plots, costs, failures,
+settings.
 """
 
 from __future__ import annotations
@@ -13,19 +13,31 @@ from numpy.typing import NDArray
 
 from fedclade.analysis.report.load import Row, StoredRun
 from fedclade.analysis.report.metric import Metric, evenly, mean, short
-from fedclade.analysis.report.similarity_layout import FEWEST, Array, Labels, Points, Related, flat
+from fedclade.analysis.report.similarity_layout import (
+    MIN_CLIENTS,
+    Array,
+    Labels,
+    Points,
+    Related,
+    project_2d,
+)
 
-MOST_FAILURES = 500
-MOST_GROUPS = 50  # more are neither listed nor coloured: Local has one for each client
-MIX = 5  # classes named of a client or a group
+MAX_FAILURES = 500
+MAX_GROUPS = 50  # more are neither listed nor colored: Local has one for each client
+MAX_CLASSES = 5  # listed for a client or a group
 
 
-def shown(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, Any]:
-    """Everything about one run but its headline. At most `clients` clients one by one; matrices of
-    at most side × side cells.
+def section(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, Any]:
+    """All data of one run except its headline.
+
+    Args:
+        run: the run.
+        metric: the page's metric.
+        clients: the largest number of clients to list.
+        side: the largest number of rows of a matrix.
     """
     cluster = _clusters(run)
-    return {
+    content = {
         "name": run.name,
         "folder": str(run.folder),
         "method": run.method,
@@ -37,12 +49,25 @@ def shown(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str, 
         "clients": _clients(run, metric, clients),
         "groups": _groups(run, metric),
         "failures": _failures(run.rounds),
-        **_pictures(run, metric, cluster, side),
+        **_similarity_plots(run, metric, cluster, side),
     }
+    classes = run.names.classes
+    names = {"names": _client_names(run, content), "classNames": classes and list(classes)}
+    return content | names
+
+
+def _client_names(run: StoredRun, content: dict[str, Any]) -> dict[str, str] | None:
+    """The names of the clients that the page shows, by number; None: they have numbers only."""
+    if run.names.clients is None:
+        return None
+    shown_ids = {client for _, client, _ in content["failures"]["first"]}
+    for part in ("clients", "map"):
+        shown_ids |= set(content[part]["id"]) if content[part] is not None else set()
+    return {str(client): run.names.client(client) for client in sorted(shown_ids)}
 
 
 def mix(run: StoredRun) -> dict[str, Any] | None:
-    """The labels of each client, the most frequent first: [class, percent] pairs."""
+    """The labels of each client as pairs [class, percent], the most frequent first."""
     if run.features is None or run.features.labels is None:
         return None
     return {
@@ -53,7 +78,7 @@ def mix(run: StoredRun) -> dict[str, Any] | None:
 
 def _top(counts: NDArray[np.int64]) -> list[list[int]]:
     total = counts.sum()
-    order = np.argsort(-counts, kind="stable")[:MIX]
+    order = np.argsort(-counts, kind="stable")[:MAX_CLASSES]
     return [
         [int(label), round(100 * int(counts[label]) / int(total))]
         for label in order
@@ -66,7 +91,7 @@ def _clusters(run: StoredRun) -> Labels | None:
 
 
 def _rounds(rows: list[Row], metric: Metric) -> dict[str, Any]:
-    """Columns over the rounds; what was not measured in a round is None."""
+    """Columns over the rounds; None for values that were not measured in a round."""
     columns = short(
         {
             "round": [row["round"] for row in rows],
@@ -84,17 +109,17 @@ def _rounds(rows: list[Row], metric: Metric) -> dict[str, Any]:
 
 
 def _by_group(rows: list[Row]) -> dict[str, Any] | None:
-    """A curve for each group, under the number that it has in each round."""
+    """A curve for each group. A group is identified by its number in each round."""
     series: dict[int, list[list[float]]] = {}
-    of = None
+    metric_key = None
     for row in rows:
-        of = row.get("by_cluster_of", of)
+        metric_key = row.get("by_cluster_of", metric_key)
         for group, _, value in row.get("by_cluster", ()):
             series.setdefault(group, []).append([row["round"], value])
-    if of is None or len(series) > MOST_GROUPS:
+    if metric_key is None or len(series) > MAX_GROUPS:
         return None
     return {
-        "of": of,
+        "of": metric_key,
         "series": [[group, short(points)] for group, points in sorted(series.items())],
     }
 
@@ -119,7 +144,7 @@ def _clients(run: StoredRun, metric: Metric, most: int) -> dict[str, Any] | None
 
 
 def _groups(run: StoredRun, metric: Metric) -> list[dict[str, Any]] | None:
-    """Of each group: size, examples, mean and worst tenth, the classes that its clients hold."""
+    """For each group: size, examples, mean, worst tenth, and the classes of its clients."""
     columns = run.clients
     if columns is None:
         last = next((row for row in reversed(run.rounds) if "by_cluster" in row), None)
@@ -131,18 +156,18 @@ def _groups(run: StoredRun, metric: Metric) -> list[dict[str, Any]] | None:
         ]
     cluster = np.array(columns["cluster"], np.int64)
     numbers = np.unique(cluster)
-    if len(numbers) > MOST_GROUPS:
+    if len(numbers) > MAX_GROUPS:
         return None
     classes = _classes(run, cluster)
     rows = []
     for group in numbers:
-        who = np.flatnonzero(cluster == group)
-        values = [columns[metric.key][i] for i in who] if metric.key in columns else []
+        members = np.flatnonzero(cluster == group)
+        values = [columns[metric.key][i] for i in members] if metric.key in columns else []
         known = [value for value in values if value is not None]
         row = {
             "group": int(group),
-            "clients": len(who),
-            "examples": sum(columns["examples"][i] for i in who),
+            "clients": len(members),
+            "examples": sum(columns["examples"][i] for i in members),
             "mean": mean(known),
             "worst": metric.worst_tenth(known),
             "classes": classes.get(int(group)),
@@ -155,43 +180,46 @@ def _classes(run: StoredRun, cluster: Labels) -> dict[int, list[list[int]]]:
     features = run.features
     if features is None or features.labels is None:
         return {}
-    labels, mine = features.labels.numpy(), cluster[features.ids.numpy()]
-    return {int(group): _top(labels[mine == group].sum(0)) for group in np.unique(mine)}
+    labels, groups = features.labels.numpy(), cluster[features.ids.numpy()]
+    return {int(group): _top(labels[groups == group].sum(0)) for group in np.unique(groups)}
 
 
 def _failures(rows: list[Row]) -> dict[str, Any]:
-    """Who, when, why; the first of them one by one, all of them counted by reason."""
-    every = [(row["round"], failure) for row in rows for failure in row["failures"]]
-    reasons = Counter(failure["reason"] for _, failure in every)
+    """Round, client and reason of the first failures; and the number of all by reason."""
+    failures = [(row["round"], failure) for row in rows for failure in row["failures"]]
+    reasons = Counter(failure["reason"] for _, failure in failures)
     first = [
-        [number, failure["client"], failure["reason"]] for number, failure in every[:MOST_FAILURES]
+        [number, failure["client"], failure["reason"]]
+        for number, failure in failures[:MAX_FAILURES]
     ]
-    return {"count": len(every), "reasons": reasons.most_common(20), "first": first}
+    return {"count": len(failures), "reasons": reasons.most_common(20), "first": first}
 
 
-def _pictures(run: StoredRun, metric: Metric, cluster: Labels | None, side: int) -> dict[str, Any]:
-    """Map, matrix and tree of what the method grouped by; failing that, of the clients' label
-    shares.
+def _similarity_plots(
+    run: StoredRun, metric: Metric, cluster: Labels | None, side: int
+) -> dict[str, Any]:
+    """Map, matrix and tree of the features that the method clustered; without features, of the
+    clients' label shares.
     """
-    nothing: dict[str, Any] = {"map": None, "matrix": None, "tree": None}
-    found = _compared(run)
-    if found is None:
-        return nothing | {"pictured": "Nothing was kept of each client that could be drawn."}
-    ids, rows, known, measure, what = found
-    mine = cluster[ids] if cluster is not None else np.full(len(ids), -1)
-    use = known & np.isfinite(rows).all(1) & ((mine >= 0) | (cluster is None))
-    left = int(len(ids) - use.sum())
-    if use.sum() < FEWEST:
-        return nothing | {"pictured": f"Too few clients are known to draw them: {int(use.sum())}."}
-    points = Points(ids[use], rows[use], mine[use], measure)
+    no_plots: dict[str, Any] = {"map": None, "matrix": None, "tree": None}
+    compared = _compared(run)
+    if compared is None:
+        return no_plots | {"caption": "The run has no features of its clients to plot."}
+    ids, rows, known, measure, description = compared
+    groups = cluster[ids] if cluster is not None else np.full(len(ids), -1)
+    use = known & np.isfinite(rows).all(1) & ((groups >= 0) | (cluster is None))
+    omitted = int(len(ids) - use.sum())
+    if use.sum() < MIN_CLIENTS:
+        return no_plots | {"caption": f"Too few clients with features to plot: {int(use.sum())}."}
+    points = Points(ids[use], rows[use], groups[use], measure)
     related = Related.of(points)
-    xy, share = flat(points)
+    xy, share = project_2d(points)
     values = run.clients.get(metric.key) if run.clients is not None else None
-    caption = f"What is compared: {what}, by {measure} distance." + (
-        f" {left:,} clients are not known and left out." if left else ""
+    caption = f"Compared: {description}, by {measure} distance." + (
+        f" {omitted:,} clients without features are omitted." if omitted else ""
     )
     return {
-        "pictured": caption,
+        "caption": caption,
         "map": short(
             {
                 "id": points.ids.tolist(),
@@ -211,7 +239,9 @@ def _pictures(run: StoredRun, metric: Metric, cluster: Labels | None, side: int)
 def _compared(
     run: StoredRun,
 ) -> tuple[Labels, Array, NDArray[np.bool_], Literal["euclidean", "cosine"], str] | None:
-    """Clients, a row for each, which rows are known, how they are compared, and what they are."""
+    """Clients, a row of features for each, which rows are known, the distance, and a
+    description.
+    """
     features = run.features
     if features is None:
         return None

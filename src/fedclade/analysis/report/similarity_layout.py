@@ -1,6 +1,7 @@
-"""Pictures of who is like whom: a map, a matrix before and after reordering, a tree with its cut.
+"""Similarity of clients: a map, a distance matrix before and after reordering, and a dendrogram
+with its cut.
 
-Pure maths: the same points give the same picture.
+Pure functions: the same points give the same plots.
 """
 
 from __future__ import annotations
@@ -22,16 +23,21 @@ from fedclade.core.pca import principal_axes
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-FEWEST = 3  # fewer clients make no picture
-LEAVES = 120  # more branches than this cannot be told apart on a page
-TABLED = 12  # groups of which the mean distances are put into a table
-MIXED = -2  # a branch whose clients are of several groups
+MIN_CLIENTS = 3  # for a plot
+MAX_LEAVES = 120  # more branches cannot be distinguished on a page
+MAX_TABLE_GROUPS = 12  # in the table of mean distances
+MIXED = -2  # a branch with clients of several groups
 
 
 @dataclass(frozen=True)
 class Points:
-    """What clients are compared by: a row for each of the clients `ids`, in a group each (-1: not
-    known yet).
+    """The features by which clients are compared.
+
+    Args:
+        ids: the clients.
+        rows: the features, a row for each client.
+        cluster: the group of each client; -1 if not known yet.
+        measure: the distance.
     """
 
     ids: Labels
@@ -40,9 +46,9 @@ class Points:
     measure: Literal["euclidean", "cosine"]
 
     @property
-    def placed(self) -> Array:
-        """Points whose straight distance orders pairs as the measure does: under the cosine,
-        directions.
+    def coordinates(self) -> Array:
+        """Points whose Euclidean distance gives the same order of pairs as the measure: unit
+        vectors for the cosine.
         """
         if self.measure == "euclidean":
             return self.rows
@@ -50,20 +56,20 @@ class Points:
         return self.rows / np.where(length > 0, length, 1)
 
 
-def flat(points: Points) -> tuple[Array, float]:
-    """The two principal directions (M, 2), and the share of the variance that they show."""
-    placed = points.placed
-    if np.ptp(placed, axis=0).max() == 0:
-        return np.zeros((len(placed), 2)), 1.0
-    rows = torch.from_numpy(placed)
+def project_2d(points: Points) -> tuple[Array, float]:
+    """The first two principal components (M, 2), and their share of the variance."""
+    coordinates = points.coordinates
+    if np.ptp(coordinates, axis=0).max() == 0:
+        return np.zeros((len(coordinates), 2)), 1.0
+    rows = torch.from_numpy(coordinates)
     pca = principal_axes(rows, 2)
-    shown = pca.singular_values.square().sum() / (rows.double() - pca.mean).square().sum()
-    return pca.project(rows).numpy(), min(1.0, float(shown))
+    share = pca.singular_values.square().sum() / (rows.double() - pca.mean).square().sum()
+    return pca.project(rows).numpy(), min(1.0, float(share))
 
 
 @dataclass(frozen=True)
 class Related:
-    """All pairs of clients and the tree of their merges."""
+    """The distances of all pairs of clients, and the tree of their merges."""
 
     points: Points
     distance: Array  # (M, M)
@@ -72,16 +78,18 @@ class Related:
 
     @staticmethod
     def of(points: Points) -> Related:
-        """Ward's tree of Euclidean points; average linkage of cosine distances, for which Ward's
-        means have no meaning.
+        """Ward's linkage for Euclidean distances; average linkage for cosine distances, for which
+        Ward's linkage is not defined.
         """
-        placed = points.placed
-        apart = pdist(placed)
+        distances = pdist(points.coordinates)
         if points.measure == "cosine":
-            apart = apart**2 / 2  # 1 − cos of unit vectors
+            distances = distances**2 / 2  # 1 − cos of unit vectors
         linkage: Literal["ward", "average"] = "ward" if points.measure == "euclidean" else "average"
         return Related(
-            points, squareform(apart), np.asarray(hierarchy.linkage(apart, linkage)), linkage
+            points,
+            squareform(distances),
+            np.asarray(hierarchy.linkage(distances, linkage)),
+            linkage,
         )
 
     @property
@@ -90,9 +98,7 @@ class Related:
 
     @property
     def order(self) -> Labels:
-        """Clients group by group, and within a group as in the tree: whom the tree puts side by
-        side are neighbours.
-        """
+        """Clients ordered by group, and within a group by their place in the tree."""
         place = np.empty(len(self.leaves), np.int64)
         place[self.leaves] = np.arange(len(place))
         cluster = self.points.cluster
@@ -100,8 +106,8 @@ class Related:
         return np.lexsort((place, cluster, [middle[group] for group in cluster]))
 
     def matrix(self, side: int) -> dict[str, Any]:
-        """Distances as bytes, in the order of ids and group by group; several clients share a cell
-        where there are more than `side`.
+        """Distances as bytes, ordered by id and ordered by group. If there are more than `side`
+        clients, several share a cell.
         """
         order, cluster = self.order, self.points.cluster
         high = float(np.quantile(self.distance, 0.99)) or 1.0
@@ -124,70 +130,72 @@ class Related:
         }
 
     def _between(self) -> dict[str, Any] | None:
-        """Mean distances within and between groups: what the picture says, in numbers."""
+        """Mean distances within and between groups: the matrix plot as a table."""
         cluster = self.points.cluster
         groups, counts = np.unique(cluster, return_counts=True)
-        if len(groups) > TABLED:
+        if len(groups) > MAX_TABLE_GROUPS:
             return None
         share = (cluster[:, None] == groups) / counts
         mean = share.T @ self.distance @ share
-        # A client's distance to itself is no distance within its group.
+        # Exclude the distance of a client to itself.
         inner = np.where(counts > 1, np.diag(mean) * counts / np.maximum(counts - 1, 1), np.nan)
         np.fill_diagonal(mean, inner)
         return {"groups": groups.tolist(), "mean": mean.tolist()}
 
     def dendrogram(self) -> dict[str, Any]:
-        """The top of the tree as lines, each in its group's colour, and where it is cut into as
-        many groups as the method found.
+        """The top of the tree as lines, each in the color of its group, and the height that cuts
+        the tree into as many groups as the method found.
         """
         clients, cluster = len(self.points.ids), self.points.cluster
-        pure = [int(group) for group in cluster]
+        # The group of each node, or MIXED.
+        node_group = [int(group) for group in cluster]
         for left, right in self.tree[:, :2].astype(np.int64):
-            pure.append(pure[left] if pure[left] == pure[right] else MIXED)
-        shown = hierarchy.dendrogram(
+            same = node_group[left] == node_group[right]
+            node_group.append(node_group[left] if same else MIXED)
+        drawn = hierarchy.dendrogram(
             self.tree,
-            p=min(LEAVES, clients),
+            p=min(MAX_LEAVES, clients),
             truncate_mode="lastp",
             no_plot=True,
             link_color_func=lambda node: str(node),
         )
-        leaves = list(shown["leaves"] or ())
+        leaves = list(drawn["leaves"] or ())
         sizes = [1 if node < clients else int(self.tree[node - clients, 3]) for node in leaves]
-        lines = zip(shown["icoord"], shown["dcoord"], shown["color_list"], strict=True)
+        lines = zip(drawn["icoord"], drawn["dcoord"], drawn["color_list"], strict=True)
         # scipy puts leaves at 5, 15, 25 …
         links = [
-            [(x[0] - 5) / 10, (x[2] - 5) / 10, y[0], y[1], y[3], pure[int(node)]]
+            [(x[0] - 5) / 10, (x[2] - 5) / 10, y[0], y[1], y[3], node_group[int(node)]]
             for x, y, node in lines
         ]
-        found = len(np.unique(cluster))
-        cut = self._cut(found)
+        groups = len(np.unique(cluster))
+        cut = self._cut(groups)
         return {
             "linkage": self.linkage,
-            "leaves": [[pure[node], size] for node, size in zip(leaves, sizes, strict=True)],
+            "leaves": [[node_group[node], size] for node, size in zip(leaves, sizes, strict=True)],
             "links": links,
-            "groups": found,
+            "groups": groups,
             "cut": cut,
             "agreement": (
-                float(adjusted_rand_score(cut_number(self.tree, found), cluster))
+                float(adjusted_rand_score(cut_number(self.tree, groups), cluster))
                 if cut is not None
                 else None
             ),
         }
 
     def _cut(self, groups: int) -> float | None:
-        """A height between the merge that leaves `groups` groups and the next; None for one
+        """A height between the merge that gives `groups` groups and the next merge; None for one
         group.
         """
         if groups == 1:
             return None
         heights = np.append(0.0, self.tree[:, 2])
-        at = len(heights) - groups
-        return float((heights[at] + heights[at + 1]) / 2)
+        index = len(heights) - groups
+        return float((heights[index] + heights[index + 1]) / 2)
 
 
 def _bytes(distance: Array, side: int, high: float) -> str:
-    """A square of bytes in base64, row by row; cells are means over blocks of as nearly equal size
-    as can be.
+    """A square of bytes in base64, row by row. A cell is the mean over a block; blocks have nearly
+    equal sizes.
     """
     number = len(distance)
     if number > side:
@@ -196,5 +204,5 @@ def _bytes(distance: Array, side: int, high: float) -> str:
         distance = np.add.reduceat(
             np.add.reduceat(distance, starts, axis=0), starts, axis=1
         ) / np.outer(size, size)
-    grey = np.rint(255 * np.clip(distance / high, 0, 1)).astype(np.uint8)
-    return base64.b64encode(grey.tobytes()).decode("ascii")
+    gray = np.rint(255 * np.clip(distance / high, 0, 1)).astype(np.uint8)
+    return base64.b64encode(gray.tobytes()).decode("ascii")

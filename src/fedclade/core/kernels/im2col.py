@@ -33,7 +33,7 @@ class Convolution(torch.autograd.Function):
     on both sides, in steps of one.
 
     Gives the outputs (B, …, out) and the columns (B, …, h · w · channels). Under vmap for many
-    clients. The gradient of the weight is left to the caller, who has the columns.
+    clients. The caller computes the gradient of the weight from the columns.
     """
 
     @staticmethod

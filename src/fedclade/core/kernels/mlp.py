@@ -112,14 +112,16 @@ def add_scaled_gradient(
     )
     result: Tree = {}
     for number in reversed(range(len(layers))):
-        layer, here = layers[number], error
+        layer, layer_error = layers[number], error
         if layer.relu:
-            here = torch.ops.aten.threshold_backward(here, inputs[number + 1], 0)
+            layer_error = torch.ops.aten.threshold_backward(layer_error, inputs[number + 1], 0)
         if number:  # before the weights change: `base` may be `params`
-            error = here @ params[layer.weight]
-        result[layer.weight] = add_product(base[layer.weight], here, inputs[number], overwrite)
+            error = layer_error @ params[layer.weight]
+        result[layer.weight] = add_product(
+            base[layer.weight], layer_error, inputs[number], overwrite
+        )
         if layer.bias is not None:
-            result[layer.bias] = add_sum(base[layer.bias], here, overwrite)
+            result[layer.bias] = add_sum(base[layer.bias], layer_error, overwrite)
     return {name: result[name] for name in base}
 
 

@@ -1,5 +1,5 @@
-"""From a data set to clients: the probe is set apart, a scheme says who gets which rows, and the
-rows become `Clients`.
+"""From a data set to clients: the probe samples are removed, a scheme assigns the rows, and the
+result is `Clients`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.core.names import checked_client_names
 from fedclade.data.array_checks import Pool
 from fedclade.data.datasets import Dataset
 from fedclade.data.federated_dataset import Clients, RaggedIndex
@@ -54,16 +55,22 @@ PARTITIONS: dict[str, type[Scheme]] = {
 }
 
 MOST_PROBE = 2500
-STREAM = 0xDA7A  # keeps these random numbers apart from any other use of the same seed
+STREAM = 0xDA7A  # separates these random numbers from other uses of the same seed
 
 
 def partition(
     dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = None
 ) -> Clients:
-    """Partition `dataset` among `clients` clients. The same seed gives the same bytes.
+    """Partition a data set among clients. The same seed gives the same bytes.
 
-    Before anything else `probe` training samples are set apart (None: a tenth, 2,500 at most), the
-    same for every scheme; they are in nobody's train or test part.
+    Args:
+        dataset: The data set, from `load` or `dataset`.
+        scheme: How to divide it, such as `Dirichlet(alpha=0.5)`.
+        clients: The number of clients M.
+        seed: The seed of all random numbers.
+        probe: The number of training samples that become the server's probe data; None for a tenth,
+            at most 2,500. They are drawn first, are the same for every scheme, and no client has
+            them.
     """
     _check_call(dataset, scheme, clients, seed)
     draw_probe, draw_split, draw_test, draw_order = map(
@@ -72,7 +79,7 @@ def partition(
     apart, keep = _probe_rows(dataset, clients, probe, draw_probe)
     split = _split_without_probe(dataset, keep, scheme, clients, draw_split, draw_test)
 
-    # Schemes deal class by class; a batch taken in order should not be of one class.
+    # Schemes assign samples class by class; a batch of consecutive rows must mix the classes.
     train = [draw_order.permutation(rows) for rows in split.train]
     groups = None if split.groups is None else torch.from_numpy(split.groups)
     x, y, train_parts = _train(dataset, train, split)
@@ -92,29 +99,34 @@ def partition(
         dataset=dataset.name,
         partition=scheme.name,
         origin={**_fields(scheme), "seed": int(seed), "probe": len(apart)},
+        names=replace(dataset.names, clients=_client_names(split, scheme)),
     )
+
+
+def _client_names(split: Split, scheme: Scheme) -> tuple[str, ...] | None:
+    """The names that the scheme gave. Those of `NaturalId` are the text of its key."""
+    field = "partition.key" if isinstance(scheme, NaturalId) else f"{type(scheme).__name__}.names"
+    return None if split.names is None else checked_client_names(split.names, field)
 
 
 def _check_call(dataset: Dataset, scheme: Scheme, clients: int, seed: int) -> None:
     if not isinstance(dataset, Dataset):
         raise InvalidInputError(
-            "partition: the first argument must be a Dataset (from load or dataset), not"
-            f" {type(dataset).__name__}."
+            f"dataset: must be a Dataset (from load or dataset), not {type(dataset).__name__}.",
+            "dataset",
         )
-    if isinstance(scheme, type | str) or not hasattr(
-        scheme, "split"
-    ):  # text has a split of its own
-        given = f"the class {scheme.__name__}" if isinstance(scheme, type) else repr(scheme)
+    if isinstance(scheme, type | str) or not hasattr(scheme, "split"):  # a str has a split too
+        kind = f"the class {scheme.__name__}" if isinstance(scheme, type) else repr(scheme)
         raise InvalidInputError(
-            "partition: the scheme must be an object such as Iid() or Dirichlet(alpha=0.5), not"
-            f" {given}."
+            f"scheme: must be an object such as Iid() or Dirichlet(alpha=0.5), not {kind}.",
+            "scheme",
         )
     require_int("partition.clients", clients, 1)
     require_int("partition.seed", seed, 0)
 
 
 def _fields(scheme: Scheme) -> dict[str, Any]:
-    """The scheme's settings, as an experiment file would give them: what is None is left out."""
+    """The scheme's settings as an experiment file has them, without those that are None."""
     if not is_dataclass(scheme):
         return {}
     settings = {field.name: getattr(scheme, field.name) for field in fields(scheme)}
@@ -124,7 +136,7 @@ def _fields(scheme: Scheme) -> dict[str, Any]:
 def _probe_rows(
     dataset: Dataset, clients: int, probe: int | None, rng: np.random.Generator
 ) -> tuple[Index, Index]:
-    """The training rows that are set apart, and the others in rising order."""
+    """The training rows of the probe, and the others in ascending order."""
     total = len(dataset.y_train)
     if probe is None:
         probe = min(MOST_PROBE, total // 10)
@@ -135,13 +147,13 @@ def _probe_rows(
         probe,
         f"there are {total} training samples; ask for at most {max(0, total - clients)}",
     )
-    left = total - probe
-    less = f" ({total} less {probe} probe samples)" if probe else ""
+    available = total - probe
+    without = f" ({total} without {probe} probe samples)" if probe else ""
     require(
-        clients <= left,
+        clients <= available,
         "partition.clients",
         clients,
-        f"there are {left} training samples{less}; ask for at most {left} clients",
+        f"there are {available} training samples{without}; ask for at most {available} clients",
     )
     order = rng.permutation(total)
     return order[:probe], np.sort(order[probe:])
@@ -155,8 +167,8 @@ def _split_without_probe(
     draw_split: np.random.Generator,
     draw_test: np.random.Generator,
 ) -> Split:
-    """The scheme's split of the rows `keep`, with test parts, in rows of `dataset`: the pool is not
-    copied.
+    """The scheme's split of the rows `keep`, with test parts, as rows of `dataset`, whose samples
+    are not copied.
     """
     data = _WithoutProbe.of(dataset, torch.from_numpy(keep))
     split = _as_arrays(scheme.split(data, clients, draw_split))
@@ -170,9 +182,7 @@ def _split_without_probe(
 
 
 class _WithoutProbe(Dataset):
-    """A data set without its probe samples. Most schemes look at no inputs: they are copied when
-    one does.
-    """
+    """A data set without its probe samples. Inputs are copied only for schemes that read them."""
 
     pool: Tensor
     keep: Tensor
@@ -189,6 +199,8 @@ class _WithoutProbe(Dataset):
             dataset.x_test,
             dataset.y_test,
             keys,
+            dataset.key_names,
+            dataset.names,
         )
         vars(rest).update(pool=vars(rest).pop("x_train"), keep=keep)
         return rest
@@ -204,7 +216,7 @@ def _train(
     parts = RaggedIndex.of([torch.from_numpy(rows) for rows in train])
     if split.transform is None:
         return data.x_train, data.y_train, parts
-    # The pool is made group by group; a client's rows point into the block of its group.
+    # The pool has a block for each group; a client's rows are in the block of its group.
     group = torch.from_numpy(_transform_groups(split)).repeat_interleave(parts.sizes)
     order = group.argsort(stable=True)
     blocks = [(g, parts.index[order[group[order] == g]]) for g in sorted(set(group.tolist()))]
@@ -213,29 +225,29 @@ def _train(
         x, y = split.transform(data.x_train[rows], data.y_train[rows], g)
         pool = pool or Pool(len(order), x, y)
         pool.add(x, y, f"group {g}", f"group {blocks[0][0]}")
-    assert pool is not None  # there is a client, and it has samples
+    assert pool is not None  # every client has samples
     return pool.x, pool.y, RaggedIndex(order.argsort(), parts.offsets)
 
 
 def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, RaggedIndex, Tensor, Tensor]:
-    """The test pool, its parts, the part of each client (-1: none) and the sample each row was made
-    from.
+    """The inputs and targets of the test pool, its parts, the part of each client (-1 for none) and
+    the original sample of each row.
 
-    Samples are numbered as in the test data; after these come the training data, for samples cut
-    off there.
+    Original samples have their row in the test data; training samples that are held out for
+    testing have their row in the training data plus the number of test samples.
     """
     parts = split.test or []
     held_out = split.held_out or [np.empty(0, np.int64)] * len(parts)
     test_part_id = np.arange(len(split.train)) if split.test_part_id is None else split.test_part_id
-    # A part that two groups see differently is two parts; one that nobody uses or that is empty is
-    # none.
-    wanted = list(zip(test_part_id.tolist(), _transform_groups(split).tolist(), strict=True))
-    used = [key for key in dict.fromkeys(wanted) if len(parts[key[0]]) + len(held_out[key[0]])]
+    # A part that two groups transform differently becomes two parts. Parts without clients and
+    # empty parts are dropped.
+    keys = list(zip(test_part_id.tolist(), _transform_groups(split).tolist(), strict=True))
+    used = [key for key in dict.fromkeys(keys) if len(parts[key[0]]) + len(held_out[key[0]])]
     number = {key: i for i, key in enumerate(used)}
-    of_client = torch.tensor([number.get(key, -1) for key in wanted])
+    of_client = torch.tensor([number.get(key, -1) for key in keys])
     if split.transform is None and split.held_out is None:
-        chosen = RaggedIndex.of([torch.from_numpy(parts[part]) for part, _ in used])
-        return data.x_test, data.y_test, chosen, of_client, torch.arange(len(data.y_test))
+        used_parts = RaggedIndex.of([torch.from_numpy(parts[part]) for part, _ in used])
+        return data.x_test, data.y_test, used_parts, of_client, torch.arange(len(data.y_test))
 
     blocks = [
         _block(data, parts[part], held_out[part], group, split.transform) for part, group in used
@@ -271,9 +283,7 @@ def _test_parts(data: Dataset, split: Split, rng: np.random.Generator) -> Sequen
         return split.test
     if split.held_out is not None:
         return [np.empty(0, np.int64)] * len(split.held_out)
-    if (
-        data.classes is None or data.y_train.ndim > 1
-    ):  # nothing to follow: all samples count as one class
+    if data.classes is None or data.y_train.ndim > 1:  # no labels: all samples are of one class
         return follow_labels(
             split.train,
             np.zeros(len(data.y_train), np.int64),
@@ -284,9 +294,7 @@ def _test_parts(data: Dataset, split: Split, rng: np.random.Generator) -> Sequen
 
 
 def _transform_groups(split: Split) -> Index:
-    """The group each client's samples are transformed for; one for all where nothing is
-    transformed.
-    """
+    """The group by which each client's samples are transformed; 0 for all without a transform."""
     return (
         np.zeros(len(split.train), np.int64)
         if split.transform is None or split.groups is None
@@ -295,12 +303,12 @@ def _transform_groups(split: Split) -> Index:
 
 
 def _as_arrays(split: Split) -> Split:
-    """Lets a user's own scheme answer in lists or tensors."""
+    """The split with arrays: a user's scheme may return lists or tensors."""
 
     def rows(parts: Sequence[Index] | None) -> list[Index] | None:
         return None if parts is None else [np.asarray(part, np.int64) for part in parts]
 
-    def one(numbers: Index | None) -> Index | None:
+    def array(numbers: Index | None) -> Index | None:
         return None if numbers is None else np.asarray(numbers, np.int64)
 
     return replace(
@@ -308,13 +316,13 @@ def _as_arrays(split: Split) -> Split:
         train=rows(split.train) or [],
         test=rows(split.test),
         held_out=rows(split.held_out),
-        test_part_id=one(split.test_part_id),
-        groups=one(split.groups),
+        test_part_id=array(split.test_part_id),
+        groups=array(split.groups),
     )
 
 
 def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None:
-    """Holds a user's own scheme to what `Split` promises."""
+    """Check that the split of a user's scheme is valid."""
     entries = clients if split.test is None else len(split.test)
     wrong = None
     if len(split.train) != clients:
@@ -335,23 +343,25 @@ def _check_split(split: Split, data: Dataset, clients: int, scheme: str) -> None
         split.held_out is not None
         and np.isin(np.concatenate(split.held_out), np.concatenate(split.train)).any()
     ):
-        wrong = "training samples that are held_out for testing too"
+        wrong = "training samples that are also held_out for testing"
     elif split.test_part_id is None and entries != clients:
-        wrong = f"{entries} test parts for {clients} clients and no test_of"
+        wrong = f"{entries} test parts for {clients} clients and no test_part_id"
     elif split.test_part_id is not None and (
         len(split.test_part_id) != clients
         or not np.isin(split.test_part_id, np.arange(entries)).all()
     ):
         wrong = (
-            f"a test_of that does not name one of {entries} test parts for each of {clients}"
+            f"a test_part_id that does not give one of {entries} test parts for each of {clients}"
             " clients"
         )
     elif split.groups is not None and len(split.groups) != clients:
         wrong = f"{len(split.groups)} groups for {clients} clients"
     elif split.transform is not None and split.groups is None:
         wrong = "a transform but no groups to apply it to"
+    elif split.names is not None and len(split.names) != clients:
+        wrong = f"{len(split.names)} names for {clients} clients"
     if wrong:
-        raise InvalidInputError(f"{scheme}.split gave {wrong}.")
+        raise InvalidInputError(f"{scheme}.split returned {wrong}.", f"{scheme}.split")
 
 
 def _rows_fit(parts: Sequence[Index], available: int) -> bool:

@@ -1,5 +1,5 @@
-"""What a partition scheme answers, and the ways of dealing samples that schemes share. Pure numpy;
-every random choice comes from `rng`.
+"""The interface of partition schemes, and how they assign samples. Pure numpy; all random numbers
+come from `rng`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Transform = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Who gets which rows of `data.x_train` and `data.x_test`.
+    """The assignment of the rows of `data.x_train` and `data.x_test` to clients.
 
     Args:
         train: rows of x_train, one array per client, none of them empty.
@@ -34,6 +34,7 @@ class Split:
         groups: the true group of each client; None if it is not known.
         transform: (x, y, group) -> (x, y) changes the training and test samples of a group's
             clients.
+        names: the name of each client; None: clients have numbers only.
     """
 
     train: Sequence[Index]
@@ -42,11 +43,12 @@ class Split:
     held_out: Sequence[Index] | None = None
     groups: Index | None = None
     transform: Transform | None = None
+    names: Sequence[str] | None = None
 
 
 class Scheme(Protocol):
-    """A way of dealing a data set to clients. Your own is one class with a name and this method;
-    pass an instance to `partition`.
+    """How to divide a data set among clients. To add a scheme, write a class with a name and this
+    method, and pass an instance to `partition`.
 
         class ByBrightness:
             name = "by_brightness"
@@ -55,40 +57,50 @@ class Scheme(Protocol):
                 order = data.x_train.float().flatten(1).mean(1).argsort().numpy()
                 return Split(train=np.array_split(order, clients))
 
-    `data` comes without the probe samples. All randomness is drawn from `rng`, so that a seed gives
-    the same bytes again.
+    `name` is the scheme's name in experiment files and results.
     """
 
     name: ClassVar[str]
 
-    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split: ...
+    def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
+        """Assign the samples to clients.
+
+        Args:
+            data: The data set without the probe samples.
+            clients: The number of clients.
+            rng: The source of all random numbers, so that the same seed gives the same bytes.
+        """
+        ...
 
 
 def check_positive(field: str, value: object) -> None:
+    """Raise `InvalidInputError` unless `value` is a finite number above 0."""
     # The upper end keeps sums over all clients finite.
     positive = isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < 1e100
     require(positive, f"partition.{field}", value, "must be a number above 0 (and finite)")
 
 
 def labels_of(data: Dataset, scheme: str) -> tuple[Index, int]:
-    """The training labels and the number of classes, for schemes that cannot do without."""
+    """The training labels and the number of classes, for schemes that need class labels."""
     classes = data.classes
     if classes is None:
         raise InvalidInputError(
-            f"partition.name = {scheme!r}: needs class labels, and the targets of {data.name!r} are"
-            " floats. Store labels as integers, or use iid, quantity_skew, natural_id or rotation."
+            f"partition.name = {scheme!r}: needs class labels, but the targets of {data.name!r} are"
+            " floats. Store labels as integers, or use iid, quantity_skew, natural_id or rotation.",
+            "partition.name",
         )
     if data.y_train.ndim > 1:
         raise InvalidInputError(
-            f"partition.name = {scheme!r}: needs one class label a sample, and the targets of"
-            f" {data.name!r} are sequences; use iid, quantity_skew, natural_id, or label_clusters"
-            " with a key."
+            f"partition.name = {scheme!r}: needs one class label per sample, but the targets of"
+            f" {data.name!r} are sequences. Use iid, quantity_skew, natural_id, or label_clusters"
+            " with a key.",
+            "partition.name",
         )
     return data.y_train.numpy(), classes
 
 
 def by_class(labels: Index, rng: np.random.Generator) -> dict[int, Index]:
-    """The rows of each class that occurs, shuffled."""
+    """The rows of each class that occurs, in random order."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     known, starts = np.unique(labels[order], return_index=True)
@@ -96,7 +108,7 @@ def by_class(labels: Index, rng: np.random.Generator) -> dict[int, Index]:
 
 
 def shares(total: int, weights: NDArray[np.float64] | Index) -> Index:
-    """`total` in whole numbers in proportion to `weights`, by largest remainder."""
+    """Whole numbers with the sum `total` in proportion to `weights`, by largest remainder."""
     exact = total * weights / weights.sum()
     whole: Index = np.floor(exact).astype(np.int64)
     most_missing = np.argsort(whole - exact, kind="stable")
@@ -105,59 +117,68 @@ def shares(total: int, weights: NDArray[np.float64] | Index) -> Index:
 
 
 def cut(rows: Index, sizes: Index) -> list[Index]:
-    """Consecutive pieces of these sizes; what is left over at the end belongs to nobody."""
+    """Consecutive pieces of these sizes. The remaining rows are dropped."""
     return np.split(rows, np.cumsum(sizes))[: len(sizes)]
 
 
 def blocks(clients: int, clusters: int) -> Index:
-    """The cluster of each client: equally many in each, up to one, clients of a cluster side by
-    side.
+    """The cluster of each client. The clients of a cluster are consecutive, and the sizes of two
+    clusters differ by at most one.
     """
-    if clients < clusters:
-        raise InvalidInputError(
-            f"partition.clusters = {clusters}: there are {clients} clients; "
-            f"ask for at most {clients} clusters or at least {clusters} clients."
-        )
+    require(
+        clients >= clusters,
+        "partition.clusters",
+        clusters,
+        f"there are {clients} clients; ask for at most {clients} clusters or at least {clusters}"
+        " clients",
+    )
     return np.sort(np.arange(clients) % clusters)
 
 
 def assign_randomly(
     rows: int, clients: int, samples: int | None, rng: np.random.Generator
 ) -> list[Index]:
-    """All rows evenly, or `samples` of them to each client."""
+    """Assign all rows evenly, or `samples` rows to each client."""
     order = rng.permutation(rows)
     if samples is None:
         return np.array_split(order, clients)
-    if samples * clients > rows:
-        raise InvalidInputError(
-            f"partition.samples = {samples}: {clients} clients would need {samples * clients}"
-            f" training samples and there are {rows} besides the probe; ask for at most"
-            f" {rows // clients} samples, or at most {rows // samples} clients."
-        )
+    require(
+        samples * clients <= rows,
+        "partition.samples",
+        samples,
+        f"{clients} clients need {samples * clients} training samples, but there are {rows} without"
+        f" the probe; ask for at most {rows // clients} samples, or at most {rows // samples}"
+        " clients",
+    )
     return cut(order, np.full(clients, samples))
 
 
 def assign_classes(
     pools: Mapping[int, Index], owners: Mapping[int, Index], clients: int
 ) -> list[Index]:
-    """Each class evenly to its owners; what does not divide goes to those who have least so far, so
-    that totals stay even too.
+    """Divide each class evenly among its owners. The remainder goes to the owners with the fewest
+    samples so far, so that the totals stay even.
+
+    Args:
+        pools: the rows of each class.
+        owners: the clients that have each class.
+        clients: the number of clients.
     """
     pieces: list[list[Index]] = [[np.empty(0, np.int64)] for _ in range(clients)]
     sizes = np.zeros(clients, np.int64)
-    for label, own in owners.items():
-        each, left = divmod(len(pools[label]), len(own))
-        counts = np.full(len(own), each)
-        counts[np.argsort(sizes[own], kind="stable")[:left]] += 1
-        sizes[own] += counts
-        for client, piece in zip(own, cut(pools[label], counts), strict=True):
+    for label, class_owners in owners.items():
+        quotient, remainder = divmod(len(pools[label]), len(class_owners))
+        counts = np.full(len(class_owners), quotient)
+        counts[np.argsort(sizes[class_owners], kind="stable")[:remainder]] += 1
+        sizes[class_owners] += counts
+        for client, piece in zip(class_owners, cut(pools[label], counts), strict=True):
             pieces[client].append(piece)
     return [np.concatenate(piece) for piece in pieces]
 
 
 def fill_up(parts: Sequence[Index], least: int, rng: np.random.Generator) -> list[Index]:
-    """Moves random samples from the largest parts until each has `least`. There must be `least` for
-    all.
+    """Move random samples from the largest parts until each part has `least`. The total must
+    suffice.
     """
     filled = [rng.permutation(part) for part in parts]
     sizes = np.array([len(part) for part in filled])
@@ -173,11 +194,17 @@ def fill_up(parts: Sequence[Index], least: int, rng: np.random.Generator) -> lis
 def follow_labels(
     train: Sequence[Index], labels: Index, test_labels: Index, rng: np.random.Generator
 ) -> list[Index]:
-    """For each client a test part with the class mix of its training part; all together are about
-    as large as the test set.
+    """For each client, draw a test part with the class proportions of its training part. The total
+    size is about that of the test set.
 
-    Rows are dealt from each class in turn, so no row is used twice before its class is used up, and
+    The rows of a class are used in order, so that none is used twice before all are used once, and
     never twice by one client.
+
+    Args:
+        train: the training rows of each client.
+        labels: the labels of all training samples.
+        test_labels: the labels of all test samples.
+        rng: the source of all random numbers.
     """
     pools = by_class(test_labels, rng)
     if not pools:
@@ -185,9 +212,9 @@ def follow_labels(
     classes, available = np.array(list(pools)), np.array([len(pool) for pool in pools.values()])
     sizes = np.array([len(rows) for rows in train])
     client, label = np.arange(len(train)).repeat(sizes), labels[np.concatenate(train)]
-    tested = np.isin(label, classes)  # a class without test samples cannot be
-    # From here on an entry is a client and a class it has, in this order, with the number of the
-    # class in `classes` as its label.
+    tested = np.isin(label, classes)  # not the classes without test samples
+    # From here on an entry is a client and one of its classes, in this order; its label is the
+    # position of the class in `classes`.
     entry, counts = np.unique(
         client[tested] * len(classes) + np.searchsorted(classes, label[tested]), return_counts=True
     )
@@ -195,7 +222,8 @@ def follow_labels(
     total = np.maximum(1, np.rint(sizes * len(test_labels) / len(labels)).astype(np.int64))
     taken = np.minimum(_shares_each(client, total, counts), available[label])
     by_label, used = np.argsort(label, kind="stable"), np.empty_like(taken)
-    used[by_label] = _before(label[by_label], taken[by_label])  # of its class, by earlier clients
+    # Rows of the class that earlier clients have taken.
+    used[by_label] = _before(label[by_label], taken[by_label])
 
     entry = np.arange(len(taken)).repeat(taken)
     client, label = client[entry], label[entry]
@@ -205,7 +233,9 @@ def follow_labels(
 
 
 def _shares_each(group: Index, total: Index, weights: Index) -> Index:
-    """The `shares` of total[g] for each group g; `group`, of each weight, is sorted."""
+    """The `shares` of total[g] for each group g. `group` has the group of each weight and is
+    sorted.
+    """
     exact = total[group] * weights / np.bincount(group, weights)[group]
     whole: Index = np.floor(exact).astype(np.int64)
     missing = total - np.bincount(group, whole, minlength=len(total)).astype(np.int64)
@@ -215,7 +245,7 @@ def _shares_each(group: Index, total: Index, weights: Index) -> Index:
 
 
 def _before(group: Index, numbers: Index) -> Index:
-    """The sum of the numbers before each one in its group; `group` is sorted."""
+    """For each number, the sum of the earlier numbers of its group; `group` is sorted."""
     before = np.cumsum(numbers) - numbers
     _, first, sizes = np.unique(group, return_index=True, return_counts=True)
     return np.asarray(before - before[first].repeat(sizes))

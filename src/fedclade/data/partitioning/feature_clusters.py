@@ -1,5 +1,5 @@
-"""A partition by what samples look like: every client has all classes, each in a manner of its own,
-as far apart as asked for.
+"""A partition by features: every client has all classes, but another cluster of each class, at a
+given distance between the clients.
 """
 
 from __future__ import annotations
@@ -30,26 +30,31 @@ from fedclade.data.feature_emd import (
 from fedclade.data.partitioning.base import Index, Split, by_class, check_positive, cut, labels_of
 from fedclade.errors import InvalidInputError, require
 
-PRECISION = 1 / 512  # of the share that is mixed
+PRECISION = 1 / 512  # of the fraction that is mixed
 
 
 @dataclass(frozen=True)
 class FeatureClusters:
-    """Each class is cut into as many clusters as there are clients, in feature space: client k has
-    cluster k of every class.
+    """Each client has all classes, but another cluster of each class in feature space.
 
-    FedGMCC's appendix (Lucchetti et al., arXiv 2204.11017). Then a share of each class is
-    assigned at random, large enough to bring the earth mover's distance (`earth_movers_distance`,
-    default features and samples) down to `emd`; None mixes nothing, which gives the largest
-    distance. Test samples are dealt in the same way, so that clients are tested on
-    their own kind.
+    Each class is divided into as many clusters as there are clients: client k has cluster k of
+    every class. From the appendix of FedGMCC (Lucchetti et al., arXiv 2204.11017).
 
-    Clusters are k-means centres with equal room: the assignment of least total squared distance in
-    which all clients get equally many of each class, up to one. (The paper repeats samples of the
-    smaller clusters.) Which cluster of one class goes with which of another the paper leaves open;
-    here those whose centres lie in like directions from the middle of their classes go together.
+    A fraction of each class is then assigned at random, which reduces the earth mover's distance
+    (`earth_movers_distance` with default features and samples) to `emd`. Test samples are assigned
+    in the same way, so that the test part of a client is like its training part.
 
-    Other features: a subclass with a name and an `encoder` of its own.
+    The clusters come from k-means centers with equal capacity: the assignment with the least total
+    squared distance in which the clients' numbers of samples of a class differ by at most one.
+    (The paper repeats samples of the smaller clusters.) The paper does not define which cluster of
+    one class belongs to which cluster of another. Here a client gets the clusters whose centers lie
+    in similar directions from the means of their classes.
+
+    For other features, write a subclass with another name and `encoder`.
+
+    Args:
+        emd: The earth mover's distance in percent; None to mix nothing, which gives the largest
+            distance.
     """
 
     name: ClassVar[str] = "feature_clusters"
@@ -60,8 +65,14 @@ class FeatureClusters:
             check_positive("emd", self.emd)
 
     def encoder(self, data: Dataset, rng: np.random.Generator) -> Features:
-        """The features: a function of inputs as a model reads them. Here the first 32 principal
-        components.
+        """The feature function: by default the first 32 principal components.
+
+        Args:
+            data: The data set without the probe samples.
+            rng: The source of all random numbers.
+
+        Returns:
+            A function from inputs, as a model reads them, to codes with one row per sample.
         """
         return principal_components(
             data.x_train[some(np.arange(len(data.y_train)), FITTED, rng)], rng
@@ -70,125 +81,118 @@ class FeatureClusters:
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, _ = labels_of(data, self.name)
         smallest = int(np.unique(labels, return_counts=True)[1].min())
-        allowed = (
-            f"every client has every class, and the smallest has {smallest} training samples"
-            " besides the probe"
-        )
         require(
             clients <= smallest,
             "partition.clients",
             clients,
-            f"{allowed}; ask for at most {smallest} clients",
+            f"every client has every class, and the smallest class has {smallest} training samples"
+            f" without the probe; ask for at most {smallest} clients",
         )
         features = self.encoder(data, rng)
         codes = codes_of(data.x_train, features)
         test_codes = codes_of(data.x_test, features) if len(data.x_test) else codes[:0]
-        centres = _centres(codes, labels, clients, rng)
-        train = _ClusteredRows(codes, labels, centres, rng)
-        test = _ClusteredRows(test_codes, data.y_test.numpy(), centres, rng)
-        share = 0.0 if self.emd is None else self._share(self.emd, train, codes, rng)
-        return Split(train.mixed(share), test=test.mixed(share))
+        centers = _centers(codes, labels, clients, rng)
+        train = _ClusteredRows(codes, labels, centers, rng)
+        test = _ClusteredRows(test_codes, data.y_test.numpy(), centers, rng)
+        fraction = 0.0 if self.emd is None else self._mixed_fraction(self.emd, train, codes, rng)
+        return Split(train.mixed(fraction), test=test.mixed(fraction))
 
-    def _share(
-        self, wanted: float, train: _ClusteredRows, codes: Codes, rng: np.random.Generator
+    def _mixed_fraction(
+        self, emd: float, train: _ClusteredRows, codes: Codes, rng: np.random.Generator
     ) -> float:
-        """How much has to be mixed. The distance falls with the share: in a straight line, but for
-        what sampling blurs.
-        """
+        """The fraction to mix for this distance, which falls about linearly with the fraction."""
         measure = Measure(
             lambda rows: codes[rows], np.arange(len(codes)), train.sizes, SAMPLES, rng
         )
-        distance = cache(lambda share: measure(train.mixed(share)).percent)
+        distance = cache(lambda fraction: measure(train.mixed(fraction)).percent)
         low, high = distance(1.0), distance(0.0)
-        if not low < wanted < high:
+        if not low < emd < high:
             least, most = max(0.0, math.ceil(10 * low) / 10), math.floor(10 * high) / 10
             remedy = (
-                f"ask for at most {most:g} and more than {least:g}"
+                f"ask for more than {least:g} and at most {most:g}"
                 if most > least
                 else "leave emd out"
             )
             raise InvalidInputError(
-                f"partition.emd = {wanted}: {len(train.sizes)} clients of these data can be"
-                f" {max(0.0, low):.2f} to {max(0.0, high):.2f} percent apart; {remedy}."
+                f"partition.emd = {emd}: {len(train.sizes)} clients of this data set can be"
+                f" {max(0.0, low):.2f} to {max(0.0, high):.2f} percent apart; {remedy}.",
+                "partition.emd",
             )
-        return float(brentq(lambda share: distance(share) - wanted, 0.0, 1.0, xtol=PRECISION))
+        return float(brentq(lambda fraction: distance(fraction) - emd, 0.0, 1.0, xtol=PRECISION))
 
 
 class _ClusteredRows:
-    """Samples of each class at the centres of that class, client by client. Samples of a class
-    without centres belong to nobody.
+    """The rows of each client when the samples of each class are assigned to its centers. Samples
+    of a class without centers are dropped.
     """
 
     def __init__(
-        self, codes: Codes, labels: Index, centres: dict[int, Codes], rng: np.random.Generator
+        self, codes: Codes, labels: Index, centers: dict[int, Codes], rng: np.random.Generator
     ) -> None:
-        clients = len(next(iter(centres.values())))
+        clients = len(next(iter(centers.values())))
         owner = np.full(len(labels), clients)
         self.sizes = np.zeros(clients, np.int64)
         for label, rows in by_class(labels, rng).items():
-            if label in centres:
-                room = np.full(clients, len(rows) // clients)
-                # What does not divide goes to those who have least so far, so that totals stay even
-                # too.
-                room[np.argsort(self.sizes, kind="stable")[: len(rows) % clients]] += 1
-                owner[rows] = nearest_with_room(codes[rows], centres[label], room)
-                self.sizes += room
+            if label in centers:
+                capacity = np.full(clients, len(rows) // clients)
+                # The remainder goes to the clients with the fewest samples so far, so that the
+                # totals stay even.
+                capacity[np.argsort(self.sizes, kind="stable")[: len(rows) % clients]] += 1
+                owner[rows] = assign_with_capacity(codes[rows], centers[label], capacity)
+                self.sizes += capacity
         self._rows = np.argsort(owner, kind="stable")[: self.sizes.sum()]
         self._labels = labels[self._rows]
         self._seed = int(rng.integers(2**63))
 
-    def mixed(self, share: float) -> list[Index]:
-        """The rows of each client when `share` of each class is shuffled among the clients that
-        have it.
-        """
+    def mixed(self, fraction: float) -> list[Index]:
+        """The rows of each client when a fraction of each class is shuffled among its clients."""
         rng, rows = np.random.default_rng(self._seed), self._rows.copy()
-        for places in by_class(self._labels, rng).values():
-            chosen = places[: round(share * len(places))]
-            rows[chosen] = self._rows[rng.permutation(chosen)]
+        for positions in by_class(self._labels, rng).values():
+            shuffled = positions[: round(fraction * len(positions))]
+            rows[shuffled] = self._rows[rng.permutation(shuffled)]
         return cut(rows, self.sizes)
 
 
-def _centres(
+def _centers(
     codes: Codes, labels: Index, clients: int, rng: np.random.Generator
 ) -> dict[int, Codes]:
-    """k-means centres of each class, client k's in row k."""
+    """The k-means centers of each class; row k is the center of client k."""
     from sklearn.cluster import KMeans  # type: ignore[import-untyped]  # slow to import
     from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-    found: dict[int, Codes] = {}
-    manner = np.zeros(
-        (clients, codes.shape[1])
-    )  # the sum, over the classes so far, of where each client's centre lies from the middle
+    by_label: dict[int, Codes] = {}
+    # The sum, over the classes so far, of the offset of each client's center from the class mean.
+    directions = np.zeros((clients, codes.shape[1]))
     for label, rows in by_class(labels, rng).items():
-        # With several threads it adds in an order that changes from run to run.
+        # With several threads the order of additions changes from run to run.
         with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", ConvergenceWarning
-            )  # of equal samples: centres may lie in one place
-            centres = (
+            # Equal samples give equal centers, about which k-means warns.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            centers = (
                 KMeans(clients, n_init=1, random_state=int(rng.integers(2**31)))
                 .fit(codes[rows])
                 .cluster_centers_
             )
-        offsets = centres - codes[rows].mean(0)
-        order = linear_sum_assignment(cdist(manner / max(1, len(found)), offsets, "sqeuclidean"))[1]
-        found[label] = centres[order]
-        manner += offsets[order]
-    return found
+        offsets = centers - codes[rows].mean(0)
+        mean_directions = directions / max(1, len(by_label))
+        order = linear_sum_assignment(cdist(mean_directions, offsets, "sqeuclidean"))[1]
+        by_label[label] = centers[order]
+        directions += offsets[order]
+    return by_label
 
 
-def nearest_with_room(codes: Codes, centres: Codes, room: Index) -> Index:
-    """The centre of each code: centre k gets room[k] of them, and the sum of squared distances is
-    the least possible.
+def assign_with_capacity(codes: Codes, centers: Codes, capacity: Index) -> Index:
+    """The center of each code, such that center k has capacity[k] codes and the sum of squared
+    distances is the least possible.
 
-    A transport problem with whole masses, whose solution is whole too.
+    This is a transport problem with integer masses, whose optimum is an integer solution.
     """
     if len(codes) == 0:
         return np.empty(0, np.int64)
-    costs = cdist(codes, centres, "sqeuclidean")
+    costs = cdist(codes, centers, "sqeuclidean")
     plan = optimal_transport().emd(
-        np.ones(len(codes)), room.astype(np.float64), costs, numItermax=PIVOTS
+        np.ones(len(codes)), capacity.astype(np.float64), costs, numItermax=PIVOTS
     )
-    chosen: Index = np.asarray(plan).argmax(1)
-    return chosen
+    assignment: Index = np.asarray(plan).argmax(1)
+    return assignment

@@ -1,5 +1,5 @@
-"""Partitions with planted groups: clients of a group share their classes, their labelling or their
-view, and the groups are known.
+"""Partitions with true groups: the clients of a group share their classes, their labeling or the
+rotation of their images.
 """
 
 from __future__ import annotations
@@ -38,14 +38,22 @@ from fedclade.errors import InvalidInputError, require, require_int
 
 @dataclass(frozen=True)
 class LabelClusters:
-    """Clients of a cluster share a few classes. FLT: Scenario 1 (`overlap=0`: random disjoint
-    classes) and 2 (`classes=3, overlap=1`).
+    """The clients of a cluster share a few classes.
 
-    With an overlap the clusters stand in a ring over a random order of the classes and neighbours
-    share `overlap` of them. No sample goes to two clients (in FLT's experiments the clusters that
-    share a class reuse its samples). `samples` is the number for each client, the same of each
-    class; None deals out all there are. A cluster's test part is all test samples of its classes.
-    `key`: the classes are those of a key of the data set ("topic") instead of its labels.
+    FLT: Scenario 1 (`overlap=0`: random disjoint classes) and Scenario 2 (`classes=3, overlap=1`).
+
+    With an overlap, the clusters form a ring over a random order of the classes. No two clients
+    have the same sample (in FLT's experiments, the clusters that share a class reuse its samples).
+    A client's test part has all test samples of the cluster's classes.
+
+    Args:
+        clusters: The number of clusters.
+        classes: The number of classes of a cluster.
+        overlap: The number of classes that two neighboring clusters share.
+        samples: The number of training samples of a client, the same of each class; None to assign
+            all samples.
+        key: A key of the data set, such as "topic", whose ids are used as classes; None for the
+            labels.
     """
 
     name: ClassVar[str] = "label_clusters"
@@ -69,7 +77,7 @@ class LabelClusters:
             self.overlap == 0 or self.clusters >= 3,
             "partition.clusters",
             self.clusters,
-            "with an overlap there must be 3 or more",
+            "must be at least 3 with an overlap",
         )
         if self.samples is not None:
             require_int("partition.samples", self.samples, 1)
@@ -77,27 +85,27 @@ class LabelClusters:
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, test_labels = self._labels(data)
         pools = by_class(labels, rng)
-        own = self._classes_of_clusters(np.array(list(pools)), rng)
+        cluster_classes = self._classes_of_clusters(np.array(list(pools)), rng)
         groups = blocks(clients, self.clusters)
         members = np.bincount(groups)
-        pieces: dict[tuple[int, int], Index] = {}  # what each cluster has of each of its classes
-        for label in np.unique(own):
-            sharing = np.flatnonzero((own == label).any(1))
+        pieces: dict[tuple[int, int], Index] = {}  # the rows of each (cluster, class)
+        for label in np.unique(cluster_classes):
+            sharing = np.flatnonzero((cluster_classes == label).any(1))
             by_cluster = cut(pools[label], shares(len(pools[label]), members[sharing]))
             pieces |= {
                 (int(cluster), int(label)): piece
                 for cluster, piece in zip(sharing, by_cluster, strict=True)
             }
-        mine = [
+        cluster_rows = [
             {label: pieces[cluster, label] for label in labels}
-            for cluster, labels in enumerate(own.tolist())
+            for cluster, labels in enumerate(cluster_classes.tolist())
         ]
         at_least = [
-            sum(len(pools[label]) // int((own == label).sum()) for label in labels)
-            for labels in own.tolist()
+            sum(len(pools[label]) // int((cluster_classes == label).sum()) for label in labels)
+            for labels in cluster_classes.tolist()
         ]
         _check_members(
-            [sum(map(len, rows.values())) for rows in mine],
+            [sum(map(len, rows.values())) for rows in cluster_rows],
             members,
             self.clusters * min(at_least),
             clients,
@@ -106,12 +114,13 @@ class LabelClusters:
             len(piece) // int(members[cluster]) for (cluster, _), piece in pieces.items()
         )
         train: list[Index] = []
-        for cluster, rows in enumerate(mine):
+        for cluster, rows in enumerate(cluster_rows):
             train += self._assign(cluster, rows, int(members[cluster]), most)
-        return Split(train, test=_test_rows(test_labels, own), test_part_id=groups, groups=groups)
+        test = _test_rows(test_labels, cluster_classes)
+        return Split(train, test=test, test_part_id=groups, groups=groups)
 
     def _labels(self, data: Dataset) -> tuple[Index, Index]:
-        """What makes the clusters, of the training and of the test samples."""
+        """The classes of the training and of the test samples: labels, or the ids of a key."""
         if self.key is None:
             return labels_of(data, self.name)[0], data.y_test.numpy()
         allowed = f"the data set {data.name!r} has {', '.join(data.keys) or 'no keys'}"
@@ -132,7 +141,7 @@ class LabelClusters:
             "partition.clusters",
             self.clusters,
             f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap}"
-            f" need {self.clusters * step} classes and there are {len(known)}; ask for {fewer}",
+            f" need {self.clusters * step} classes, but there are {len(known)}; ask for {fewer}",
         )
         order = rng.permutation(known)[: self.clusters * step]
         ring: Index = order[
@@ -141,34 +150,44 @@ class LabelClusters:
         return ring
 
     def _assign(
-        self, cluster: int, mine: Mapping[int, Index], members: int, most: int
+        self, cluster: int, rows: Mapping[int, Index], members: int, most: int
     ) -> list[Index]:
+        """Assign the rows of a cluster, by class, to its `members` clients. `most` is the number of
+        samples for which the rows of all clusters suffice.
+        """
         if self.samples is None:
-            return assign_classes(mine, {label: np.arange(members) for label in mine}, members)
-        each, left = divmod(self.samples, self.classes)
-        quota = np.full((members, self.classes), each)
-        # The odd samples go round the classes, so that each class gives equally many.
-        quota[np.arange(members).repeat(left), np.arange(members * left) % self.classes] += 1
-        for label, needed in zip(mine, quota.sum(0).tolist(), strict=True):
-            if needed > len(mine[label]):
-                fewer = f"at most {most} samples or fewer clients" if most else "fewer clients"
-                raise InvalidInputError(
-                    f"partition.samples = {self.samples}: cluster {cluster} needs {needed} training"
-                    f" samples of class {label} for its {members} clients and has"
-                    f" {len(mine[label])}; ask for {fewer}."
-                )
-        pieces = [cut(rows, quota[:, column]) for column, rows in enumerate(mine.values())]
+            return assign_classes(rows, {label: np.arange(members) for label in rows}, members)
+        quotient, remainder = divmod(self.samples, self.classes)
+        quota = np.full((members, self.classes), quotient)
+        # The remaining samples come from the classes in turn, so that all classes give equally
+        # many.
+        extra_client = np.arange(members).repeat(remainder)
+        quota[extra_client, np.arange(members * remainder) % self.classes] += 1
+        for label, needed in zip(rows, quota.sum(0).tolist(), strict=True):
+            fewer = f"at most {most} samples or fewer clients" if most else "fewer clients"
+            require(
+                needed <= len(rows[label]),
+                "partition.samples",
+                self.samples,
+                f"cluster {cluster} needs {needed} training samples of class {label} for its"
+                f" {members} clients, but has {len(rows[label])}; ask for {fewer}",
+            )
+        pieces = [cut(part, quota[:, column]) for column, part in enumerate(rows.values())]
         return [np.concatenate(parts) for parts in zip(*pieces, strict=True)]
 
 
 @dataclass(frozen=True)
 class PowerLawClusters:
-    """Clusters of consecutive classes (the last has those that remain) with client sizes by a power
-    law. FLT: Scenario 4, Algorithm 4.
+    """Clusters of consecutive classes, in which the clients' sizes follow a power law.
 
-    Of a cluster's N samples and M clients, client m = 1 … M gets floor(a + exp(b m²)) with a =
-    floor(N / 2M) and b such that the sum is N; what rounding leaves goes to the first. A cluster's
-    test part is all test samples of its classes.
+    FLT: Scenario 4, Algorithm 4. In a cluster with N samples and M clients, client m = 1 … M gets
+    floor(a + exp(b m²)) samples with a = floor(N / 2M) and b such that the sum is N. The first
+    client gets the samples that rounding leaves. A client's test part has all test samples of the
+    cluster's classes.
+
+    Args:
+        clusters: The number of clusters.
+        classes: The number of classes of a cluster; the last cluster has the remaining classes.
     """
 
     name: ClassVar[str] = "power_law_clusters"
@@ -190,23 +209,24 @@ class PowerLawClusters:
             f"{len(known)} classes are too few for these clusters of {self.classes}; ask for at"
             f" most {most} clusters or fewer classes",
         )
-        own = np.split(known, self.classes * np.arange(1, self.clusters))
-        rows = [rng.permutation(np.flatnonzero(np.isin(labels, mine))) for mine in own]
-        available, members = [len(r) for r in rows], np.bincount(groups)
+        cluster_classes = np.split(known, self.classes * np.arange(1, self.clusters))
+        cluster_rows = [
+            rng.permutation(np.flatnonzero(np.isin(labels, classes))) for classes in cluster_classes
+        ]
+        available, members = [len(rows) for rows in cluster_rows], np.bincount(groups)
         _check_members(available, members, self.clusters * min(available), clients)
         train: list[Index] = []
-        for mine, clients_here in zip(rows, members.tolist(), strict=True):
-            train += cut(mine, power_law(len(mine), clients_here))
-        return Split(
-            train, test=_test_rows(data.y_test.numpy(), own), test_part_id=groups, groups=groups
-        )
+        for rows, num_members in zip(cluster_rows, members.tolist(), strict=True):
+            train += cut(rows, power_law(len(rows), num_members))
+        test = _test_rows(data.y_test.numpy(), cluster_classes)
+        return Split(train, test=test, test_part_id=groups, groups=groups)
 
 
 def power_law(samples: int, clients: int) -> Index:
     """The sizes of one cluster's clients in `PowerLawClusters`."""
     base, square = samples // (2 * clients), np.arange(1, clients + 1) ** 2
-    # At the upper end the last client alone would have all samples, at 0 each has base + 1, which
-    # is never too many.
+    # At the upper end of the interval the last client has all samples. At 0 each client has
+    # base + 1, which is never too many.
     slope = brentq(
         lambda b: clients * base + np.exp(b * square).sum() - samples,
         0,
@@ -219,11 +239,15 @@ def power_law(samples: int, clients: int) -> Index:
 
 @dataclass(frozen=True)
 class LabelSwap:
-    """Same images, other labels: in each group `swaps` pairs of labels of its own are exchanged.
-    Pairs are disjoint while the classes last.
+    """The same images with different labels: each group exchanges other pairs of labels.
 
-    A subtler form of `LabelPermutation`. `samples` for each client; None deals out all. Test: the
-    whole test set, labels exchanged.
+    It changes fewer labels than `LabelPermutation`. The pairs of all groups are disjoint if there
+    are enough classes. A client's test part is the whole test set with exchanged labels.
+
+    Args:
+        clusters: The number of groups.
+        swaps: The number of pairs of labels that a group exchanges.
+        samples: The number of training samples of a client; None to assign all samples.
     """
 
     name: ClassVar[str] = "label_swap"
@@ -255,10 +279,14 @@ class LabelSwap:
 
 @dataclass(frozen=True)
 class LabelPermutation:
-    """Same images, other labels: each group has its own random order of all labels, no two alike.
-    As in CFL's experiments.
+    """The same images with different labels: each group permutes all labels in another way.
 
-    `samples` for each client; None deals out all. Test: the whole test set, labels permuted.
+    The permutations are random, as in CFL's experiments. A client's test part is the whole test set
+    with permuted labels.
+
+    Args:
+        clusters: The number of groups.
+        samples: The number of training samples of a client; None to assign all samples.
     """
 
     name: ClassVar[str] = "label_permutation"
@@ -280,11 +308,15 @@ class LabelPermutation:
 
 @dataclass(frozen=True)
 class Rotation:
-    """Same labels, turned images: group g sees square images turned by g * 360 / clusters degrees.
-    IFCA: rotated MNIST.
+    """The same labels with rotated images: each group has another angle.
 
-    Quarter turns are exact. `samples` for each client; None deals out all. Test: the whole test
-    set, turned.
+    The square images of group g are rotated by g * 360 / clusters degrees. IFCA: rotated MNIST.
+    Rotations by multiples of 90 degrees are exact, others interpolate. A client's test part is the
+    whole rotated test set.
+
+    Args:
+        clusters: The number of groups (k in IFCA).
+        samples: The number of training samples of a client (n in IFCA); None to assign all samples.
     """
 
     name: ClassVar[str] = "rotation"
@@ -297,16 +329,17 @@ class Rotation:
             require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
-        x = data.x_test  # alike, and nothing is copied to look at it
+        x = data.x_test  # of the same kind as x_train, which would be copied
         if (
             x.ndim not in (3, 4)
             or x.shape[-1] != x.shape[-2]
             or x.dtype not in (torch.uint8, torch.float32)
         ):
             raise InvalidInputError(
-                f"partition.name = {self.name!r}: turns square images, and the inputs of"
+                f"partition.name = {self.name!r}: it rotates square images, but the inputs of"
                 f" {data.name!r} have shape {tuple(x.shape[1:])} and type {type_name(x)}. Give"
-                " uint8 or float images of shape (channels, height, width), or use label_swap."
+                " uint8 or float images of shape (channels, height, width), or use label_swap.",
+                "partition.name",
             )
         return _planted(data, clients, self.clusters, self.samples, rotate(self.clusters), rng)
 
@@ -319,9 +352,7 @@ def _planted(
     transform: Transform,
     rng: np.random.Generator,
 ) -> Split:
-    """Samples dealt at random, a transformation for each group, and the whole test set once for
-    each.
-    """
+    """Samples assigned at random, and the whole test set for all, transformed for each group."""
     groups = blocks(clients, clusters)
     train = assign_randomly(len(data.y_train), clients, samples, rng)
     return Split(
@@ -334,27 +365,24 @@ def _planted(
 
 
 def _check_ways(clusters: int, ways: int, classes: int) -> None:
-    """Whether there are as many different relabellings as clusters."""
-    allowed = (
-        f"{classes} classes allow no more than {ways} different relabellings; ask for at most"
-        f" {ways}"
-    )
+    """Check that there are enough different relabelings for the clusters."""
+    allowed = f"{classes} classes have only {ways} different relabelings; ask for at most {ways}"
     require(clusters <= ways, "partition.clusters", clusters, allowed)
 
 
 def _check_members(available: Sequence[int], members: Index, most: int, clients: int) -> None:
-    """Whether each cluster has a sample for each of its clients; `most` is the number of clients
-    for which all have.
+    """Check that each cluster has a sample for each of its clients; `most` is the largest number of
+    clients for which that holds.
     """
-    for cluster, (samples, wanted) in enumerate(zip(available, members, strict=True)):
+    for cluster, (samples, num_members) in enumerate(zip(available, members, strict=True)):
         require(
-            samples >= wanted,
+            samples >= num_members,
             "partition.clients",
             clients,
-            f"cluster {cluster} has {wanted} clients and {samples} training samples besides the"
-            f" probe; ask for at most {most} clients",
+            f"cluster {cluster} has {num_members} clients and {samples} training samples without"
+            f" the probe; ask for at most {most} clients",
         )
 
 
-def _test_rows(labels: Index, own: Sequence[Index] | Index) -> list[Index]:
-    return [np.flatnonzero(np.isin(labels, mine)) for mine in own]
+def _test_rows(labels: Index, cluster_classes: Sequence[Index] | Index) -> list[Index]:
+    return [np.flatnonzero(np.isin(labels, classes)) for classes in cluster_classes]

@@ -1,6 +1,4 @@
-"""Partitions that skew labels or sizes without planting groups: all clients are one group, or their
-groups are not known.
-"""
+"""Partitions that skew labels or sizes. There is one group, or the groups are not known."""
 
 from __future__ import annotations
 
@@ -25,13 +23,14 @@ from fedclade.data.partitioning.base import (
 )
 from fedclade.errors import InvalidInputError, require, require_int
 
-ATTEMPTS = 10  # how often a random draw is repeated before it is repaired
+ATTEMPTS = 10  # random draws before the last one is repaired
 
 
 @dataclass(frozen=True)
 class Iid:
-    """All clients draw from the same distribution, equally many samples each. Flower:
-    `IidPartitioner`.
+    """All clients have the same distribution and, up to one, the same number of samples.
+
+    Flower: `IidPartitioner`.
     """
 
     name: ClassVar[str] = "iid"
@@ -45,12 +44,15 @@ class Iid:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is dealt to the clients in proportions drawn from Dirichlet(alpha): the smaller
-    alpha, the fewer classes a client has.
+    """Each class is divided among the clients in proportions drawn from Dirichlet(α).
 
-    Flower: `DirichletPartitioner` without self-balancing; `min_size` is its `min_partition_size`. A
-    draw that leaves a client below `min_size` samples is repeated, and repaired in the end by
-    moving samples from the largest clients.
+    Flower: `DirichletPartitioner` without self-balancing.
+
+    Args:
+        alpha: The concentration α: the smaller it is, the fewer classes a client has.
+        min_size: The smallest number of samples of a client (Flower: `min_partition_size`). A draw
+            that violates it is repeated; after ten draws, samples move from the largest clients to
+            the others.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -67,7 +69,7 @@ class Dirichlet:
             clients * self.min_size <= available,
             "partition.min_size",
             self.min_size,
-            f"there are {available} training samples besides the probe for {clients} clients; ask"
+            f"there are {available} training samples without the probe for {clients} clients; ask"
             f" for at most {available // clients}",
         )
         for _ in range(ATTEMPTS):
@@ -88,11 +90,14 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class Pathological:
-    """Each client has exactly `classes_per_client` classes: client i class i mod K, and random
-    others.
+    """Each client has a fixed number of classes.
 
-    A class is split evenly among its owners. FLIS: label skew of 20 % is 2 of 10 classes. Flower:
-    `PathologicalPartitioner` with the assignment "first-deterministic".
+    Client i has class i mod K of K classes, and random others. A class is divided evenly among its
+    clients. FLIS: label skew of 20 % is 2 of 10 classes. Flower: `PathologicalPartitioner` with the
+    assignment "first-deterministic".
+
+    Args:
+        classes_per_client: The number of classes of each client.
     """
 
     name: ClassVar[str] = "pathological"
@@ -103,32 +108,33 @@ class Pathological:
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         pools = by_class(labels_of(data, self.name)[0], rng)
-        known, wanted = np.array(list(pools)), self.classes_per_client
+        known, per_client = np.array(list(pools)), self.classes_per_client
         require(
-            wanted <= len(known),
+            per_client <= len(known),
             "partition.classes_per_client",
-            wanted,
+            per_client,
             f"there are {len(known)} classes; ask for at most {len(known)}",
         )
         rows = np.array([len(pool) for pool in pools.values()])
         for attempt in range(ATTEMPTS + 1):
-            # A ring comes last, because it spreads the owners evenly: where it fails too, there are
-            # too many clients.
+            # A ring is the last attempt, because it spreads the owners evenly: if it fails too,
+            # there are too many clients.
             chosen = (
                 self._choose(clients, len(known), rng)
                 if attempt < ATTEMPTS
-                else _ring(clients, wanted, len(known))
+                else _ring(clients, per_client, len(known))
             )
             needed = np.bincount(chosen.ravel(), minlength=len(known))
             if (needed <= rows).all():
                 break
         else:
             scarce, fewest = int((needed - rows).argmax()), int(rows.min())
-            most = max(len(known) * (fewest // wanted), min(fewest, len(known)))
+            most = max(len(known) * (fewest // per_client), min(fewest, len(known)))
             raise InvalidInputError(
-                f"partition.clients = {clients}: with {wanted} classes each, class {known[scarce]}"
-                f" has {needed[scarce]} owners and {rows[scarce]} training samples besides the"
-                f" probe; ask for at most {most} clients."
+                f"partition.clients = {clients}: with {per_client} classes per client,"
+                f" {needed[scarce]} clients have class {known[scarce]}, which has {rows[scarce]}"
+                f" training samples without the probe; ask for at most {most} clients.",
+                "partition.clients",
             )
         owners = {
             int(label): np.flatnonzero((chosen == k).any(1))
@@ -138,8 +144,8 @@ class Pathological:
         return Split(assign_classes(pools, owners, clients))
 
     def _choose(self, clients: int, known: int, rng: np.random.Generator) -> Index:
-        """(clients, classes_per_client) numbers of classes. With few clients the classes that
-        nobody would have are given out first.
+        """(clients, classes_per_client) numbers of classes. If there are fewer clients than
+        classes, the classes without a client are assigned first.
         """
         unowned = rng.permutation(np.arange(min(clients, known), known)).tolist()
         chosen = []
@@ -159,11 +165,17 @@ class Pathological:
 
 @dataclass(frozen=True)
 class NaturalId:
-    """One client for each id of the data set's `key`, such as the writer of the samples; `clients`
-    of them. Flower: `NaturalIdPartitioner`.
+    """Each client is one id of a key of the data set, such as a writer.
 
-    The test part is what the test data have of this id; where they have nothing, `test_fraction` of
-    the client's samples is cut off.
+    The clients are drawn at random from the ids. Ids that are text are the names of the clients.
+    Flower: `NaturalIdPartitioner`.
+
+    A client's test part has the test samples of its id. If there are none, it is a random fraction
+    of the client's training samples, which are then not used for training.
+
+    Args:
+        key: The key of the data set.
+        test_fraction: The fraction of the training samples that become the test part.
     """
 
     name: ClassVar[str] = "natural_id"
@@ -183,13 +195,13 @@ class NaturalId:
         )
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
-        has = f"it has {', '.join(sorted(data.keys))}" if data.keys else "it has none"
+        present = f"its keys are {', '.join(sorted(data.keys))}" if data.keys else "it has no keys"
         require(
             self.key in data.keys,
             "partition.key",
             self.key,
-            f"data set {data.name!r} has no whole numbers or text {self.key}_train beside its"
-            f" samples ({has})",
+            f"data set {data.name!r} has no array {self.key}_train of whole numbers or text"
+            f" ({present})",
         )
         train_ids, test_ids = data.keys[self.key]
         known = np.unique(train_ids.numpy())
@@ -203,7 +215,8 @@ class NaturalId:
         test_pools = {} if test_ids is None else by_class(test_ids.numpy(), rng)
         train_pools, nothing = by_class(train_ids.numpy(), rng), np.empty(0, np.int64)
         train, test, held_out = [], [], []
-        for client in np.sort(rng.choice(known, clients, replace=False)).tolist():
+        chosen = np.sort(rng.choice(known, clients, replace=False)).tolist()
+        for client in chosen:
             rows = train_pools[client]
             test.append(test_pools.get(client, nothing))
             # A client with a single sample keeps it for training.
@@ -214,13 +227,17 @@ class NaturalId:
             )
             held_out.append(rows[:held])
             train.append(rows[held:])
-        return Split(train, test=test, held_out=held_out)
+        texts = data.key_names.get(self.key)
+        names = None if texts is None else [texts[client] for client in chosen]
+        return Split(train, test=test, held_out=held_out, names=names)
 
 
 @dataclass(frozen=True)
 class QuantitySkew:
-    """The same distribution for all, but sizes in proportions drawn from Dirichlet(alpha): the
-    smaller alpha, the more unequal.
+    """All clients have the same distribution; their sizes are drawn from Dirichlet(α).
+
+    Args:
+        alpha: The concentration α: the smaller it is, the more the sizes differ.
     """
 
     name: ClassVar[str] = "quantity_skew"

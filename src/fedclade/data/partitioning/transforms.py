@@ -1,5 +1,5 @@
-"""What sets one group of clients apart from another when all have the same samples: other labels,
-or turned images.
+"""Transformations that distinguish groups of clients with the same samples: other labels or rotated
+images.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedclade.data.partitioning.base import Index, Transform
 
 
 def relabel(tables: Index) -> Transform:
-    """Label y of group g becomes `tables[g, y]`."""
+    """A transform in which label y of group g becomes `tables[g, y]`."""
     lookup = torch.from_numpy(tables)
 
     def transform(x: Tensor, y: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -23,20 +23,22 @@ def relabel(tables: Index) -> Transform:
 
 
 def rotate(clusters: int) -> Transform:
-    """Images of group g are turned by g * 360 / clusters degrees, anticlockwise."""
+    """A transform that rotates the images of group g by g * 360 / clusters degrees,
+    counterclockwise.
+    """
 
     def transform(x: Tensor, y: Tensor, group: int) -> tuple[Tensor, Tensor]:
         if 4 * group % clusters == 0:
             return torch.rot90(x, 4 * group // clusters, (-2, -1)), y
-        turned = ndimage.rotate(
+        rotated = ndimage.rotate(
             x.numpy().astype(np.float32),
             group * 360 / clusters,
             axes=(-1, -2),
             reshape=False,
             order=1,
         )
-        image = torch.from_numpy(turned)
-        return image.round().to(x.dtype) if x.dtype == torch.uint8 else image, y
+        images = torch.from_numpy(rotated)
+        return images.round().to(x.dtype) if x.dtype == torch.uint8 else images, y
 
     return transform
 
@@ -44,10 +46,16 @@ def rotate(clusters: int) -> Transform:
 def distinct_swaps(
     labels: Index, clusters: int, swaps: int, classes: int, rng: np.random.Generator
 ) -> Index:
-    """A table (clusters, classes) for `relabel`: each cluster has its own `swaps` pairs, all
-    disjoint while the classes last.
+    """A table (clusters, classes) for `relabel` in which each cluster swaps other pairs of labels.
+
+    Args:
+        labels: the classes that occur.
+        clusters: the number of clusters.
+        swaps: the number of pairs of a cluster; pairs are disjoint if there are enough classes.
+        classes: the number of classes.
+        rng: the source of all random numbers.
     """
-    chosen: dict[frozenset[frozenset[int]], None] = {}  # a set that keeps its order
+    chosen: dict[frozenset[frozenset[int]], None] = {}  # an ordered set
     while len(chosen) < clusters:
         order = rng.permutation(labels).tolist()
         for start in range(0, len(order) - 2 * swaps + 1, 2 * swaps):
@@ -64,10 +72,10 @@ def distinct_swaps(
 def distinct_permutations(
     labels: Index, clusters: int, classes: int, rng: np.random.Generator
 ) -> Index:
-    """A table (clusters, classes) for `relabel`: each cluster has its own permutation of
-    `labels`.
+    """A table (clusters, classes) for `relabel` in which each cluster has another permutation of
+    `labels`. The arguments are those of `distinct_swaps`.
     """
-    chosen: dict[tuple[int, ...], None] = {}  # a set that keeps its order
+    chosen: dict[tuple[int, ...], None] = {}  # an ordered set
     while len(chosen) < clusters:
         chosen[tuple(rng.permutation(labels).tolist())] = None
     tables = np.tile(np.arange(classes), (clusters, 1))

@@ -1,4 +1,4 @@
-"""A federation whose clients are on other machines: on nodes that answer messages."""
+"""A federation whose clients are on other machines, the nodes. Nodes answer messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.engines.accumulator import Accumulator, check_sum, in_order_asked
+from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
 from fedclade.engines.base import EvalRequest, Traffic
 from fedclade.engines.profiler import Profiler
 from fedclade.engines.remote.membership import MALFORMED, ClientRecord, Membership, Note
@@ -34,17 +34,18 @@ NOT_CONNECTED = NodeError("its node is not connected")
 
 
 class RemoteClientState:
-    """Client state stays on the nodes. The server keeps the list of transactions that count on each
-    node, so that a node knows which state to discard.
+    """Client state stays on the nodes. For each node the server keeps the list of committed
+    transactions, and sends it with each message, so that the node discards all other state.
 
-    A transaction is a round, or a call between rounds that is not committed. It counts on a node if
-    the node's answers were used.
+    A transaction is a round, or a call between rounds that is never committed. A round is committed
+    on the nodes that answered all of its messages.
     """
 
     def __init__(self) -> None:
         self.version = 0
         self._committed: dict[str, list[str]] = {}
-        self._answered: dict[str, bool] = {}  # in this transaction: whether all was answered
+        # Whether the node answered all messages of this transaction.
+        self._answered: dict[str, bool] = {}
         self._session, self._number = secrets.token_hex(4), 0
 
     @property
@@ -55,13 +56,13 @@ class RemoteClientState:
         return self._committed.get(state_key, [])
 
     def set_answered(self, state_key: str, answered: bool) -> None:
-        """Whether the node answered a message of this transaction. If one message has no answer,
-        nothing that the node wrote in this transaction counts.
+        """Record whether the node answered a message of this transaction. If one message has no
+        answer, the node's state of this transaction is discarded.
         """
         self._answered[state_key] = self._answered.get(state_key, True) and answered
 
     def set_lost(self, state_key: str) -> None:
-        """The node has lost its client state."""
+        """Record that the node has lost its client state."""
         self._committed.pop(state_key, None)
 
     def commit(self, version: int) -> None:
@@ -94,13 +95,13 @@ class RemoteFederation:
 
     Args:
         transport: sends messages to the nodes.
-        compatibility_info: version and configuration, which every node must share.
-        run: a name for this run, under which nodes keep its client state.
+        compatibility_info: version and configuration; they must be the same on every node.
+        run: the name of this run. Nodes store its client state under this name.
         bind_clients_to_nodes: see `Membership`.
-        client_records: the clients that are known already, in the order of their numbers.
-        metadata: what the server knows about the clients if it has partitioned the data itself.
-        probe: inputs that the server has.
-        device: where the server's tensors are.
+        client_records: the clients that are already known, in the order of their numbers.
+        metadata: the clients' metadata, if the server has partitioned the data.
+        probe: the server's probe data.
+        device: the device of the server's tensors.
         note: is called with a line for each node that registers or cannot take part.
     """
 
@@ -135,7 +136,7 @@ class RemoteFederation:
         self.client_state = RemoteClientState()
         self._metadata, self._probe = metadata, probe
         self._initial_state: Tree = {}
-        self._initialised: set[str] = set()  # the nodes that have the initial client state
+        self._initialized: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
 
     @property
@@ -209,7 +210,7 @@ class RemoteFederation:
             total.add(places, outputs)
             summed = total.keys(outputs)
             outputs = {name: value for name, value in outputs.items() if name not in summed}
-        return in_order_asked(ids, [places], [outputs], total, failures)
+        return ordered_results(ids, [places], [outputs], total, failures)
 
     def evaluate(
         self,
@@ -270,8 +271,10 @@ class RemoteFederation:
         _, failures = self._query_nodes(
             ids, lambda places: _with_models(header, assignment[places])
         )
+        names = self.client_metadata().names
         for failure in failures:
-            self.note(f"client {failure.client} did not get its model: {failure.reason}")
+            name = names.client(failure.client)
+            self.note(f"client {name} did not get its model: {failure.reason}")
 
     def models_of(
         self,
@@ -282,8 +285,9 @@ class RemoteFederation:
     ) -> Tree:
         if assignment.local_params or finetune is not None:
             raise InvalidInputError(
-                "model: these clients have personal models, which stay with them; each node has"
-                " them on its disk."
+                "client: these clients have personal models, which are only on their nodes. Read"
+                " them from the node's disk.",
+                "client",
             )
         return assignment.gather({})
 
@@ -350,9 +354,9 @@ class RemoteFederation:
         places_at: dict[str, list[int]] = {}
         for place, client in enumerate(ids.tolist()):
             places_at.setdefault(records[client].node, []).append(place)
+        # In the order of their clients' numbers: ids of nodes are random.
         by_node = {
-            node: torch.tensor(places, dtype=torch.int64)
-            for node, places in sorted(places_at.items())
+            node: torch.tensor(places, dtype=torch.int64) for node, places in places_at.items()
         }
         messages = {}
         for node, places in by_node.items():
@@ -375,7 +379,9 @@ class RemoteFederation:
         return answered, failures
 
     def _send(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
-        """Send messages with the common header; a message that a node rejects is an error."""
+        """Send messages with the common header. If a node rejects its message, the answer is an
+        error.
+        """
         complete = {node: self._with_state(node, message) for node, message in messages.items()}
         self.traffic.down += sum(message.nbytes for message in complete.values())
         answers: dict[str, Message | NodeError] = {}
@@ -384,9 +390,9 @@ class RemoteFederation:
             state_key = self.membership.state_key(node)
             if isinstance(answer, Message):
                 self.traffic.up += answer.nbytes
-                self._initialised.add(node)
+                self._initialized.add(node)
                 if answer.header.get("state_lost"):
-                    self._initialised.discard(node)
+                    self._initialized.discard(node)
                     self.client_state.set_lost(state_key)
                 if "rejected" in answer.header:
                     answer = NodeError(str(answer.header["rejected"]))
@@ -395,13 +401,13 @@ class RemoteFederation:
         return answers
 
     def _with_state(self, node: str, message: Message) -> Message:
-        """Add what every message has: the configuration, and the client state that counts."""
+        """Add the common header, and the initial client state if the node needs it."""
         committed = (
             self.client_state.committed_at(self.membership.state_key(node))
             if self._initial_state
             else []
         )
-        needs_initial = not committed and node not in self._initialised
+        needs_initial = not committed and node not in self._initialized
         common = {
             "compatibility_info": self.membership.compatibility_info,
             "run": self.run,

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.names import Names, checked_client_names, checked_names
 from fedclade.core.pytree import Tree
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.messages import Message, NodeError, Transport
 from fedclade.engines.remote.node import describe_mismatch
 from fedclade.engines.reply_validation import spec_of
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, is_int, require
 
 # The errors that reading a malformed answer of a node can raise.
 MALFORMED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
@@ -23,8 +24,16 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """A client: its node ("": not seen yet), its place there, its name, and its numbers of
-    samples.
+    """A client of a remote federation.
+
+    Args:
+        node: the id of its node; "": the node has not registered yet.
+        place: its place among the clients of the node.
+        name: its name at its site.
+        size: its number of training samples.
+        test_size: its number of test samples.
+        site: the name of its site; "": the node has none.
+        owner: the only node that may hold the client; "": any node.
     """
 
     node: str
@@ -32,18 +41,27 @@ class ClientRecord:
     name: str
     size: int
     test_size: int
+    site: str = ""
+    owner: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """The name in the federation: SITE/CLIENT."""
+        return f"{self.site}/{self.name}" if self.site else self.name
 
 
 class Membership:
     """The nodes that are connected, and the clients that they hold.
 
-    Clients are numbered in the order in which their nodes register, and keep their numbers.
+    Clients that join together are numbered in the order of site and name, so that neither the ids
+    of the nodes nor the order of their answers matters. Clients that join later get the next
+    numbers. A number never changes.
 
     Args:
         transport: sends messages to the nodes.
         compatibility_info: version and configuration, which every node must share.
-        bind_clients_to_nodes: a client's name includes the name of its node, so that no node can
-            take over the client of another.
+        bind_clients_to_nodes: a client belongs to the node that registered it first, so that no
+            node can take over the client of another.
         client_records: the clients that are known already, in the order of their numbers.
         note: is called with a line for each node that registers or cannot take part.
     """
@@ -61,6 +79,10 @@ class Membership:
         self.bind_clients_to_nodes, self.note = bind_clients_to_nodes, note
         self.client_records: list[ClientRecord] = list(client_records)
         self.present: set[str] = set()
+        # Why a node that answered cannot take part: another node has its site or its clients.
+        self.conflicts: dict[str, str] = {}
+        self._noted: dict[str, str] = {}  # the last reason that was noted for each unused node
+        self._unnumbered: list[ClientRecord] = []
         self._registered: dict[str, dict[str, Any]] = {}  # the header of each node's registration
         self._blocked: set[str] = set()
         self._samples: Tree = {}  # two empty samples, for their shape and dtype
@@ -75,7 +97,8 @@ class Membership:
             self.refresh()
         if not self._samples:
             raise InvalidInputError(
-                "federation: no node has answered yet; start the nodes, then run again."
+                "federation: no node has answered yet; start the nodes, then run again.",
+                "federation",
             )
         test_sizes = torch.tensor(
             [record.test_size for record in self.client_records], dtype=torch.int64
@@ -91,10 +114,26 @@ class Membership:
             probe=probe,
             dataset="federation",
             partition="sites",
+            names=Names(clients=tuple(record.full_name for record in self.client_records)),
         )
 
     def refresh(self) -> None:
-        """Update which nodes are present, and register new ones."""
+        """Update which nodes are present, register new ones and number their clients."""
+        self.register_nodes()
+        self.number_clients()
+
+    def number_clients(self) -> None:
+        """Give the new clients of the nodes that are present the next numbers."""
+        joining = [record for record in self._unnumbered if record.node in self.present]
+        self.client_records += sorted(joining, key=lambda record: (record.site, record.name))
+        self._unnumbered = [
+            record for record in self._unnumbered if record.node not in self.present
+        ]
+
+    def register_nodes(self) -> None:
+        """Update which nodes are present, and register new ones. Their new clients have no numbers
+        yet.
+        """
         self.present = set(self.transport.nodes()) - self._blocked
         new = sorted(self.present - self._registered.keys())
         if not new:
@@ -102,11 +141,14 @@ class Membership:
         answers = self.transport.send_and_receive(
             {node: Message({"kind": "register"}) for node in new}
         )
-        for node in new:
+        # The order of sites decides what is reported first, and which of two twins is in conflict.
+        for node in sorted(new, key=lambda node: (_site(answers[node]), node)):
             reason = self._admit(node, answers[node])
             if reason is not None:
                 self.present.discard(node)
-                self.note(f"{node}: not used: {reason}")
+                if self._noted.get(node) != reason:
+                    self.note(f"{node}: not used: {reason}")
+                self._noted[node] = reason
 
     def is_connected(self, node: str) -> bool:
         return node in self.present and node in self._registered
@@ -121,14 +163,15 @@ class Membership:
         return [number for _, number in by_place]
 
     def state_key(self, node: str) -> str:
-        """The name of a node's client state. It outlasts the name of the node, which may change
-        when the node restarts.
+        """The name of a node's client state. It outlasts the id of the node, which may change when
+        the node restarts.
         """
-        return str(self._registered[node]["names"][0])
+        header = self._registered[node]
+        return str(header["site"] or header["names"][0])
 
     def _admit(self, node: str, answer: Message | NodeError) -> str | None:
         """Register a node, or return why it cannot take part. A node whose own answer rules it out
-        is blocked; others may try again.
+        is blocked. Others may try again: a node whose twin has left is no longer in conflict.
         """
         if isinstance(answer, NodeError):
             return answer.reason
@@ -141,6 +184,8 @@ class Membership:
                 )
             else:
                 reason = self._register_node(node, answer)
+                if node in self.conflicts:
+                    return reason
         except MALFORMED as error:
             reason = f"its registration is malformed ({type(error).__name__}: {error})"
         if reason is not None:
@@ -148,7 +193,7 @@ class Membership:
         return reason
 
     def _register_node(self, node: str, answer: Message) -> str | None:
-        """Number the clients of a node, or return why it cannot take part."""
+        """Register a node and its clients, or return why it cannot take part."""
         header, samples = answer.header, dict(answer.tensors)
         if self._samples and spec_of(samples) != spec_of(self._samples):
             theirs, ours = tuple(samples["x"].shape[1:]), tuple(self._samples["x"].shape[1:])
@@ -158,28 +203,85 @@ class Membership:
             )
         if not header["names"]:
             return "it has no clients"
-        names = [
-            f"{node}/{name}" if self.bind_clients_to_nodes else str(name)
-            for name in header["names"]
+        records = self._read_records(node, header)
+        self.conflicts.pop(node, None)
+        if reason := self._conflict(node, records):
+            self.conflicts[node] = reason
+            return reason
+        self._samples = self._samples or samples
+        # A node that has left and whose site is now here must register again if it returns.
+        self._registered = {
+            other: earlier
+            for other, earlier in self._registered.items()
+            if not header["site"] or earlier["site"] != header["site"]
+        }
+        self._registered[node] = dict(header)
+        numbers = {record.full_name: number for number, record in enumerate(self.client_records)}
+        replaced = {record.full_name for record in records}
+        self._unnumbered = [
+            record for record in self._unnumbered if record.full_name not in replaced
         ]
+        for record in records:
+            if record.full_name in numbers:
+                self.client_records[numbers[record.full_name]] = record
+            else:
+                self._unnumbered.append(record)
+        self.note(f"{node}: {header['site'] or 'no site name'}, {len(records)} clients")
+        return None
+
+    def _read_records(self, node: str, header: Mapping[str, Any]) -> list[ClientRecord]:
+        """The clients that a node registers. Names from another machine are checked like a user's
+        names.
+        """
+        site, owner = header["site"], node if self.bind_clients_to_nodes else ""
+        if site != "":
+            check_site(site)
+        if not isinstance(header["names"], list):
+            raise ValueError("its names are not a list")
+        if header["classes"] is not None and not is_int(header["classes"], 1):
+            raise ValueError("its number of classes is not a number above 0")
         counts = [
             (int(size), int(test_size))
             for size, test_size in zip(header["sizes"], header["test_sizes"], strict=True)
         ]
-        if len(counts) != len(names) or min(map(min, counts)) < 0:
+        if len(counts) != len(header["names"]) or min(map(min, counts)) < 0:
             raise ValueError("its numbers of names and sizes differ, or a size is negative")
-        numbers = {record.name: number for number, record in enumerate(self.client_records)}
-        for name in names:
-            other = self.client_records[numbers[name]].node if name in numbers else node
-            if other != node and other in self.present:
-                return f"its client '{name}' is already registered by {other}"
-        self._samples = self._samples or samples
-        self._registered[node] = {**header, "names": names}
-        for place, (name, (size, test_size)) in enumerate(zip(names, counts, strict=True)):
-            record = ClientRecord(node, place, name, size, test_size)
-            if name in numbers:
-                self.client_records[numbers[name]] = record
-            else:
-                self.client_records.append(record)
-        self.note(f"{node}: {len(names)} clients")
+        records = [
+            ClientRecord(node, place, name, size, test_size, site, owner)
+            for place, (name, (size, test_size)) in enumerate(
+                zip(header["names"], counts, strict=True)
+            )
+        ]
+        checked_names(header["names"], "names")
+        checked_client_names([record.full_name for record in records], "names")
+        return records
+
+    def _conflict(self, node: str, records: Sequence[ClientRecord]) -> str | None:
+        """Why these clients of a node cannot be registered next to those of other nodes."""
+        known = {record.full_name: record for record in (*self.client_records, *self._unnumbered)}
+        site, own = records[0].site, {record.full_name for record in records}
+        for record in known.values():
+            bound = record.owner not in ("", node)
+            if bound and (record.full_name in own or (site and record.site == site)):
+                return f"the client '{record.full_name}' of its site belongs to {record.owner}"
+        for other, header in self._registered.items():
+            if site and header["site"] == site and other != node and other in self.present:
+                return (
+                    f"site = {site!r}: node {other} has this name too. Give each node its own"
+                    " node-name (--node-config 'node-name=\"…\"')"
+                )
+        for record in records:
+            earlier = known.get(record.full_name, record)
+            if earlier.node != node and earlier.node in self.present:
+                return f"its client '{record.full_name}' is already registered by {earlier.node}"
         return None
+
+
+def check_site(site: object) -> None:
+    """Raise `InvalidInputError` unless `site` can be the name of a site."""
+    (name,) = checked_client_names([site], "node-name")
+    require("/" not in name, "node-name", name, "it must not contain '/'")
+
+
+def _site(answer: Message | NodeError) -> str:
+    return str(answer.header.get("site", "")) if isinstance(answer, Message) else ""

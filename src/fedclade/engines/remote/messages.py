@@ -25,11 +25,11 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors. The rest depends on the transport."""
+        """The bytes of the tensors. Those of the header depend on the transport."""
         return nbytes(self.tensors)
 
     def __post_init__(self) -> None:
-        json.dumps(self.header)  # fails here, where the message is written, not where it is sent
+        json.dumps(self.header)  # fails when the message is written, not when it is sent
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,15 @@ class Transport(Protocol):
     """Sends messages to nodes and returns their answers."""
 
     def nodes(self) -> list[str]:
-        """The nodes that can be reached now, by names that stay the same."""
+        """The names of the nodes that can be reached now. A node's name never changes."""
 
     def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
-        """The answer of each node, or why there is none."""
+        """The answer of each node, or the reason why there is none."""
 
 
 def pack_assignment(assignment: ModelAssignment) -> tuple[dict[str, Any], Tree]:
-    """The header entry and the tensors for an assignment, on the CPU: each different model once,
-    and the model of each client. Local parameters are not sent.
+    """The header entry and the tensors of an assignment, on the CPU. Each different model is sent
+    once, local parameters are not sent.
     """
     models = {
         name: value

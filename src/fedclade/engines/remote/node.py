@@ -22,7 +22,7 @@ from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError
 
-PROTOCOL = 2  # the version of the messages
+PROTOCOL = 3  # the version of the messages
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 
@@ -76,12 +76,14 @@ class Node:
 
     Args:
         clients: the data of the node's clients.
-        names: the name of each client.
+        names: the name of each client at this node.
         context: the model with its loss, the encoder and the secret of this node.
-        metrics: what is measured besides the loss.
+        metrics: what is measured in addition to the loss.
         compatibility_info: version and configuration, which the server must share.
         state_stores: the state store of a run, by the name of the run.
         check: is called when the node registers; it raises an error if the node cannot take part.
+        site: the name of the node's site, which stays the same when the node restarts; "": none,
+            then the names of clients must be unique in the federation.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Node:
         compatibility_info: Mapping[str, str],
         state_stores: Callable[[str], StateStore] | None = None,
         check: Callable[[], object] = lambda: None,
+        site: str = "",
     ) -> None:
         self.clients, self.names, self.context, self.metrics = clients, names, context, metrics
         self.compatibility_info = dict(compatibility_info)
@@ -101,7 +104,7 @@ class Node:
             lambda run: in_memory.setdefault(run, InMemoryStateStore())
         )
         self.state_store: StateStore = InMemoryStateStore()
-        self.check = check
+        self.check, self.site = check, site
         self.simulator = Simulator(clients)
 
     def answer(self, message: Message) -> Message:
@@ -134,6 +137,7 @@ class Node:
         data = self.clients
         header = {
             "compatibility_info": self.compatibility_info,
+            "site": self.site,
             "names": self.names,
             "sizes": to_list(data.sizes),
             "test_sizes": to_list(data.test_sizes),
@@ -180,7 +184,9 @@ class Node:
         if state.initial:
             state.commit(0)
             transaction_id = header["transaction_id"]
-            earlier = [each for each in snapshots if each.transaction_id != transaction_id]
+            earlier = [
+                snapshot for snapshot in snapshots if snapshot.transaction_id != transaction_id
+            ]
             self.state_store.save(
                 state.initial, [*earlier, StateSnapshot(transaction_id, state.tensors())]
             )
@@ -264,16 +270,16 @@ class Node:
             self.state_store.save(sent, [])
         if header["has_client_state"] and not initial:
             raise StateLostError(
-                "Client state is missing on this node; it will be reinitialised with the next"
+                "Client state is missing on this node; it will be reinitialized with the next"
                 " message."
             )
         committed_ids = set(header["committed"])
-        committed = [each for each in stored if each.transaction_id in committed_ids]
+        committed = [snapshot for snapshot in stored if snapshot.transaction_id in committed_ids]
         current = [
-            each
-            for each in stored
-            if each.transaction_id == header["transaction_id"]
-            and each.transaction_id not in committed_ids
+            snapshot
+            for snapshot in stored
+            if snapshot.transaction_id == header["transaction_id"]
+            and snapshot.transaction_id not in committed_ids
         ]
         snapshots = [*committed[-MAX_COMMITTED:], *current]
         self.simulator.names = torch.tensor(header["numbers"], dtype=torch.int64)

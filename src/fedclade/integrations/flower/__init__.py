@@ -1,3 +1,3 @@
-"""fedclade on Flower: real federations of machines. The only part that knows flwr; needs pip
-install 'fedclade[flower]'.
+"""fedclade on Flower: federations of several machines. Only this package imports flwr; it needs
+pip install 'fedclade[flower]'.
 """

@@ -1,4 +1,4 @@
-"""`fedclade flower new`: writes a Flower app that runs unchanged, as a start for one's own."""
+"""`fedclade flower new`: writes a Flower app that runs unchanged, which you then edit."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ _FILES = {
 def new_app(folder: Path) -> list[Path]:
     """Write the app's files into a new or empty folder; returns their paths."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InvalidInputError(f"{folder}: it is not empty; give a new or an empty folder.")
+        raise InvalidInputError(
+            f"{folder}: it is not empty; give a new or an empty folder.", str(folder)
+        )
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     if not re.match(r"[a-z]", name):
         raise InvalidInputError(
-            f"{folder}: its name becomes that of a Python package; it must begin with a letter."
+            f"{folder}: its name becomes that of a Python package; it must begin with a letter.",
+            str(folder),
         )
     filled = {"@NAME@": name, "@PACKAGE@": name.replace("-", "_"), "@PUBLISHER@": "fedclade"}
     written = []

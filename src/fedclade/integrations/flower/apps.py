@@ -27,7 +27,7 @@ from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
 from fedclade.data.federated_dataset import as_inputs
-from fedclade.engines.remote.membership import ClientRecord
+from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskStateStore
@@ -38,6 +38,7 @@ from fedclade.integrations.flower.federation import (
 )
 from fedclade.integrations.flower.grid_transport import message_from_records, records_from_message
 from fedclade.integrations.flower.local_deployment.supervisor import write_json
+from fedclade.io.file_names import safe_file_name
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
 from fedclade.methods.base import Method
@@ -51,7 +52,7 @@ from fedclade.training.setup import inject_context, measured, metrics_for
 
 BuildModel: TypeAlias = Callable[[], nn.Module]
 Data: TypeAlias = Sequence[tuple[Any, ...]] | Mapping[str, tuple[Any, ...]]
-"""The clients of a node: (x, y) or (x, y, x_test, y_test) of each, by name or in order."""
+"""The clients of a node by name, or a list: (x, y) or (x, y, x_test, y_test) of each."""
 LoadData: TypeAlias = Callable[[Mapping[str, Any]], Data]
 _log = logging.getLogger("flwr")
 
@@ -96,9 +97,9 @@ class AppSettings:
     federation: FederationSettings
 
     @staticmethod
-    def of(given: Mapping[str, Any]) -> AppSettings:
+    def of(run_config: Mapping[str, Any]) -> AppSettings:
         tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
-        for key, value in given.items():
+        for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
                 tables[table][name] = value
@@ -109,7 +110,8 @@ class AppSettings:
         except tomllib.TOMLDecodeError as error:
             raise InvalidInputError(
                 f"method.settings = {extra!r}: write it as"
-                f" 'clusters = 3; shared_layers = \"trunk\"' ({error})."
+                f" 'clusters = 3; shared_layers = \"trunk\"' ({error}).",
+                "method.settings",
             ) from error
         run = {
             "clients_per_round": 1.0,
@@ -122,9 +124,7 @@ class AppSettings:
             for key, value in tables["federation"].items()
         }
         return AppSettings(
-            experiment_file.build(
-                find("method", str(name), f"method.name = '{name}'"), method, "method"
-            ),
+            experiment_file.build(find("method", str(name), "method.name"), method, "method"),
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
             experiment_file.build(FederationSettings, federation, "federation"),
@@ -143,8 +143,14 @@ def client_app(
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
 ) -> ClientApp:
-    """A ClientApp for all clients of a node. load_data gets the node's configuration
-    (`--node-config`); loss and metrics as in `fc.run`.
+    """A ClientApp for all clients of a node.
+
+    Args:
+        load_data: returns the clients of a node; it gets the node's configuration
+            (`--node-config`).
+        build_model: returns the model; server and nodes must build the same.
+        loss: as in `fc.run`.
+        metrics: as in `fc.run`.
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
@@ -178,15 +184,13 @@ def _node(
     metrics: Mapping[str, ExampleLoss] | None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
-    default_name = f"node-{node_config.get('partition-id', context.node_id)}"
-    node_name = str(node_config.get("node-name", default_name))
+    site = site_name(node_config, context.node_id)
     data = load_data(node_config)
-    by_name = (
-        dict(data)
-        if isinstance(data, Mapping)
-        else {str(number): arrays for number, arrays in enumerate(data)}
-    )
-    clients = from_arrays(list(by_name.values()))
+    pairs = data.items() if isinstance(data, Mapping) else enumerate(data)
+    # In the order of names: load_data may list a node's files in any order.
+    by_name = {str(name): arrays for name, arrays in pairs}
+    names = sorted(by_name)
+    clients = from_arrays({name: by_name[name] for name in names})
     objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
     evaluated = (
         objective,
@@ -196,12 +200,7 @@ def _node(
     )
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
-    home = Path(str(base)) / "nodes" / node_name.replace("/", "_")
-    names = (
-        list(by_name)
-        if settings.federation.bind_clients_to_nodes
-        else [f"{node_name}/{name}" for name in by_name]
-    )
+    home = Path(str(base)) / "nodes" / safe_file_name(site)
     return Node(
         clients,
         names,
@@ -210,7 +209,20 @@ def _node(
         compatibility_info(objective),
         partial(DiskStateStore, home),
         partial(metrics_for, *evaluated),
+        site,
     )
+
+
+def site_name(node_config: Mapping[str, Any], node_id: int) -> str:
+    """The name of a node's site: `node-name` of its configuration, else its partition.
+
+    A node with neither is called by its id. Flower draws ids at random, so the numbers of its
+    clients then differ between two deployments.
+    """
+    default = f"node-{node_config.get('partition-id', node_id)}"
+    site = str(node_config.get("node-name", default))
+    check_site(site)
+    return site
 
 
 def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
@@ -226,7 +238,8 @@ def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
     if isinstance(method, NeedsSecret) and method.one_secret_for_all:
         raise InvalidInputError(
             "method.permute: all nodes need one secret; give each the same with --node-config"
-            " 'secret=\"…\"'."
+            " 'secret=\"…\"'.",
+            "method.permute",
         )
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
@@ -245,8 +258,13 @@ def server_app(
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Tensor | None = None,
 ) -> ServerApp:
-    """A ServerApp that runs the configured method. probe: unlabelled inputs that the server has,
-    for FLIS and PCA with a shared basis.
+    """A ServerApp that runs the configured method.
+
+    Args:
+        build_model: returns the model; server and nodes must build the same.
+        loss: as in `fc.run`.
+        metrics: as in `fc.run`.
+        probe: unlabelled inputs that the server has, for FLIS and PCA with a shared basis.
     """
     app = ServerApp()
 

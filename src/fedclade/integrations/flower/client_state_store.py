@@ -1,10 +1,8 @@
-"""The disk of a node: the state of its clients, and the models they were given."""
+"""The disk of a node: the state and the final models of its clients."""
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from fedclade.core.pytree import Tree, tree_index
 from fedclade.engines.remote.node import StateSnapshot
 from fedclade.errors import FedcladeError
 from fedclade.io.atomic import atomic_write
+from fedclade.io.file_names import safe_file_name
 
 # Runs whose state is kept: an interrupted run may be resumed after another one was tried.
 MAX_RUNS = 3
@@ -28,7 +27,7 @@ class DiskStateStore:
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder
-        self._state_folder = folder / "client_state" / _safe(run)
+        self._state_folder = folder / "client_state" / safe_file_name(run)
         self._list = self._state_folder / "transactions.json"
 
     def load(self) -> tuple[Tree, list[StateSnapshot]]:
@@ -42,7 +41,8 @@ class DiskStateStore:
             ]
         except (OSError, ValueError, SafetensorError) as error:
             raise FedcladeError(
-                f"{self._state_folder}: the client state cannot be read ({error})."
+                f"{self._state_folder}: the client state cannot be read ({error}).",
+                str(self._state_folder),
             ) from error
 
     def save(self, initial: Tree, snapshots: list[StateSnapshot]) -> None:
@@ -68,25 +68,18 @@ class DiskStateStore:
         folder = self.folder / "models"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for row, name in enumerate(names):
-            _write(folder / f"{_safe(name)}.safetensors", tree_index(models, torch.tensor(row)))
+            _write(
+                folder / f"{safe_file_name(name)}.safetensors",
+                tree_index(models, torch.tensor(row)),
+            )
 
     def _file(self, transaction_id: str) -> Path:
-        return self._state_folder / f"transaction-{_safe(transaction_id)}.safetensors"
+        return self._state_folder / f"transaction-{safe_file_name(transaction_id)}.safetensors"
 
     def _remove_old_runs(self) -> None:
         runs = sorted(self._state_folder.parent.iterdir(), key=lambda run: run.stat().st_mtime)
         for run in runs[:-MAX_RUNS]:
             shutil.rmtree(run, ignore_errors=True)
-
-
-def _safe(name: str) -> str:
-    """A safe file name: a name from another machine must not choose a path."""
-    plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:60]
-    return (
-        plain
-        if plain == name
-        else f"{plain}-{hashlib.blake2b(name.encode(), digest_size=4).hexdigest()}"
-    )
 
 
 def _write(path: Path, tensors: Tree) -> None:

@@ -17,7 +17,7 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import PROTOCOL
-from fedclade.errors import FedcladeError
+from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
@@ -77,19 +77,28 @@ class FlowerFederation(RemoteFederation):
         )
 
     def wait_for(self, nodes: int, wait_seconds: float) -> None:
-        """Wait until this many nodes have registered."""
-        begin, noted = time.monotonic(), -1
+        """Wait until enough nodes have registered, then number the clients of all of them.
+
+        Args:
+            nodes: the number of nodes.
+            wait_seconds: the seconds after which the wait ends with an error.
+        """
+        begin, noted, membership = time.monotonic(), -1, self.membership
         while True:
-            self.refresh_membership()
-            present = len(self.membership.present)
+            membership.register_nodes()
+            for node, reason in membership.conflicts.items():
+                raise InvalidInputError(f"node {node}: {reason}.", "node-name")
+            present = len(membership.present)
             if present >= nodes:
+                membership.number_clients()
                 return
             if present != noted:
                 self.note(f"{present} of {nodes} nodes are connected; waiting")
                 noted = present
             if time.monotonic() - begin > wait_seconds:
                 raise FedcladeError(
-                    f"federation: {present} of {nodes} nodes connected within {wait_seconds:g} s;"
-                    " start the others, or ask for fewer."
+                    f"federation.nodes = {nodes}: {present} nodes connected within"
+                    f" {wait_seconds:g} s. Start the others, or set a smaller number.",
+                    "federation.nodes",
                 )
             time.sleep(_POLL_SECONDS)

@@ -29,7 +29,9 @@ def records_from_message(message: Message) -> RecordDict:
 
 
 def message_from_records(records: RecordDict) -> Message:
-    """The message in a Flower message's content; arrays in numpy's format, nothing is unpickled."""
+    """The message in the content of a Flower message. Arrays are in numpy's format; nothing is
+    unpickled.
+    """
     header = json.loads(str(records.config_records[HEADER]["json"]))
     tensors = {
         name: torch.from_numpy(array.numpy().copy())
@@ -48,7 +50,7 @@ class GridTransport:
         grid: Flower's connection to the nodes.
         deadline: the seconds after which a call continues without the nodes that have not answered.
         min_nodes: the number of nodes that must have answered; otherwise the call keeps waiting.
-        note: is called with a line about what the call waits for.
+        note: called with a line about what the call waits for.
     """
 
     def __init__(
@@ -65,46 +67,49 @@ class GridTransport:
         return sorted(str(node) for node in self.grid.get_node_ids())
 
     def send_and_receive(self, messages: Mapping[str, Message]) -> dict[str, Message | NodeError]:
-        asked = list(messages)
-        # A node that comes back much later has no use for the message.
+        recipients = list(messages)
+        # A node that returns much later does not need the message.
         ttl = max(60.0, 2 * self.deadline)
         message_ids = self.grid.push_messages(
             [
                 FlowerMessage(
                     records_from_message(messages[node]), int(node), MessageType.QUERY, ttl=ttl
                 )
-                for node in asked
+                for node in recipients
             ]
         )
         waiting = {
             message_id: node
-            for message_id, node in zip(message_ids, asked, strict=True)
+            for message_id, node in zip(message_ids, recipients, strict=True)
             if message_id
         }
         answers: dict[str, Message | NodeError] = {
-            node: NodeError("its node is gone") for node in asked if node not in waiting.values()
+            node: NodeError("its node is gone")
+            for node in recipients
+            if node not in waiting.values()
         }
-        # Nodes that are not asked this time and answered their last message count as well: one new
-        # node that hangs must not hold up the call.
+        # Nodes without a message in this call count too if they answered their last message: one
+        # new node that hangs must not block the call.
         others = sum(
             answered for node, answered in self._answered_last.items() if node not in messages
         )
-        begin, wait, noted = time.monotonic(), _FIRST_WAIT, False
+        start, wait, noted = time.monotonic(), _FIRST_WAIT, False
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     answers[node] = self._read(reply)
-            if waiting and time.monotonic() - begin > self.deadline:
+            if waiting and time.monotonic() - start > self.deadline:
                 answered = _count_answers(answers)
-                if answered >= min(self.min_nodes - others, len(asked)):
+                if answered >= min(self.min_nodes - others, len(recipients)):
                     late = NodeError(f"no answer within {self.deadline:g} s")
                     answers |= dict.fromkeys(waiting.values(), late)
                     break
                 if not noted:
                     self.note(
-                        f"{answered} of {len(asked)} nodes have answered within"
-                        f" {self.deadline:g} s, {self.min_nodes} must: still waiting"
+                        f"{answered} of {len(recipients)} nodes have answered within"
+                        f" {self.deadline:g} s; still waiting, because at least {self.min_nodes}"
+                        " must answer (federation.min_nodes)"
                     )
                     noted = True
             if waiting:
@@ -113,15 +118,17 @@ class GridTransport:
         self._answered_last |= {
             node: isinstance(answer, Message) for node, answer in answers.items()
         }
-        # Registration may fail for all nodes: others may still come.
+        # Registration may fail for all nodes: others may join later.
         registering = all(message.header.get("kind") == "register" for message in messages.values())
         if not registering and sum(self._answered_last.values()) < self.min_nodes:
             reasons = {
                 answer.reason for answer in answers.values() if isinstance(answer, NodeError)
             }
             raise FedcladeError(
-                f"federation: {_count_answers(answers)} of {len(asked)} nodes answered,"
-                f" {self.min_nodes} must ({'; '.join(sorted(reasons))}); resume the run later."
+                f"federation.min_nodes = {self.min_nodes}: only {_count_answers(answers)} of"
+                f" {len(recipients)} nodes answered ({'; '.join(sorted(reasons))}). Resume the run"
+                " later.",
+                "federation.min_nodes",
             )
         return answers
 

@@ -1,4 +1,4 @@
-"""An experiment in Flower's simulation: Ray workers are the nodes, each with its share of the
+"""An experiment in Flower's simulation. Ray workers are the nodes, and each has a part of the
 experiment's clients.
 """
 
@@ -57,8 +57,17 @@ def simulate(
     data_root: str | None = None,
     imports: Sequence[str] = (),
 ) -> Result:
-    """Run the experiment of these tables with its clients divided among `nodes` simulated
-    SuperNodes.
+    """Run an experiment with its clients divided among simulated SuperNodes.
+
+    Args:
+        tables: the experiment file.
+        clients: the experiment's clients.
+        folder: the run directory.
+        nodes: the number of nodes.
+        resume: continue an interrupted run.
+        on_round: called with each round's row.
+        data_root: the folder to search first for data sets.
+        imports: Python files that register methods, models or data.
     """
     require(
         1 <= nodes <= len(clients),
@@ -68,8 +77,9 @@ def simulate(
     )
     if " " in sys.executable:  # Ray would wait forever for its workers
         raise InvalidInputError(
-            "--engine flower: Ray starts no worker if the path of Python has a space"
-            f" ({sys.executable}); move it."
+            f"--engine flower: the path of Python has a space ({sys.executable}), so Ray cannot"
+            " start workers. Install Python in another folder.",
+            "--engine",
         )
     experiment = experiment_file.experiment(tables)
     objective = Objective(
@@ -128,8 +138,9 @@ def simulate(
         run_simulation(server, app, nodes, backend_config=_backend())
     if not outcome:
         raise FedcladeError(
-            "Flower's simulation ended before the run did; its own messages say why"
-            " (FLWR_LOG_LEVEL=INFO)."
+            "--engine flower: Flower's simulation ended before the run. Set FLWR_LOG_LEVEL=INFO to"
+            " see its messages.",
+            "--engine",
         )
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

@@ -1,10 +1,10 @@
-"""Cells of a table that are no training run: a study takes the table's [experiment] and gives
-numbers of its own.
+"""Studies: cells of a table that are not training runs. A study computes its own numbers from the
+table's [experiment].
 
-study(tables, clients, device) -> the numbers by round: rows of a history, of which the last is the
-study's result. `tables` are those of an experiment file with all that column, row and --quick set;
-`clients` are dealt by them, None where the data are "synthetic". All that is random comes from
-`run.seed`. A study reads and writes no file.
+study(tables, clients, device) -> the numbers by round. They are rows of a history; the last row is
+the result. `tables` are the tables of an experiment file with the settings of column, row and
+--quick; `clients` is their partition, or None if the data are "synthetic". All randomness comes
+from `run.seed`. A study reads and writes no file.
 """
 
 from __future__ import annotations

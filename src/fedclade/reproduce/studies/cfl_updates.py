@@ -1,8 +1,8 @@
-"""What CFL sees before its first split: how similar clients' updates and gradients are, and how
-long. All clients train one model, FedAvg.
+"""Updates and gradients of clients before CFL's first split: their similarities and lengths. All
+clients train one model with FedAvg.
 
 Sattler et al., arXiv 1910.01991. α_ij = cos(Δθ_i, Δθ_j); g(α) = α_intra^min − α_cross^max over the
-true groups, above 0 where no bipartition can be mistaken.
+true groups. If it is above 0, every bipartition is correct.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Similarity = NDArray[np.float64]
 
 
 class Round(NamedTuple):
-    """One round: Δθ_i of all clients, and their gradients at the model that they began with, a row
-    each.
+    """One round: Δθ_i of all clients, and their gradients at the round's initial model, one row
+    per client.
     """
 
     number: int
@@ -51,22 +51,23 @@ class Round(NamedTuple):
 
 
 def separation(tables: Tables, clients: Clients | None, device: str) -> History:
-    """By round, for updates and for gradients: the gap g(α), and in percent whether it is above 0
-    and whether the best bipartition tears no group apart (as a percentage, so that the mean over
-    seeds is the share of them).
+    """By round, for updates and for gradients: the gap g(α), whether it is above 0, and whether the
+    best bipartition keeps every group together. The last two are 0 or 100, so that the mean over
+    seeds is a percentage.
     """
     assert clients is not None
     experiment = experiment_file.experiment(tables)
     if clients.groups is None:
         raise InvalidInputError(
-            f"partition.name = '{clients.partition}': it has no true groups; use label_swap or"
-            " another that has."
+            f"partition.name = '{clients.partition}': has no true groups. Use a partition with"
+            " groups, such as label_swap.",
+            "partition.name",
         )
     groups, rows = clients.groups.numpy(), []
-    for number, *both in rounds(experiment, clients, device):
+    for number, *vector_sets in rounds(experiment, clients, device):
         row: dict[str, Any] = {"round": number}
-        for name, vectors_of_all in zip(("updates", "gradients"), both, strict=True):
-            similarity = cosine(vectors_of_all).cpu().numpy()
+        for name, vectors in zip(("updates", "gradients"), vector_sets, strict=True):
+            similarity = cosine(vectors).cpu().numpy()
             gap = separation_gap(similarity, groups)
             row |= {
                 f"gap {name}": gap,
@@ -78,12 +79,12 @@ def separation(tables: Tables, clients: Clients | None, device: str) -> History:
 
 
 def two_clients(tables: Tables, clients: Clients | None, device: str) -> History:
-    """By round: the cosine of the two clients' updates, and in percent of the longest update of the
-    first three rounds (`CFL`'s scale) the lengths ‖mean Δθ‖ and max ‖Δθ_i‖.
+    """By round: the cosine of the two clients' updates, and the lengths ‖mean Δθ‖ and max ‖Δθ_i‖ in
+    percent of the longest update of the first three rounds (the scale of `CFL`).
     """
     assert clients is not None
     experiment = experiment_file.experiment(tables)
-    require(len(clients) == 2, "partition.clients", len(clients), "this study is of 2 clients")
+    require(len(clients) == 2, "partition.clients", len(clients), "this study needs 2 clients")
     rows: list[dict[str, Any]] = []
     for number, updates, _ in rounds(experiment, clients, device, gradients=False):
         share = (clients.sizes / clients.sizes.sum()).to(updates)
@@ -106,7 +107,7 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
 def rounds(
     experiment: Experiment, clients: Clients, device: str, gradients: bool = True
 ) -> Iterator[Round]:
-    """FedAvg with all clients in every round, nothing split; without `gradients` they are left
+    """Rounds of FedAvg with all clients, without splits. If `gradients` is False, the gradients are
     empty.
     """
     seed = experiment.run.seed
@@ -117,15 +118,18 @@ def rounds(
     objective = Objective(module_for(experiment.model, clients.metadata, seed).to(fed.device))
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
-        each, key = (
+        assignment, key = (
             ModelAssignment.all_same(model, len(everyone)),
             fold_in(seed, "round", number),
         )
         trained = fed.map(
-            sgd(experiment.local.training(objective, number)), everyone, per_client=each, key=key
+            sgd(experiment.local.training(objective, number)),
+            everyone,
+            per_client=assignment,
+            key=key,
         ).outputs
         slopes = (
-            flatten(fed.map(gradient(objective), everyone, per_client=each, key=key).outputs)
+            flatten(fed.map(gradient(objective), everyone, per_client=assignment, key=key).outputs)
             if gradients
             else torch.empty(0)
         )
@@ -135,9 +139,7 @@ def rounds(
 
 @lru_cache(maxsize=4)
 def gradient(objective: Objective) -> Program:
-    """The gradient of the loss summed over all of a client's examples, at the model it was
-    given.
-    """
+    """The gradient of the loss, summed over all examples of a client, at the client's model."""
 
     def start(shared: Tree, mine: Tree, memory: Tree) -> tuple[Tree, Tree]:
         return mine, tree_map(torch.zeros_like, mine)
@@ -159,9 +161,9 @@ def keeps_whole(similarity: Similarity, groups: NDArray[np.integer[Any]]) -> boo
 
 @dataclass(frozen=True)
 class Directions:
-    """k (`groups`) random gradients that add up to 0, as where federated learning rests. Each is
-    had by `members` clients with a noise of their own, γ (`noise`) times as long as the
-    gradient.
+    """k (`groups`) random gradients that add up to 0, as at a stationary point of federated
+    learning. `members` clients have the same gradient, each plus random noise that is γ (`noise`)
+    times as long as the gradient.
     """
 
     groups: int = 4
@@ -171,21 +173,22 @@ class Directions:
     draws: int = 1000
 
     def __post_init__(self) -> None:
-        for name, least in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
-            require_int(f"study.{name}", getattr(self, name), least)
+        for name, minimum in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
+            require_int(f"study.{name}", getattr(self, name), minimum)
         require(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
 
     def bound(self) -> float:
-        """The γ below which every bipartition is right: sin(π / (4 (k − 1))).
+        """The γ below which every bipartition is correct: sin(π / (4 (k − 1))).
 
-        k gradients that add up to 0 can be parted so that those apart are at least π/(k−1) from
-        each other. Noise turns a vector by at most arcsin γ: clients of one gradient stay within 2
-        arcsin γ, those apart stay farther than π/(k−1) − 2 arcsin γ.
+        k gradients that add up to 0 can be split so that the angle between the two sides is at
+        least π/(k−1). Noise rotates a vector by at most arcsin γ. So the angle between clients with
+        the same gradient is at most 2 arcsin γ, and between the two sides it is more than
+        π/(k−1) − 2 arcsin γ.
         """
         return math.sin(math.pi / (4 * (self.groups - 1)))
 
     def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The clients' gradients, a row each, and whose group they are of."""
+        """The gradients, one row per client, and the group of each client."""
         gradients = rng.standard_normal((self.groups, self.dimensions))
         gradients -= gradients.mean(0)
         groups = np.repeat(np.arange(self.groups), self.members)
@@ -195,11 +198,13 @@ class Directions:
 
 
 def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> History:
-    """In how many percent of the draws of `Directions` the bipartition keeps all groups whole."""
+    """The percentage of draws of `Directions` in which the bipartition keeps every group
+    together.
+    """
     setting = experiment_file.build(Directions, tables.get("study", {}), "study")
     rng = np.random.default_rng(tables["run"]["seed"])
     right = 0
     for _ in range(setting.draws):
-        found, groups = setting.draw(rng)
-        right += keeps_whole(cosine(torch.from_numpy(found)).numpy(), groups)
+        gradients, groups = setting.draw(rng)
+        right += keeps_whole(cosine(torch.from_numpy(gradients)).numpy(), groups)
     return [{"round": 1, "right": 100 * right / setting.draws}]

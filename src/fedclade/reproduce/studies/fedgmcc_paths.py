@@ -1,9 +1,8 @@
-"""How far outputs stray on the way from one client's model to another's: FedGMCC's straight and
-bent paths.
+"""The loss along FedGMCC's straight and bent paths from one client's model to another's.
 
 Lucchetti et al., arXiv 2204.11017. w_k, w_l: the models of two clients after local training from
-one model; γ_θ(u): the chain between them with the bend θ; X_MC: inputs ~ U(0, 1). See
-`clustering.mode_connectivity` for the loss.
+the same model; γ_θ(u): the polygonal chain between them with the bend θ; X_MC: inputs ~ U(0, 1).
+See `clustering.mode_connectivity` for the loss.
 """
 
 from __future__ import annotations
@@ -30,36 +29,37 @@ from fedclade.training.setup import module_for
 
 
 def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> History:
-    """Mean over the pairs of clients 0 and 1, 2 and 3, …: the loss along the straight path and
-    along the one with a learned bend, its mean over u and its value at u = ½, all in percent of the
-    mean square of both ends' outputs: these grow with training.
+    """The loss along the straight path and along the path with a learned bend: its mean over u and
+    its value at u = ½, averaged over the pairs of clients 0 and 1, 2 and 3, …
 
-    `method.mc_samples` inputs, the bend learned in `method.curve_steps` steps of Adam with
-    `method.curve_lr`, on these inputs.
+    All values are in percent of the mean square of the outputs at both ends, because outputs grow
+    with training. `method.mc_samples` inputs are used; Adam learns the bend on them in
+    `method.curve_steps` steps with the rate `method.curve_lr`.
     """
     assert clients is not None
     experiment = experiment_file.experiment(tables)
     if not isinstance(method := experiment.method, FedGMCC):
-        raise InvalidInputError(f"method.name = '{method.name}': this study is of fedgmcc's paths.")
-    require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2, for a pair")
+        raise InvalidInputError(
+            f"method.name = '{method.name}': this study needs fedgmcc.", "method.name"
+        )
+    require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2")
     seed = experiment.run.seed
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
     objective = Objective(module_for(experiment.model, clients.metadata, seed).to(fed.device))
     ids = torch.arange(len(clients) // 2 * 2)
-    each = ModelAssignment.all_same(stack([objective.params()]), len(ids))
+    assignment = ModelAssignment.all_same(stack([objective.params()]), len(ids))
     trained = fed.map(
         sgd(experiment.local.training(objective)),
         ids,
-        per_client=each,
+        per_client=assignment,
         key=fold_in(seed, "round", 1),
     ).outputs
     inputs = uniform(
         client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)
     ).to(fed.device)
     pairs = []
-    for first in range(
-        0, len(ids), 2
-    ):  # one by one: what the backward pass holds is that of one pair
+    # One pair at a time, because the backward pass of a pair needs much memory.
+    for first in range(0, len(ids), 2):
         a, b = (tree_index(trained, torch.tensor([end])) for end in (first, first + 1))
         bent = fit_bends(objective.outputs, a, b, inputs, method.curve_steps, method.curve_lr)
         pairs.append(_in_percent(objective, a, b, inputs, [midpoint(a, b), bent]))
@@ -77,7 +77,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
 def _in_percent(
     objective: Objective, a: Tree, b: Tree, inputs: Tensor, bends: list[Tree]
 ) -> Tensor:
-    """(bends, 2): the mean loss along the chain with each bend, and that in its middle."""
+    """(bends, 2): for each bend the mean loss along the chain, and the loss at its midpoint."""
     with torch.no_grad():
         scale = (
             torch.stack(

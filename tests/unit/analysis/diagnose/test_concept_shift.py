@@ -1,4 +1,4 @@
-"""Whether other names for labels explain a difference, by hand."""
+"""Whether permuted labels explain a difference, by hand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ def test_a_swap_by_hand() -> None:
     before, after = matched(
         np.array([[0.0], [10.0]]), FIVE, np.array([[10.0], [0.0]]), FIVE, np.array([0, 1])
     )
-    assert before == pytest.approx(
-        2 * 2.5 * (100 - 0.4)
-    )  # chance gives 1/5 + 1/5; a pair counts 25 / 10
+    # Chance gives 1/5 + 1/5; a pair has the weight 25 / 10.
+    assert before == pytest.approx(2 * 2.5 * (100 - 0.4))
     assert after == pytest.approx(-2 * 2.5 * 0.4)
 
 
@@ -40,13 +39,13 @@ def clients(*means: list[float]) -> ClassStatistics:
     )
 
 
-def test_renamed_labels_are_explained_and_moved_inputs_are_not() -> None:
+def test_permuted_labels_are_explained_and_shifted_inputs_are_not() -> None:
     rng = np.random.default_rng(0)
     assert explained(clients([0, 10, 20], [10, 0, 20]), 10, rng) == 1
     assert explained(clients([0, 10, 20], [0 + 35, 10 + 35, 20 + 35]), 10, rng) < 0.1
 
 
-def test_nothing_is_told_where_no_label_is_shared() -> None:
+def test_without_a_shared_label_the_result_is_none() -> None:
     apart = ClassStatistics(
         np.array([[9.0, 0.0], [0.0, 9.0]]), np.ones((2, 2, 1)), np.ones((2, 1, 1))
     )

@@ -1,4 +1,4 @@
-"""From what differs to the kind: every branch."""
+"""The kind of heterogeneity from the differences: every branch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from fedclade.analysis.diagnose.heterogeneity_kind import Evidence
 from fedclade.analysis.diagnose.hypothesis_tests import NONE, Difference
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates
-from fedclade.analysis.diagnose.recommendation import advised
+from fedclade.analysis.diagnose.recommendation import recommend
 
 MUCH = Difference(0.2, 10.0, 1e-9, 1.0)
-TINY = Difference(1e-4, 2.0, 1e-9, 1.0)  # surely there, and too small to matter
+TINY = Difference(1e-4, 2.0, 1e-9, 1.0)  # significant, but too small to matter
 UNSURE = Difference(0.2, 1.1, 0.2, 0.1)
 
 
@@ -50,50 +50,49 @@ def probe(method: str, gain: float, behind: float, stderr: float = 1.0) -> Probe
     return Probe(method, {}, 1, 50.0 + gain, gain, stderr, behind, stderr)
 
 
-def test_the_best_is_advised_and_of_equals_the_simplest() -> None:
+def test_the_simplest_of_the_best_methods_is_recommended() -> None:
     probes = [
         probe("fedavg", 0, 5),
         probe("local", 2, 3),
         probe("clade", 4.5, 0.5),
         probe("ifca", 5, 0),
     ]
-    assert (
-        advised(True, 4, False, probes).method == "clade"
-    )  # half a point behind, with an error of one
-    assert advised(True, 4, False, probes).clustering_helps
+    # Clade is half a point behind, with a standard error of one.
+    assert recommend(True, 4, False, probes).method == "clade"
+    assert recommend(True, 4, False, probes).clustering_helps
     far = [probe("fedavg", 0, 5), probe("local", 5, 0), probe("clade", 3, 2)]
-    assert advised(True, None, False, far).method == "local"
-    assert not advised(True, None, False, far).clustering_helps
+    assert recommend(True, None, False, far).method == "local"
+    assert not recommend(True, None, False, far).clustering_helps
 
 
-def test_where_nothing_differs_it_takes_two_errors_to_leave_fedavg() -> None:
+def test_without_differences_another_method_must_be_two_errors_better_than_fedavg() -> None:
     assert (
-        advised(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method
+        recommend(False, None, False, [probe("fedavg", 0, 1.5), probe("local", 1.5, 0)]).method
         == "fedavg"
     )
     assert (
-        advised(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method
+        recommend(False, None, False, [probe("fedavg", 0, 2.5), probe("local", 2.5, 0)]).method
         == "local"
     )
 
 
-def test_advice_without_probe_rounds_claims_no_gain() -> None:
-    assert advised(True, 4, False, []).method == "clade"
-    assert advised(True, None, True, []).settings == {"recluster_every": 5}
-    assert advised(False, None, False, []).gain is None
-    assert advised(False, None, False, []).method == "fedavg"
+def test_without_pilot_runs_no_gain_is_estimated() -> None:
+    assert recommend(True, 4, False, []).method == "clade"
+    assert recommend(True, None, True, []).settings == {"recluster_every": 5}
+    assert recommend(False, None, False, []).gain is None
+    assert recommend(False, None, False, []).method == "fedavg"
 
 
 def test_candidates() -> None:
     assert [method.name for method in candidates(False, None, False)] == ["fedavg", "local"]
-    every = candidates(True, 3, True)
-    assert [method.name for method in every] == ["fedavg", "local", "clade", "ifca", "cfl"]
-    assert (every[2].recluster_every, every[3].clusters) == (5, 3)  # type: ignore[attr-defined]
+    methods = candidates(True, 3, True)
+    assert [method.name for method in methods] == ["fedavg", "local", "clade", "ifca", "cfl"]
+    assert (methods[2].recluster_every, methods[3].clusters) == (5, 3)  # type: ignore[attr-defined]
 
 
-def test_power_counts_where_nothing_is_said_to_differ() -> None:
-    assert Evidence(UNSURE, UNSURE, UNSURE, None, 0.1, classes=10).power() == pytest.approx(
-        0.01
-    )  # of labels, and of inputs given labels
+def test_power_includes_only_differences_that_were_not_found() -> None:
+    # The power for labels times the power for inputs given labels.
+    unsure = Evidence(UNSURE, UNSURE, UNSURE, None, 0.1, classes=10)
+    assert unsure.power() == pytest.approx(0.01)
     assert Evidence(MUCH, MUCH, UNSURE, None, 0.1, classes=10).power() == 0.1
     assert Evidence(MUCH, MUCH, MUCH, 0.3, 0.1, classes=10).power() == 1

@@ -1,4 +1,4 @@
-"""Small real runs to report on, and a browser to open pages in."""
+"""Small runs for reports, and a browser that opens pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedclade.data import Clients
 
 
 def planted(clients: int, seed: int = 0) -> Clients:
-    """Clients in four groups with two classes each, numbers around the class's own corner."""
+    """Clients in four groups with two classes each; samples are near the center of their class."""
     generator = torch.Generator().manual_seed(seed)
     corners = 3 * torch.randn(8, 6, generator=generator)
     arrays = []
@@ -63,40 +63,38 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copied(one: Path, tmp_path: Path) -> Path:
-    """The run of Clade, to be spoilt."""
+    """A copy of the run of Clade that a test may damage."""
     return Path(shutil.copytree(one, tmp_path / "copied"))
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, or the tests that want one are skipped."""
+    """Headless Chromium. Without one, the tests that need it are skipped."""
     playwright = pytest.importorskip(
         "playwright.sync_api",
         reason="the pip package playwright is not installed (pip install '.[dev]')",
     )
-    found = (
+    executable = (
         os.environ.get("FEDCLADE_CHROMIUM")
         or shutil.which("chromium")
         or shutil.which("chromium-browser")
         or shutil.which("google-chrome")
     )
-    if found is None:
-        pytest.skip(
-            "no Chromium: install the package chromium, or say where one is in $FEDCLADE_CHROMIUM"
-        )
+    if executable is None:
+        pytest.skip("no Chromium: install the package chromium, or set $FEDCLADE_CHROMIUM")
     with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        opened = driver.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         yield opened
         opened.close()
 
 
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
-    """`opened(url, width, scheme)` is a tab with that page. After the test: no complaint on its
-    console, no request but for the page.
+    """`opened(url, width, scheme)` is a tab with that page. After the test, the console must have
+    no errors, and the page must have made no other request.
     """
     contexts: list[Any] = []
-    complaints: list[str] = []
+    errors: list[str] = []
     requests: list[str] = []
 
     def look(url: str, width: int = 1280, scheme: str = "light") -> Any:
@@ -106,10 +104,10 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
         tab.on(
             "console",
             lambda message: (
-                complaints.append(message.text) if message.type in ("error", "warning") else None
+                errors.append(message.text) if message.type in ("error", "warning") else None
             ),
         )
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("pageerror", lambda error: errors.append(str(error)))
         tab.on("request", lambda request: requests.append(request.url))
         tab.goto(url)
         return tab
@@ -117,7 +115,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     yield look
     for context in contexts:
         context.close()
-    assert complaints == []
+    assert errors == []
     assert [
         url for url in requests if not url.startswith(("file:", "data:", "http://127.0.0.1:"))
     ] == []
@@ -127,13 +125,13 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
 def pages(
     browser: Any, one: Path, several: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
-    """The address of each page on disk. The browser comes first: without one nothing need be
-    made.
+    """The address of each page on disk. The fixture needs the browser first: without one, no page
+    is written.
     """
     folder = tmp_path_factory.mktemp("pages")
     diagnosis = folder / "diagnosed"
     diagnosis.mkdir()
-    said = {
+    content = {
         "sentences": ["Label skew: very sure.", "Use Clade."],
         "kind": "label skew",
         "sure": 0.95,
@@ -145,8 +143,8 @@ def pages(
         "probes": [{"method": "fedavg", "gain": 0.0}, {"method": "clade", "gain": 20.5}],
         "group": [0, 1, 0, 0],
     }
-    (diagnosis / "diagnosis.json").write_text(json.dumps(said))
-    wanted = {
+    (diagnosis / "diagnosis.json").write_text(json.dumps(content))
+    sources = {
         "one": [one],
         "several": [several],
         "diagnosis": [diagnosis],
@@ -154,12 +152,12 @@ def pages(
     }
     return {
         name: report.write_report(folders, folder / f"{name}.html").as_uri()
-        for name, folders in wanted.items()
+        for name, folders in sources.items()
     }
 
 
 def cells(tab: Any, table: str, column: int) -> list[str]:
-    """What stands in a column of a table."""
+    """The texts in a column of a table."""
     return [
         text.strip()
         for text in tab.locator(f"#{table} tbody tr > :nth-child({column})").all_inner_texts()

@@ -1,4 +1,4 @@
-"""Who can use the page: on a phone, in the dark, with a screen reader, on paper."""
+"""The page on a phone, in dark mode, with a screen reader, and in print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_nothing_is_wider_than_the_screen(
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_axe_finds_nothing_serious(
+def test_axe_finds_no_serious_violation(
     pages: dict[str, str], opened: Open, width: int, scheme: str
 ) -> None:
     axe = pytest.importorskip(
@@ -29,17 +29,15 @@ def test_axe_finds_nothing_serious(
     )
     tab = opened(pages["all"], width, scheme)
     tab.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = axe.Axe().run(tab).response["violations"]
+    violations = axe.Axe().run(tab).response["violations"]
     assert [
-        (each["id"], each["nodes"][0]["html"])
-        for each in found
-        if each["impact"] in ("serious", "critical")
+        (violation["id"], violation["nodes"][0]["html"])
+        for violation in violations
+        if violation["impact"] in ("serious", "critical")
     ] == []
 
 
-def test_the_first_stop_of_the_keyboard_skips_to_the_results(
-    pages: dict[str, str], opened: Open
-) -> None:
+def test_the_first_tab_stop_skips_to_the_results(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["one"])
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the results"
@@ -47,23 +45,23 @@ def test_the_first_stop_of_the_keyboard_skips_to_the_results(
     assert tab.evaluate("document.activeElement.id") == "main"
 
 
-def test_every_figure_has_words_and_a_table(pages: dict[str, str], opened: Open) -> None:
+def test_every_figure_has_a_label_and_a_table(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["several"])
     drawings = tab.locator("svg[role=img], canvas[role=img]")
     assert drawings.count() == 12
     assert all(drawings.nth(at).get_attribute("aria-label") for at in range(drawings.count()))
-    tab.locator("#learning-all-told summary").click()
+    tab.locator("#learning-all-details summary").click()
     assert (
         tab.locator("#learning-all-table tbody tr").count() == 2
     )  # evaluated in two of four rounds
 
 
-def test_on_paper_there_are_figures_and_no_controls(pages: dict[str, str], opened: Open) -> None:
+def test_print_has_figures_and_no_controls(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["several"], 740, "dark")  # A4 with its margins
-    assert "the lighter, the nearer" in tab.locator("#matrix-caption").inner_text()
+    assert "lighter is closer" in tab.locator("#matrix-caption").inner_text()
     tab.emulate_media(media="print")
     for control in ("#bar", ".zoom", "summary", ".controls", ".skip"):
         assert tab.locator(f"{control}:visible").count() == 0
     assert tab.locator("#curves-svg").is_visible()
-    assert "the darker, the nearer" in tab.locator("#matrix-caption").inner_text()  # paper is white
+    assert "darker is closer" in tab.locator("#matrix-caption").inner_text()  # paper is white
     assert tab.evaluate("document.documentElement.scrollWidth") <= 740

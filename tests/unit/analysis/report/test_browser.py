@@ -1,6 +1,4 @@
-"""The page in headless Chromium, from disk: what happens when one sorts, chooses, points and
-zooms.
-"""
+"""The page in headless Chromium, from disk: sorting, choosing, pointing and zooming."""
 
 from __future__ import annotations
 
@@ -37,9 +35,8 @@ def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Ope
         tab.locator("#compare-table thead th").nth(accuracy).get_attribute("aria-sort")
         == "descending"
     )
-    assert heading.evaluate(
-        "button => button === document.activeElement"
-    )  # focus stays, though the table is drawn anew
+    # The focus stays, although the table is redrawn.
+    assert heading.evaluate("button => button === document.activeElement")
     tab.keyboard.press("Enter")
     assert [
         float(text.split(" ")[0]) for text in cells(tab, "compare-table", accuracy + 1)
@@ -50,47 +47,46 @@ def test_a_comparison_is_sorted_by_any_column(pages: dict[str, str], opened: Ope
     assert cells(tab, "compare-table", 1) == ["fedavg", "clade"]
 
 
-def test_a_chosen_group_is_seen_everywhere(pages: dict[str, str], opened: Open) -> None:
+def test_a_chosen_group_is_highlighted_everywhere(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["one"])
     assert tab.locator(".dim").count() == 0
     tab.locator("#groups-table").get_by_role("button", name="group 2").click()
     assert tab.locator("#map-svg .mark:not(.dim)").count() == 6
     assert tab.locator("#map-svg .mark.dim").count() == 18
     assert tab.locator("#learning-groups-svg g[data-series]:not(.dim)").count() == 1
-    assert (
-        tab.locator("#tree-svg .trace[data-group='2']:not(.dim)").count() == 5
-    )  # six leaves are five merges
+    # Six leaves have five merges.
+    assert tab.locator("#tree-svg .trace[data-group='2']:not(.dim)").count() == 5
     assert tab.locator("#spread-svg .bin.chosen").count() >= 1
     assert tab.locator("#groups-table tr.chosen").inner_text().split()[:2] == ["group", "2"]
     assert tab.locator("#group-select").input_value() == "2"
-    tab.locator("#clients-told summary").click()
+    tab.locator("#clients-details summary").click()
     assert cells(tab, "clients-table", 1) == ["2", "6", "10", "14", "18", "22"]
     tab.locator("#group-select").select_option("")
     assert tab.locator(".dim").count() == 0
     assert len(cells(tab, "clients-table", 1)) == 24
 
 
-def test_pointing_at_a_client_tells_its_labels(pages: dict[str, str], opened: Open) -> None:
+def test_pointing_at_a_client_shows_its_labels(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["one"])
     mark = tab.locator("#map-svg .mark").first
     mark.scroll_into_view_if_needed()
     box = mark.bounding_box()
     tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    said = tab.locator("#tip").inner_text()
-    assert "client " in said
-    assert "accuracy " in said
-    assert "(50 %)" in said
+    tooltip = tab.locator("#tip").inner_text()
+    assert "client " in tooltip
+    assert "accuracy " in tooltip
+    assert "(50 %)" in tooltip
     tab.mouse.move(5, 5)
     assert tab.locator("#tip").is_hidden()
 
 
-def test_figures_are_read_with_the_keyboard(pages: dict[str, str], opened: Open) -> None:
+def test_figures_can_be_read_with_the_keyboard(pages: dict[str, str], opened: Open) -> None:
     tab = opened(pages["one"])
     tab.locator("#learning-all-svg").focus()
     tab.keyboard.press("ArrowRight")
-    assert tab.locator("#spoken").inner_text().startswith("Round 2")
+    assert tab.locator("#announcement").inner_text().startswith("Round 2")
     tab.keyboard.press("End")
-    assert tab.locator("#spoken").inner_text().startswith("Round 4")
+    assert tab.locator("#announcement").inner_text().startswith("Round 4")
     tab.keyboard.press("Escape")
     assert tab.locator("#tip").is_hidden()
     tab.locator("#map-svg").focus()
@@ -123,10 +119,10 @@ def test_gains_are_shown_between_any_two_runs_of_the_same_clients(
     tab = opened(pages["several"])
     tab.locator("#gain-new").select_option("clade-seed1")
     assert tab.locator("#gain-old option").all_inner_texts() == ["fedavg-seed1"]
-    first = tab.locator("#gain-said").inner_text()
-    assert "of 24 clients gain under clade-seed1 over fedavg-seed1" in first
+    first = tab.locator("#gain-text").inner_text()
+    assert "of 24 clients gain with clade-seed1 over fedavg-seed1" in first
     tab.locator("#gain-new").select_option("fedavg-seed1")
-    assert "gain under fedavg-seed1 over clade-seed1" in tab.locator("#gain-said").inner_text()
+    assert "gain with fedavg-seed1 over clade-seed1" in tab.locator("#gain-text").inner_text()
     tab.locator("#run-select").select_option("fedavg-seed0")
     assert tab.locator("#run-title").inner_text() == "Run fedavg-seed0"
     assert tab.locator("#run-headline").inner_text().startswith("One model for all clients")
@@ -156,18 +152,20 @@ def test_text_from_data_stays_text(copied: Path, tmp_path: Path, opened: Open) -
     assert tab.evaluate("window.evil === undefined && document.images.length === 0")
 
 
-def test_a_run_that_has_only_begun_has_a_page(copied: Path, tmp_path: Path, opened: Open) -> None:
+def test_a_run_without_a_finished_round_has_a_page(
+    copied: Path, tmp_path: Path, opened: Open
+) -> None:
     for name in ("summary.json", "client_features.safetensors", "rounds.jsonl"):
         (copied / name).unlink()
     tab = opened(report.write_report([copied], tmp_path / "page.html").as_uri())
-    assert tab.locator("#run-progress").inner_text() == "Round 0 of 4: the run has not ended."
+    assert tab.locator("#run-progress").inner_text().startswith("Round 0 of 4")
     assert [
         tab.locator(f"#{name}").is_hidden()
-        for name in ("learning", "groups", "fairness", "costs", "pictures")
+        for name in ("learning", "groups", "fairness", "costs", "similarity-plots")
     ] == [True] * 5
 
 
-def test_a_run_without_accuracy_is_shown_by_its_loss(tmp_path: Path, opened: Open) -> None:
+def test_a_run_without_accuracy_shows_its_loss(tmp_path: Path, opened: Open) -> None:
     generator = torch.Generator().manual_seed(0)
     arrays = [
         (torch.randn(8, 3, generator=generator) + at, torch.randn(8, generator=generator))
@@ -186,12 +184,11 @@ def test_a_run_without_accuracy_is_shown_by_its_loss(tmp_path: Path, opened: Ope
         )
     tab = opened(report.write_report([tmp_path], tmp_path / "page.html").as_uri())
     assert "Loss" in tab.locator("#compare-table thead").inner_text()
-    assert (
-        tab.locator("#learning-all-svg .trace").count() == 2
-    )  # the mean client, on test and on training data
-    assert "below the line it gains" in tab.locator("#before-after figcaption").inner_text()
+    # The mean client, on test and on training data.
+    assert tab.locator("#learning-all-svg .trace").count() == 2
+    assert "below the line" in tab.locator("#before-after figcaption").inner_text()
     assert tab.locator("#before-after-svg .mark").count() == 5
-    assert tab.locator("#pictures").is_hidden()
+    assert tab.locator("#similarity-plots").is_hidden()
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -201,7 +198,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A folder and the address on loopback under which it is served."""
+    """A folder and its address on loopback."""
     folder = tmp_path / "served"
     folder.mkdir()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
@@ -212,18 +209,40 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 def test_a_live_page_follows_the_run(copied: Path, served: tuple[Path, str], opened: Open) -> None:
     folder, address = served
-    whole = report.collect([copied])
+    complete = report.collect([copied])
     (copied / "summary.json").unlink()
     lines = (copied / "rounds.jsonl").read_text().splitlines()
     (copied / "rounds.jsonl").write_text("\n".join(lines[:2]) + "\n")
-    begun = report.collect([copied])
-    (folder / "index.html").write_text(report.page(begun, live=True))
-    (folder / "data.json").write_text(json.dumps(begun))
+    unfinished = report.collect([copied])
+    (folder / "index.html").write_text(report.page(unfinished, live=True))
+    (folder / "data.json").write_text(json.dumps(unfinished))
     tab = opened(f"{address}/index.html")
     assert tab.locator("#run-progress").inner_text().startswith("Round 2 of 4")
-    tab.get_by_text("Live: the page follows the run.").wait_for()
+    tab.get_by_text("Live: this page follows the run.").wait_for()
     tab.locator("#learning-groups").get_by_role("button", name="group 1").click()
-    (folder / "data.json").write_text(json.dumps(whole))
-    tab.get_by_text("The run has ended; this is its result.").wait_for()
+    (folder / "data.json").write_text(json.dumps(complete))
+    tab.get_by_text("The run is finished; this is its result.").wait_for()
     assert tab.locator("#run-progress").inner_text() == ""
-    assert tab.locator("#map-svg .mark:not(.dim)").count() == 6  # what was chosen stays chosen
+    assert tab.locator("#map-svg .mark:not(.dim)").count() == 6  # the choice is kept
+
+
+def test_names_of_clients_and_classes_are_shown_as_text(opened: Open, tmp_path: Path) -> None:
+    names = ["north", "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "Süd"]
+    x, y = torch.randn(12, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
+    clients = fc.data.from_arrays(
+        dict.fromkeys(names, (x, y, x[:4], y[:4])), class_names=["<b>cat</b>", "dog"]
+    )
+    out = tmp_path / "run"
+    fc.run(fc.FedAvg(), clients, fc.models.Logistic(), rounds=1, out=out, threads=1)
+    tab = opened(report.write_report([out], tmp_path / "names.html").as_uri())
+    tab.locator("#clients-details summary").click()
+    assert cells(tab, "clients-table", 1) == names
+    assert "<b>cat</b> (50 %), dog (50 %)" in tab.locator("#groups-table").inner_text()
+    mark = tab.locator("#map-svg .mark").first
+    mark.scroll_into_view_if_needed()
+    box = mark.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    text = tab.locator("#tip").inner_text()
+    assert any(f"client {name}," in text for name in names)
+    assert "labels <b>cat</b> (50 %)" in text
+    assert tab.locator("#run img, #run b").count() == 0

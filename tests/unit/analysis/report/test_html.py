@@ -1,4 +1,4 @@
-"""The page as text: whole, small, and with nothing from data that could act."""
+"""The page as text: complete, small, and data cannot execute."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ EVIL = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(1)> & \"
 
 
 def embedded(text: str) -> dict[str, object]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found is not None
-    return dict(json.loads(found.group(1)))
+    element = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert element is not None
+    return dict(json.loads(element.group(1)))
 
 
-def test_the_page_holds_its_data(one: Path, tmp_path: Path) -> None:
+def test_the_page_contains_its_data(one: Path, tmp_path: Path) -> None:
     out = report.write_report([one], tmp_path / "new" / "page.html")
     assert embedded(out.read_text()) == json.loads(json.dumps(report.collect([one])))
     assert [path.name for path in out.parent.iterdir()] == ["page.html"]
 
 
-def test_the_same_folder_makes_the_same_page(one: Path) -> None:
+def test_the_same_folder_gives_the_same_page(one: Path) -> None:
     assert report.page(report.collect([one])) == report.page(report.collect([one]))
 
 
-def test_nothing_from_data_can_act(copied: Path) -> None:
+def test_data_cannot_execute(copied: Path) -> None:
     lines = [json.loads(line) for line in (copied / "rounds.jsonl").read_text().splitlines()]
     lines[0]["failures"] = [{"client": 0, "reason": EVIL}]
     (copied / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -45,7 +45,7 @@ def test_nothing_from_data_can_act(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_only_the_page_s_own_script_and_style_may_act(one: Path, live: bool) -> None:
+def test_the_policy_allows_only_the_page_s_script_and_style(one: Path, live: bool) -> None:
     text = report.page(report.collect([one]), live=live)
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
@@ -60,7 +60,7 @@ def test_only_the_page_s_own_script_and_style_may_act(one: Path, live: bool) -> 
     assert f'data-live="{"yes" if live else "no"}"' in text
 
 
-def test_nothing_is_loaded_from_elsewhere(one: Path) -> None:
+def test_the_page_has_no_external_resources(one: Path) -> None:
     text = report.page(report.collect([one]))
     addresses = set(re.findall(r"https?://[^\"'\s<)]+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}  # a name, never fetched
@@ -68,8 +68,8 @@ def test_nothing_is_loaded_from_elsewhere(one: Path) -> None:
 
 def test_scripts_are_small_and_all_are_used() -> None:
     folder = files("fedclade.analysis.report") / "templates"
-    found = {path.name for path in folder.iterdir() if path.name.endswith(".js")}
-    assert found == set(SCRIPTS)
+    names = {path.name for path in folder.iterdir() if path.name.endswith(".js")}
+    assert names == set(SCRIPTS)
     for name in SCRIPTS:
         text = (folder / name).read_text()
         assert len(text.splitlines()) < 300

@@ -1,4 +1,4 @@
-"""The live page: who may read it, what it shows, and that the run does not notice."""
+"""The live page: who may read it, what it shows, and that it does not change the run."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def ask(port: int, path: str = "/", method: str = "GET", **headers: str) -> Answ
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, headers=named)
-    answer = connection.getresponse()
-    found = (
-        answer.status,
-        {name.lower(): value for name, value in answer.getheaders()},
-        answer.read().decode(),
+    response = connection.getresponse()
+    answer = (
+        response.status,
+        {name.lower(): value for name, value in response.getheaders()},
+        response.read().decode(),
     )
     connection.close()
-    return found
+    return answer
 
 
 def small_run(folder: Path, rounds: int = 1, **more: Any) -> fc.Result:
@@ -55,8 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _no_long_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_server, "_FAREWELL", 0.05)
+def _short_last_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_server, "_LAST_FETCH", 0.05)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_the_page_and_its_data(port: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/data.json", "/nowhere"])
-def test_every_answer_has_the_headers_that_keep_others_out(port: int, path: str) -> None:
+def test_every_answer_has_the_security_headers(port: int, path: str) -> None:
     _, headers, _ = ask(port, path)
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -105,19 +105,19 @@ def test_head_is_get_without_body(port: int) -> None:
         "/models/models.safetensors",
     ],
 )
-def test_there_is_nothing_else(port: int, path: str) -> None:
+def test_other_paths_do_not_exist(port: int, path: str) -> None:
     assert ask(port, path)[0] == 404
 
 
 @pytest.mark.parametrize(
     "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "WHATEVER"]
 )
-def test_nothing_can_be_sent(port: int, method: str) -> None:
-    status, headers, body = ask(port, method=method)
-    assert (status, headers["allow"], body) == (405, "GET, HEAD", "This page can only be read.\n")
+def test_other_http_methods_are_rejected(port: int, method: str) -> None:
+    status, headers, _ = ask(port, method=method)
+    assert (status, headers["allow"]) == (405, "GET, HEAD")
 
 
-def test_it_goes_by_the_name_of_this_machine_only(port: int) -> None:
+def test_only_local_host_names_are_accepted(port: int) -> None:
     for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}"):
         assert ask(port, Host=name)[0] == 200
     for name in (
@@ -129,16 +129,17 @@ def test_it_goes_by_the_name_of_this_machine_only(port: int) -> None:
         "",
     ):
         status, _, body = ask(port, "/data.json", Host=name)
-        assert (status, body) == (403, f"Ask for 127.0.0.1:{port} or localhost:{port}.\n"), name
+        assert status == 403, name
+        assert f"127.0.0.1:{port}" in body, name
 
 
-def test_a_request_without_host_is_refused(port: int) -> None:
+def test_a_request_without_host_is_rejected(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
         raw.sendall(b"GET /data.json HTTP/1.0\r\n\r\n")
         assert raw.makefile("rb").readline().split()[1] == b"403"
 
 
-def test_pages_of_other_sites_may_not_ask(port: int) -> None:
+def test_cross_origin_requests_are_rejected(port: int) -> None:
     assert ask(port, Origin=f"http://127.0.0.1:{port}")[0] == 200
     assert ask(port, Sec_Fetch_Site="same-origin")[0] == ask(port, Sec_Fetch_Site="none")[0] == 200
     for origin in (
@@ -148,8 +149,8 @@ def test_pages_of_other_sites_may_not_ask(port: int) -> None:
         f"http://127.0.0.1:{port + 1}",
     ):
         assert ask(port, "/data.json", Origin=origin)[0] == 403, origin
-    for node in ("cross-site", "same-site"):
-        assert ask(port, Sec_Fetch_Site=node)[0] == 403, node
+    for fetch_site in ("cross-site", "same-site"):
+        assert ask(port, Sec_Fetch_Site=fetch_site)[0] == 403, fetch_site
 
 
 def test_it_listens_on_loopback_only(folder: Path) -> None:
@@ -160,19 +161,19 @@ def test_it_listens_on_loopback_only(folder: Path) -> None:
         page._server.server_close()
 
 
-def test_a_port_that_is_taken_is_a_message(folder: Path) -> None:
+def test_a_port_in_use_is_reported(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         number = taken.getsockname()[1]
         with pytest.raises(
-            InvalidInputError,
-            match=rf"--port {number}: it cannot be opened \(Address already in use\); give another",
-        ):
+            InvalidInputError, match=rf"--port {number}: .*Address already in use"
+        ) as caught:
             Live(folder, number)
+        assert caught.value.field == "--port"
 
 
-def test_before_the_first_round_the_page_says_so_and_asks_again(tmp_path: Path) -> None:
+def test_before_the_first_round_the_page_reloads(tmp_path: Path) -> None:
     with Live(tmp_path / "not yet") as page:
         number = int(page.address.rsplit(":", 1)[1].strip("/"))
         status, _, body = ask(number)
@@ -190,7 +191,7 @@ def test_the_folder_is_read_again_only_if_it_has_changed(
     monkeypatch.setattr(
         report, "collect", lambda folders: reads.append(folders) or collect(folders)
     )  # type: ignore[func-returns-value]
-    monkeypatch.setattr(live_server, "_SHARE", 0)
+    monkeypatch.setattr(live_server, "_PAUSE", 0)
     view = live_server.View(folder)
     first = view.data()
     assert view.data() == first
@@ -201,34 +202,32 @@ def test_the_folder_is_read_again_only_if_it_has_changed(
     assert len(reads) == 2
 
 
-def test_a_page_that_is_slow_to_make_is_made_seldom(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_page_is_rebuilt_rarely(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, reads = [0.0], []
 
     def collect(folders: list[Path]) -> dict[str, Any]:
         reads.append(folders)
-        now[0] += 1.0  # a second's work
+        now[0] += 1.0  # the build takes a second
         return {"number": len(reads)}
 
     monkeypatch.setattr(report, "collect", collect)
     monkeypatch.setattr(live_server.time, "monotonic", lambda: now[0])
     view = live_server.View(folder)
-    seen = []
+    builds = []
     for _ in range(23):
         os.utime(folder / "rounds.jsonl")
-        seen.append(json.loads(view.data() or "")["number"])
+        builds.append(json.loads(view.data() or "")["number"])
         now[0] += 1.0
-    assert seen == [1] * 10 + [2] * 10 + [3] * 3
-    view.see_off()  # the end is shown at once
+    assert builds == [1] * 10 + [2] * 10 + [3] * 3
+    view.finish()  # the end is shown without delay
     os.utime(folder / "rounds.jsonl")
     assert json.loads(view.data() or "")["number"] == 4
 
 
-def test_a_file_that_is_being_written_leaves_the_page_as_it_was(
+def test_a_partly_written_file_does_not_change_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_server, "_SHARE", 0)
+    monkeypatch.setattr(live_server, "_PAUSE", 0)
     small_run(tmp_path)
     view = live_server.View(tmp_path)
     before = view.data()
@@ -236,7 +235,7 @@ def test_a_file_that_is_being_written_leaves_the_page_as_it_was(
     assert view.data() == before
 
 
-def test_a_defect_of_the_page_is_told_to_the_browser_alone(
+def test_a_defect_of_the_page_is_shown_only_in_the_browser(
     port: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "page", lambda data, live: 1 / 0)
@@ -246,11 +245,11 @@ def test_a_defect_of_the_page_is_told_to_the_browser_alone(
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_open_page_is_let_fetch_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_server, "_FAREWELL", 60)
+def test_an_open_page_can_fetch_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_server, "_LAST_FETCH", 60)
     view = live_server.View(folder)
     view.data()
-    waits = threading.Thread(target=view.see_off)
+    waits = threading.Thread(target=view.finish)
     waits.start()
     while not view._ended:
         time.sleep(0.01)
@@ -260,8 +259,8 @@ def test_an_open_page_is_let_fetch_the_end(folder: Path, monkeypatch: pytest.Mon
     assert view._fetched_end.is_set()
 
 
-def test_a_run_writes_the_same_bytes_with_and_without_and_ends_the_server(tmp_path: Path) -> None:
-    def one_round(number: int) -> None:
+def test_a_live_run_writes_the_same_bytes_and_stops_the_server(tmp_path: Path) -> None:
+    def read_page(number: int) -> None:
         assert ask(number)[0] == 200
         assert ask(number, "/data.json")[0] == 200
 
@@ -271,7 +270,7 @@ def test_a_run_writes_the_same_bytes_with_and_without_and_ends_the_server(tmp_pa
             small_run(
                 tmp_path / out,
                 rounds=3,
-                on_round=(lambda row: one_round(number)) if watched else None,
+                on_round=(lambda row: read_page(number)) if watched else None,
             )
         with pytest.raises(ConnectionRefusedError):
             ask(number)
@@ -282,14 +281,14 @@ def test_a_run_writes_the_same_bytes_with_and_without_and_ends_the_server(tmp_pa
         assert (with_page / name).read_bytes() == (without / name).read_bytes(), name
 
 
-def test_the_command_says_where_and_serves_the_run_while_it_goes_on(
+def test_the_command_prints_the_address_and_serves_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    seen: list[tuple[str, str]] = []
+    printed: list[str] = []
+    pages: list[tuple[str, str]] = []
 
     class Reader:
-        """In the place of the progress bar: in every round it reads the live page."""
+        """Replaces the progress bar: reads the live page in every round."""
 
         def __init__(self, *_: object) -> None: ...
         def __enter__(self) -> Reader:
@@ -297,29 +296,29 @@ def test_the_command_says_where_and_serves_the_run_while_it_goes_on(
 
         def __exit__(self, *_: object) -> None: ...
         def after_round(self, row: dict[str, Any]) -> None:
-            (line,) = told
-            found = re.fullmatch(
-                r"live report, on this machine only and until the end: http://127\.0\.0\.1:(\d+)/",
-                line,
-            )
-            assert found
-            data = json.loads(ask(int(found[1]), "/data.json")[2])
-            seen.append((data["title"], data["runs"][0]["progress"]))
+            (line,) = printed
+            address = re.search(r" http://127\.0\.0\.1:(\d+)/$", line)
+            assert address
+            data = json.loads(ask(int(address[1]), "/data.json")[2])
+            pages.append((data["title"], data["runs"][0]["progress"]))
 
-    monkeypatch.setattr(run_monitoring, "print_err", told.append)
+    monkeypatch.setattr(run_monitoring, "print_err", printed.append)
     monkeypatch.setattr(run_monitoring, "display", Reader)
-    monkeypatch.setattr(live_server, "_SHARE", 0)
+    monkeypatch.setattr(live_server, "_PAUSE", 0)
     out = tmp_path / "run"
-    done = CliRunner().invoke(
+    outcome = CliRunner().invoke(
         main.app, ["run", "quickstart", "--set", "run.rounds=2", "--out", str(out), "--live", "-q"]
     )
-    assert done.exception is None
-    assert seen == [
-        ("fedavg on digits", f"Round {number} of 2: the run has not ended.") for number in (1, 2)
-    ]
+    assert outcome.exception is None
+    assert [title for title, _ in pages] == ["fedavg on digits"] * 2
+    assert pages[0][1].startswith("Round 1 of 2")
+    assert pages[1][1].startswith("Round 2 of 2")
     assert (out / "report.html").exists()
 
 
-def test_a_port_without_live_is_refused() -> None:
-    done = CliRunner().invoke(main.app, ["run", "quickstart", "--port", "8000"])
-    assert str(done.exception) == "--port 8000: only --live has one."
+def test_port_needs_live() -> None:
+    outcome = CliRunner().invoke(main.app, ["run", "quickstart", "--port", "8000"])
+    assert isinstance(outcome.exception, InvalidInputError)
+    assert outcome.exception.field == "--port"
+    assert "8000" in str(outcome.exception)
+    assert "--live" in str(outcome.exception)

@@ -1,4 +1,4 @@
-"""A comparison of 2,400 clients: small on disk, and all of it drawn."""
+"""A comparison of 2,400 clients: the page is small, and shows all of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_everything_is_drawn(many: Path, opened: Callable[..., Any]) -> None:
     assert tab.locator("#map-svg .mark:not(.dim)").count() == CLIENTS // 4
 
 
-# Red, green and blue together, at three places: both ends of the diagonal, and a corner off it.
+# The sum of red, green and blue at three places: both ends of the diagonal, and another corner.
 BRIGHTNESS = """(id) => {
   const canvas = document.getElementById(id);
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -61,8 +61,8 @@ BRIGHTNESS = """(id) => {
 
 
 def test_reordering_brings_groups_together(many: Path, opened: Callable[..., Any]) -> None:
-    """Clients take turns in their groups: before, every cell is a mix of all; after, the near ones
-    are dark squares along the diagonal.
+    """Consecutive clients are in different groups: before, every cell is a mean over all groups;
+    after, groups are dark squares along the diagonal.
     """
     tab = opened(many.as_uri())
     before, after = (

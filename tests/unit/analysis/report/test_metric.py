@@ -29,8 +29,8 @@ def test_clients_that_were_not_evaluated_do_not_count() -> None:
 
 
 def test_a_value_has_the_unit_of_its_metric() -> None:
-    assert ACCURACY.said(87.654) == "87.7 %"
-    assert PERPLEXITY.said(12.345) == "12.3"
+    assert ACCURACY.text(87.654) == "87.7 %"
+    assert PERPLEXITY.text(12.345) == "12.3"
 
 
 def test_mean_of_nothing_is_unknown() -> None:
@@ -54,20 +54,20 @@ def test_mean_of_nothing_is_unknown() -> None:
         ({3: [0.1234567]}, {"3": [0.12346]}),
     ],
 )
-def test_short_cuts_floats_and_nothing_else(value: object, expected: object) -> None:
-    cut = short(value)
-    assert cut == expected
-    assert type(cut) is type(expected)
+def test_short_rounds_only_floats(value: object, expected: object) -> None:
+    rounded = short(value)
+    assert rounded == expected
+    assert type(rounded) is type(expected)
 
 
-def test_short_keeps_as_many_digits_as_are_asked_for() -> None:
+def test_short_keeps_the_given_number_of_digits() -> None:
     assert short(1.23456789, digits=3) == 1.23
 
 
-@pytest.mark.parametrize(("number", "most"), [(0, 5), (5, 5), (6, 5), (100, 7), (7, 1)])
-def test_evenly_selects_at_most_so_many_and_spreads_them(number: int, most: int) -> None:
-    places = evenly(number, most)
-    assert len(places) == min(number, most)
+@pytest.mark.parametrize(("number", "maximum"), [(0, 5), (5, 5), (6, 5), (100, 7), (7, 1)])
+def test_evenly_selects_at_most_the_maximum(number: int, maximum: int) -> None:
+    places = evenly(number, maximum)
+    assert len(places) == min(number, maximum)
     assert len(set(places)) == len(places)
     assert all(0 <= place < number for place in places)
     gaps = [b - a for a, b in zip(places, [*places[1:], number], strict=False)]

@@ -1,4 +1,4 @@
-"""The colours of groups: visible on the page, and different for every kind of eye."""
+"""The colors of groups: visible on the page, and distinguishable with color blindness."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-# What is left of linear RGB without one kind of cone (Machado, Oliveira and Fernandes 2009,
-# severity 1).
+# Linear RGB as seen without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
 EYES = {
     "all cones": np.eye(3),
     "no red cones": np.array(
@@ -38,8 +37,8 @@ EYES = {
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
 
-def linear(colour: str) -> np.ndarray:
-    value = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+def linear(color: str) -> np.ndarray:
+    value = np.array([int(color[at : at + 2], 16) for at in (1, 3, 5)]) / 255
     return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
 
 
@@ -49,13 +48,13 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
-def contrast(one: str, two: str) -> float:
-    light, dark = sorted((float(TO_XYZ[1] @ linear(colour)) for colour in (one, two)), reverse=True)
+def contrast(*colors: str) -> float:
+    light, dark = sorted((float(TO_XYZ[1] @ linear(color)) for color in colors), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 def palettes() -> dict[str, tuple[str, list[str]]]:
-    """Of each scheme the page's colour and the groups'."""
+    """For each scheme the color of the page and those of the groups."""
     light, dark = (
         (files("fedclade.analysis.report") / "templates" / "style.css")
         .read_text()
@@ -68,16 +67,15 @@ def palettes() -> dict[str, tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colours_stand_out_from_the_page(scheme: str) -> None:
-    page, colours = palettes()[scheme]
-    assert len(colours) == 8
-    assert min(contrast(page, colour) for colour in colours) >= 3
+def test_colors_stand_out_from_the_page(scheme: str) -> None:
+    page, colors = palettes()[scheme]
+    assert len(colors) == 8
+    assert min(contrast(page, color) for color in colors) >= 3
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("eyes", EYES)
-def test_any_two_colours_differ(scheme: str, eyes: str) -> None:
-    seen = [lab(EYES[eyes] @ linear(colour)) for colour in palettes()[scheme][1]]
-    assert (
-        min(np.linalg.norm(one - two) for one, two in itertools.combinations(seen, 2)) >= 15
-    )  # a difference of 2 can just be seen
+def test_any_two_colors_differ(scheme: str, eyes: str) -> None:
+    colors = [lab(EYES[eyes] @ linear(color)) for color in palettes()[scheme][1]]
+    # A difference of 2 is just visible.
+    assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(colors, 2)) >= 15

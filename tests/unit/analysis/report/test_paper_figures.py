@@ -16,18 +16,20 @@ FIGURES = {"curves", "map", "matrix", "dendrogram", "distribution"}
 
 
 def test_figures_of_several_runs_have_their_names(several: Path, tmp_path: Path) -> None:
-    made = {path.name for path in report.write_figures([several], tmp_path, formats=["svg"])}
-    assert {"curves.svg", "clade-seed0-matrix.svg", "fedavg-seed1-distribution.svg"} <= made
+    names = {path.name for path in report.write_figures([several], tmp_path, formats=["svg"])}
+    assert {"curves.svg", "clade-seed0-matrix.svg", "fedavg-seed1-distribution.svg"} <= names
 
 
-def test_a_run_that_has_only_begun_has_no_figure(copied: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_finished_round_has_no_figure(copied: Path, tmp_path: Path) -> None:
     for name in ("summary.json", "client_features.safetensors", "rounds.jsonl"):
         (copied / name).unlink()
     assert report.write_figures([copied], tmp_path / "figures") == []
 
 
-def test_an_unknown_format_is_refused(one: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match=r"format 'pgn' is not known. Did you mean 'png'"):
+def test_an_unknown_format_is_rejected(one: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        InvalidInputError, match=r"'pgn'.*'png'", check=lambda error: error.field == "formats"
+    ):
         report.write_figures([one], tmp_path, formats=["pgn"])
 
 
@@ -35,8 +37,8 @@ def test_the_command_writes_every_figure_in_every_format_and_the_same_bytes_agai
     copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command([copied], tmp_path / "page.html", tmp_path / "a")
-    said = capsys.readouterr().out.splitlines()
-    assert said == [f"Report: {tmp_path / 'page.html'}", f"Figures: 15 files in {tmp_path / 'a'}"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"Report: {tmp_path / 'page.html'}", f"Figures: 15 files in {tmp_path / 'a'}"]
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     again = report.write_figures([copied], tmp_path / "b")
     assert {path.name for path in again} == {
@@ -49,17 +51,17 @@ def test_the_command_writes_every_figure_in_every_format_and_the_same_bytes_agai
     assert again[2].read_bytes().startswith(b"%PDF")
 
 
-def test_without_a_name_the_page_is_in_the_first_folder(copied: Path, one: Path) -> None:
+def test_the_default_page_is_in_the_first_folder(copied: Path, one: Path) -> None:
     command([copied, one])
     assert (copied / "report.html").exists()
     assert not (one / "report.html").exists()
 
 
-def test_the_command_refuses_in_words(copied: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="it is a folder; give a file"):
+def test_the_command_rejects_invalid_paths(copied: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "--out"):
         command([copied], tmp_path)
-    with pytest.raises(InvalidInputError, match="it is a file; give a folder"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "--figures"):
         command([copied], None, copied / "summary.json")
     (copied / "summary.json").write_text(json.dumps({"clients": 3, "clusters": 1, "rounds": 4}))
-    with pytest.raises(InvalidInputError, match=r"clients\.csv: missing or damaged"):
+    with pytest.raises(InvalidInputError, match=r"clients\.csv: "):
         command([copied])

@@ -1,4 +1,4 @@
-"""Maps, matrices and trees: small cases worked by hand, and what must hold for any points."""
+"""Maps, matrices and trees: small cases by hand, and properties for any points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedclade.analysis.report.similarity_layout import LEAVES, MIXED, Labels, Points, Related, flat
+from fedclade.analysis.report.similarity_layout import (
+    MAX_LEAVES,
+    MIXED,
+    Labels,
+    Points,
+    Related,
+    project_2d,
+)
 
 
 def points(
@@ -28,8 +35,8 @@ def decoded(matrix: dict[str, object], which: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(str(matrix[which])), np.uint8).reshape(side, side)
 
 
-def test_the_map_of_points_in_a_plane_is_the_plane() -> None:
-    xy, share = flat(FOUR)
+def test_points_in_a_plane_keep_their_distances() -> None:
+    xy, share = project_2d(FOUR)
     assert share == pytest.approx(1)
     assert np.abs(xy) == pytest.approx(np.array([[5, 0.5]] * 4))
     assert xy[0, 0] == pytest.approx(-xy[1, 0])
@@ -37,20 +44,20 @@ def test_the_map_of_points_in_a_plane_is_the_plane() -> None:
 
 
 @pytest.mark.parametrize("rows", [[[1.0], [2.0], [4.0]], [[3.0, 3.0]] * 4])
-def test_a_map_of_one_number_or_of_one_place_is_flat(rows: list[list[float]]) -> None:
-    xy, share = flat(points(rows, [0] * len(rows)))
+def test_points_on_a_line_or_at_one_place_have_a_flat_map(rows: list[list[float]]) -> None:
+    xy, share = project_2d(points(rows, [0] * len(rows)))
     assert xy.shape == (len(rows), 2)
     assert (xy[:, 1] == 0).all()
     assert share == 1
 
 
-def test_under_the_cosine_only_directions_count() -> None:
+def test_the_cosine_ignores_lengths() -> None:
     related = Related.of(points([[1, 0], [5, 0], [0, 2], [-3, 0]], [0, 0, 1, 1], "cosine"))
     assert related.distance[0] == pytest.approx([0, 0, 1, 2])
     assert related.linkage == "average"
 
 
-def test_the_matrix_is_put_in_order_group_by_group() -> None:
+def test_the_matrix_is_ordered_by_group() -> None:
     matrix = Related.of(FOUR).matrix(side=10)
     assert matrix["side"] == matrix["clients"] == 4
     assert matrix["ids"] == [0, 1, 2, 3]
@@ -100,7 +107,7 @@ def test_the_tree_is_cut_into_the_groups() -> None:
     assert [link[5] for link in tree["links"] if link[3] == heights[2]] == [MIXED]
 
 
-def test_where_groups_and_tree_differ_the_tree_says_so() -> None:
+def test_the_agreement_is_below_one_if_groups_and_tree_differ() -> None:
     assert Related.of(points(FOUR.rows, [0, 0, 1, 1])).dendrogram()["agreement"] < 0.1
 
 
@@ -110,11 +117,11 @@ def test_one_group_is_not_cut() -> None:
     assert tree["agreement"] is None
 
 
-def test_of_a_large_tree_only_the_top_is_drawn() -> None:
+def test_only_the_top_of_a_large_tree_is_drawn() -> None:
     rows = np.random.default_rng(0).normal(size=(500, 3))
     tree = Related.of(points(rows, [0] * 500)).dendrogram()
-    assert len(tree["leaves"]) == LEAVES
-    assert len(tree["links"]) == LEAVES - 1
+    assert len(tree["leaves"]) == MAX_LEAVES
+    assert len(tree["links"]) == MAX_LEAVES - 1
     assert sum(size for _, size in tree["leaves"]) == 500
 
 
@@ -129,18 +136,18 @@ def clouds(draw: st.DrawFn) -> Points:
 
 @settings(max_examples=60, deadline=None)
 @given(clouds())
-def test_any_clients_have_pictures(cloud: Points) -> None:
+def test_any_points_have_plots(cloud: Points) -> None:
     related = Related.of(cloud)
     order: Labels = related.order
     assert sorted(order.tolist()) == list(range(len(cloud.ids)))
     matrix, tree = related.matrix(side=7), related.dendrogram()
     clusters = len(np.unique(cloud.cluster))
-    assert len(matrix["groups"]) == clusters  # each group is one stretch
+    assert len(matrix["groups"]) == clusters  # each group is contiguous
     assert [end for _, _, end in matrix["groups"][:-1]] == [
         start for _, start, _ in matrix["groups"][1:]
     ]
     assert sum(size for _, size in tree["leaves"]) == len(cloud.ids)
     assert (tree["cut"] is None) == (clusters == 1)
-    xy, share = flat(cloud)
+    xy, share = project_2d(cloud)
     assert np.isfinite(xy).all()
     assert 0 <= share <= 1 + 1e-9

@@ -1,4 +1,4 @@
-"""Gradients by taps: those of autograd, whatever the model; and what is tapped."""
+"""Gradients by taps equal those of autograd for every model; which layers are tapped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLIENTS, SIZE = 3, 4
 
 
 class Twice(nn.Module):
-    """A layer that is used twice, one that is not used, and one whose weight is another's too."""
+    """A layer that is used twice, one that is not used, and one that shares its weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_the_result_may_take_the_place_of_the_base_even_of_the_parameters_themse
 
 
 @pytest.mark.parametrize("name", ["layer norm", "convolutions"])
-def test_large_gradients_are_never_written_down(name: str) -> None:
+def test_large_gradients_are_never_stored(name: str) -> None:
     """With `overwrite` the weights of tapped layers stay where they are."""
     objective, base, params, scale, batch = problem(name)
     places = {name: value.data_ptr() for name, value in base.items()}

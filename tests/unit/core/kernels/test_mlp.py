@@ -1,4 +1,4 @@
-"""Dense networks by hand: what is recognised as one, and that its steps are autograd's."""
+"""Dense networks: which modules are recognized, and that the steps equal those of autograd."""
 
 from __future__ import annotations
 

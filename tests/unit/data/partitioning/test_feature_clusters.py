@@ -1,9 +1,10 @@
-"""`FeatureClusters`: every client has all classes in a manner of its own, and is as far from the
-others as asked for.
+"""`FeatureClusters`: every client has all classes, but another cluster of each, at a given distance
+from the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,34 +27,34 @@ from fedclade.data import (
     partition,
 )
 from fedclade.data.feature_emd import Features
-from fedclade.data.partitioning.feature_clusters import nearest_with_room
+from fedclade.data.partitioning.feature_clusters import assign_with_capacity
 from fedclade.errors import InvalidInputError
 
-MANNERS = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]])
+STYLES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]])
 
 
-def in_manners(
+def in_styles(
     each: int = 20, test_each: int = 5, classes: int = 4, apart: float = 100.0
 ) -> Dataset:
-    """Each class has a place `apart` from the next, and its samples lie there in three manners. x
-    is the place, then class and manner.
+    """The centers of two classes are `apart`; each class has samples in three styles. x is the
+    position, the class and the style.
     """
     rng = np.random.default_rng(0)
 
     def part(number: int) -> tuple[np.ndarray, np.ndarray]:
-        y, manner = (
+        y, style = (
             np.repeat(np.arange(classes), 3 * number),
             np.tile(np.repeat(np.arange(3), number), classes),
         )
         place = (
             np.stack([apart * y, np.zeros(len(y))], 1)
-            + MANNERS[manner]
+            + STYLES[style]
             + rng.normal(0, 0.1, (len(y), 2))
         )
         order = rng.permutation(len(y))
-        return np.column_stack([place, y, manner])[order].astype(np.float32), y[order]
+        return np.column_stack([place, y, style])[order].astype(np.float32), y[order]
 
-    return dataset(*part(each), *part(test_each), name="in_manners")
+    return dataset(*part(each), *part(test_each), name="in_styles")
 
 
 class ByPlace(FeatureClusters):
@@ -76,37 +77,35 @@ def counts(clients: Clients) -> torch.Tensor:
     return table
 
 
-def test_room_by_hand() -> None:
-    codes, centres = np.array([[0.0], [1.0], [2.0], [9.0]]), np.array([[0.0], [10.0]])
-    assert nearest_with_room(codes, centres, np.array([3, 1])).tolist() == [0, 0, 0, 1]
-    assert nearest_with_room(codes, centres, np.array([2, 2])).tolist() == [
+def test_capacities_by_hand() -> None:
+    codes, centers = np.array([[0.0], [1.0], [2.0], [9.0]]), np.array([[0.0], [10.0]])
+    assert assign_with_capacity(codes, centers, np.array([3, 1])).tolist() == [0, 0, 0, 1]
+    assert assign_with_capacity(codes, centers, np.array([2, 2])).tolist() == [
         0,
         0,
         1,
         1,
     ]  # 2 is the nearest to 10 of those that must go
-    assert nearest_with_room(codes, centres, np.array([0, 4])).tolist() == [1, 1, 1, 1]
-    assert nearest_with_room(codes[:0], centres, np.array([0, 0])).tolist() == []
+    assert assign_with_capacity(codes, centers, np.array([0, 4])).tolist() == [1, 1, 1, 1]
+    assert assign_with_capacity(codes[:0], centers, np.array([0, 0])).tolist() == []
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), st.integers(0, 1000))
 @settings(max_examples=60, deadline=None)
-def test_room_is_kept_at_the_least_cost(room: list[int], seed: int) -> None:
+def test_capacities_are_respected_at_the_least_cost(room: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    codes, centres = rng.normal(size=(sum(room), 2)), rng.normal(size=(len(room), 2))
-    chosen = nearest_with_room(codes, centres, np.array(room))
+    codes, centers = rng.normal(size=(sum(room), 2)), rng.normal(size=(len(room), 2))
+    chosen = assign_with_capacity(codes, centers, np.array(room))
     assert np.bincount(chosen, minlength=len(room)).tolist() == room
-    each_place = cdist(codes, centres.repeat(room, axis=0), "sqeuclidean")
+    each_place = cdist(codes, centers.repeat(room, axis=0), "sqeuclidean")
     rows, columns = linear_sum_assignment(each_place)
-    assert ((codes - centres[chosen]) ** 2).sum() == pytest.approx(each_place[rows, columns].sum())
+    assert ((codes - centers[chosen]) ** 2).sum() == pytest.approx(each_place[rows, columns].sum())
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_each_client_has_one_manner_of_all_classes(seed: int) -> None:
-    """The manners of one class go with the like manners of the others, in training and test
-    part.
-    """
-    clients = partition(in_manners(), ByPlace(), 3, seed, probe=0)
+def test_each_client_has_one_style_of_all_classes(seed: int) -> None:
+    """A client has the same style of all classes, in the training and the test part."""
+    clients = partition(in_styles(), ByPlace(), 3, seed, probe=0)
     own = []
     for client in range(3):
         train, test = of_client(clients, client)
@@ -119,7 +118,7 @@ def test_each_client_has_one_manner_of_all_classes(seed: int) -> None:
     assert clients.partition == "by_place"
 
 
-def test_sizes_are_even_and_all_samples_are_dealt_once() -> None:
+def test_sizes_are_even_and_all_samples_are_assigned_once() -> None:
     data = load("digits")
     clients = partition(data, FeatureClusters(), 7)
     assert clients.sizes.max() - clients.sizes.min() <= 1
@@ -130,10 +129,8 @@ def test_sizes_are_even_and_all_samples_are_dealt_once() -> None:
     assert sorted(clients.test.index.tolist()) == list(range(len(data.y_test)))
 
 
-def test_the_wanted_distance_is_met() -> None:
-    """Measured anew, with features and samples drawn otherwise, so that it is not met to the
-    digit.
-    """
+def test_the_distance_is_reached() -> None:
+    """It is measured with other features and samples, so that it is not equal to the digit."""
     data = load("digits")
     most = earth_movers_distance(partition(data, FeatureClusters(), 5)).percent
     previous = 0.0
@@ -148,9 +145,9 @@ def test_the_wanted_distance_is_met() -> None:
         previous = measured
 
 
-def test_mixing_moves_training_and_test_samples_alike() -> None:
-    """Of samples dealt anew among three clients two thirds change hands."""
-    data, wanted = in_manners(each=100, test_each=100, apart=10), 5.0
+def test_mixing_moves_training_and_test_samples_equally() -> None:
+    """Of samples assigned again at random to three clients, two thirds change the client."""
+    data, wanted = in_styles(each=100, test_each=100, apart=10), 5.0
     clients = partition(data, ByPlace(wanted), 3, probe=0)
     strangers = []
     for client in range(3):
@@ -171,8 +168,8 @@ def test_the_seed_decides() -> None:
     assert first.origin == {"emd": 4.0, "seed": 5, "probe": 143}
 
 
-def test_without_test_samples_or_with_strange_ones() -> None:
-    whole = in_manners()
+def test_without_test_samples_or_with_other_classes() -> None:
+    whole = in_styles()
     assert len(partition(dataset(whole.x_train, whole.y_train), FeatureClusters(), 3).test) == 0
     strange = dataset(
         whole.x_train, whole.y_train, whole.x_test, np.where(whole.y_test == 0, 9, whole.y_test)
@@ -182,48 +179,50 @@ def test_without_test_samples_or_with_strange_ones() -> None:
         1,
         2,
         3,
-    }  # nobody is trained on class 9
+    }  # no client is trained on class 9
 
 
-def message_of(call: Callable[[], object]) -> str:
+def error_of(call: Callable[[], object]) -> InvalidInputError:
     with pytest.raises(InvalidInputError) as caught:
         call()
-    return str(caught.value)
+    return caught.value
 
 
 @pytest.mark.parametrize("emd", [0, -1.0, float("nan"), "6"])
-def test_an_emd_that_is_none(emd: float) -> None:
-    assert (
-        message_of(lambda: FeatureClusters(emd))
-        == f"partition.emd = {emd!r}: must be a number above 0 (and finite)."
-    )
+def test_an_invalid_emd(emd: float) -> None:
+    error = error_of(lambda: FeatureClusters(emd))
+    assert error.field == "partition.emd"
+    assert repr(emd) in str(error)
 
 
 def test_an_emd_out_of_reach_gives_the_range() -> None:
     data = load("digits")
-    message = message_of(lambda: partition(data, FeatureClusters(80.0), 5))
-    assert message.startswith("partition.emd = 80.0: 5 clients of these data can be 0.")
-    most = float(message.split("ask for at most ")[1].split(" ")[0])
+    error = error_of(lambda: partition(data, FeatureClusters(80.0), 5))
+    assert error.field == "partition.emd"
+    numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", str(error))]
+    value, clients, low, high, _, most = numbers
+    assert (value, clients) == (80, 5)
+    assert low < 1 < most <= high
     assert earth_movers_distance(partition(data, FeatureClusters(most), 5)).percent > most - 1.2
     equal = dataset(np.zeros((40, 3), np.float32), np.arange(40) % 2)
-    assert "percent apart; leave emd out." in message_of(
-        lambda: partition(equal, FeatureClusters(5.0), 4)
-    )
+    error = error_of(lambda: partition(equal, FeatureClusters(5.0), 4))
+    assert error.field == "partition.emd"
+    assert "0.00 to 0.00" in str(error)
     assert partition(equal, FeatureClusters(), 4, probe=0).sizes.tolist() == [10] * 4
 
 
-def test_what_has_too_few_samples_or_no_classes() -> None:
+def test_too_few_samples_or_no_classes() -> None:
     few = dataset(np.random.default_rng(0).normal(size=(13, 2)), [0] * 10 + [1] * 3)
-    assert (
-        message_of(lambda: partition(few, FeatureClusters(), 4, probe=0))
-        == "partition.clients = 4: every client has every class, and the smallest has 3 training"
-        " samples besides the probe; ask for at most 3 clients."
-    )
+    error = error_of(lambda: partition(few, FeatureClusters(), 4, probe=0))
+    assert error.field == "partition.clients"
+    assert re.findall(r"\d+", str(error)) == ["4", "3", "3"]
     assert counts(partition(few, FeatureClusters(), 3, probe=0)).min() == 1
-    assert "needs class labels" in message_of(
-        lambda: partition(dataset(np.eye(4), np.ones(4)), FeatureClusters(), 2)
-    )
-    assert "are sequences" in message_of(lambda: partition(genomic(reads=4), FeatureClusters(), 2))
+    floats = dataset(np.eye(4), np.ones(4), name="prices")
+    for data, kind in ((floats, "floats"), (genomic(reads=4), "sequences")):
+        error = error_of(lambda data=data: partition(data, FeatureClusters(), 2))  # type: ignore[misc]
+        assert error.field == "partition.name"
+        assert repr(data.name) in str(error)
+        assert kind in str(error)
 
 
 @pytest.mark.slow

@@ -93,20 +93,12 @@ def test_a_late_node_gets_new_numbers_and_keeps_them(
     transport = InProcessTransport(nodes)
     fed = RemoteFederation(transport, COMPATIBILITY_INFO)
     fed.refresh_membership()
-    assert [record.name for record in fed.membership.client_records] == ["1", "4", "2", "5"]
+    assert [record.name for record in fed.membership.client_records] == ["1", "2", "4", "5"]
     transport.connected["node-0"] = late
     fed.refresh_membership()
-    assert [record.name for record in fed.membership.client_records] == [
-        "1",
-        "4",
-        "2",
-        "5",
-        "0",
-        "3",
-    ]
-    assert fed.sizes.tolist() == [
-        int(ragged.sizes[int(record.name)]) for record in fed.membership.client_records
-    ]
+    names = [record.name for record in fed.membership.client_records]
+    assert names == ["1", "2", "4", "5", "0", "3"]
+    assert fed.sizes.tolist() == [int(ragged.sizes[int(name)]) for name in names]
     assert len(train(fed, local, torch.arange(6)).ids) == 6
 
 
@@ -151,7 +143,7 @@ def test_another_version_is_rejected_with_both_values(
     fed = RemoteFederation(InProcessTransport(nodes), COMPATIBILITY_INFO, note=notes.append)
     fed.refresh_membership()
     assert "fedclade: the server has test, this node 0.9" in notes[0]
-    with pytest.raises(InvalidInputError, match="no node has answered"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "federation"):
         fed.client_metadata()
 
 
@@ -296,7 +288,7 @@ def test_a_server_that_crashed_in_a_round_resumes_from_the_state_before_it(
         assert torch.equal(value, results.models[name])
 
 
-def test_a_node_that_has_lost_its_disk_is_reinitialised(
+def test_a_node_that_has_lost_its_disk_is_reinitialized(
     ragged: Clients, context: NodeContext, local: LocalTraining
 ) -> None:
     method = SCAFFOLD().with_local_config(local)
@@ -331,7 +323,7 @@ def test_each_node_saves_its_clients_models(
     for client in (1, 3, 5):
         for name, value in state_store.models[str(client)].items():
             assert torch.equal(value, expected[name][client])
-    with pytest.raises(InvalidInputError, match="stay with them"):
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "client"):
         fed.models_of(rows, everyone(ragged))
 
 

@@ -1,4 +1,4 @@
-// Several runs beside each other.
+// The comparison of several runs.
 
 function drawCompare() {
   if (!show("compare", Boolean(data.compared))) return;
@@ -10,7 +10,7 @@ function drawCompare() {
       label: "Run",
       value: (row) => row.label,
       header: true,
-      cell: (row) => make("span", { class: "named" }, key(rows.indexOf(row)), row.label, row.ended ? "" : " (not ended)"),
+      cell: (row) => make("span", { class: "named" }, key(rows.indexOf(row)), row.label, row.ended ? "" : " (not finished)"),
     },
     ...(several ? [{ label: "Seeds", value: (row) => row.runs.length, numeric: true }] : []),
     { label: withUnit(data.metric.label), value: (row) => row.score, numeric: true, format: (value, row) => scoreText(value, row) },
@@ -23,7 +23,7 @@ function drawCompare() {
     column("Seconds", "seconds", (value) => number(value, 3)),
     column("Failures", "failures", (value) => number(value, 3)),
   ];
-  // A column in which there is nothing, or no failure, tells nothing.
+  // Omit columns without values, and the failures if there are none.
   const used = columns.filter(({ label, value }) => rows.some((row) => (label === "Failures" ? value(row) > 0 : value(row) !== null)));
   table("compare-table", { caption: "All runs", columns: used, rows });
   byId("differences").replaceChildren(...data.differences.map((sentence) => make("p", {}, sentence)));
@@ -44,13 +44,13 @@ function drawCompare() {
   drawGain();
 }
 
-// Beside a mean over seeds its standard deviation over them, beside one run its binomial error.
+// With several seeds, the mean ± its standard deviation over seeds; with one run, its binomial error.
 function scoreText(value, row) {
   const error = row.spread ?? row.stderr;
   return `${data.metric.unit ? fixed(value, 2) : number(value)}${error === null ? "" : ` ± ${data.metric.unit ? fixed(error, 2) : number(error, 2)}`}`;
 }
 
-// Client by client only where the clients are the same: data, partition and seed.
+// Runs can be compared client by client only if data, partition and seed are the same.
 const comparable = (run) => data.runs.filter((other) => other !== run && other.cohort === run.cohort && other.clients?.value);
 
 function drawGain() {
@@ -68,7 +68,7 @@ function drawGain() {
   const gains = both.map((at) => sign * (now.clients.value[at] - then.clients.value[at]));
   const groups = both.map((at) => now.clients.cluster[at]);
   const unit = data.metric.unit ? " points" : "";
-  say("gain-said", gainWords(now, then, gains, unit));
+  setText("gain-text", gainText(now, then, gains, unit));
   histogram("gains", {
     label: `Gain of ${now.name} over ${then.name}, client by client`,
     xLabel: data.metric.unit ? "Gain (points)" : `Gain in ${data.metric.label.toLowerCase()} (lower is better)`,
@@ -81,12 +81,12 @@ function drawGain() {
     x: then.clients.value[at],
     y: now.clients.value[at],
     group: groups[place],
-    text: `client ${now.clients.id[at]}, ${groupName(groups[place])} of ${now.name}\n${then.name}: ${metricText(then.clients.value[at])}\n${now.name}: ${metricText(now.clients.value[at])}`,
+    text: `client ${clientName(now, now.clients.id[at])}, ${groupName(groups[place])} of ${now.name}\n${then.name}: ${metricText(then.clients.value[at])}\n${now.name}: ${metricText(now.clients.value[at])}`,
   }));
   const domain = padded(extent(points.flatMap(({ x, y }) => [x, y])), 0.05);
-  const diagonal = (here) =>
-    here.body.append(
-      draw("line", { class: "rule", x1: here.x(domain[0]), y1: here.y(domain[0]), x2: here.x(domain[1]), y2: here.y(domain[1]) }),
+  const diagonal = (frame) =>
+    frame.body.append(
+      draw("line", { class: "rule", x1: frame.x(domain[0]), y1: frame.y(domain[0]), x2: frame.x(domain[1]), y2: frame.y(domain[1]) }),
     );
   scatter("before-after", {
     label: `${data.metric.label} of each client under ${then.name} and ${now.name}`,
@@ -97,15 +97,15 @@ function drawGain() {
     before: diagonal,
   });
   byId("before-after").querySelector("figcaption").textContent =
-    `Each client under both; ${data.metric.higher ? "above" : "below"} the line it gains`;
-  show("before-after-told", false); // the histogram's table says it
+    `Each client under both methods; clients ${data.metric.higher ? "above" : "below"} the line gain`;
+  show("before-after-details", false); // the table of the histogram has the same numbers
 }
 
-function gainWords(now, then, gains, unit) {
-  if (!gains.length) return "No client has a value under both.";
+function gainText(now, then, gains, unit) {
+  if (!gains.length) return "No client has a value in both runs.";
   const [low, high] = extent(gains);
   const winners = gains.filter((gain) => gain > 0).length;
   const losers = gains.filter((gain) => gain < 0).length;
   const average = mean(gains);
-  return `${number(winners)} of ${number(gains.length)} clients gain under ${now.name} over ${then.name}, ${number(losers)} lose. On average ${average >= 0 ? "a gain" : "a loss"} of ${number(Math.abs(average), 3)}${unit}; from ${number(low, 3)} to ${number(high, 3)}.`;
+  return `${number(winners)} of ${number(gains.length)} clients gain with ${now.name} over ${then.name}, ${number(losers)} lose. The mean is ${average >= 0 ? "a gain" : "a loss"} of ${number(Math.abs(average), 3)}${unit}; the range is ${number(low, 3)} to ${number(high, 3)}.`;
 }

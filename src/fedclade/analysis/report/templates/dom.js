@@ -1,4 +1,4 @@
-// Elements, numbers in words, and the tooltip. Text from data only ever enters the page as text.
+// Elements, number formatting, and the tooltip. Text from data is inserted as text, never as HTML.
 
 const byId = (id) => document.getElementById(id);
 
@@ -21,11 +21,11 @@ function show(id, visible) {
   return visible;
 }
 
-function say(id, text) {
+function setText(id, text) {
   byId(id).textContent = text ?? "";
 }
 
-// A select with these [value, text] pairs; a choice that is still there stays chosen.
+// Fill a select with [value, text] pairs; keep the chosen value if it still exists.
 function offer(select, options, chosen) {
   select.replaceChildren(...options.map(([value, text]) => make("option", { value }, text)));
   select.value = options.some(([value]) => String(value) === String(chosen)) ? chosen : options[0]?.[0];
@@ -67,8 +67,8 @@ const tip = {
   hide() {
     byId("tip").hidden = true;
   },
-  // For those who hear the page.
-  speak(text) {
-    byId("spoken").textContent = text;
+  // For screen readers.
+  announce(text) {
+    byId("announcement").textContent = text;
   },
 };

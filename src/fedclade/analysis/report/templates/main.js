@@ -1,4 +1,4 @@
-// Puts it all together: draws, listens to the choices, and asks for news where the page is live.
+// Draws the page, handles the controls, and fetches new data if the page is live.
 
 redraws.push(drawDiagnosis, drawCompare, drawRun);
 
@@ -11,37 +11,37 @@ byId("gain-old").addEventListener("change", (event) => change({ gain: [byId("gai
 
 let width = window.innerWidth;
 window.addEventListener("resize", () => {
-  // On a phone the height changes with every scroll.
+  // On a phone, scrolling changes the height.
   if (window.innerWidth === width) return;
   width = window.innerWidth;
   redrawAll();
 });
-// Paper has its own width, and is never dark.
+// Print has a different width, and no dark mode.
 for (const media of ["(prefers-color-scheme: dark)", "print"]) window.matchMedia(media).addEventListener("change", redrawAll);
 window.addEventListener("scroll", tip.hide, { passive: true });
 
 function head() {
   document.title = `${data.title} · fedclade`;
-  for (const name of ["title", "headline", "version"]) say(name, data[name]);
+  for (const name of ["title", "headline", "version"]) setText(name, data[name]);
 }
 
-async function ask(last) {
+async function update(last) {
   let text = last;
   try {
-    const answer = await fetch("data.json", { cache: "no-store" });
-    if (!answer.ok) throw new Error(answer.statusText);
-    text = await answer.text();
+    const response = await fetch("data.json", { cache: "no-store" });
+    if (!response.ok) throw new Error(response.statusText);
+    text = await response.text();
     if (text !== last) {
       data = JSON.parse(text);
       head();
       redrawAll();
     }
-    say("status", data.runs.some((run) => run.progress) ? "Live: the page follows the run." : "The run has ended; this is its result.");
+    setText("status", data.runs.some((run) => run.progress) ? "Live: this page follows the run." : "The run is finished; this is its result.");
   } catch {
-    say("status", "The run's server does not answer; this is what was known last.");
+    setText("status", "The server of the run does not respond; this is the last known state.");
   }
-  window.setTimeout(() => ask(text), 2000);
+  window.setTimeout(() => update(text), 2000);
 }
 
 redrawAll();
-if (document.body.dataset.live === "yes") ask(null);
+if (document.body.dataset.live === "yes") update(null);

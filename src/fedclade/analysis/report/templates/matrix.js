@@ -1,4 +1,4 @@
-// Distances between clients as two squares, before and after reordering, with a strip that says which group each row is in.
+// Distances between clients as two matrices, before and after reordering, with a strip that shows the group of each row.
 
 const STRIP = 18; // pixels: wide enough for a group's number
 
@@ -7,23 +7,24 @@ function shade(value, stops) {
   return from.map((part, at) => part + (to[at] - part) * share);
 }
 
-const colourValue = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const cssColor = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function drawMatrix(run) {
   const matrix = run.matrix;
   if (!show("matrix", Boolean(matrix))) return;
-  const stops = ["--near", "--middle", "--far"].map((name) => colourValue(name).split(",").map(Number));
+  const stops = ["--near", "--middle", "--far"].map((name) => cssColor(name).split(",").map(Number));
   const palette = Array.from({ length: 256 }, (_, value) => shade(value / 255, stops));
   const sorted = matrix.groups.flatMap(([group, from, to]) => Array(to - from).fill(group));
-  square("matrix-before", "Before: in the order of client numbers", matrix, matrix.before, run.map.cluster, matrix.ids, palette);
-  square("matrix-after", "After: group by group", matrix, matrix.after, sorted, matrix.order, palette);
-  say(
+  square("matrix-before", "Before: ordered by client", matrix, matrix.before, run.map.cluster, named(run, matrix.ids), palette);
+  square("matrix-after", "After: ordered by group", matrix, matrix.after, sorted, named(run, matrix.order), palette);
+  setText(
     "matrix-caption",
-    `Distances between ${number(matrix.clients)} clients: ${isDark() ? "the lighter" : "the darker"}, the nearer.${blockNote(matrix)} The strip at the left and top shows the groups.`,
+    `Distances between ${number(matrix.clients)} clients: ${isDark() ? "lighter" : "darker"} is closer.${blockNote(matrix)} The strips at the left and top show the groups.`,
   );
   tableOfDistances(matrix);
 }
 
+const named = (run, ids) => ids && ids.map((client) => clientName(run, client));
 const isDark = () => window.matchMedia("screen and (prefers-color-scheme: dark)").matches;
 const blockNote = ({ clients, side }) =>
   clients > side
@@ -60,32 +61,32 @@ function square(id, title, matrix, encoded, groups, ids, palette) {
     return tip.show(
       event.clientX,
       event.clientY,
-      `${who(row, matrix, groups, ids)}\n${who(column, matrix, groups, ids)}\ndistance ${cells[row * side + column] === 255 ? "at least " : ""}${number(distance, 3)}`,
+      `${clientText(row, matrix, groups, ids)}\n${clientText(column, matrix, groups, ids)}\ndistance ${cells[row * side + column] === 255 ? "at least " : ""}${number(distance, 3)}`,
     );
   });
   canvas.addEventListener("pointerleave", tip.hide);
 }
 
-// Neighbours of one group: [group, from, to].
-function stretches(groups) {
-  const found = [];
+// Consecutive rows of one group: [group, from, to].
+function groupRanges(groups) {
+  const ranges = [];
   groups.forEach((group, at) => {
-    if (found.length && found[found.length - 1][0] === group) found[found.length - 1][2] = at + 1;
-    else found.push([group, at, at + 1]);
+    if (ranges.length && ranges[ranges.length - 1][0] === group) ranges[ranges.length - 1][2] = at + 1;
+    else ranges.push([group, at, at + 1]);
   });
-  return found;
+  return ranges;
 }
 
-// The group of every row, along both edges, with its number where there is room. A chosen group is the only one with colour, and framed.
+// The group of every row, along both edges, with its number if there is space. Only a chosen group is colored and framed.
 function strips(paint, groups, clients, length, edge) {
-  const colours = Array.from({ length: COLOURS }, (_, at) => colourValue(`--c${at}`));
-  const [plain, page, ink] = ["--line", "--page", "--ink"].map(colourValue);
+  const colors = Array.from({ length: COLORS }, (_, at) => cssColor(`--c${at}`));
+  const [plain, page, ink] = ["--line", "--page", "--ink"].map(cssColor);
   const cell = length / clients;
   Object.assign(paint, { font: "bold 14px sans-serif", textAlign: "center", textBaseline: "middle", strokeStyle: ink, lineWidth: 2 });
-  for (const [group, from, to] of stretches(groups)) {
+  for (const [group, from, to] of groupRanges(groups)) {
     const [begin, size] = [edge + from * cell, Math.max((to - from) * cell, 0.5)];
     const muted = group < 0 || isDim(group);
-    paint.fillStyle = muted ? plain : colours[group % COLOURS];
+    paint.fillStyle = muted ? plain : colors[group % COLORS];
     paint.fillRect(0, begin, STRIP, size);
     paint.fillRect(begin, 0, size, STRIP);
     if (group >= 0 && size > 22) {
@@ -97,7 +98,7 @@ function strips(paint, groups, clients, length, edge) {
   }
 }
 
-function who(cell, { clients, side }, groups, ids) {
+function clientText(cell, { clients, side }, groups, ids) {
   const from = Math.floor((cell * clients) / side);
   const to = Math.max(from + 1, Math.floor(((cell + 1) * clients) / side));
   const inside = [...new Set(groups.slice(from, to))];
@@ -106,7 +107,7 @@ function who(cell, { clients, side }, groups, ids) {
 }
 
 function tableOfDistances({ between, measure }) {
-  if (!show("matrix-told", between !== null)) return;
+  if (!show("matrix-details", between !== null)) return;
   const columns = [{ label: "Mean distance to", value: (row) => groupName(between.groups[row]), header: true }];
   between.groups.forEach((group, at) =>
     columns.push({ label: groupName(group), value: (row) => between.mean[row][at], numeric: true, format: (value) => number(value, 3) }),

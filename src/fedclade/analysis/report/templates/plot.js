@@ -1,4 +1,4 @@
-// A frame with axes, zoom, and a way to read values with mouse, finger or arrow keys. What is inside is drawn by charts.js.
+// A frame with axes, zoom, and values that can be read with mouse, touch or arrow keys. charts.js draws the contents.
 
 const MARGIN = { top: 10, right: 14, bottom: 44, left: 66 };
 
@@ -12,14 +12,14 @@ function ticks([low, high], wanted) {
   return marks;
 }
 
-// Where all values are equal there is still something to see.
+// Add a margin, so that the range is not empty if all values are equal.
 function padded([low, high], share = 0.04) {
   const room = (high - low) * share || Math.abs(low) * 0.05 || 1;
   return [low - room, high + room];
 }
 
 /* A plot in the element `${id}-plot`. x and y: { label, domain, ticks: false for none, whole: true for integers }.
-   inside(plot) draws and returns what can be read: [{ x, y, text, group }] in pixels. nearest: "x" or "xy". */
+   inside(frame) draws and returns the values that can be read: [{ x, y, text, group }] in pixels. nearest: "x" or "xy". */
 function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onpick = null }, inside) {
   const holder = byId(`${id}-plot`);
   const width = Math.max(280, Math.min(holder.clientWidth || 640, 1200));
@@ -29,10 +29,10 @@ function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onp
     ([low, high], from, to) =>
     (value) =>
       from + ((value - low) / (high - low || 1)) * (to - from);
-  const here = { id, area, x: scale(shown.x, area.left, area.right), y: scale(shown.y, area.bottom, area.top), shown };
+  const frame = { id, area, x: scale(shown.x, area.left, area.right), y: scale(shown.y, area.bottom, area.top), shown };
 
   const root = draw("svg", { id: `${id}-svg`, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": label });
-  root.append(axes(here, x, y));
+  root.append(axes(frame, x, y));
   const clip = `${id}-clip`;
   root.append(
     draw(
@@ -41,22 +41,22 @@ function plot(id, { label, x, y, height = 280, zoom = false, nearest = "xy", onp
       draw("rect", { x: area.left - 6, y: area.top - 6, width: area.right - area.left + 12, height: area.bottom - area.top + 12 }),
     ),
   );
-  here.body = draw("g", { "clip-path": `url(#${clip})` });
-  root.append(here.body);
-  const targets = inside(here) ?? [];
+  frame.body = draw("g", { "clip-path": `url(#${clip})` });
+  root.append(frame.body);
+  const targets = inside(frame) ?? [];
   holder.replaceChildren(root);
   readable(
     root,
-    here,
-    targets.filter((one) => within(one, area)),
+    frame,
+    targets.filter((target) => within(target, area)),
     nearest,
     onpick,
   );
-  if (zoom) zoomable(holder, root, here, { x: x.domain, y: y.domain });
-  return here;
+  if (zoom) zoomable(holder, root, frame, { x: x.domain, y: y.domain });
+  return frame;
 }
 
-const within = (one, area) => one.x >= area.left - 6 && one.x <= area.right + 6 && one.y >= area.top - 6 && one.y <= area.bottom + 6;
+const within = (target, area) => target.x >= area.left - 6 && target.x <= area.right + 6 && target.y >= area.top - 6 && target.y <= area.bottom + 6;
 
 function axes({ area, x: toX, y: toY, shown }, x, y) {
   const group = draw("g", { "aria-hidden": "true" });
@@ -79,7 +79,7 @@ function axes({ area, x: toX, y: toY, shown }, x, y) {
   return group;
 }
 
-// Pixels of the drawing under the pointer: the drawing may be shown larger or smaller than it was made.
+// The pointer's position in pixels of the drawing, which the browser may scale.
 function position(root, event) {
   const box = root.getBoundingClientRect();
   const [, , width, height] = root.getAttribute("viewBox").split(" ").map(Number);
@@ -91,24 +91,24 @@ function position(root, event) {
   };
 }
 
-function readable(root, here, targets, nearest, onpick) {
+function readable(root, frame, targets, nearest, onpick) {
   if (!targets.length) return;
   const ring =
     nearest === "x"
-      ? draw("line", { class: "cursor", y1: here.area.top, y2: here.area.bottom, visibility: "hidden" })
+      ? draw("line", { class: "cursor", y1: frame.area.top, y2: frame.area.bottom, visibility: "hidden" })
       : draw("circle", { class: "ring", r: 8, visibility: "hidden" });
   root.append(ring);
   let at = null;
 
-  function point(next, spoken) {
+  function point(next, announce) {
     at = next;
-    const one = targets[at];
+    const target = targets[at];
     ring.setAttribute("visibility", "visible");
-    for (const [name, value] of Object.entries(nearest === "x" ? { x1: one.x, x2: one.x } : { cx: one.x, cy: one.y }))
+    for (const [name, value] of Object.entries(nearest === "x" ? { x1: target.x, x2: target.x } : { cx: target.x, cy: target.y }))
       ring.setAttribute(name, value);
     const { box, ratio } = position(root, { clientX: 0, clientY: 0 });
-    tip.show(box.left + one.x * ratio, box.top + one.y * ratio, one.text);
-    if (spoken) tip.speak(one.text);
+    tip.show(box.left + target.x * ratio, box.top + target.y * ratio, target.text);
+    if (announce) tip.announce(target.text);
   }
 
   function leave() {
@@ -118,7 +118,7 @@ function readable(root, here, targets, nearest, onpick) {
 
   root.addEventListener("pointermove", (event) => {
     const { x, y } = position(root, event);
-    const far = (one) => (nearest === "x" ? Math.abs(one.x - x) : Math.hypot(one.x - x, one.y - y));
+    const far = (target) => (nearest === "x" ? Math.abs(target.x - x) : Math.hypot(target.x - x, target.y - y));
     let best = 0;
     for (let next = 1; next < targets.length; next += 1) if (far(targets[next]) < far(targets[best])) best = next;
     if (far(targets[best]) < (nearest === "x" ? Infinity : 30)) point(best, false);
@@ -138,17 +138,17 @@ function readable(root, here, targets, nearest, onpick) {
   if (onpick) root.addEventListener("click", () => at !== null && ring.getAttribute("visibility") === "visible" && onpick(targets[at]));
 }
 
-function zoomable(holder, root, here, full) {
-  const set = (domain) => change({ zoom: { ...chosen.zoom, [here.id]: domain } });
+function zoomable(holder, root, frame, full) {
+  const set = (domain) => change({ zoom: { ...chosen.zoom, [frame.id]: domain } });
   const inverse =
     ([low, high], from, to) =>
     (pixel) =>
       low + ((pixel - from) / (to - from)) * (high - low);
-  const toX = inverse(here.shown.x, here.area.left, here.area.right);
-  const toY = inverse(here.shown.y, here.area.bottom, here.area.top);
+  const toX = inverse(frame.shown.x, frame.area.left, frame.area.right);
+  const toY = inverse(frame.shown.y, frame.area.bottom, frame.area.top);
   const scaled = ([low, high], factor) => [(low + high) / 2 - ((high - low) / 2) * factor, (low + high) / 2 + ((high - low) / 2) * factor];
-  const by = (factor) => () => set({ x: scaled(here.shown.x, factor), y: scaled(here.shown.y, factor) });
-  const button = (name, text, onclick) => make("button", { type: "button", id: `${here.id}-${name}`, onclick }, text);
+  const by = (factor) => () => set({ x: scaled(frame.shown.x, factor), y: scaled(frame.shown.y, factor) });
+  const button = (name, text, onclick) => make("button", { type: "button", id: `${frame.id}-${name}`, onclick }, text);
   holder.append(
     make(
       "div",
@@ -159,7 +159,7 @@ function zoomable(holder, root, here, full) {
     ),
   );
 
-  // A finger scrolls the page; it has the buttons.
+  // Touch scrolls the page, so it zooms with the buttons only.
   let begin = null;
   const box = draw("rect", { class: "brush", visibility: "hidden" });
   root.append(box);

@@ -1,12 +1,12 @@
-// One run, section by section.
+// The sections of one run.
 
 function drawRun() {
   if (!show("run", data.runs.length > 0)) return;
   const run = chosenRun();
   choices(run);
-  say("run-title", data.runs.length > 1 ? `Run ${run.name}` : "What came out");
-  say("run-headline", data.runs.length > 1 ? run.headline : "");
-  say("run-progress", run.progress);
+  setText("run-title", data.runs.length > 1 ? `Run ${run.name}` : "Result");
+  setText("run-headline", data.runs.length > 1 ? run.headline : "");
+  setText("run-progress", run.progress);
   tiles(run);
   learning(run);
   groupTable(run);
@@ -65,7 +65,7 @@ function learning(run) {
     { name: "mean client, training data", index: 7, points: points(train), dashed: true },
   ];
   const { label } = data.metric;
-  const any = series.some((one) => one.points.length) || run.byGroup;
+  const any = series.some((line) => line.points.length) || run.byGroup;
   if (!show("learning", Boolean(any))) return;
   lines("learning-all", {
     label: `${label} of all clients by round`,
@@ -77,12 +77,12 @@ function learning(run) {
   });
   const of = run.byGroup?.of ?? "accuracy";
   const name = of[0].toUpperCase() + of.slice(1);
-  const groups = (run.byGroup?.series ?? []).map(([group, found]) => ({
+  const groups = (run.byGroup?.series ?? []).map(([group, points]) => ({
     name: groupName(group),
     index: group,
     group,
     choosable: groupsOf(run).includes(group),
-    points: found,
+    points,
   }));
   lines("learning-groups", {
     label: `${name} by group and round`,
@@ -113,7 +113,7 @@ function groupTable(run) {
     { label: "Examples", value: (row) => row.examples ?? null, numeric: true },
     { label: withUnit(`Mean ${data.metric.label.toLowerCase()}`), value: (row) => row.mean, numeric: true, format: shortMetric },
     { label: "Worst tenth", value: (row) => row.worst ?? null, numeric: true, format: shortMetric },
-    { label: "Classes", value: (row) => labels(row.classes) || null },
+    { label: "Classes", value: (row) => labels(run, row.classes) || null },
   ];
   const used = columns.filter((column) => run.groups.some((row) => column.value(row) !== null));
   table("groups-table", { caption: "The groups", columns: used, rows: run.groups, chosenRow: (row) => row.group === chosen.group });
@@ -122,11 +122,11 @@ function groupTable(run) {
 const shortMetric = (value) => (data.metric.unit ? fixed(value) : number(value));
 
 function related(run) {
-  say("pictured", run.pictured);
-  if (!show("pictures", Boolean(run.map))) return;
+  setText("similarity-caption", run.caption);
+  if (!show("similarity-plots", Boolean(run.map))) return;
   const { id, x, y, cluster, value, share } = run.map;
   const points = id.map((client, at) => {
-    const text = [`client ${client}, ${groupName(cluster[at])}`];
+    const text = [`client ${clientName(run, client)}, ${groupName(cluster[at])}`];
     if (value && value[at] !== null) text.push(`${data.metric.label.toLowerCase()} ${metricText(value[at])}`);
     const mix = mixOf(run, client);
     if (mix) text.push(`labels ${mix}`);
@@ -134,14 +134,14 @@ function related(run) {
   });
   const axis = (values, name) => ({ label: name, domain: padded(extent(values), 0.06) });
   scatter("map", {
-    label: `Map of ${number(id.length)} clients; two directions that show ${number(100 * share, 2)} % of the variance`,
-    x: axis(x, "First direction"),
-    y: axis(y, "Second direction"),
+    label: `Map of ${number(id.length)} clients; two principal components with ${number(100 * share, 2)} % of the variance`,
+    x: axis(x, "First component"),
+    y: axis(y, "Second component"),
     points,
   });
   byId("map").querySelector("figcaption").textContent =
-    `The clients' map: near is alike. It shows ${number(100 * share, 2)} % of the variance. Drag to look closer, choose a client to see its group.`;
-  show("map-told", false); // the table of all clients says it
+    `Map of the clients: similar clients are close. It shows ${number(100 * share, 2)} % of the variance. Drag to zoom; choose a client to highlight its group.`;
+  show("map-details", false); // the table of all clients has the same groups
   drawMatrix(run);
   drawTree(run);
 }
@@ -154,7 +154,7 @@ function fairness(run) {
   const worst = run.summary?.[`${data.metric.key}_worst10`];
   const rules = values.length ? [[mean(values), `mean ${metricText(mean(values))}`]] : [];
   if (worst !== null && worst !== undefined) rules.push([worst, `worst tenth ${metricText(worst)}`]);
-  const some = clients.id.length < clients.all ? ` (${number(clients.id.length)} of ${number(clients.all)}, evenly chosen)` : "";
+  const some = clients.id.length < clients.all ? ` (${number(clients.id.length)} of ${number(clients.all)}, evenly spaced)` : "";
   histogram("spread", {
     label: `${label} of ${number(values.length)} clients${some}`,
     xLabel: withUnit(label),
@@ -165,7 +165,7 @@ function fairness(run) {
   });
   const at = clients.id.map((_, place) => place).filter((place) => chosen.group === null || clients.cluster[place] === chosen.group);
   const columns = [
-    { label: "Client", value: (place) => clients.id[place], numeric: true, header: true },
+    { label: "Client", value: (place) => clientName(run, clients.id[place]), numeric: !run.names, header: true },
     { label: "Group", value: (place) => clients.cluster[place], numeric: true },
     ...(clients.truth ? [{ label: "True group", value: (place) => clients.truth[place], numeric: true }] : []),
     { label: "Examples", value: (place) => clients.examples[place], numeric: true },
@@ -184,7 +184,7 @@ function costs(run) {
     { name: "sent to clients", index: 1, points: points(down, 1e6) },
   ];
   lines("traffic", {
-    label: "Megabytes sent so far by round",
+    label: "Total megabytes sent by round",
     xLabel: "Round",
     yLabel: "MB",
     series,
@@ -192,7 +192,7 @@ function costs(run) {
     fromZero: true,
   });
   lines("seconds", {
-    label: "Seconds so far by round",
+    label: "Total seconds by round",
     xLabel: "Round",
     yLabel: "Seconds",
     series: [{ name: "seconds", index: 0, points: points(seconds) }],
@@ -203,28 +203,28 @@ function costs(run) {
 
 function failures(run) {
   const { count, reasons, first } = run.failures;
-  say(
-    "failures-said",
+  setText(
+    "failures-text",
     count
-      ? `${number(count)} replies did not come or were refused: ${reasons.map(([reason, times]) => `${reason} (${number(times)})`).join("; ")}.`
-      : "None: every client that was asked has answered.",
+      ? `${number(count)} replies are missing or were rejected: ${reasons.map(([reason, times]) => `${reason} (${number(times)})`).join("; ")}.`
+      : "None: every selected client replied.",
   );
   if (!show("failures-table", count > 0)) return;
   const columns = [
     { label: "Round", value: ([round]) => round, numeric: true },
-    { label: "Client", value: ([, client]) => client, numeric: true },
-    { label: "Why", value: ([, , reason]) => reason, wide: true },
+    { label: "Client", value: ([, client]) => clientName(run, client), numeric: !run.names },
+    { label: "Reason", value: ([, , reason]) => reason, wide: true },
   ];
   table("failures-table", {
-    caption: first.length < count ? `The first ${number(first.length)} of ${number(count)}` : "Who, when, why",
+    caption: first.length < count ? `The first ${number(first.length)} of ${number(count)}` : "All failures",
     columns,
     rows: first,
   });
 }
 
 function settings(run) {
-  say("folder", run.folder);
+  setText("folder", run.folder);
   const tables = Object.entries(run.config).map(([name, table]) => pairs(`[${name}]`, table));
-  if (run.summary) tables.push(pairs("All numbers", run.summary));
+  if (run.summary) tables.push(pairs("Summary", run.summary));
   byId("settings-body").replaceChildren(...tables);
 }

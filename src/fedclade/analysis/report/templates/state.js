@@ -1,4 +1,4 @@
-// The data, what the reader has chosen, and how groups look. `change` is the only way to choose; it draws the page again.
+// The data, the reader's choices, and the style of groups. Only `change` changes a choice; it redraws the page.
 
 let data = JSON.parse(byId("data").textContent);
 const chosen = { run: null, group: null, sort: {}, zoom: {}, rows: {}, gain: [null, null] };
@@ -9,7 +9,7 @@ function change(patch) {
   redrawAll();
 }
 
-// Focus stays where it was: what is drawn again keeps its id.
+// Keep the focus: redrawn elements have the same id.
 function redrawAll() {
   const focused = document.activeElement?.id;
   tip.hide();
@@ -17,10 +17,10 @@ function redrawAll() {
   if (focused && document.activeElement?.id !== focused) byId(focused)?.focus({ preventScroll: true });
 }
 
-// The best for the mean client comes first; where nothing is known yet, the order stays.
+// The run with the best mean client comes first; runs without results keep their order.
 function bestFirst(runs) {
-  const worth = (run) => (known(run.rounds.value).length ? known(run.rounds.value).at(-1) * (data.metric.higher ? 1 : -1) : -Infinity);
-  return [...runs].sort((a, b) => (worth(b) > worth(a)) - (worth(b) < worth(a)));
+  const score = (run) => (known(run.rounds.value).length ? known(run.rounds.value).at(-1) * (data.metric.higher ? 1 : -1) : -Infinity);
+  return [...runs].sort((a, b) => (score(b) > score(a)) - (score(b) < score(a)));
 }
 
 const chosenRun = () => data.runs.find((run) => run.name === chosen.run) ?? bestFirst(data.runs)[0];
@@ -28,10 +28,10 @@ const withUnit = (label) => (data.metric.unit ? `${label} (${data.metric.unit})`
 const metricText = (value) =>
   data.metric.unit ? (value === null || value === undefined ? NONE : `${value.toFixed(1)} ${data.metric.unit}`) : number(value);
 
-// Colour and shape repeat with different periods, so that 56 groups look different and colour is never alone.
-const COLOURS = 8;
+// Color and shape repeat with different periods, so 56 groups look different, and color is never the only difference.
+const COLORS = 8;
 const SHAPES = ["circle", "square", "up", "diamond", "down", "plus", "cross"];
-const colourOf = (index) => (index < 0 ? "plain" : `c${index % COLOURS}`);
+const colorOf = (index) => (index < 0 ? "plain" : `c${index % COLORS}`);
 const groupName = (group) => (group === -2 ? "several groups" : group < 0 ? "no group yet" : `group ${group}`);
 const isDim = (group) => chosen.group !== null && group !== chosen.group;
 
@@ -81,14 +81,14 @@ function shapePath(index, x, y, r) {
   }
 }
 
-// A sample of how a series or group is drawn; it says nothing that the name beside it does not.
+// The legend symbol of a series or group. It is hidden from screen readers, because the name is next to it.
 function key(index, { line = false, dashed = false } = {}) {
   const parts = [draw("path", { d: shapePath(index, 13, 8, 5), class: "mark" })];
   if (line) parts.unshift(draw("path", { d: "M0,8H26", class: dashed ? "trace dashed" : "trace" }));
-  return draw("svg", { class: `key ${colourOf(index)}`, viewBox: "0 0 26 16", "aria-hidden": "true" }, ...parts);
+  return draw("svg", { class: `key ${colorOf(index)}`, viewBox: "0 0 26 16", "aria-hidden": "true" }, ...parts);
 }
 
-// A button that highlights a group everywhere, or no longer.
+// A button that turns the highlight of a group on or off.
 function groupButton(group, id) {
   const pressed = chosen.group === group;
   return make(
@@ -102,7 +102,10 @@ function mixOf(run, client) {
   const mix = run.mix === null ? null : data.mixes[run.mix];
   if (!mix) return null;
   mix.at ??= new Map(mix.ids.map((id, at) => [id, at]));
-  return mix.at.has(client) ? labels(mix.top[mix.at.get(client)]) : null;
+  return mix.at.has(client) ? labels(run, mix.top[mix.at.get(client)]) : null;
 }
 
-const labels = (top) => (top ?? []).map(([label, share]) => `${label} (${share} %)`).join(", ");
+const labels = (run, top) => (top ?? []).map(([label, share]) => `${run.classNames?.[label] ?? label} (${share} %)`).join(", ");
+
+// The name of a client where it has one, else its number.
+const clientName = (run, client) => run.names?.[client] ?? client;

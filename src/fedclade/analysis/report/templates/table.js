@@ -1,12 +1,12 @@
-// Tables that can be sorted by any column, and that show many rows a part at a time.
+// Tables that can be sorted by any column, and that show long lists in parts.
 
-const AT_ONCE = 100;
+const PAGE_ROWS = 100;
 
-/* columns: [{ label, value(row), numeric, format(value, row), wide: text that may be folded, header: this cell names the row, cell(row): an element instead of text }]. */
+/* columns: [{ label, value(row), numeric, format(value, row), wide: text that may wrap, header: this cell is the row's header, cell(row): an element instead of text }]. */
 function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = () => false, first = null }) {
   const sort = chosen.sort[id] ?? first;
   const sorted = sort && sortable ? bySort(rows, columns[sort.column], sort.rising) : rows;
-  const most = chosen.rows[id] ?? AT_ONCE;
+  const most = chosen.rows[id] ?? PAGE_ROWS;
   const head = make("tr", {}, ...columns.map((column, at) => heading(id, column, at, sort, sortable)));
   const body = sorted
     .slice(0, most)
@@ -14,7 +14,7 @@ function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = (
   const drawn = make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, ...body));
   const parts = [make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption, id: `${id}-scroll` }, drawn)];
   if (sorted.length > most) {
-    const more = () => change({ rows: { ...chosen.rows, [id]: most + 5 * AT_ONCE } });
+    const more = () => change({ rows: { ...chosen.rows, [id]: most + 5 * PAGE_ROWS } });
     parts.push(
       make(
         "p",
@@ -29,7 +29,7 @@ function tableParts(id, { caption, columns, rows, sortable = true, chosenRow = (
 
 const table = (id, options) => byId(id).replaceChildren(...tableParts(id, options));
 
-// Empty values are last either way; what is equal keeps its order.
+// Empty values are last in both directions; equal values keep their order.
 function bySort(rows, { value }, rising) {
   const compare = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
   return [...rows].sort((left, right) => {
@@ -43,12 +43,12 @@ function bySort(rows, { value }, rising) {
 function heading(id, column, at, sort, sortable) {
   const kind = column.numeric ? "number" : null;
   if (!sortable) return make("th", { scope: "col", class: kind }, make("span", {}, column.label));
-  const here = sort?.column === at;
-  // Numbers are asked for from the top, names from the beginning.
-  const rising = here ? !sort.rising : !column.numeric;
+  const isSorted = sort?.column === at;
+  // The first click sorts numbers descending and names ascending.
+  const rising = isSorted ? !sort.rising : !column.numeric;
   const onclick = () => change({ sort: { ...chosen.sort, [id]: { column: at, rising } } });
-  const arrow = make("span", { "aria-hidden": "true" }, here ? (sort.rising ? " ▲" : " ▼") : "");
-  const state = here ? (sort.rising ? "ascending" : "descending") : "none";
+  const arrow = make("span", { "aria-hidden": "true" }, isSorted ? (sort.rising ? " ▲" : " ▼") : "");
+  const state = isSorted ? (sort.rising ? "ascending" : "descending") : "none";
   return make(
     "th",
     { scope: "col", class: kind, "aria-sort": state },
@@ -69,23 +69,23 @@ function cell(column, row) {
   return column.header ? make("th", { scope: "row", class: kind }, inside) : make("td", { class: kind }, inside);
 }
 
-// A dictionary as two columns: anything that JSON can say, in words.
+// A dictionary as two columns; any JSON value as text.
 function pairs(caption, dictionary) {
   const rows = Object.entries(dictionary).map(([name, value]) =>
-    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, inWords(value))),
+    make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, valueText(value))),
   );
   return make("table", {}, make("caption", {}, caption), make("tbody", {}, ...rows));
 }
 
-function inWords(value) {
+function valueText(value) {
   if (value === null || value === undefined) return NONE;
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "number") return Number.isInteger(value) ? String(value) : number(value, 5);
-  if (Array.isArray(value)) return value.length ? value.map(inWords).join(", ") : "none";
+  if (Array.isArray(value)) return value.length ? value.map(valueText).join(", ") : "none";
   if (typeof value === "object")
     return (
       Object.entries(value)
-        .map(([name, each]) => `${name}: ${inWords(each)}`)
+        .map(([name, item]) => `${name}: ${valueText(item)}`)
         .join("; ") || "none"
     );
   return String(value);

@@ -1,52 +1,52 @@
-// The tree of merges. Where it has more branches than fit, the lowest are drawn as one leaf each.
+// The dendrogram. If it has too many branches, each of the lowest is drawn as one leaf.
 
 function drawTree(run) {
   const tree = run.tree;
   if (!show("tree", Boolean(tree))) return;
   const top = Math.max(...tree.links.map((link) => link[3]));
   const last = tree.leaves.length - 1;
-  const label = `Tree of merges of ${number(tree.leaves.reduce((sum, [, size]) => sum + size, 0))} clients, ${tree.linkage} linkage${cutNote(tree)}`;
-  const x = { label: "Clients; neighbours are alike", domain: [-0.5, last + 0.5], ticks: false };
+  const label = `Dendrogram of ${number(tree.leaves.reduce((sum, [, size]) => sum + size, 0))} clients, ${tree.linkage} linkage${cutNote(tree)}`;
+  const x = { label: "Clients; neighbors are similar", domain: [-0.5, last + 0.5], ticks: false };
   const y = { label: "Height of the merge", domain: [0, top * 1.05 || 1] };
   plot(
     "tree",
     { label, x, y, height: 340, onpick: ({ group }) => change({ group: chosen.group === group || group < 0 ? null : group }) },
-    (here) => {
+    (frame) => {
       for (const [left, right, leftFoot, height, rightFoot, group] of tree.links) {
-        const path = `M${here.x(left).toFixed(1)},${here.y(leftFoot).toFixed(1)}V${here.y(height).toFixed(1)}H${here.x(right).toFixed(1)}V${here.y(rightFoot).toFixed(1)}`;
-        here.body.append(draw("path", { class: `trace ${colourOf(group)}${isDim(group) ? " dim" : ""}`, d: path, "data-group": group }));
+        const path = `M${frame.x(left).toFixed(1)},${frame.y(leftFoot).toFixed(1)}V${frame.y(height).toFixed(1)}H${frame.x(right).toFixed(1)}V${frame.y(rightFoot).toFixed(1)}`;
+        frame.body.append(draw("path", { class: `trace ${colorOf(group)}${isDim(group) ? " dim" : ""}`, d: path, "data-group": group }));
       }
-      if (tree.cut !== null) cut(here, tree);
-      return tree.leaves.map((one, at) => leaf(here, one, at, last > 60 ? 3 : 4));
+      if (tree.cut !== null) cut(frame, tree);
+      return tree.leaves.map((entry, at) => leaf(frame, entry, at, last > 60 ? 3 : 4));
     },
   );
   const caption = byId("tree").querySelector("figcaption");
-  caption.textContent = `${label}.${tree.leaves.some(([, size]) => size > 1) ? " A leaf may stand for several clients." : ""}`;
+  caption.textContent = `${label}.${tree.leaves.some(([, size]) => size > 1) ? " A leaf may represent several clients." : ""}`;
   legendOfTree(tree);
   tableOfTree(tree);
 }
 
-// The tree is ours, drawn from what the method compared; the groups are the method's. Where the two differ, say so.
+// The report computes the tree from the features; the groups come from the method. The note shows whether they agree.
 function cutNote({ cut: height, groups, agreement }) {
   if (height === null) return "";
   const same =
     agreement === 1
-      ? "the cut gives the very groups of the run"
-      : `the cut's groups agree with the run's by ${number(agreement, 2)} (adjusted Rand index)`;
+      ? "the cut gives exactly the groups of the run"
+      : `its groups agree with the run's by ${number(agreement, 2)} (adjusted Rand index)`;
   return `, cut into ${number(groups)}; ${same}`;
 }
 
-function cut(here, tree) {
-  const y = here.y(tree.cut);
-  here.body.append(draw("line", { class: "rule", id: "tree-cut", x1: here.area.left, x2: here.area.right, y1: y, y2: y }));
-  here.body.append(
-    draw("text", { class: "strong", x: here.area.right - 4, y: y - 6, "text-anchor": "end" }, `cut: ${number(tree.groups)} groups`),
+function cut(frame, tree) {
+  const y = frame.y(tree.cut);
+  frame.body.append(draw("line", { class: "rule", id: "tree-cut", x1: frame.area.left, x2: frame.area.right, y1: y, y2: y }));
+  frame.body.append(
+    draw("text", { class: "strong", x: frame.area.right - 4, y: y - 6, "text-anchor": "end" }, `cut: ${number(tree.groups)} groups`),
   );
 }
 
-function leaf(here, [group, size], at, r) {
-  const [x, y] = [here.x(at), here.area.bottom];
-  here.body.append(draw("path", { class: `mark ${colourOf(group)}${isDim(group) ? " dim" : ""}`, d: shapePath(group, x, y, r) }));
+function leaf(frame, [group, size], at, r) {
+  const [x, y] = [frame.x(at), frame.area.bottom];
+  frame.body.append(draw("path", { class: `mark ${colorOf(group)}${isDim(group) ? " dim" : ""}`, d: shapePath(group, x, y, r) }));
   return { x, y, group, text: `${number(size)} client${size > 1 ? "s" : ""}, ${groupName(group)}` };
 }
 
@@ -65,7 +65,7 @@ function tableOfTree({ links }) {
   const columns = [
     { label: "Merge from the top", value: (row) => row.merge, numeric: true },
     { label: "Height", value: (row) => row.height, numeric: true },
-    { label: "Clients below it are of", value: (row) => groupName(row.group) },
+    { label: "Group of the clients below", value: (row) => groupName(row.group) },
   ];
   table("tree-table", { caption: "The highest merges", columns, rows: upper, sortable: false });
 }

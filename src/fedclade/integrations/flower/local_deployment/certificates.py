@@ -26,7 +26,7 @@ DAYS = 825  # the longest validity that all TLS clients accept
 def write_server_certificate(folder: Path) -> None:
     """Write ca.crt, server.pem and server.key (0600) for 127.0.0.1 and localhost.
 
-    The key of the CA is discarded, so nobody can sign a second server with it.
+    The key of the CA is discarded, so it cannot sign a second server.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))

@@ -80,11 +80,19 @@ class Federation:
         node_config: Sequence[str] | None = None,
         progress: Progress | None = None,
     ) -> Federation:
-        """Start a federation in `folder` and wait until every node is online.
+        """Start a federation and wait until every node is online.
 
         In the folder of an earlier federation the nodes keep their keys and ids, and the SuperLink
-        keeps its database. `node_config[i]` (`'key=value key="text"'`) is added to the
-        configuration of node i; its keys take precedence.
+        keeps its database.
+
+        Args:
+            folder: the folder of the federation: keys, database, logs.
+            nodes: the number of nodes.
+            secure: use TLS, and a key per node that the SuperLink checks.
+            port: the port of the SuperLink on 127.0.0.1; None or 0 for a free one.
+            node_config: for each node text that is added to its configuration, such as
+                `'key=value key="text"'`; its keys take precedence.
+            progress: called with a line about each step.
         """
         folder = folder.expanduser().resolve()
         require(nodes >= 1, "nodes", nodes, "must be at least 1")
@@ -118,14 +126,15 @@ class Federation:
         folder = folder.expanduser().resolve()
         if not (folder / "plan.json").is_file():
             raise InvalidInputError(
-                f"{folder}: there is no federation in it. Start one with 'fedclade flower up', or"
-                " say where with --dir."
+                f"{folder}: contains no federation. Start one with 'fedclade flower up', or give"
+                " its folder with --dir.",
+                str(folder),
             )
         return cls(Plan.load(folder))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What `flwr` needs in its environment to reach this federation as the connection `fed`."""
+        """The environment in which `flwr` reaches this federation as the connection `fed`."""
         return environment(self.plan.home)
 
     @property
@@ -177,11 +186,18 @@ class Federation:
     def run(
         self, app_dir: Path, settings: Mapping[str, Value] | None = None, stream: bool = True
     ) -> int:
-        """`flwr run APP_DIR`; returns 0 if the run succeeded (without `stream`: if it started). Its
-        output goes to stdout.
+        """Execute `flwr run APP_DIR`. The output of the run goes to stdout.
 
         `flwr run --stream` returns 0 even if the ServerApp failed, so the status of the run comes
         from the SuperLink.
+
+        Args:
+            app_dir: the folder of a Flower app.
+            settings: settings of the app to change.
+            stream: show the log until the run ends.
+
+        Returns:
+            0 if the run succeeded; without `stream`, 0 if it started.
         """
         require(
             (app_dir / "pyproject.toml").is_file(),
@@ -191,7 +207,8 @@ class Federation:
         )
         if not self.running:
             raise FedcladeError(
-                f"the federation in {self.plan.folder} is down. Start it with 'fedclade flower up'."
+                f"{self.plan.folder}: the federation is down. Start it with 'fedclade flower up'.",
+                str(self.plan.folder),
             )
         _check_settings(app_dir / "pyproject.toml", settings or {})
         command = ["flwr", "run", str(app_dir), CONNECTION, *(["--stream"] if stream else [])]
@@ -253,22 +270,23 @@ class Federation:
             )
 
     def _wait_until_online(self, progress: Progress) -> None:
-        until, shown = time.monotonic() + ONLINE_WITHIN, ""
+        until, last_message = time.monotonic() + ONLINE_WITHIN, ""
         while time.monotonic() < until:
             supervised, state = self.supervised, self.state
             nodes, online = state.services[1:], set[str]()
             if state.phase == "failed" or not supervised:
                 raise FedcladeError(
-                    f"the federation in {self.plan.folder} did not start: {self._why(state)}"
+                    f"{self.plan.folder}: the federation did not start: {self._reason(state)}",
+                    str(self.plan.folder),
                 )
             if nodes and all(node.connected for node in nodes):
                 with suppress(FedcladeError):
                     online = self._online() & {node.node_id for node in nodes}
             counted = max(len(online), sum(node.connected for node in nodes))
             message = state.message or f"{counted} of {len(nodes)} nodes online"
-            if message != shown:
+            if message != last_message:
                 progress(message)
-                shown = message
+                last_message = message
             if len(online) == len(nodes):
                 return
             time.sleep(0.5)
@@ -278,14 +296,15 @@ class Federation:
             if not node.connected
         )
         raise FedcladeError(
-            f"not all nodes are online after {ONLINE_WITHIN:.0f} s ({absent}). Their logs:"
-            f" {self.plan.folder}/logs."
+            f"{self.plan.folder}: some nodes are not online after {ONLINE_WITHIN:.0f} s ({absent})."
+            f" Logs: {self.plan.folder}/logs.",
+            str(self.plan.folder),
         )
 
-    def _why(self, state: State) -> str:
+    def _reason(self, state: State) -> str:
         name = SUPERLINK if state.phase == "failed" else SUPERVISOR
         return (
-            f"{state.message or 'the supervisor ended'}. The end of {self.plan.log(name)}:"
+            f"{state.message or 'the supervisor stopped'}. Last lines of {self.plan.log(name)}:"
             f" {self._end_of_log(name)}"
         )
 
@@ -303,7 +322,7 @@ class Federation:
         }
 
     def _final_status(self, run_id: str) -> str:
-        """The status of a run that has ended. The status may change a moment after the log ends."""
+        """The status of a finished run. It may change shortly after the log ends."""
         for _ in range(10):
             status = str(self._ask("list", CONNECTION, "--run-id", run_id)["runs"][0]["status"])
             if status.startswith("finished"):
@@ -316,13 +335,14 @@ class Federation:
             return ask(self.plan.home, *words)
         except FlowerCommandError as error:
             raise FedcladeError(
-                f"the SuperLink of {self.plan.folder} gave no answer: {error}"
+                f"{self.plan.folder}: the SuperLink did not answer: {error}", str(self.plan.folder)
             ) from None
 
     def _pid(self, service: Service) -> int:
         if service.pid is None:
             raise FedcladeError(
-                f"{service.name} has no process now ({service.reason or 'it was not started'})."
+                f"{service.name}: is not running ({service.reason or 'it was not started'}).",
+                service.name,
             )
         return service.pid
 
@@ -333,23 +353,26 @@ def _services(folder: Path, nodes: int, secure: bool) -> list[Service]:
     if not (folder / "plan.json").is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise InvalidInputError(
-                f"{folder}: it exists and is not the folder of a federation. Choose another --dir."
+                f"{folder}: exists, but is not the folder of a federation. Choose another --dir.",
+                str(folder),
             )
         return [Service(name) for name in names]
     if processes(folder):
         raise InvalidInputError(
-            f"{folder}: a federation is already up in it. End it with 'fedclade flower down', or"
-            " choose another --dir."
+            f"{folder}: a federation is already up in this folder. Stop it with 'fedclade flower"
+            " down', or choose another --dir.",
+            str(folder),
         )
     earlier, before = (
         Plan.load(folder),
         {service.name: service for service in State.load(folder).services},
     )
     if (len(earlier.nodes), earlier.secure) != (nodes, secure):
-        held = f"{len(earlier.nodes)} nodes, {'secure' if earlier.secure else 'not secure'}"
+        size = f"{len(earlier.nodes)} nodes, {'secure' if earlier.secure else 'not secure'}"
         raise InvalidInputError(
-            f"{folder}: it holds a federation of {held}. Remove it with 'fedclade flower down"
-            " --purge', or choose another --dir."
+            f"{folder}: contains a different federation ({size}). Remove it with 'fedclade flower"
+            " down --purge', or choose another --dir.",
+            str(folder),
         )
     return [
         Service(name, node_id=before[name].node_id, registered=before[name].registered)
@@ -382,39 +405,41 @@ def _check_settings(project: Path, settings: Mapping[str, Value]) -> None:
     try:
         app = tomllib.loads(project.read_text()).get("tool", {}).get("flwr", {}).get("app", {})
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInputError(f"{project}: not valid TOML ({error}).") from error
+        raise InvalidInputError(f"{project}: not valid TOML ({error}).", str(project)) from error
     known = _flat(app.get("config", {}))
     for key in settings:
         if key not in known:
             raise InvalidInputError(
                 f"{key}: {project} has no such setting in"
-                f" [tool.flwr.app.config].{nearest(key, known)}"
+                f" [tool.flwr.app.config].{nearest(key, known)}",
+                key,
             )
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> set[str]:
+def _flat(table: Mapping[str, Any], prefix: str = "") -> set[str]:
     """The names of settings as in Flower: nested tables are joined with dots."""
     parts = (
-        _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}"}
+        _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
         for key, value in table.items()
     )
     return set().union(*parts)
 
 
-def _port(wanted: int | None) -> int:
-    if not wanted:
+def _port(port: int | None) -> int:
+    if not port:
         return supervisor.free_port()
-    require(0 < wanted < 65536, "port", wanted, "must be between 1 and 65535, or 0 for a free one")
+    require(0 < port < 65536, "port", port, "must be between 1 and 65535, or 0 for a free one")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperLink does
         try:
-            probe.bind((HOST, wanted))
+            probe.bind((HOST, port))
         except OSError as error:
             raise InvalidInputError(
-                f"port = {wanted}: it cannot be used on {HOST} ({os.strerror(error.errno or 0)})."
-                " Leave it out for a free one."
+                f"port = {port}: cannot be used on {HOST} ({os.strerror(error.errno or 0)})."
+                " Omit it for a free one.",
+                "port",
             ) from None
-    return wanted
+    return port
 
 
 def _config(index: int, nodes: int, own: str, home: Path) -> str:
@@ -430,7 +455,7 @@ def _config(index: int, nodes: int, own: str, home: Path) -> str:
         bool(pairs) or not own.strip(),
         f"node_config[{index}]",
         own,
-        "must be key=value pairs with spaces between, text in quotes",
+        "must be key=value pairs separated by spaces, with text in quotes",
     )
     pairs_of |= dict(pairs)
     return " ".join(f"{key}={value}" for key, value in pairs_of.items())

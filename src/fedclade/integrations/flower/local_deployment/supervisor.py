@@ -62,8 +62,8 @@ class Plan:
 
     @classmethod
     def load(cls, folder: Path) -> Plan:
-        given = json.loads((folder / "plan.json").read_text())
-        return cls(folder, given["secure"], given["port"], tuple(given["configs"]))
+        content = json.loads((folder / "plan.json").read_text())
+        return cls(folder, content["secure"], content["port"], tuple(content["configs"]))
 
     def save(self) -> None:
         write_json(
@@ -100,7 +100,7 @@ class Plan:
             "--ssl-keyfile",
             f"{tls}/server.key",
         ]
-        how = [*secured, "--enable-supernode-auth"] if self.secure else ["--insecure"]
+        security = [*secured, "--enable-supernode-auth"] if self.secure else ["--insecure"]
         return [
             "flower-superlink",
             "--host",
@@ -109,16 +109,16 @@ class Plan:
             str(self.port),
             "--database",
             str(self.folder / "superlink.db"),
-            *how,
+            *security,
         ]
 
     def node_command(
         self, port: int, config: str, authority: Path | None, key: Path | None
     ) -> list[str]:
-        how = ["--root-certificates", str(authority)] if authority else ["--insecure"]
-        how += ["--auth-supernode-private-key", str(key)] if key else []
-        where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(port)]
-        return ["flower-supernode", *where, "--node-config", config, *how]
+        security = ["--root-certificates", str(authority)] if authority else ["--insecure"]
+        security += ["--auth-supernode-private-key", str(key)] if key else []
+        address = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(port)]
+        return ["flower-supernode", *address, "--node-config", config, *security]
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Service:
     reason: str = ""
     node_id: str = ""
     registered: bool = False
-    # since its last start its log has the id that the SuperLink gave it
+    # whether the log has the id from the SuperLink since the last start
     connected: bool = False
 
 
@@ -146,10 +146,9 @@ class State:
 
     @classmethod
     def load(cls, folder: Path) -> State:
-        given = json.loads((folder / "state.json").read_text())
-        return cls(
-            given["phase"], given["message"], [Service(**service) for service in given["services"]]
-        )
+        content = json.loads((folder / "state.json").read_text())
+        services = [Service(**service) for service in content["services"]]
+        return cls(content["phase"], content["message"], services)
 
     def save(self, folder: Path) -> None:
         write_json(folder / "state.json", asdict(self))
@@ -267,7 +266,7 @@ class Supervisor:
             if (code := process.poll()) is not None:
                 self.superlink.pid = None
                 raise FlowerCommandError(
-                    f"the SuperLink ended at once. {self._reason(self.superlink, code)}"
+                    f"the SuperLink ended at its start: {self._reason(self.superlink, code)}"
                 )
             try:
                 with urlopen(address, timeout=5, context=context):
@@ -314,7 +313,7 @@ class Supervisor:
 
 
 def processes(folder: Path) -> dict[str, list[psutil.Process]]:
-    """The processes of the federation in `folder`, by service, with those whose parent has
+    """The processes of the federation in `folder`, by service. Includes processes whose parent has
     ended.
     """
     by_service: dict[str, list[psutil.Process]] = {}
@@ -345,9 +344,7 @@ def end(running: Iterable[psutil.Process], grace_seconds: float = 10.0) -> None:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Whether a process runs. A zombie does not: in a container without an init nobody reaps
-    it.
-    """
+    """Whether a process runs. A zombie does not: a container without an init process keeps it."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -355,7 +352,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def log_text(path: Path, offset: int = 0) -> str:
-    """The log from `offset` on, without colours; only the end of a long log."""
+    """The log from `offset` on, without colors; only the end of a long log."""
     with path.open("rb") as file:
         file.seek(max(offset, path.stat().st_size - 20_000))
         return re.sub(r"\x1b\[[0-9;]*m", "", file.read().decode(errors="replace"))
