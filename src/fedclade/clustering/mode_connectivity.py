@@ -90,7 +90,13 @@ def losses_along(
 
 
 def fit_bends(
-    outputs: Outputs, a: Models, b: Models, inputs: Tensor, steps: int, lr: float = LR
+    outputs: Outputs,
+    a: Models,
+    b: Models,
+    inputs: Tensor,
+    steps: int,
+    lr: float = LR,
+    straight: tuple[str, ...] = (),
 ) -> Models:
     """(pairs, …) the bends θ after some steps of Adam from the midpoint, on the mean loss along
     each chain.
@@ -102,13 +108,19 @@ def fit_bends(
         inputs: the inputs of f.
         steps: the number of steps; 0 gives the straight path.
         lr: the learning rate of Adam.
+        straight: the names of what stays at the midpoint, such as running statistics.
     """
-    straight = midpoint(a, b)
+    middle = midpoint(a, b)
     if not steps:
-        return straight
+        return middle
     loss = _Loss(outputs, a, b, inputs)
-    bend = {name: value.clone().requires_grad_() for name, value in straight.items()}
-    optimizer = torch.optim.Adam(bend.values(), lr=lr)
+    fitted = {
+        name: value.clone().requires_grad_()
+        for name, value in middle.items()
+        if name not in straight
+    }
+    bend = middle | fitted
+    optimizer = torch.optim.Adam(fitted.values(), lr=lr)
     with torch.enable_grad(), _deterministic():
         for _ in range(steps):
             optimizer.zero_grad()
@@ -118,7 +130,7 @@ def fit_bends(
             optimizer.step()
     # If outputs are not finite, a bend cannot be fitted: the path stays straight.
     return {
-        name: torch.where(value.isfinite(), value, straight[name]).detach()
+        name: torch.where(value.isfinite(), value, middle[name]).detach()
         for name, value in bend.items()
     }
 
@@ -164,8 +176,15 @@ class Paths:
     """
 
     def __init__(
-        self, outputs: Outputs, models: Models, inputs: Tensor, steps: int, lr: float = LR
+        self,
+        outputs: Outputs,
+        models: Models,
+        inputs: Tensor,
+        steps: int,
+        lr: float = LR,
+        straight: tuple[str, ...] = (),
     ) -> None:
+        self.straight = straight
         self.outputs, self.models, self.inputs, self.steps, self.lr = (
             outputs,
             models,
@@ -175,7 +194,7 @@ class Paths:
         )
         self.count = len(next(iter(models.values())))
         self.pairs = torch.combinations(torch.arange(self.count))
-        self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs)
+        self.bytes_of_a_pair = _bytes_of_a_pair(outputs, models, inputs, straight)
         self._block = max(1, BLOCK_BYTES // self.bytes_of_a_pair)
         self._cached = {name: value[:0] for name, value in models.items()}  # of the first pairs
 
@@ -248,18 +267,24 @@ class Paths:
         )
         if which[-1] < len(next(iter(self._cached.values()))):
             return a, {name: value[which] for name, value in self._cached.items()}, b
-        return a, fit_bends(self.outputs, a, b, self.inputs, self.steps, self.lr), b
+        return a, fit_bends(self.outputs, a, b, self.inputs, self.steps, self.lr, self.straight), b
 
 
 def _bytes(models: Models) -> int:
     return sum(value.numel() * value.element_size() for value in models.values())
 
 
-def _bytes_of_a_pair(outputs: Outputs, models: Models, inputs: Tensor) -> int:
+def _bytes_of_a_pair(
+    outputs: Outputs, models: Models, inputs: Tensor, straight: tuple[str, ...]
+) -> int:
     """The bytes of one pair while its bend is fitted: eight models (both ends, the bend, a point of
     the chain, their gradients, Adam's two means) and the activations saved for the backward pass.
     """
-    model, saved = {name: value[0].detach().requires_grad_() for name, value in models.items()}, 0
+    model = {
+        name: value[0].detach().requires_grad_(name not in straight)
+        for name, value in models.items()
+    }
+    saved = 0
 
     def count(value: Tensor) -> Tensor:
         nonlocal saved

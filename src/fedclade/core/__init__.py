@@ -25,7 +25,9 @@ from fedclade.core.functional_model import (
 from fedclade.core.local_sgd import (
     chain_training,
     effective_steps,
+    initial_optimizer_state,
     initial_velocity,
+    optimizer_step,
     sgd,
     sgd_step,
 )
@@ -78,9 +80,11 @@ __all__ = [
     "effective_steps",
     "flatten",
     "fold_in",
+    "initial_optimizer_state",
     "initial_velocity",
     "natively_batched",
     "nbytes",
+    "optimizer_step",
     "serializable_program",
     "sgd",
     "sgd_step",

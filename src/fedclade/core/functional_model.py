@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from itertools import count
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,13 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from fedclade.core.client_functions import ClientFunctions, uses_replaced_functions
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
-from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.rng import hash_bits, uniform
+from fedclade.core.one_by_one import one_by_one
+from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.rng import hash_bits
+from fedclade.core.running_statistics import batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
-from fedclade.errors import InvalidInputError, VectorizationError, nearest
+from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per example. Metrics have the same type."""
@@ -104,45 +106,6 @@ def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     return right if y.ndim == 1 else right.flatten(1).mean(1)
 
 
-# The step's key, and a counter of the dropout layers in this forward pass: each call has its own
-# mask.
-_dropout: ContextVar[tuple[Tensor, Iterator[int]] | None] = ContextVar("dropout", default=None)
-
-
-class _CounterDropout(nn.Module):
-    """Dropout whose mask is a hash of the step's key. The mask of torch's dropout would depend on
-    which clients run together.
-    """
-
-    def __init__(self, p: float, whole_channels: bool) -> None:
-        super().__init__()
-        self.p, self.whole_channels = p, whole_channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        training = _dropout.get()
-        if training is None or self.p == 0.0:
-            return x
-        key, calls = training
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.whole_channels else tuple(x.shape)
-        keep = uniform(hash_bits(key, next(calls)), shape) >= self.p
-        return x * keep / (1.0 - self.p) if self.p < 1 else torch.zeros_like(x)
-
-
-def _with_counter_dropout(module: nn.Module, path: str = "") -> nn.Module:
-    """The module with every dropout layer replaced by `_CounterDropout`."""
-    if isinstance(module, nn.AlphaDropout | nn.FeatureAlphaDropout):
-        raise VectorizationError(
-            f"model: layer '{path}' ({type(module).__name__}) is not supported. Use nn.Dropout.",
-            "model",
-        )
-    if isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        return _CounterDropout(module.p, not isinstance(module, nn.Dropout))
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _with_counter_dropout(child, f"{path}.{name}".lstrip("."))
-    return module
-
-
 def _example_loss(loss: ExampleLoss | None, module: nn.Module) -> ExampleLoss:
     if loss is None or is_plain_cross_entropy(loss):
         return cross_entropy
@@ -214,54 +177,163 @@ class Objective:
         module: the model.
         loss: a function of (outputs, targets) with one value per example, or a loss module of
             torch; None for cross-entropy.
+        x: a few inputs, to find out which buffers training changes and whether the model can run
+            on many clients at once. None: only BatchNorm and InstanceNorm have such buffers, and
+            it can.
+
+    Attributes:
+        trained: the names of the trained weights.
+        statistics: the names of the running statistics.
+        names: all names of a model's tree: `trained` and `statistics`.
     """
 
-    def __init__(self, module: nn.Module, loss: ExampleLoss | None = None) -> None:
-        plain = _with_counter_dropout(copy.deepcopy(module)).requires_grad_(False).eval()
+    def __init__(
+        self, module: nn.Module, loss: ExampleLoss | None = None, x: Tensor | None = None
+    ) -> None:
+        plain = copy.deepcopy(module).requires_grad_(False).eval()
+        for layer in plain.modules():
+            if isinstance(layer, nn.TransformerEncoder):
+                layer.use_nested_tensor = False  # vmap has no nested tensors
         self.example_loss = _example_loss(loss, module)
         # Frozen parameters stay in the module: they are neither trained nor sent.
-        self.names = tuple(name for name, value in module.named_parameters() if value.requires_grad)
-        if not self.names:
+        self.trained = tuple(
+            name for name, value in module.named_parameters() if value.requires_grad
+        )
+        self.statistics = statistic_names(module, x)
+        self.batch_norm = batch_norm_names(module, self.trained)
+        self.names = (*self.trained, *self.statistics)
+        self._dtypes = {
+            name: value.dtype
+            for name, value in module.named_buffers()
+            if name in self.statistics and not value.is_floating_point()
+        }
+        self._replaces_functions = uses_replaced_functions(module, x)
+        if not self.trained:
             raise InvalidInputError(
                 "model: it has no trainable parameter. Set requires_grad for some.", "model"
             )
-        # Tracing would skip our dropout.
-        drops = any(isinstance(part, _CounterDropout) for part in plain.modules())
-        self._dense = None if drops else dense_form(plain, self.names)
-        with_taps(plain, self.names)
+        self._dense = None if self._replaces_functions else dense_form(plain, self.trained)
+        with_taps(plain, self.trained)
         self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
-        self._tapped = Tapped(self.outputs, self._stacked_losses)
+        self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
+        # None: not tried yet
+        self._not_vectorized: str | None = None
+        if x is not None:
+            self._not_vectorized = self._why_not_vectorized(x)
+
+    @property
+    def vectorized(self) -> bool:
+        """Whether the model runs on many clients at once, by vmap. If not, clients run one by
+        one.
+        """
+        return not self._not_vectorized
 
     @property
     def module(self) -> nn.Module:
         """This thread's copy of the module, in evaluation mode."""
         return self._in_use.own
 
+    def ndim_of(self, name: str) -> int:
+        """The number of axes of a weight of one client."""
+        return self.module.get_parameter(name).ndim
+
     def params(self) -> Tree:
-        """The module's weights: the initial model of the federation."""
-        values = dict(self.module.named_parameters())
-        return {name: values[name].detach().clone() for name in self.names}
+        """The module's weights and running statistics: the initial model of the federation."""
+        values = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        return {
+            # Counters are averaged too, so they are numbers of float32 in a tree.
+            name: values[name].detach().to(torch.float32 if name in self._dtypes else None).clone()
+            for name in self.names
+        }
 
     def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
-        """The model's outputs. With a key, dropout is on."""
-        token = _dropout.set(None if key is None else (key, count()))
-        try:
-            result: Tensor = functional_call(
-                (self._in_use if key is None else self._in_training).own, params, (x,)
-            )
-            return result
-        finally:
-            _dropout.reset(token)
+        """The model's outputs. With a key it is in training mode, with dropout."""
+        if key is not None:
+            return self.training_outputs(params, x, key, torch.ones(len(x), device=x.device))[0]
+        if self.vectorized:
+            return self._outputs(params, x)
+        return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
+
+    def _outputs(self, params: Tree, x: Tensor) -> Tensor:
+        with ClientFunctions() if self._replaces_functions else nullcontext():
+            return self._call(self._in_use.own, self._as_buffers(params), x)
+
+    def training_outputs(
+        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tree]:
+        """The model's outputs in training mode, with dropout, and its new running statistics.
+
+        Args:
+            params: the weights and running statistics.
+            x: the inputs of one client's batch.
+            key: the randomness of dropout.
+            weight: the weight of each example, 0 for padding.
+        """
+        if self.vectorized:
+            return self._training_outputs(params, x, key, weight)
+
+        def run(params: Tree, *tensors: Tensor) -> tuple[Tensor, ...]:
+            outputs, statistics = self._training_outputs(params, *tensors)
+            return outputs, *statistics.values()
+
+        outputs, *statistics = self._one_by_one(run, params, x, key, weight)
+        return outputs, {
+            name: value.detach() for name, value in zip(self.statistics, statistics, strict=True)
+        }
+
+    def _training_outputs(
+        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tree]:
+        values = self._as_buffers(params)
+        values |= {name: values[name].clone() for name in self.statistics}
+        with (
+            ClientFunctions(key, weight) if self._replaces_functions else nullcontext(),
+            nullcontext() if self.vectorized else _seeded(key),
+        ):
+            outputs = self._call(self._in_training.own, values, x)
+        # functional_call leaves the new values of buffers in `values`.
+        return outputs, {
+            name: values[name].detach().to(params[name].dtype) for name in self.statistics
+        }
+
+    def _one_by_one(
+        self, run: Callable[..., tuple[Tensor, ...]], params: Tree, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`run(params, *tensors)` for each client alone."""
+        names = tuple(params)
+
+        def flat(*values: Tensor) -> tuple[Tensor, ...]:
+            own = dict(zip(names, values, strict=False))
+            return run(own, *values[len(names) :])
+
+        return one_by_one(flat, *params.values(), *tensors)
+
+    def _as_buffers(self, params: Tree) -> Tree:
+        """The tree with counters as the integers that the module expects."""
+        return params | {
+            name: params[name].round().to(dtype) for name, dtype in self._dtypes.items()
+        }
+
+    @staticmethod
+    def _call(module: nn.Module, values: Tree, x: Tensor) -> Tensor:
+        outputs: Tensor = functional_call(module, values, (x,))
+        return outputs
 
     def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
+        if self.vectorized:
+            return self._features(params, x)
+        features, outputs = self._one_by_one(self._features, params, x)
+        return features, outputs
+
+    def _features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
         captured: list[Tensor] = []
         hook = self.head_layer().register_forward_pre_hook(
             lambda _, inputs: captured.append(inputs[0])
         )
         try:
-            outputs = self.outputs(params, x)
+            outputs = self._outputs(params, x)
         finally:
             hook.remove()
         return captured[-1], outputs
@@ -300,9 +372,13 @@ class Objective:
         )
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """The mean loss of the real examples of a batch."""
-        losses = self.example_loss(self.outputs(params, batch.x, batch.key), batch.y)
-        return (losses * batch.weight).sum() / batch.examples.clamp_min(1)
+        """The mean loss of the real examples of a batch in training."""
+        return self._loss_and_statistics(params, batch)[0]
+
+    def _loss_and_statistics(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
+        outputs, statistics = self.training_outputs(params, batch.x, batch.key, batch.weight)
+        losses = self.example_loss(outputs, batch.y)
+        return (losses * batch.weight).sum() / batch.examples.clamp_min(1), statistics
 
     def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.example_loss is cross_entropy:  # per example, so clients can be flattened
@@ -315,6 +391,8 @@ class Objective:
     ) -> Tree:
         """base + scale · the gradient of `loss` at `params`: the core of every training step.
 
+        For running statistics in `base` the result is their value after the batch.
+
         Args:
             base: the tree to add to.
             scale: the factor; for a `ClientStackedBatch` one number or one per client.
@@ -323,7 +401,13 @@ class Objective:
             overwrite: whether the result may use the memory of `base`.
         """
         if not isinstance(batch, ClientStackedBatch):
-            return tree_map(lambda base, g: base + scale * g, base, grad(self.loss)(params, batch))
+            gradient, statistics = self._gradient_of_one(params, batch)
+            return {
+                name: statistics[name] if name in statistics else value + scale * gradient[name]
+                for name, value in base.items()
+            }
+        if not self.vectorized:
+            return self._add_gradients_one_by_one(base, scale, params, batch)
         share = batch.share * scale.view(-1, 1)
         if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
             loss = None if self.example_loss is cross_entropy else self.example_loss
@@ -332,19 +416,60 @@ class Objective:
             )
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
+    def _add_gradients_one_by_one(
+        self, base: Tree, scale: Tensor, params: Tree, batch: ClientStackedBatch
+    ) -> Tree:
+        """`add_scaled_gradient` by ordinary autograd, without padding."""
+        scales = scale.reshape(-1).expand(len(batch.weight))
+        rows: list[Tree] = []
+        for row in range(len(batch.weight)):
+            real = batch.weight[row] > 0
+            own = Batch(
+                batch.x[row][real], batch.y[row][real], batch.weight[row][real], batch.key[row]
+            )
+            model = tree_index(params, torch.tensor(row))
+            leaves = {name: model[name].detach().requires_grad_() for name in self.trained}
+            with torch.enable_grad():
+                outputs, statistics = self._training_outputs(
+                    model | leaves, own.x, own.key, own.weight
+                )
+                loss = self.example_loss(outputs, own.y).mean()
+                gradients = torch.autograd.grad(
+                    loss, tuple(leaves.values()), materialize_grads=True
+                )
+            gradient = dict(zip(leaves, gradients, strict=True))
+            rows.append(
+                {
+                    name: statistics[name]
+                    if name in statistics
+                    else value[row] + scales[row] * gradient[name]
+                    for name, value in base.items()
+                }
+            )
+        return stack(rows)
+
+    def _gradient_of_one(self, params: Tree, batch: Batch) -> tuple[Tree, Tree]:
+        fixed = {name: params[name] for name in params if name not in self.trained}
+
+        def loss(trained: Tree) -> tuple[Tensor, Tree]:
+            return self._loss_and_statistics(trained | fixed, batch)
+
+        result: tuple[Tree, Tree] = grad(loss, has_aux=True)(
+            {name: params[name] for name in self.trained if name in params}
+        )
+        return result
+
     def gradient(self, params: Tree, batch: Batch) -> Tree:
-        """The gradient of `loss`, for one client or a `ClientStackedBatch`."""
+        """The gradient of `loss` by the trained weights, for one client or a
+        `ClientStackedBatch`.
+        """
+        zeros = {name: torch.zeros_like(params[name]) for name in self.trained}
         return self.add_scaled_gradient(
-            tree_map(torch.zeros_like, params),
-            batch.weight.new_ones(()),
-            params,
-            batch,
-            overwrite=True,
+            zeros, batch.weight.new_ones(()), params, batch, overwrite=True
         )
 
     def checked_outputs(self, x: Tensor) -> Tensor:
         """The outputs for a few inputs. Raises an error if the model cannot take them."""
-        _refuse_running_statistics(self.module)
         with _layer_of_failure(self.module) as where:
             try:
                 return self.outputs(self.params(), x)
@@ -359,45 +484,50 @@ class Objective:
         once.
         """
         require_per_example("loss", self.example_loss, self.checked_outputs(x), y)
-        self._check_vectorized(x, y)
+        if self._not_vectorized is None:
+            self._not_vectorized = self._why_not_vectorized(x)
+        if self._not_vectorized:
+            warnings.warn(
+                FedcladeWarning(
+                    f"{self._not_vectorized} Clients run one by one, which is slower.", "model"
+                ),
+                stacklevel=6,
+            )
+        self._check_training(x, y)
 
-    def _check_vectorized(self, x: Tensor, y: Tensor) -> None:
-        def twice(value: Tensor) -> Tensor:
-            return torch.stack([value, value])
+    def _why_not_vectorized(self, x: Tensor) -> str:
+        """Why the model cannot run on two clients at once; "" if it can."""
+        key, weight = torch.arange(2, device=x.device), torch.ones(2, len(x), device=x.device)
+        with _layer_of_failure(self._in_training.own) as where, torch.no_grad():
+            try:
+                two, inputs = self._two_clients(), torch.stack([x, x])
+                vmap(self._training_outputs)(two, inputs, key, weight)
+                vmap(self._outputs)(two, inputs)
+            except Exception as error:
+                return _why_not(error, f"model{where()}")
+        return ""
 
-        two = {name: twice(value) for name, value in self.params().items()}
-        batch = Batch(
-            twice(x),
-            twice(y),
-            twice(torch.ones(len(y), device=x.device)),
-            torch.arange(2, device=x.device),
-        )
+    def _two_clients(self) -> Tree:
+        return {name: torch.stack([value, value]) for name, value in self.params().items()}
 
-        def total(params: Tree, batch: Batch) -> Tensor:
-            return self.outputs(params, batch.x, batch.key).sum()
-
+    def _check_training(self, x: Tensor, y: Tensor) -> None:
+        """Try a gradient for two clients, as a program has it that is written for one client."""
+        x, y, weight = (torch.stack([v, v]) for v in (x, y, torch.ones(len(y), device=x.device)))
+        batch = Batch(x, y, weight, torch.arange(2, device=x.device))
         with _layer_of_failure(self._in_training.own) as where:
             try:
-                vmap(grad(total))(two, batch)
+                vmap(self._gradient_of_one)(self._two_clients(), batch)
             except Exception as error:
-                raise VectorizationError(_why_not(error, f"model{where()}"), "model") from error
-        try:
-            vmap(grad(self.loss))(two, batch)
-        except Exception as error:
-            raise VectorizationError(_why_not(error, "loss"), "loss") from error
+                what = f"model{where()}" if where() else "loss"
+                raise VectorizationError(_why_not(error, what), what.partition(",")[0]) from error
 
 
-def _refuse_running_statistics(module: nn.Module) -> None:
-    for name, child in module.named_modules():
-        if getattr(child, "track_running_stats", False):
-            kind = type(child).__name__
-            channels = getattr(child, "num_features", "channels")
-            raise VectorizationError(
-                f"model: layer '{name}' ({kind}) keeps running statistics, which belong to no"
-                f" client and cannot be averaged: use nn.GroupNorm(groups, {channels}), or"
-                f" {kind}(…, track_running_stats=False) for the statistics of each batch.",
-                "model",
-            )
+@contextmanager
+def _seeded(key: Tensor) -> Iterator[None]:
+    """Random numbers that a model draws itself come from the step's key."""
+    with torch.random.fork_rng():
+        torch.manual_seed(int(key))
+        yield
 
 
 def _why_not(error: Exception, what: str) -> str:

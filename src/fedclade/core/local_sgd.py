@@ -1,44 +1,46 @@
-"""Local training by SGD."""
+"""Local training by SGD, Adam or AdamW."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain, natively_batched
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, add_prefix, strip_prefix, tree_map
 
+# Of Adam and AdamW, as in torch.optim.
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
 
 @serializable_program
 def sgd(local: LocalTraining) -> Program:
-    """Local SGD from the client's model. The reply is the trained weights. Most methods use it.
+    """Local training from the client's model, by SGD or by `local.optimizer`. The reply is the
+    trained weights. Most methods use it.
 
-    `carry` has the weights under "w/" and, with momentum, their velocity under "v/".
+    `carry` has the weights under "w/" and the optimizer's state under "optimizer/".
 
     Args:
-        local: the objective and the settings of SGD.
+        local: the objective and the settings of the optimizer.
     """
 
     @natively_batched
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        velocity = initial_velocity(params, local.momentum)
-        return {}, add_prefix("w", params) | add_prefix("v", velocity)
+        state = initial_optimizer_state(local, params)
+        return {}, add_prefix("w", params) | add_prefix("optimizer", state)
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        params, velocity = sgd_step(
-            local.objective,
+        params, state = optimizer_step(
+            local,
             strip_prefix("w", carry),
-            strip_prefix("v", carry),
+            strip_prefix("optimizer", carry),
             batch,
             broadcast["lr"],
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
         )
-        return add_prefix("w", params) | add_prefix("v", velocity)
+        return add_prefix("w", params) | add_prefix("optimizer", state)
 
     @natively_batched
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
@@ -47,8 +49,124 @@ def sgd(local: LocalTraining) -> Program:
     return Program(start, step, finish, local.batches, "sgd", hyperparams={"lr": local.lr})
 
 
+def initial_optimizer_state(local: LocalTraining, params: Tree) -> Tree:
+    """The state of a client's optimizer before the first step.
+
+    Args:
+        local: the optimizer and its settings.
+        params: the weights of one client, or of a stack of clients.
+    """
+    if local.optimizer == "sgd":
+        return initial_velocity(params, local.momentum)
+    zeros = {name: torch.zeros_like(params[name]) for name in local.objective.trained}
+    bias = next(iter(zeros.values()))
+    ones = bias.new_ones(bias.shape[: bias.ndim - local.objective.ndim_of(next(iter(zeros)))])
+    return {
+        **add_prefix("mean", zeros),
+        **add_prefix("square", tree_map(torch.zeros_like, zeros)),
+        "beta1_power": ones,
+        "beta2_power": ones.clone(),
+    }
+
+
+def optimizer_step(
+    local: LocalTraining,
+    params: Tree,
+    state: Tree,
+    batch: Batch,
+    lr: Tensor,
+    *,
+    plus: Tree | None = None,
+) -> tuple[Tree, Tree]:
+    """One step of the client's optimizer, as torch.optim defines it.
+
+    The results may use the memory of `params`: read `params` before this call.
+
+    Args:
+        local: the objective, the optimizer and its settings.
+        params: the weights, and running statistics, which the batch updates.
+        state: the optimizer's state, as `initial_optimizer_state` and this function return it.
+        batch: the batch of one client, or a `ClientStackedBatch`.
+        lr: the learning rate.
+        plus: a tree that is added to the gradient.
+
+    Returns:
+        The new weights and the new state.
+    """
+    if local.optimizer == "sgd":
+        return sgd_step(
+            local.objective,
+            params,
+            state,
+            batch,
+            lr,
+            momentum=local.momentum,
+            weight_decay=local.weight_decay,
+            clip_norm=local.clip_norm,
+            plus=plus,
+        )
+    gradient, statistics = _gradient(local.objective, params, batch, plus, local.clip_norm)
+    w = {name: params[name] for name in gradient}
+    if local.weight_decay and local.optimizer == "adam":
+        gradient = tree_map(lambda g, w: g + local.weight_decay * w, gradient, w)
+    elif local.weight_decay:
+        w = tree_map(lambda w: w * (1 - lr * local.weight_decay), w)
+    mean = tree_map(lambda m, g: BETA1 * m + (1 - BETA1) * g, strip_prefix("mean", state), gradient)
+    square = tree_map(
+        lambda v, g: BETA2 * v + (1 - BETA2) * g * g, strip_prefix("square", state), gradient
+    )
+    power1, power2 = BETA1 * state["beta1_power"], BETA2 * state["beta2_power"]
+
+    def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        size, root = _like(lr / (1 - power1), w), _like((1 - power2).sqrt(), w)
+        return w - size * m / (v.sqrt() / root + EPSILON)
+
+    after = tree_map(moved, w, mean, square) | statistics
+    return {name: after[name] for name in params}, {
+        **add_prefix("mean", mean),
+        **add_prefix("square", square),
+        "beta1_power": power1,
+        "beta2_power": power2,
+    }
+
+
+def _gradient(
+    objective: Objective, at: Tree, batch: Batch, plus: Tree | None, clip_norm: float
+) -> tuple[Tree, Tree]:
+    """The gradient at these weights plus `plus`, no longer than `clip_norm`, and the new running
+    statistics.
+    """
+    zeros = {name: torch.zeros_like(at[name]) for name in objective.trained}
+    base = zeros if plus is None else {name: plus[name].clone() for name in zeros}
+    after = objective.add_scaled_gradient(
+        base | {name: at[name] for name in objective.statistics},
+        batch.weight.new_ones(()),
+        at,
+        batch,
+        overwrite=True,
+    )
+    gradient = {name: after[name] for name in zeros}
+    if clip_norm:
+        axes = 1 if isinstance(batch, ClientStackedBatch) else 0
+        squares = [g.square().flatten(axes).sum(-1) for g in gradient.values()]
+        norm = torch.stack(squares).sum(0).sqrt()
+        factor = (clip_norm / (norm + 1e-6)).clamp_max(1.0)  # as in torch's clip_grad_norm_
+        gradient = tree_map(lambda g: g * _like(factor, g), gradient)
+    return gradient, {name: after[name] for name in objective.statistics}
+
+
+def _like(value: Tensor, tensor: Tensor) -> Tensor:
+    """One number, or one per client, in a shape that broadcasts with `tensor`."""
+    return value.view(*value.shape, *[1] * (tensor.ndim - value.ndim))
+
+
 def initial_velocity(params: Tree, momentum: float) -> Tree:
-    """The velocity before the first step: zeros, or an empty tree without momentum."""
+    """The velocity before the first step: zeros, or an empty tree without momentum.
+
+    Args:
+        params: the weights.
+        momentum: the momentum of SGD.
+    """
     return tree_map(torch.zeros_like, params) if momentum else {}
 
 
@@ -61,6 +179,7 @@ def sgd_step(
     *,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    clip_norm: float = 0.0,
     plus: Tree | None = None,
     at: Tree | None = None,
 ) -> tuple[Tree, Tree]:
@@ -70,12 +189,13 @@ def sgd_step(
 
     Args:
         objective: the objective.
-        params: the weights w.
+        params: the weights w, and running statistics, which the batch updates.
         velocity: the velocity v, as `initial_velocity` and this function return it.
         batch: the batch of one client, or a `ClientStackedBatch`.
         lr: the learning rate.
         momentum: the momentum.
         weight_decay: the weight decay.
+        clip_norm: the largest norm of g; 0 for no limit.
         plus: a tree that is added to the gradient g.
         at: the weights at which g is taken; None for w.
 
@@ -83,16 +203,25 @@ def sgd_step(
         The new weights and the new velocity.
     """
     at = params if at is None else at
+    statistics = {name: params[name] for name in objective.statistics}
+    w = {name: value for name, value in params.items() if name not in statistics}
+    clipped: Tree | None = None
+    if clip_norm:
+        clipped, statistics = _gradient(objective, at, batch, plus, clip_norm)
+        plus = clipped
     if weight_decay:
-        decay = tree_map(lambda w: weight_decay * w, params)
-        plus = decay if plus is None else tree_map(torch.add, plus, decay)
-    if not momentum:
-        base = params if plus is None else tree_map(lambda w, more: w - lr * more, params, plus)
-        return objective.add_scaled_gradient(base, -lr, at, batch, overwrite=True), {}
-    base = tree_map(lambda v: momentum * v, velocity)
-    base = base if plus is None else tree_map(torch.add, base, plus)
-    velocity = objective.add_scaled_gradient(base, torch.ones_like(lr), at, batch, overwrite=True)
-    return tree_map(lambda w, v: w - lr * v, params, velocity), velocity
+        decay = tree_map(lambda w: weight_decay * w, w)
+        plus = decay if plus is None else tree_map(torch.add, decay, plus)
+    velocity = tree_map(lambda v: momentum * v, {name: velocity[name] for name in w if momentum})
+    base, scale = (velocity, torch.ones_like(lr)) if momentum else (w, -lr)
+    if plus is not None:
+        base = tree_map(lambda base, more: base + scale * more, base, plus)
+    if clipped is None:
+        base = objective.add_scaled_gradient(base | statistics, scale, at, batch, overwrite=True)
+        statistics = {name: base.pop(name) for name in statistics}
+    if momentum:
+        return tree_map(lambda w, v: w - lr * v, w, base) | statistics, base
+    return base | statistics, {}
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:

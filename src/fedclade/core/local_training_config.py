@@ -1,11 +1,14 @@
-"""The local training of a client: its objective and the settings of SGD."""
+"""The local training of a client: its objective and the settings of its optimizer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Objective
+
+Optimizer: TypeAlias = Literal["sgd", "adam", "adamw"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,9 @@ class LocalTraining:
         batch_size: examples per batch.
         epochs: passes over the client's data.
         momentum: the momentum of SGD.
-        weight_decay: the weight decay of SGD.
+        weight_decay: the weight decay.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim defines them.
+        clip_norm: the largest norm of a gradient; 0 for no limit.
     """
 
     objective: Objective
@@ -27,6 +32,8 @@ class LocalTraining:
     epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    optimizer: Optimizer = "sgd"
+    clip_norm: float = 0.0
 
     @property
     def batches(self) -> Batches:

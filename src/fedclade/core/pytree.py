@@ -46,7 +46,7 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 def flatten(models: Tree) -> Tensor:
     """(models, P): each model of a stack as one vector."""
-    return torch.cat([value.flatten(1) for value in models.values()], 1)
+    return torch.cat([value.reshape(len(value), -1) for value in models.values()], 1)
 
 
 def unflatten(vectors: Tensor, like: Tree) -> Tree:

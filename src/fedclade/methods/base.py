@@ -104,6 +104,8 @@ class Method(ABC, Generic[S]):
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
     custom_aggregation: ClassVar[str] = ""
+    # why clients must train by SGD, as text; then `local.optimizer` cannot be set
+    needs_sgd: ClassVar[str] = ""
     state: ClassVar[type[State]] = State
 
     local_config: LocalTraining | None = field(

@@ -139,7 +139,12 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
             return state
         inputs = self.inputs(state).to(next(iter(results.outputs.values())).device)
         paths = Paths(
-            self.local.objective.outputs, results.outputs, inputs, self.curve_steps, self.curve_lr
+            self.local.objective.outputs,
+            results.outputs,
+            inputs,
+            self.curve_steps,
+            self.curve_lr,
+            straight=self.local.objective.statistics,
         )
         label = paths.cluster(float(state.percentile))
         models = stack(

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedclade.aggregation.mean import weighted_mean
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.local_sgd import effective_steps, sgd
 from fedclade.core.method_state import State
-from fedclade.core.pytree import tree_map
 from fedclade.methods.fedavg import FedAvg
 
 
@@ -24,6 +24,8 @@ class FedNova(FedAvg):
         x <- x - τ_eff Σ_i p_i d_i,   τ_eff = Σ_i p_i a_i,   p_i = n_i / Σ_i n_i over the clients
         that replied.
 
+    Running statistics are averaged with the weights p_i / a_i.
+
     If all clients make the same number of steps, it is FedAvg. The server computes a_i from the
     clients' sizes, so it needs only sums of y_i.
     """
@@ -34,6 +36,7 @@ class FedNova(FedAvg):
         "Wang et al., Tackling the Objective Inconsistency Problem in Heterogeneous Federated"
         " Optimization, NeurIPS 2020"
     )
+    needs_sgd: ClassVar[str] = "normalizes updates by the number of SGD steps"
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         n = fed.sizes.double()
@@ -55,9 +58,10 @@ class FedNova(FedAvg):
         tau_eff = float((n * a)[results.ids].sum()) / total
         # Σ p_i / a_i, so that Σ p_i d_i = share x - Σ p_i y_i / a_i
         share = float(results.total_weight) / total
-        models = tree_map(
-            lambda x, sums: (x - tau_eff * (share * x.double() - sums / total)).to(x.dtype),
-            state.models,
-            results.sums,
-        )
+        models = weighted_mean(results.sums, results.total_weight, fallback=state.models)
+        models |= {
+            name: (x - tau_eff * (share * x.double() - results.sums[name] / total)).to(x.dtype)
+            for name, x in state.models.items()
+            if name not in self.local.objective.statistics
+        }
         return replace(state, models=models)

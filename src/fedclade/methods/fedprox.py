@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Batch
-from fedclade.core.local_sgd import sgd, sgd_step
+from fedclade.core.local_sgd import optimizer_step, sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program, natively_batched
@@ -36,17 +36,15 @@ def proximal(local: LocalTraining, mu: float) -> Program:
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
         w = strip_prefix("w", carry)
-        params, velocity = sgd_step(
-            local.objective,
+        params, state = optimizer_step(
+            local,
             w,
-            strip_prefix("v", carry),
+            strip_prefix("optimizer", carry),
             batch,
             broadcast["lr"],
-            momentum=local.momentum,
-            weight_decay=local.weight_decay,
             plus=tree_map(lambda w, sent: broadcast["mu"] * (w - sent), w, const),
         )
-        return add_prefix("w", params) | add_prefix("v", velocity)
+        return add_prefix("w", params) | add_prefix("optimizer", state)
 
     return replace(
         train,

@@ -126,7 +126,7 @@ class FedSEM(Method[FedSEMState]):
     def _points(self, models: Tree) -> Tensor:
         """(rows, P): the parameters that distances are computed on, in the model's order."""
         objective = self.local.objective
-        names = objective.names if self.layers == "all" else objective.head_param_names()
+        names = objective.trained if self.layers == "all" else objective.head_param_names()
         return flatten({name: models[name] for name in names})
 
 

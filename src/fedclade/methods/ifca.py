@@ -158,7 +158,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
         names = (
             self.local.objective.head_param_names()
             if self.warm_up or self.shared_layers == "trunk"
-            else tuple(state.models)
+            else self.local.objective.trained
         )
         rows = [
             tree_index(state.models, torch.tensor(0))

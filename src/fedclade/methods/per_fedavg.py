@@ -44,22 +44,23 @@ def meta_sgd(local: LocalTraining, alpha: float, variant: Variant) -> Program:
         if variant == "hessian-free":
             g = objective.gradient(ahead, batch.member(1))
             up, down = (
-                objective.gradient(tree_map(move, w, g), batch.member(2))
+                objective.gradient(w | {n: move(w[n], g[n]) for n in g}, batch.member(2))
                 for move in (_forward, _back)
             )
             second = tree_map(lambda up, down: -alpha * (up - down) / (2 * DELTA), up, down)
         params, velocity = sgd_step(
             objective,
             w,
-            strip_prefix("v", carry),
+            strip_prefix("optimizer", carry),
             batch.member(1),
             broadcast["lr"],
             momentum=local.momentum,
             weight_decay=local.weight_decay,
+            clip_norm=local.clip_norm,
             plus=second,
             at=ahead,
         )
-        return add_prefix("w", params) | add_prefix("v", velocity)
+        return add_prefix("w", params) | add_prefix("optimizer", velocity)
 
     return replace(
         train,
@@ -89,24 +90,24 @@ def adapt(objective: Objective, alpha: float) -> Program:
     """
 
     def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        return params, tree_map(torch.zeros_like, params) | {
+        total = {name: torch.zeros_like(params[name]) for name in objective.trained}
+        return params, total | {
             "examples": torch.zeros((), device=next(iter(params.values())).device)
         }
 
     @natively_batched
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        total, count = {name: carry[name] for name in const}, batch.examples
+        total, count = {name: carry[name] for name in objective.trained}, batch.examples
         return objective.add_scaled_gradient(total, count, const, batch, overwrite=True) | {
             "examples": carry["examples"] + count
         }
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
-        return (
-            tree_map(
-                lambda w, total: w - broadcast["alpha"] * total / carry["examples"], const, carry
-            ),
-            None,
-        )
+        adapted = {
+            name: const[name] - broadcast["alpha"] * carry[name] / carry["examples"]
+            for name in objective.trained
+        }
+        return const | adapted, None
 
     return Program(start, step, finish, Batches.whole(), "adapt", hyperparams={"alpha": alpha})
 
@@ -135,6 +136,7 @@ class PerFedAvg(FedAvg):
         "Fallah, Mokhtari and Ozdaglar, Personalized Federated Learning with Theoretical"
         " Guarantees, NeurIPS 2020"
     )
+    needs_sgd: ClassVar[str] = "is defined by steps along a gradient"
 
     alpha: float = 0.01
     variant: Variant = "first-order"

@@ -36,7 +36,7 @@ def controlled(local: LocalTraining, option: int) -> Program:
         zero = torch.zeros((), device=next(iter(params.values())).device)
         carry = train.start(broadcast, params, memory)[1] | {"steps": zero}
         if option == 1:
-            carry |= add_prefix("sum", tree_map(torch.zeros_like, params)) | {"examples": zero}
+            carry |= add_prefix("sum", tree_map(torch.zeros_like, memory)) | {"examples": zero}
         return add_prefix("x", params) | add_prefix("c_i", memory), carry
 
     @natively_batched
@@ -47,14 +47,15 @@ def controlled(local: LocalTraining, option: int) -> Program:
         params, velocity = sgd_step(
             local.objective,
             strip_prefix("w", carry),
-            strip_prefix("v", carry),
+            strip_prefix("optimizer", carry),
             batch,
             broadcast["lr"],
             momentum=local.momentum,
             weight_decay=local.weight_decay,
+            clip_norm=local.clip_norm,
             plus=control,
         )
-        after = add_prefix("w", params) | add_prefix("v", velocity)
+        after = add_prefix("w", params) | add_prefix("optimizer", velocity)
         after["steps"] = carry["steps"] + 1
         if option == 1:
             count = batch.examples
@@ -119,6 +120,7 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML"
         " 2020"
     )
+    needs_sgd: ClassVar[str] = "computes control variates from the length of SGD steps"
     client_disclosure: ClassVar[str] = (
         "once a round the trained weights and the change of its control variate; the server needs"
         " only their weighted sums"
@@ -137,13 +139,13 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         require(self.server_lr > 0, "method.server_lr", self.server_lr, "must be above 0")
 
     def initial_client_state(self, params: Tree) -> Tree:
-        return tree_map(torch.zeros_like, params)
+        return {name: torch.zeros_like(params[name]) for name in self.local.objective.trained}
 
     def init(self, fed: Federation, params: Tree, key: int) -> SCAFFOLDState:
         return SCAFFOLDState(
             stack([params]),
             torch.zeros(len(fed.sizes), dtype=torch.int64),
-            c=tree_map(torch.zeros_like, params),
+            c=self.initial_client_state(params),
         )
 
     def round(
@@ -170,9 +172,12 @@ class SCAFFOLD(Method[SCAFFOLDState]):
             state.c,
             strip_prefix("change", results.sums),
         )
-        return replace(
-            state, models=tree_map(lambda x, y: x + self.server_lr * (y - x), state.models, y), c=c
-        )
+        moved = {
+            name: x + self.server_lr * (y[name] - x)
+            for name, x in state.models.items()
+            if name in state.c
+        }
+        return replace(state, models=y | moved, c=c)  # running statistics are just averaged
 
     def add_clients(
         self, fed: Federation, state: SCAFFOLDState, ids: Tensor, key: int

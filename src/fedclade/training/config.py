@@ -13,7 +13,7 @@ import numpy as np
 
 from fedclade.core.federation import Aggregator
 from fedclade.core.functional_model import Objective
-from fedclade.core.local_training_config import LocalTraining
+from fedclade.core.local_training_config import LocalTraining, Optimizer
 from fedclade.engines.simulator import Precision
 from fedclade.errors import is_int, require, require_int
 
@@ -42,6 +42,9 @@ class LocalConfig:
         momentum: The momentum of local SGD.
         weight_decay: The weight decay of local SGD.
         lr_decay: The factor of the learning rate after every round.
+        optimizer: "sgd", "adam" or "adamw", as torch.optim defines them. Each call of a client
+            starts with a new state.
+        clip_norm: The largest norm of a gradient; 0 for no limit.
     """
 
     lr: float = 0.1
@@ -50,6 +53,8 @@ class LocalConfig:
     momentum: float = 0.0
     weight_decay: float = 0.0
     lr_decay: float = 1.0
+    optimizer: Optimizer = "sgd"
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
@@ -76,12 +81,38 @@ class LocalConfig:
             self.lr_decay,
             "must be above 0 and at most 1",
         )
+        allowed = ", ".join(get_args(Optimizer))
+        require(
+            self.optimizer in get_args(Optimizer),
+            "local.optimizer",
+            self.optimizer,
+            f"must be one of {allowed}",
+        )
+        require(
+            not self.momentum or self.optimizer == "sgd",
+            "local.momentum",
+            self.momentum,
+            f"only SGD has momentum; leave it at 0 with local.optimizer = '{self.optimizer}'",
+        )
+        require(
+            _is_number(self.clip_norm) and self.clip_norm >= 0,
+            "local.clip_norm",
+            self.clip_norm,
+            "must be at least 0",
+        )
 
     def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
         """How a client trains on this objective in this round."""
         lr = self.lr * self.lr_decay ** (round_number - 1)
         return LocalTraining(
-            objective, lr, self.batch_size, self.epochs, self.momentum, self.weight_decay
+            objective,
+            lr,
+            self.batch_size,
+            self.epochs,
+            self.momentum,
+            self.weight_decay,
+            self.optimizer,
+            self.clip_norm,
         )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from fedclade.core.federation import Aggregator
 from fedclade.core.functional_model import ExampleLoss
+from fedclade.core.local_training_config import Optimizer
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.profiler import Profile
@@ -60,6 +61,8 @@ def run(
     momentum: float | None = None,
     weight_decay: float | None = None,
     lr_decay: float | None = None,
+    optimizer: Optimizer | None = None,
+    clip_norm: float | None = None,
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
     seed: int | None = None,
@@ -91,12 +94,14 @@ def run(
         rounds: The number of rounds T; 100 by default.
         clients_per_round: The cohort: a float is a fraction of the clients, an int their number;
             0.2 by default.
-        lr: The learning rate η of local SGD; 0.1 by default.
+        lr: The learning rate η of the clients; 0.1 by default.
         batch_size: The size B of a minibatch; 10 by default.
         epochs: The number E of local epochs in a round; 1 by default.
         momentum: The momentum of local SGD; 0 by default.
-        weight_decay: The weight decay of local SGD; 0 by default.
+        weight_decay: The weight decay of the clients' optimizer; 0 by default.
         lr_decay: The factor of the learning rate after every round; 1 by default.
+        optimizer: "sgd", "adam" or "adamw"; sgd by default.
+        clip_norm: The largest norm of a gradient; 0 for no limit; 0 by default.
         loss: A function of (outputs, targets) with one value for each example, or a loss module of
             torch such as `nn.MSELoss()`; None for cross-entropy.
         metrics: More functions of the form of `loss`, by name.
@@ -136,6 +141,8 @@ def run(
             momentum=momentum,
             weight_decay=weight_decay,
             lr_decay=lr_decay,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
         ),
         _settings(
             TrainingConfig,

@@ -89,6 +89,12 @@ def prepare(run: TrainingRun) -> RunSetup:
             f"method = {run.method!r}: give a method such as fc.FedAvg(), not its name or class.",
             "method",
         )
+    require(
+        run.local.optimizer == "sgd" or not run.method.needs_sgd,
+        "local.optimizer",
+        run.local.optimizer,
+        f"must be 'sgd': method {run.method.name} {run.method.needs_sgd}",
+    )
     engine = run.federation or _simulator(run)
     federation = federation_view(run.method, engine, run.server.aggregator)
     metadata = engine.client_metadata()
@@ -98,7 +104,8 @@ def prepare(run: TrainingRun) -> RunSetup:
         _warn_of_one_client(len(metadata))
     method = inject_context(run.method, metadata, run.settings.seed)
     module = module_for(run.model, metadata, run.settings.seed)
-    objective = Objective(module.to(engine.device), run.loss)
+    x = as_inputs(metadata.x.to(engine.device))
+    objective = Objective(module.to(engine.device), run.loss, x)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     return RunSetup(
         engine=engine,

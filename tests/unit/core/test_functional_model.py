@@ -15,7 +15,7 @@ from torch.func import grad, vmap
 
 from fedclade.core.functional_model import Batch, Objective, accuracy, cross_entropy
 from fedclade.core.pytree import Tree, stack
-from fedclade.errors import InvalidInputError, VectorizationError
+from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError
 
 X, Y = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1])
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -191,12 +191,6 @@ def test_dropout_with_share_one_gives_zeros_as_torch_does() -> None:
     )
 
 
-def test_dropout_inside_layers_inside_layers_is_swapped() -> None:
-    objective = Objective(Named(nn.Sequential(nn.ReLU(), nn.Sequential(nn.Dropout(0.5)))))
-    assert not any(isinstance(layer, nn.Dropout) for layer in objective.module.modules())
-    objective.check(X, Y)
-
-
 def test_the_users_module_does_not_change() -> None:
     module = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
     Objective(module)
@@ -204,17 +198,26 @@ def test_the_users_module_does_not_change() -> None:
     assert all(value.requires_grad for value in module.parameters())
 
 
+def not_vectorized(objective: Objective) -> str:
+    """The warning about a model whose clients run one by one."""
+    with pytest.warns(FedcladeWarning) as caught:
+        objective.check(X, Y)
+    (warning,) = caught
+    assert isinstance(warning.message, FedcladeWarning)
+    assert warning.message.field == "model"
+    assert not objective.vectorized
+    return str(warning.message)
+
+
 @pytest.mark.parametrize(
     "layer",
     [nn.AlphaDropout(0.5), nn.FeatureAlphaDropout(0.5)],
     ids=lambda layer: type(layer).__name__,
 )
-def test_other_dropouts_are_refused_by_name(layer: nn.Module) -> None:
-    with pytest.raises(VectorizationError) as caught:
-        Objective(Named(layer))
-    assert caught.value.field == "model"
-    assert f"layer 'body.layer' ({type(layer).__name__})" in str(caught.value)
-    assert "nn.Dropout" in str(caught.value)
+def test_other_dropouts_run_client_by_client_with_a_warning(layer: nn.Module) -> None:
+    warning = not_vectorized(Objective(Named(layer)))
+    assert f"layer 'body.layer' ({type(layer).__name__})" in warning
+    assert "nn.Dropout" in warning
 
 
 # Loss and parameters
@@ -329,21 +332,6 @@ class Features(nn.Module):
         return out
 
 
-def test_running_statistics_are_refused_with_the_layer_and_two_remedies() -> None:
-    with pytest.raises(VectorizationError) as refused:
-        Objective(Features(nn.BatchNorm2d(5))).check(IMAGES, Y)
-    assert refused.value.field == "model"
-    message = str(refused.value)
-    assert "layer 'features.1' (BatchNorm2d)" in message
-    assert "nn.GroupNorm(groups, 5)" in message
-    assert "track_running_stats=False" in message
-
-
-def test_running_statistics_of_instance_norm_are_refused_too() -> None:
-    with pytest.raises(VectorizationError, match=r"features\.1.*InstanceNorm2d"):
-        Objective(Features(nn.InstanceNorm2d(5, track_running_stats=True))).check(IMAGES, Y)
-
-
 @pytest.mark.parametrize(
     "norm",
     [nn.BatchNorm2d(5, track_running_stats=False), nn.GroupNorm(5, 5), nn.InstanceNorm2d(5)],
@@ -353,12 +341,10 @@ def test_norms_without_running_statistics_are_taken(norm: nn.Module) -> None:
     Objective(Features(norm)).check(IMAGES, Y)
 
 
-def test_functional_dropout_is_refused_with_the_remedy() -> None:
-    with pytest.raises(VectorizationError) as caught:
-        Objective(Named(Does(lambda x: F.dropout(x, 0.5)))).check(X, Y)
-    assert caught.value.field == "model"
-    assert "layer 'body.layer' (Does)" in str(caught.value)
-    assert "nn.Dropout" in str(caught.value)
+def test_random_numbers_of_a_layer_run_client_by_client_with_a_warning() -> None:
+    warning = not_vectorized(Objective(Named(Does(lambda x: x + torch.rand_like(x)))))
+    assert "layer 'body.layer' (Does)" in warning
+    assert "nn.Dropout" in warning
 
 
 @pytest.mark.parametrize(
@@ -366,30 +352,16 @@ def test_functional_dropout_is_refused_with_the_remedy() -> None:
     [
         lambda x: x if x.sum() > 0 else -x,
         lambda x: x * x.abs().max().item(),
-        lambda x: x[: int(x.sum() > 0) + 4],
+        lambda x: x[:, torch.arange(int(x.isnan().any()), x.shape[1])],
     ],
-    ids=["if", "item", "slice"],
+    ids=["if", "item", "index"],
 )
-def test_a_branch_on_data_in_a_layer_is_refused_with_its_name_and_the_remedy(
+def test_a_branch_on_data_runs_client_by_client_with_a_warning(
     branch: Callable[[Tensor], Tensor],
 ) -> None:
-    with pytest.raises(VectorizationError) as caught:
-        Objective(Named(Does(branch))).check(X, Y)
-    assert caught.value.field == "model"
-    assert "layer 'body.layer' (Does)" in str(caught.value)
-    assert "torch.where" in str(caught.value)
-
-
-class Branches(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        return out if out.sum() > 0 else -out
-
-
-def test_a_branch_in_the_models_own_forward_is_refused() -> None:
-    with pytest.raises(VectorizationError, match=r"torch\.where") as caught:
-        Objective(Branches(6, 3)).check(X, Y)
-    assert caught.value.field == "model"
+    warning = not_vectorized(Objective(Named(Does(branch))))
+    assert "layer 'body.layer' (Does)" in warning
+    assert "torch.where" in warning
 
 
 def test_a_branch_in_the_loss_is_not_blamed_on_the_model() -> None:
@@ -426,10 +398,9 @@ def test_inputs_of_a_wrong_shape_are_refused_with_the_layer_and_the_shape() -> N
     assert caught.value.field == "model"
 
 
-def test_a_refusal_leaves_no_hook_behind() -> None:
-    objective = Objective(Named(Does(lambda x: F.dropout(x, 0.5))))
-    with pytest.raises(VectorizationError):
-        objective.check(X, Y)
+def test_a_failed_trial_leaves_no_hook_behind() -> None:
+    objective = Objective(Named(Does(lambda x: x if x.sum() > 0 else -x)))
+    not_vectorized(objective)
     assert not any(
         layer._forward_hooks or layer._forward_pre_hooks for layer in objective.module.modules()
     )

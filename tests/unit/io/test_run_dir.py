@@ -325,6 +325,8 @@ def test_the_experiment_that_was_written_has_every_default_filled_in(
             "momentum": 0.0,
             "weight_decay": 0.0,
             "lr_decay": 1.0,
+            "optimizer": "sgd",
+            "clip_norm": 0.0,
         },
         "method": {"name": "fedavg"},
         "run": {

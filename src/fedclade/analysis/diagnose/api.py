@@ -25,7 +25,7 @@ from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots,
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
 from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
-from fedclade.data.federated_dataset import Clients
+from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.fedavg import FedAvg
@@ -235,7 +235,8 @@ def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Obje
         module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number))
         for number in range(CLUSTERINGS)
     ]
-    objectives = [Objective(module.to(fed.device), run.loss) for module in modules]
+    x = as_inputs(clients.metadata.x.to(fed.device))
+    objectives = [Objective(module.to(fed.device), run.loss, x) for module in modules]
     metrics_for(objectives[0], fed.client_metadata(), None, fed.device)
     objectives[0].head_layer()
     return objectives

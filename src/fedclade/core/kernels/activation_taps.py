@@ -115,16 +115,20 @@ def _is_plain(layer: nn.Conv2d) -> bool:
 class Tapped:
     """The gradients of one model whose layers have taps.
 
-    outputs: the model's outputs for one client, (params, x, key); losses: of stacks of outputs and
-    targets, (K, B).
+    Args:
+        outputs: (params, x, key, weight) -> the model's outputs for one client, and its new
+            running statistics.
+        losses: (stack of outputs, stack of targets) -> (K, B) losses.
+        statistics: the names of the running statistics.
     """
 
     def __init__(
         self,
-        outputs: Callable[[Tree, Tensor, Tensor], Tensor],
+        outputs: Callable[[Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]],
         losses: Callable[[Tensor, Tensor], Tensor],
+        statistics: tuple[str, ...] = (),
     ) -> None:
-        self._outputs, self._losses = outputs, losses
+        self._outputs, self._losses, self._statistics = outputs, losses, statistics
         self._known: dict[tuple[int, ...], dict[str, torch.Size]] = {}
 
     def add_scaled_gradient(
@@ -142,22 +146,29 @@ class Tapped:
         }
         by_product = {f"{layer}.{kind}" for layer in taps for kind in ("weight", "bias")}
         others = {
-            name: params[name].detach().requires_grad_() for name in base if name not in by_product
+            name: params[name].detach().requires_grad_()
+            for name in base
+            if name not in by_product and name not in self._statistics
         }
 
-        def forward(params: Tree, taps: Tree, x: Tensor, key: Tensor) -> tuple[Tensor, Tree]:
+        def forward(
+            params: Tree, taps: Tree, x: Tensor, key: Tensor, weight: Tensor
+        ) -> tuple[Tensor, Tree, Tree]:
             passing = _Passing(taps)
-            return self._pass(params, x, key, passing), passing.inputs
+            outputs, statistics = self._pass(params, x, key, weight, passing)
+            return outputs, passing.inputs, statistics
 
         # Clients do not mix, so the gradient of the sum over them is each one's own: autograd runs
         # on the stack itself, without vmap.
         with torch.enable_grad():
-            outputs, inputs = vmap(forward)(params | others, taps, batch.x, batch.key)
+            outputs, inputs, statistics = vmap(forward)(
+                params | others, taps, batch.x, batch.key, batch.weight
+            )
             total = (self._losses(outputs, batch.y) * share).sum()
             gradients = torch.autograd.grad(
                 total, [*taps.values(), *others.values()], materialize_grads=True
             )
-        result: Tree = {}
+        result: Tree = {name: value.detach() for name, value in statistics.items()}
         for layer, error in zip(taps, gradients, strict=False):
             flat = error.reshape(clients, math.prod(error.shape[1:-1]), error.shape[-1])
             rows = inputs[layer].detach().reshape(clients, flat.shape[1], -1)
@@ -170,10 +181,12 @@ class Tapped:
             result[name] = plus(base[name], gradient, overwrite)
         return {name: result[name] for name in base}
 
-    def _pass(self, params: Tree, x: Tensor, key: Tensor, passing: _Passing) -> Tensor:
+    def _pass(
+        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor, passing: _Passing
+    ) -> tuple[Tensor, Tree]:
         token = _passing.set(passing)
         try:
-            return self._outputs(params, x, key)
+            return self._outputs(params, x, key, weight)
         finally:
             _passing.reset(token)
 
@@ -185,7 +198,13 @@ class Tapped:
         if kind not in self._known:
             passing = _Passing({})
             with torch.no_grad():
-                self._pass(tree_index(params, torch.tensor(0)), batch.x[0], batch.key[0], passing)
+                self._pass(
+                    tree_index(params, torch.tensor(0)),
+                    batch.x[0],
+                    batch.key[0],
+                    batch.weight[0],
+                    passing,
+                )
             self._known[kind] = {
                 layer: shape
                 for layer, shape in passing.outputs.items()

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from fedclade.core.functional_model import ExampleLoss, Objective
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
+from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
@@ -190,7 +191,7 @@ def _node(
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
     clients = from_arrays({name: by_name[name] for name in names})
-    objective = Objective(settings.module(build_model), loss)
+    objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
     evaluated = (
         objective,
         clients.metadata,

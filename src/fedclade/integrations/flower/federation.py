@@ -27,12 +27,12 @@ _POLL_SECONDS = 1.0
 
 def compatibility_info(objective: Objective) -> dict[str, str]:
     """What server and nodes must share: versions, and a model with the same parameters and loss."""
-    parts = sorted(
-        (name, tuple(value.shape), str(value.dtype)) for name, value in objective.params().items()
-    )
+    params = objective.params()
+    weights = {name: params[name] for name in objective.trained}
+    parts = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in weights.items())
     loss = getattr(objective.example_loss, "__qualname__", type(objective.example_loss).__name__)
     digest = hashlib.blake2b(repr((parts, loss)).encode(), digest_size=6).hexdigest()
-    count = sum(value.numel() for value in objective.params().values())
+    count = sum(value.numel() for value in weights.values())
     return {
         "fedclade": __version__,
         "protocol": str(PROTOCOL),

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedclade.core.functional_model import Objective
-from fedclade.data.federated_dataset import Clients
+from fedclade.data.federated_dataset import Clients, as_inputs
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import FedcladeError, InvalidInputError, require
@@ -82,7 +82,10 @@ def simulate(
             "--engine",
         )
     experiment = experiment_file.experiment(tables)
-    objective = Objective(module_for(experiment.model, clients.metadata, experiment.run.seed))
+    objective = Objective(
+        module_for(experiment.model, clients.metadata, experiment.run.seed),
+        x=as_inputs(clients.metadata.x),
+    )
     outcome: list[Result | BaseException] = []
     server = ServerApp()
 
@@ -154,7 +157,9 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     experiment = experiment_file.experiment(options["tables"])
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
-    objective = Objective(module_for(experiment.model, metadata, experiment.run.seed))
+    objective = Objective(
+        module_for(experiment.model, metadata, experiment.run.seed), x=as_inputs(metadata.x)
+    )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
     metrics = measured(objective, clients.metadata, None, torch.device("cpu"))
