@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         PerFedAvg,
     )
     from fedclade.registry import register
-    from fedclade.training.config import LocalConfig, TrainingConfig
+    from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
     from fedclade.training.encoders import pretrain
     from fedclade.training.result import Result, load
     from fedclade.training.runner import run
@@ -86,6 +86,7 @@ __all__ = [
     "Oracle",
     "PerFedAvg",
     "Result",
+    "ServerConfig",
     "Simulator",
     "TrainingConfig",
     "VectorizationError",
@@ -123,7 +124,7 @@ _MODULES = {
         "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
     ),
     "fedclade.registry": "register",
-    "fedclade.training.config": "LocalConfig TrainingConfig",
+    "fedclade.training.config": "LocalConfig ServerConfig TrainingConfig",
     "fedclade.training.encoders": "pretrain",
     "fedclade.training.result": "Result load",
     "fedclade.training.runner": "run",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from numbers import Real
-from typing import get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -17,11 +17,24 @@ from fedclade.core.local_training_config import LocalTraining, Optimizer
 from fedclade.engines.simulator import Precision
 from fedclade.errors import is_int, require, require_int
 
+Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]
+LossName: TypeAlias = Literal["cross_entropy", "bce", "mse", "mae", "huber"]
+ClassWeight: TypeAlias = Literal["none", "balanced"]
+BatchNorm: TypeAlias = Literal["average", "own"]
+ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
+Serve: TypeAlias = Literal["last", "mean"]
+Select: TypeAlias = Literal["last", "best"]
+
 _MAX_COUNT = 10**9
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _require_choice(field: str, value: object, choices: object) -> None:
+    allowed = get_args(choices)
+    require(value in allowed, field, value, f"must be one of {', '.join(allowed)}")
 
 
 def _with_python_numbers(settings: object) -> None:
@@ -41,10 +54,21 @@ class LocalConfig:
         epochs: The number E of local epochs in a round.
         momentum: The momentum of local SGD.
         weight_decay: The weight decay of local SGD.
-        lr_decay: The factor of the learning rate after every round.
         optimizer: "sgd", "adam" or "adamw", as torch.optim defines them. Each call of a client
             starts with a new state.
         clip_norm: The largest norm of a gradient; 0 for no limit.
+        schedule: The learning rate over the rounds: "constant"; "exponential", times `decay` after
+            every round; "step", times `decay` after every `decay_every` rounds; "cosine", down to
+            0 after the last round.
+        decay: The factor of the schedules "exponential" and "step".
+        decay_every: The number of rounds between two steps of the schedule "step".
+        warmup_rounds: In these first rounds the learning rate grows linearly to its full value.
+        loss: "cross_entropy", "bce", "mse", "mae" or "huber".
+        label_smoothing: The share of a label that cross-entropy spreads over all classes.
+        class_weight: "balanced" weights the classes of a client so that each has the same total
+            weight, by the client's own counts.
+        batch_norm: "average" averages BatchNorm layers like other layers; "own" keeps them at the
+            client (FedBN).
     """
 
     lr: float = 0.1
@@ -52,9 +76,16 @@ class LocalConfig:
     epochs: int = 1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    lr_decay: float = 1.0
     optimizer: Optimizer = "sgd"
     clip_norm: float = 0.0
+    schedule: Schedule = "constant"
+    decay: float = 1.0
+    decay_every: int = 1
+    warmup_rounds: int = 0
+    loss: LossName = "cross_entropy"
+    label_smoothing: float = 0.0
+    class_weight: ClassWeight = "none"
+    batch_norm: BatchNorm = "average"
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
@@ -75,19 +106,7 @@ class LocalConfig:
             self.weight_decay,
             "must be at least 0",
         )
-        require(
-            _is_number(self.lr_decay) and 0 < self.lr_decay <= 1,
-            "local.lr_decay",
-            self.lr_decay,
-            "must be above 0 and at most 1",
-        )
-        allowed = ", ".join(get_args(Optimizer))
-        require(
-            self.optimizer in get_args(Optimizer),
-            "local.optimizer",
-            self.optimizer,
-            f"must be one of {allowed}",
-        )
+        _require_choice("local.optimizer", self.optimizer, Optimizer)
         require(
             not self.momentum or self.optimizer == "sgd",
             "local.momentum",
@@ -100,13 +119,42 @@ class LocalConfig:
             self.clip_norm,
             "must be at least 0",
         )
+        _require_choice("local.schedule", self.schedule, Schedule)
+        require(
+            _is_number(self.decay) and 0 < self.decay <= 1,
+            "local.decay",
+            self.decay,
+            "must be above 0 and at most 1",
+        )
+        require(
+            self.decay == 1 or self.schedule in ("exponential", "step"),
+            "local.decay",
+            self.decay,
+            "only the schedules 'exponential' and 'step' have it; set local.schedule",
+        )
+        require_int("local.decay_every", self.decay_every, 1, _MAX_COUNT)
+        require_int("local.warmup_rounds", self.warmup_rounds, 0, _MAX_COUNT, "0 for none")
+        _require_choice("local.loss", self.loss, LossName)
+        require(
+            _is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1,
+            "local.label_smoothing",
+            self.label_smoothing,
+            "must be at least 0 and below 1",
+        )
+        _require_choice("local.class_weight", self.class_weight, ClassWeight)
+        _require_choice("local.batch_norm", self.batch_norm, BatchNorm)
+
+    def lr_in_round(self, round_number: int) -> float:
+        """The learning rate of this round; the first is 1."""
+        if self.schedule == "exponential":
+            return self.lr * self.decay ** (round_number - 1)
+        return self.lr
 
     def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
         """How a client trains on this objective in this round."""
-        lr = self.lr * self.lr_decay ** (round_number - 1)
         return LocalTraining(
             objective,
-            lr,
+            self.lr_in_round(round_number),
             self.batch_size,
             self.epochs,
             self.momentum,
@@ -129,6 +177,11 @@ class TrainingConfig:
         fine_tune_epochs: Above 0, also report the accuracy after these local epochs
             (`accuracy_tuned`).
         max_rejections: A client is blocked after this number of rejected replies; 0 for never.
+        patience: Stop after this number of evaluations without a better loss on validation data;
+            0 for never.
+        select: "last" serves the models of the last round; "best" those of the round with the
+            lowest loss on validation data.
+        metrics: The names of more metrics, over all outputs of a client; see docs/python.md.
     """
 
     rounds: int = 100
@@ -138,6 +191,9 @@ class TrainingConfig:
     checkpoint_every: int = 10
     fine_tune_epochs: int = 0
     max_rejections: int = 3
+    patience: int = 0
+    select: Select = "last"
+    metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
@@ -159,6 +215,8 @@ class TrainingConfig:
         )
         require_int("run.fine_tune_epochs", self.fine_tune_epochs, 0, _MAX_COUNT, "0 for none")
         require_int("run.max_rejections", self.max_rejections, 0, _MAX_COUNT, "0 for never")
+        require_int("run.patience", self.patience, 0, _MAX_COUNT, "0 for never")
+        _require_choice("run.select", self.select, Select)
 
     def cohort_size(self, clients: int) -> int:
         """The number of clients in a round's cohort."""
@@ -181,15 +239,45 @@ class ServerConfig:
     Args:
         aggregator: The mean weighted by examples ("mean"), or one that is robust to a few bad
             models ("median", "trimmed_mean", "clipped_mean").
+        optimizer: How the mean becomes the new model of a group: "fedavg" takes it; "fedavgm",
+            "fedadam", "fedyogi" and "fedadagrad" take its difference from the old model as a
+            gradient.
+        lr: The learning rate of the server; None for the default of the optimizer.
+        momentum: The momentum of "fedavgm", and β1 of the adaptive ones; None for the default.
+        serve: "last" serves the models of the last round; "mean" their weighted mean over the
+            rounds.
     """
 
     aggregator: Aggregator = "mean"
+    optimizer: ServerOptimizer = "fedavg"
+    lr: float | None = None
+    momentum: float | None = None
+    serve: Serve = "last"
 
     def __post_init__(self) -> None:
-        allowed = f"must be one of {', '.join(get_args(Aggregator))}"
+        _with_python_numbers(self)
+        _require_choice("server.aggregator", self.aggregator, Aggregator)
+        _require_choice("server.optimizer", self.optimizer, ServerOptimizer)
         require(
-            self.aggregator in get_args(Aggregator), "server.aggregator", self.aggregator, allowed
+            self.lr is None or (_is_number(self.lr) and self.lr > 0),
+            "server.lr",
+            self.lr,
+            "must be a number above 0",
         )
+        require(
+            self.momentum is None or (_is_number(self.momentum) and 0 <= self.momentum < 1),
+            "server.momentum",
+            self.momentum,
+            "must be at least 0 and below 1",
+        )
+        for field, value in (("server.lr", self.lr), ("server.momentum", self.momentum)):
+            require(
+                value is None or self.optimizer != "fedavg",
+                field,
+                value,
+                "only the other optimizers of the server have it; set server.optimizer",
+            )
+        _require_choice("server.serve", self.serve, Serve)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ _UNSAFE = re.compile(r"[^\w.=+-]+")  # in names of folders
 _EXAMPLE_NAMES = {"data": "digits", "partition": "iid", "model": "mlp", "method": "fedavg"}
 
 RENAMED_KEYS = {
+    "local.lr_decay": "local.decay, with local.schedule = 'exponential'",
     "run.average": "server.aggregator",
     "run.set_aside_after": "run.max_rejections",
     "engine.workers": "engine.threads",

@@ -36,7 +36,18 @@ from fedclade.training.callbacks import (
     LogRound,
     OnRound,
 )
-from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.config import (
+    BatchNorm,
+    ClassWeight,
+    EngineConfig,
+    LocalConfig,
+    Schedule,
+    Select,
+    Serve,
+    ServerConfig,
+    ServerOptimizer,
+    TrainingConfig,
+)
 from fedclade.training.evaluation import Evaluation, evaluate, final_models, summarize
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress, start, train
@@ -60,9 +71,15 @@ def run(
     epochs: int | None = None,
     momentum: float | None = None,
     weight_decay: float | None = None,
-    lr_decay: float | None = None,
     optimizer: Optimizer | None = None,
     clip_norm: float | None = None,
+    schedule: Schedule | None = None,
+    decay: float | None = None,
+    decay_every: int | None = None,
+    warmup_rounds: int | None = None,
+    label_smoothing: float | None = None,
+    class_weight: ClassWeight | None = None,
+    batch_norm: BatchNorm | None = None,
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
     seed: int | None = None,
@@ -70,9 +87,16 @@ def run(
     checkpoint_every: int | None = None,
     fine_tune_epochs: int | None = None,
     max_rejections: int | None = None,
+    patience: int | None = None,
+    select: Select | None = None,
+    aggregator: Aggregator | None = None,
+    server_optimizer: ServerOptimizer | None = None,
+    server_lr: float | None = None,
+    server_momentum: float | None = None,
+    serve: Serve | None = None,
     local: LocalConfig | None = None,
     training: TrainingConfig | None = None,
-    aggregator: Aggregator = "mean",
+    server: ServerConfig | None = None,
     device: str = "auto",
     chunk: int | None = None,
     precision: Precision = "tf32",
@@ -99,9 +123,19 @@ def run(
         epochs: The number E of local epochs in a round; 1 by default.
         momentum: The momentum of local SGD; 0 by default.
         weight_decay: The weight decay of the clients' optimizer; 0 by default.
-        lr_decay: The factor of the learning rate after every round; 1 by default.
         optimizer: "sgd", "adam" or "adamw"; sgd by default.
         clip_norm: The largest norm of a gradient; 0 for no limit; 0 by default.
+        schedule: The learning rate over the rounds: "constant", "step", "exponential" or "cosine";
+            constant by default.
+        decay: The factor of the schedules "step" and "exponential"; 1 by default.
+        decay_every: The number of rounds between two steps of the schedule "step"; 1 by default.
+        warmup_rounds: The first rounds, in which the learning rate grows linearly; 0 by default.
+        label_smoothing: The share of a label that cross-entropy spreads over all classes; 0 by
+            default.
+        class_weight: "balanced" gives each class of a client the same total weight; none by
+            default.
+        batch_norm: "average", or "own" to keep BatchNorm layers at the client (FedBN); average by
+            default.
         loss: A function of (outputs, targets) with one value for each example, or a loss module of
             torch such as `nn.MSELoss()`; None for cross-entropy.
         metrics: More functions of the form of `loss`, by name.
@@ -112,9 +146,20 @@ def run(
         fine_tune_epochs: Above 0, also report the accuracy after these local epochs; 0 by default.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never; 3
             by default.
+        patience: Stop after this number of evaluations without a better loss on validation data; 0
+            for never; 0 by default.
+        select: "last", or "best" to serve the models of the round with the lowest loss on
+            validation data; last by default.
+        aggregator: How the models of a group become one, see `Aggregator`; mean by default.
+        server_optimizer: "fedavg", "fedavgm", "fedadam", "fedyogi" or "fedadagrad"; fedavg by
+            default.
+        server_lr: The learning rate of the server; the optimizer's default by default.
+        server_momentum: The momentum of the server; the optimizer's default by default.
+        serve: "last", or "mean" to serve the weighted mean of the models over the rounds; last by
+            default.
         local: The settings of local training as one object.
         training: The settings of the run as one object.
-        aggregator: How the models of a group become one; see `Aggregator`.
+        server: The settings of the server as one object.
         device: "auto", "cpu" or "cuda".
         chunk: The number of clients in one step; None to choose it by device and model.
         precision: The precision of matrix products on CUDA, "tf32" or "float32".
@@ -140,9 +185,15 @@ def run(
             epochs=epochs,
             momentum=momentum,
             weight_decay=weight_decay,
-            lr_decay=lr_decay,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            schedule=schedule,
+            decay=decay,
+            decay_every=decay_every,
+            warmup_rounds=warmup_rounds,
+            label_smoothing=label_smoothing,
+            class_weight=class_weight,
+            batch_norm=batch_norm,
         ),
         _settings(
             TrainingConfig,
@@ -155,17 +206,28 @@ def run(
             checkpoint_every=checkpoint_every,
             fine_tune_epochs=fine_tune_epochs,
             max_rejections=max_rejections,
+            patience=patience,
+            select=select,
         ),
         EngineConfig(chunk, precision, threads),
         device,
         loss,
         metrics,
         profile,
-        server=ServerConfig(aggregator),
+        server=_settings(
+            ServerConfig,
+            "server",
+            server,
+            aggregator=aggregator,
+            optimizer=server_optimizer,
+            lr=server_lr,
+            momentum=server_momentum,
+            serve=serve,
+        ),
     ).run(out, resume, on_round)
 
 
-C = TypeVar("C", LocalConfig, TrainingConfig)
+C = TypeVar("C", LocalConfig, TrainingConfig, ServerConfig)
 
 
 def _settings(kind: type[C], argument: str, settings: C | None, **short_forms: Any) -> C:
