@@ -14,8 +14,8 @@ from torch import Tensor
 
 
 class GroupNorm(torch.autograd.Function):
-    """x (B, channels, places, …) with weight and bias (channels,), as F.group_norm. Under vmap for many
-    clients.
+    """x (B, channels, places, …) with weight and bias (channels,), as F.group_norm. Under vmap for
+    many clients.
     """
 
     @staticmethod
@@ -50,9 +50,7 @@ class _Stacked(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
     ) -> Tensor:
-        var, mean = torch.var_mean(
-            x.unflatten(2, (groups, -1)), tuple(range(3, x.ndim + 1)), correction=0
-        )
+        var, mean = torch.var_mean(_by_groups(x, groups), tuple(range(3, x.ndim + 1)), correction=0)
         root = (var + eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, root)
         factor = _of_channels(root, weight) * weight[:, None]
@@ -71,8 +69,7 @@ class _Stacked(torch.autograd.Function):
         products, errors = (error * x).sum(places), error.sum(places)  # (K, B, channels)
 
         def by_group(value: Tensor) -> Tensor:
-            weighted: Tensor = (value * weight[:, None]).unflatten(2, (groups, -1))
-            return weighted.sum(-1)
+            return _by_groups(value * weight[:, None], groups).sum(-1)
 
         of_group = by_group(errors)
         c = (of_group * mean - by_group(products)) * root**3 / size
@@ -84,6 +81,11 @@ class _Stacked(torch.autograd.Function):
         of_x = torch.addcmul(of_x, error, _like(channel_root * weight[:, None], x))
         of_weight = ((products - errors * channel_mean) * channel_root).sum(1)
         return of_x, of_weight, errors.sum(1), None, None
+
+
+def _by_groups(value: Tensor, groups: int) -> Tensor:
+    """(K, B, channels, …) as (K, B, groups, channels / groups, …)."""
+    return value.view(*value.shape[:2], groups, -1, *value.shape[3:])
 
 
 def _of_channels(value: Tensor, weight: Tensor) -> Tensor:
