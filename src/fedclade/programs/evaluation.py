@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedclade.core.batching import Batches
-from fedclade.core.functional_model import Batch, ExampleLoss, Objective
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.program import Program
 from fedclade.core.program_cache import cached_program
 from fedclade.core.program_serialization import serializable_program
