@@ -36,24 +36,26 @@ def bce(outputs: Tensor, y: Tensor) -> Tensor:
     """Binary cross-entropy of logits, the mean over an example's labels. Targets are 0 or 1, or
     numbers between.
     """
-    return _mean_of(F.binary_cross_entropy_with_logits, outputs, y)
+    outputs, y = _same_shape(outputs, y)
+    return _mean(F.binary_cross_entropy_with_logits(outputs, y, reduction="none"))
 
 
 def mse(outputs: Tensor, y: Tensor) -> Tensor:
     """The squared error, the mean over an example's targets."""
-    return _mean_of(F.mse_loss, outputs, y)
+    return _mean(_errors(outputs, y).square())
 
 
 def mae(outputs: Tensor, y: Tensor) -> Tensor:
     """The absolute error, the mean over an example's targets."""
-    return _mean_of(F.l1_loss, outputs, y)
+    return _mean(_errors(outputs, y).abs())
 
 
 def huber(outputs: Tensor, y: Tensor) -> Tensor:
     """The Huber loss with δ = 1, the mean over an example's targets: e² / 2 for errors e up to 1,
     then |e| - 1/2.
     """
-    return _mean_of(F.huber_loss, outputs, y)
+    size = _errors(outputs, y).abs()
+    return _mean(torch.where(size <= 1, size.square() / 2, size - 0.5))
 
 
 LOSSES: dict[LossName, ExampleLoss] = {
@@ -69,13 +71,23 @@ REGRESSION = (mse, mae, huber)
 """The losses of targets that are numbers, not classes."""
 
 
-def _mean_of(loss: Callable[..., Tensor], outputs: Tensor, y: Tensor) -> Tensor:
-    values = loss(_same_shape(outputs, y), y.to(outputs.dtype), reduction="none")
+def _errors(outputs: Tensor, y: Tensor) -> Tensor:
+    """Not by torch's functions: their batching rules fail where only the outputs have an axis of
+    models.
+    """
+    outputs, y = _same_shape(outputs, y)
+    return outputs - y
+
+
+def _mean(values: Tensor) -> Tensor:
+    """The mean over an example's numbers."""
     return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
-def _same_shape(outputs: Tensor, y: Tensor) -> Tensor:
-    """The outputs in the shape of the targets: (n, 1) becomes (n,) for one number per example."""
+def _same_shape(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets as floats of the same shape: outputs (n, 1) become (n,) for one number
+    per example.
+    """
     if outputs.ndim == y.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
     if outputs.shape != y.shape:
@@ -83,7 +95,7 @@ def _same_shape(outputs: Tensor, y: Tensor) -> Tensor:
             f"a target has the shape {tuple(y.shape[1:])} and an output {tuple(outputs.shape[1:])};"
             " they must be equal"
         )
-    return outputs
+    return outputs, y.to(outputs.dtype)
 
 
 def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
@@ -98,8 +110,8 @@ def label_accuracy(outputs: Tensor, y: Tensor) -> Tensor:
     """The share of an example's labels that are right, for the loss `bce`: a label is 1 if its
     logit is above 0.
     """
-    right = ((_same_shape(outputs, y) > 0) == (y > 0.5)).to(torch.float32)
-    return right.flatten(1).mean(1) if y.ndim > 1 else right
+    outputs, y = _same_shape(outputs, y)
+    return _mean(((outputs > 0) == (y > 0.5)).to(torch.float32))
 
 
 def example_loss(loss: ExampleLoss | None, device: torch.device) -> ExampleLoss:

@@ -96,6 +96,20 @@ def test_an_experiment_file_runs_with_a_loss_by_name(tmp_path: Path) -> None:
     assert again.local.loss == "huber"
 
 
+@pytest.mark.parametrize("loss", ["bce", "mse", "mae", "huber"])
+@pytest.mark.parametrize("integers", [False, True])
+def test_clients_select_the_model_with_the_lowest_loss(loss: Any, integers: bool) -> None:
+    """Clients follow one of two laws, so IFCA with two models separates them."""
+    x = X.repeat(2, 1, 1)
+    y = (x[..., 0] * torch.tensor([1.0, -1.0]).repeat(3)[:, None] > 0).float()
+    y = y.long() if integers else y
+    clients = from_arrays([(x[i], y[i], x[i], y[i]) for i in range(6)])
+    settings = SETTINGS | {"rounds": 30, "lr": 0.3}
+    method = fc.IFCA(clusters=2, num_restarts=4, trial_rounds=3)
+    result = fc.run(method, clients, fc.models.MLP(8), loss=loss, **settings)
+    assert result.clusters.tolist() in ([0, 1] * 3, [1, 0] * 3)
+
+
 def test_a_name_and_the_function_give_the_same_run() -> None:
     clients = clients_of(LINEAR)
     model = nn.Linear(4, 2)
