@@ -122,6 +122,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     method = inject_context(run.method, metadata, run.settings.seed)
     loss_name = run.local.loss if run.loss is None else None
     _require_classes(run.local, loss_name, metadata)
+    if loss_name == "bce":
+        _require_labels(metadata.y if run.clients is None else run.clients.y)
     module = module_for(run.model, metadata, run.settings.seed, loss_name)
     x = _on_device(metadata.x, engine.device)
     loss = run.local.loss_for(run.loss)
@@ -268,6 +270,17 @@ def _require_classes(
     )
 
 
+def _require_labels(y: Tensor) -> None:
+    """The loss bce has no minimum for other targets."""
+    low, high = float(y.min()), float(y.max())
+    if low < 0 or high > 1:
+        raise InvalidInputError(
+            f"local.loss = 'bce': needs targets of 0 and 1, and they go from {low:g} to {high:g}."
+            " Use 'cross_entropy' for classes, 'mse' for numbers.",
+            "local.loss",
+        )
+
+
 def outputs_for(loss_name: LossName | None, clients: ClientMetadata) -> int | None:
     """The number of outputs of a model: one for each class, label or number of a target; None if
     the targets do not give it.
@@ -363,12 +376,6 @@ def measured(
         raise InvalidInputError(
             f"loss: cross-entropy needs class labels ({what} here) and an output for each class,"
             f" the model gives {shape}; give another loss (local.loss, such as 'mse').",
-            "loss",
-        )
-    if objective.example_loss is bce and clients.classes is not None and clients.classes > 2:
-        raise InvalidInputError(
-            f"loss: bce needs targets of 0 and 1, and they go up to {clients.classes - 1}. Use"
-            " cross_entropy for several classes.",
             "loss",
         )
     if default_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:

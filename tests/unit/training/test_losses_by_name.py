@@ -125,8 +125,9 @@ def test_a_name_and_the_function_give_the_same_run() -> None:
         (LINEAR, nn.Linear(4, 1), {"loss": "mae"}, "loss"),
         (LINEAR[..., 0], nn.Linear(4, 1), {}, "loss"),
         (LINEAR[..., 0], fc.models.MLP(4), {}, "model"),
-        ((X[..., 0] > 0).long() * 2, nn.Linear(4, 1), {"loss": "bce"}, "loss"),
-        (LINEAR, nn.Linear(4, 3), {"loss": "bce"}, "loss"),
+        ((X[..., 0] > 0).long() * 2, nn.Linear(4, 1), {"loss": "bce"}, "local.loss"),
+        (LINEAR, nn.Linear(4, 2), {"loss": "bce"}, "local.loss"),
+        ((LINEAR > 0).float(), nn.Linear(4, 3), {"loss": "bce"}, "loss"),
         (LINEAR[..., 0], nn.Linear(4, 1), {"loss": "squares"}, "local.loss"),
         (
             LINEAR,
