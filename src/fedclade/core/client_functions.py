@@ -215,7 +215,8 @@ class ClientFunctions(TorchFunctionMode):
         x = input
         axes, channels = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
         # A model may have merged the axes of examples and of positions in a sequence.
-        mask = self.weight.repeat_interleave(len(x) // len(self.weight))
+        real = (self.weight > 0).to(self.weight.dtype)
+        mask = real.repeat_interleave(len(x) // len(self.weight))
         count = mask.sum() * math.prod(x.shape[2:])
         share = (mask / count.clamp_min(1)).view(-1, *[1] * (x.ndim - 1))
         mean = (x * share).sum(axes)

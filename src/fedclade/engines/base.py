@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Failure, Federation, ModelAssignment
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.functional_model import Objective
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.data.client_metadata import ClientMetadata

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import ModelAssignment
-from fedclade.core.functional_model import cross_entropy
 from fedclade.core.local_sgd import chain_training, sgd
+from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
 from fedclade.core.rng import fold_in

@@ -33,13 +33,25 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
+def qualified_name(function: object) -> str:
+    """The name of a function, or of the class of an object."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def fingerprint(
+    tables: Tables,
+    clients: Clients | None,
+    others: Iterable[Tensor],
+    names: Iterable[str] = (),
+) -> str:
     """A hash of what must not change when a run is resumed.
 
     Args:
         tables: the run as the tables of an experiment file.
         clients: the clients; None if they are not in this process.
         others: other tensors, such as the initial model.
+        names: names of functions, such as the augmentation.
     """
     fixed = {
         table: {key: value for key, value in values.items() if (table, key) not in _FREE}
@@ -62,6 +74,8 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
         )
     for tensor in (*data, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    for name in names:
+        digest.update(name.encode())
     return digest.hexdigest()
 
 
@@ -77,4 +91,4 @@ def difference(then: Tables, now: Tables) -> str:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):
             return f"{table}.{key} was {old!r}, now {new!r}"
-    return "the data or the initial model differ"
+    return "the data, the initial model or the augmentation differ"

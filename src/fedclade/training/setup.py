@@ -15,22 +15,28 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.aggregation.robust_federation import RobustFederation
+from fedclade.core.augmentation import augment_inputs
 from fedclade.core.federation import Aggregator, Federation
-from fedclade.core.functional_model import (
-    ExampleLoss,
-    Objective,
-    accuracy,
-    cross_entropy,
-    require_per_example,
-)
+from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import (
     Inputs,
     as_inputs,
     describe_inputs,
+    device_of,
     map_inputs,
     one_tensor,
     samples_in,
     tensors_of,
+)
+from fedclade.core.losses import (
+    REGRESSION,
+    ExampleLoss,
+    LossName,
+    accuracy,
+    bce,
+    cross_entropy,
+    label_accuracy,
+    require_per_example,
 )
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
@@ -49,7 +55,7 @@ from fedclade.models import ModelSpec
 from fedclade.training import encoders, plot_data
 from fedclade.training.config import LocalConfig, TrainingConfig
 from fedclade.training.metrics import RESERVED
-from fedclade.training.run_fingerprint import Tables, fingerprint, plain
+from fedclade.training.run_fingerprint import Tables, fingerprint, plain, qualified_name
 
 if TYPE_CHECKING:
     from fedclade.training.runner import TrainingRun
@@ -84,7 +90,9 @@ class RunSetup:
         """The hash by which a checkpoint of another experiment is recognized."""
         probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
         others = (*self.objective.params().values(), *(() if probe is None else tensors_of(probe)))
-        return fingerprint(self.tables, self.clients, others)
+        augment = self.objective.augment
+        names = [] if augment is None else [qualified_name(augment)]
+        return fingerprint(self.tables, self.clients, others, names)
 
     @cached_property
     def label_counts(self) -> Tensor | None:
@@ -112,10 +120,16 @@ def prepare(run: TrainingRun) -> RunSetup:
     if is_int(run.settings.clients_per_round, 1, 1) and len(metadata) > 1:
         _warn_of_one_client(len(metadata))
     method = inject_context(run.method, metadata, run.settings.seed)
-    module = module_for(run.model, metadata, run.settings.seed)
+    loss_name = run.local.loss if run.loss is None else None
+    _require_classes(run.local, loss_name, metadata)
+    if loss_name == "bce":
+        _require_labels(metadata.y if run.clients is None else run.clients.y)
+    module = module_for(run.model, metadata, run.settings.seed, loss_name)
     x = _on_device(metadata.x, engine.device)
-    objective = Objective(module.to(engine.device), run.loss, x)
+    loss = run.local.loss_for(run.loss)
+    objective = Objective(module.to(engine.device), loss, x, run.augment)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
+    _check_augmentation(objective, x)
     return RunSetup(
         engine=engine,
         federation=federation,
@@ -129,6 +143,18 @@ def prepare(run: TrainingRun) -> RunSetup:
         training=run.settings,
         tables=_tables(run, method, metadata),
     )
+
+
+def _check_augmentation(objective: Objective, x: Inputs) -> None:
+    """Try the augmentation on a few inputs, and the model on the result."""
+    if objective.augment is None:
+        return
+    if isinstance(objective.augment, type) or not callable(objective.augment):
+        raise InvalidInputError(
+            f"augment = {objective.augment!r}: give a function of the inputs of a batch.", "augment"
+        )
+    key = torch.zeros((), dtype=torch.int64, device=device_of(x))
+    objective.checked_outputs(augment_inputs(x, key, objective.augment))
 
 
 def _warn_of_one_client(clients: int) -> None:
@@ -227,8 +253,63 @@ def _probe(probe: Any, like: Inputs) -> Inputs:
     return x
 
 
-def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int) -> nn.Module:
-    """The user's module, or the spec's with weights that depend on the seed alone."""
+def _require_classes(
+    local: LocalConfig, loss_name: LossName | None, clients: ClientMetadata
+) -> None:
+    """Weights of classes need one class per sample."""
+    require(
+        local.class_weight == "none"
+        or (
+            clients.classes is not None
+            and clients.y.ndim == 1
+            and loss_name not in ("mse", "mae", "huber")
+        ),
+        "local.class_weight",
+        local.class_weight,
+        "the targets must be one class for each sample; leave it at 'none'",
+    )
+
+
+def _require_labels(y: Tensor) -> None:
+    """The loss bce has no minimum for other targets."""
+    low, high = float(y.min()), float(y.max())
+    if low < 0 or high > 1:
+        raise InvalidInputError(
+            f"local.loss = 'bce': needs targets of 0 and 1, and they go from {low:g} to {high:g}."
+            " Use 'cross_entropy' for classes, 'mse' for numbers.",
+            "local.loss",
+        )
+
+
+def outputs_for(loss_name: LossName | None, clients: ClientMetadata) -> int | None:
+    """The number of outputs of a model: one for each class, label or number of a target; None if
+    the targets do not give it.
+
+    Args:
+        loss_name: the name of the loss; None for a function of the user.
+        clients: the clients.
+    """
+    if loss_name in (None, "cross_entropy"):
+        return clients.classes
+    if clients.y.ndim > 2:
+        return None
+    return clients.y.shape[1] if clients.y.ndim == 2 else 1
+
+
+def module_for(
+    model: ModelSpec | nn.Module,
+    clients: ClientMetadata,
+    seed: int,
+    loss_name: LossName | None = "cross_entropy",
+) -> nn.Module:
+    """The user's module, or the spec's with weights that depend on the seed alone.
+
+    Args:
+        model: the user's module, or a spec.
+        clients: the clients.
+        seed: the seed of the weights.
+        loss_name: the name of the loss; None for a function of the user.
+    """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if isinstance(model, type) or not hasattr(model, "build"):
@@ -237,17 +318,18 @@ def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int)
             " nn.Module.",
             "model",
         )
-    if clients.classes is None:
+    outputs = outputs_for(loss_name, clients)
+    if outputs is None:
         raise InvalidInputError(
             "model: the targets are not class labels, so there is no number of outputs; give an"
-            " nn.Module and a loss.",
+            " nn.Module and a loss, or a loss by name (local.loss).",
             "model",
         )
     shape = tuple(one_tensor(clients.x, f"the model {model.name}", "model").shape[1:])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold_in(seed, "model"))
         try:
-            return model.build(shape, clients.classes)
+            return model.build(shape, outputs)
         except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
             raise InvalidInputError(
                 f"model: {model!r} cannot be built ({error}).", "model"
@@ -261,7 +343,7 @@ def metrics_for(
     device: torch.device,
 ) -> dict[str, ExampleLoss]:
     """Try the objective and the user's metrics on a few samples, and give what is measured:
-    accuracy, for class labels, and those metrics.
+    accuracy, for class labels and for labels of 0 and 1 with the loss bce, and those metrics.
     """
     measured_metrics = measured(objective, clients, metrics, device)
     objective.check(_on_device(clients.x, device), clients.y.to(device))
@@ -279,7 +361,11 @@ def measured(
     """
     x, y = _on_device(clients.x, device), clients.y.to(device)
     outputs = objective.checked_outputs(x)
-    classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
+    classifies = (
+        clients.classes is not None
+        and outputs.shape[:-1] == y.shape
+        and objective.example_loss not in REGRESSION
+    )
     default_loss = objective.example_loss is cross_entropy
     if default_loss and not classifies:
         shape, labels = (
@@ -289,7 +375,7 @@ def measured(
         what = labels if clients.classes is not None else "none"
         raise InvalidInputError(
             f"loss: cross-entropy needs class labels ({what} here) and an output for each class,"
-            f" the model gives {shape}; give a loss.",
+            f" the model gives {shape}; give another loss (local.loss, such as 'mse').",
             "loss",
         )
     if default_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
@@ -305,4 +391,7 @@ def measured(
                 f"metrics.{name}",
             )
         require_per_example(f"metrics.{name}", metric, outputs, y)
+    if objective.example_loss is bce:
+        require_per_example("loss", bce, outputs, y)
+        return {"accuracy": label_accuracy, **(metrics or {})}
     return {**({"accuracy": accuracy} if classifies else {}), **(metrics or {})}

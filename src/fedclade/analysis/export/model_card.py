@@ -128,7 +128,7 @@ def _build_code(run: FinishedRun) -> str:
     if spec is None:
         return f"model = {table['name']}(){own}"
     settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")
-    call = f"({settings}).build({run.models.shape}, {run.models.classes})"
+    call = f"({settings}).build({run.models.shape}, {run.models.outputs})"
     if spec.__module__.startswith("fedclade."):
         return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{call}"
     return f"model = {spec.__name__}{call}{own}"

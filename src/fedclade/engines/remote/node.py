@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import ClientResults, Failure
-from fedclade.core.functional_model import ExampleLoss
 from fedclade.core.inputs import map_inputs, to_tree
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index

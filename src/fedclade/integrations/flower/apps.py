@@ -23,8 +23,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.augmentation import Augment
+from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import Inputs, as_inputs
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
 from fedclade.engines.remote.membership import ClientRecord, check_site
@@ -142,6 +144,7 @@ def client_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
+    augment: Augment | None = None,
 ) -> ClientApp:
     """A ClientApp for all clients of a node.
 
@@ -151,6 +154,7 @@ def client_app(
         build_model: returns the model; server and nodes must build the same.
         loss: as in `fc.run`.
         metrics: as in `fc.run`.
+        augment: as in `fc.run`.
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
@@ -167,7 +171,7 @@ def client_app(
         )
         if key not in nodes:
             torch.set_num_threads(1)
-            nodes[key] = _node(context, load_data, build_model, loss, metrics)
+            nodes[key] = _node(context, load_data, build_model, loss, metrics, augment)
         return Message(
             records_from_message(nodes[key].answer(message_from_records(message.content))),
             reply_to=message,
@@ -182,6 +186,7 @@ def _node(
     build_model: BuildModel,
     loss: ExampleLoss | None,
     metrics: Mapping[str, ExampleLoss] | None,
+    augment: Augment | None = None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
     site = site_name(node_config, context.node_id)
@@ -191,7 +196,12 @@ def _node(
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
     clients = from_arrays({name: by_name[name] for name in names})
-    objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
+    objective = Objective(
+        settings.module(build_model),
+        settings.local.loss_for(loss),
+        as_inputs(clients.metadata.x),
+        augment,
+    )
     evaluated = (
         objective,
         clients.metadata,
@@ -257,6 +267,7 @@ def server_app(
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Inputs | None = None,
+    augment: Augment | None = None,
 ) -> ServerApp:
     """A ServerApp that runs the configured method.
 
@@ -265,13 +276,15 @@ def server_app(
         loss: as in `fc.run`.
         metrics: as in `fc.run`.
         probe: unlabelled inputs that the server has, for FLIS and PCA with a shared basis.
+        augment: as in `fc.run`; the nodes apply it.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = AppSettings.of(context.run_config)
-        result = serve(grid, settings, settings.module(build_model), loss, metrics, probe)
+        module = settings.module(build_model)
+        result = serve(grid, settings, module, loss, metrics, probe, augment)
         accuracy = result.summary["accuracy"]
         accuracy_text = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         _log.info(
@@ -292,6 +305,7 @@ def serve(
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
     probe: Inputs | None = None,
+    augment: Augment | None = None,
 ) -> Result:
     """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
     base = Path(settings.federation.out).expanduser().resolve()
@@ -308,10 +322,11 @@ def serve(
     latest = base / f"run-{number}"
     if number and RunDirectory(latest).summary() is None:
         try:
-            return _serve_in(latest, grid, settings, module, loss, metrics, probe)
+            return _serve_in(latest, grid, settings, module, loss, metrics, probe, augment)
         except DifferentExperimentError as error:
             note(f"{error} It stays unchanged; this is a new run.")
-    return _serve_in(base / f"run-{number + 1}", grid, settings, module, loss, metrics, probe)
+    folder = base / f"run-{number + 1}"
+    return _serve_in(folder, grid, settings, module, loss, metrics, probe, augment)
 
 
 def _serve_in(
@@ -322,13 +337,14 @@ def _serve_in(
     loss: ExampleLoss | None,
     metrics: Mapping[str, ExampleLoss] | None,
     probe: Inputs | None,
+    augment: Augment | None,
 ) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     registry = ClientRegistry(folder / "federation.json")
     options = settings.federation
     fed = FlowerFederation(
         grid,
-        compatibility_info(Objective(module, loss)),
+        compatibility_info(Objective(module, settings.local.loss_for(loss), augment=augment)),
         deadline=options.deadline,
         min_nodes=options.min_nodes,
         run=registry.run,
@@ -350,6 +366,7 @@ def _serve_in(
         loss,
         metrics,
         federation=fed,
+        augment=augment,
     )
 
     def on_round(row: RoundRecord) -> None:

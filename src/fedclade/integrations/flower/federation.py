@@ -21,22 +21,27 @@ from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
+from fedclade.training.run_fingerprint import qualified_name
 
 _POLL_SECONDS = 1.0
 
 
 def compatibility_info(objective: Objective) -> dict[str, str]:
-    """What server and nodes must share: versions, and a model with the same parameters and loss."""
+    """What server and nodes must share: versions, a model with the same parameters and loss, and
+    the name of the augmentation.
+    """
     params = objective.params()
     weights = {name: params[name] for name in objective.trained}
     parts = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in weights.items())
     loss = getattr(objective.example_loss, "__qualname__", type(objective.example_loss).__name__)
     digest = hashlib.blake2b(repr((parts, loss)).encode(), digest_size=6).hexdigest()
     count = sum(value.numel() for value in weights.values())
+    augment = objective.augment
     return {
         "fedclade": __version__,
         "protocol": str(PROTOCOL),
         "model": f"{digest} ({count} parameters, loss {loss})",
+        **({} if augment is None else {"augment": qualified_name(augment)}),
     }
 
 
