@@ -104,6 +104,8 @@ class Method(ABC, Generic[S]):
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
     custom_aggregation: ClassVar[str] = ""
+    # why the server cannot use an optimizer or serve means over rounds, as text
+    no_server_optimizer: ClassVar[str] = ""
     # why clients must train by SGD, as text; then `local.optimizer` cannot be set
     needs_sgd: ClassVar[str] = ""
     state: ClassVar[type[State]] = State

@@ -239,7 +239,7 @@ class Clade(DPSignatureMethod[CladeState]):
                     names[inner],
                     torch.cat([parent, torch.full((int(inner.max()),), group)]),
                 )
-        return replace(state, models=tree_index(state.models, parent), cluster_ids=cluster)
+        return replace(state.at_rows(parent), cluster_ids=cluster)
 
     def add_clients(self, fed: Federation, state: CladeState, ids: Tensor, key: int) -> CladeState:
         state = state.with_num_clients(len(fed.sizes))

@@ -71,6 +71,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
         "the trained weights in clear, once a round; a late client also sends the number of the"
         " model that it chose"
     )
+    no_server_optimizer: ClassVar[str] = "makes new models in every round"
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
     custom_aggregation: ClassVar[str] = "the mean along paths between models"

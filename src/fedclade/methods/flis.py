@@ -82,6 +82,7 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
     client_disclosure: ClassVar[str] = (
         "once a round the trained weights in clear, and the number of the model that it chose"
     )
+    no_server_optimizer: ClassVar[str] = "makes new models in every round"
     upload_cost: ClassVar[str] = "W + 8"
     download_cost: ClassVar[str] = "K*W"
     extra_traffic: ClassVar[str] = (

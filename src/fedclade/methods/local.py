@@ -50,6 +50,7 @@ class Local(Method[State]):
     title: ClassVar[str] = "Local training: each client trains alone"
     paper: ClassVar[str] = "the baseline called Local in FLT and SOLO in FLIS"
     client_disclosure: ClassVar[str] = "nothing"
+    no_server_optimizer: ClassVar[str] = "has no model at the server"
     server_visibility: ClassVar[Needs] = "nothing"
     upload_cost: ClassVar[str] = "0"
     download_cost: ClassVar[str] = "0"

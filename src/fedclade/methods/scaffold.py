@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch
 from fedclade.core.local_sgd import effective_steps, sgd, sgd_step
@@ -177,7 +178,8 @@ class SCAFFOLD(Method[SCAFFOLDState]):
             for name, x in state.models.items()
             if name in state.c
         }
-        return replace(state, models=y | moved, c=c)  # running statistics are just averaged
+        # Running statistics are just averaged.
+        return update_models(fed, replace(state, c=c), y | moved)
 
     def add_clients(
         self, fed: Federation, state: SCAFFOLDState, ids: Tensor, key: int

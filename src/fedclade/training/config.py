@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
-from fedclade.core.federation import Aggregator
+from fedclade.core.federation import Aggregator, ServerOptimizer, ServerUpdate
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining, Optimizer
 from fedclade.engines.simulator import Precision
@@ -21,7 +21,6 @@ Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]
 LossName: TypeAlias = Literal["cross_entropy", "bce", "mse", "mae", "huber"]
 ClassWeight: TypeAlias = Literal["none", "balanced"]
 BatchNorm: TypeAlias = Literal["average", "own"]
-ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Serve: TypeAlias = Literal["last", "mean"]
 Select: TypeAlias = Literal["last", "best"]
 
@@ -278,6 +277,12 @@ class ServerConfig:
                 "only the other optimizers of the server have it; set server.optimizer",
             )
         _require_choice("server.serve", self.serve, Serve)
+
+    def update(self, statistics: tuple[str, ...]) -> ServerUpdate:
+        """How the new models are made from the means, for a model with these running statistics."""
+        return ServerUpdate(
+            self.optimizer, self.lr, self.momentum, self.serve == "mean", statistics
+        )
 
 
 @dataclass(frozen=True)

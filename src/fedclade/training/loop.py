@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from fedclade.aggregation.server_optimizer import require_updated
 from fedclade.core.method_state import State
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
@@ -61,8 +62,11 @@ def _restore(setup: RunSetup, last: Checkpoint) -> State:
     device = setup.engine.device
     try:
         state = checkpoint.restore(setup.method.state, last.state)
-        models = {name: value.to(device) for name, value in state.models.items()}
-        state = replace(state, models=models)
+        models, server_state = (
+            {name: value.to(device) for name, value in tree.items()}
+            for tree in (state.models, state.server_state)
+        )
+        state = replace(state, models=models, server_state=server_state)
         setup.engine.client_state.restore(last.memory, last.round)
     except (KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
@@ -134,7 +138,8 @@ def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
     drawn = exclude_blocked(drawn, num_clients, progress.history, setup.training.max_rejections)
     method = setup.method_for(number)
     state, cohort = method.prepare_cohort(setup.federation, state, drawn, fold_in(key, "admit"))
-    state = method.round(setup.federation, state, cohort, key)
+    before, state = state, method.round(setup.federation, state, cohort, key)
+    require_updated(setup.federation, before, state)
     setup.engine.client_state.commit(number)
     progress.state = state
     return len(drawn)

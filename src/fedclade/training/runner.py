@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fedclade.core.federation import Aggregator
+from fedclade.core.federation import Aggregator, ServerOptimizer
 from fedclade.core.functional_model import ExampleLoss
 from fedclade.core.local_training_config import Optimizer
 from fedclade.data.federated_dataset import Clients
@@ -45,7 +45,6 @@ from fedclade.training.config import (
     Select,
     Serve,
     ServerConfig,
-    ServerOptimizer,
     TrainingConfig,
 )
 from fedclade.training.evaluation import Evaluation, evaluate, final_models, summarize

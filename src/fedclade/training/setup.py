@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedclade.aggregation.optimizer_federation import OptimizerFederation
 from fedclade.aggregation.robust_federation import RobustFederation
-from fedclade.core.federation import Aggregator, Federation
+from fedclade.core.federation import Federation
 from fedclade.core.functional_model import (
     ExampleLoss,
     Objective,
@@ -38,7 +39,7 @@ from fedclade.methods.required_context import (
 )
 from fedclade.models import ModelSpec
 from fedclade.training import encoders, plot_data
-from fedclade.training.config import LocalConfig, TrainingConfig
+from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.metrics import RESERVED
 from fedclade.training.run_fingerprint import Tables, fingerprint, plain
 
@@ -96,7 +97,7 @@ def prepare(run: TrainingRun) -> RunSetup:
         f"must be 'sgd': method {run.method.name} {run.method.needs_sgd}",
     )
     engine = run.federation or _simulator(run)
-    federation = federation_view(run.method, engine, run.server.aggregator)
+    _check_server(run.method, run.server)
     metadata = engine.client_metadata()
     require(len(metadata) > 0, "clients", 0, "there must be at least one")
     run.settings.cohort_size(len(metadata))
@@ -109,7 +110,7 @@ def prepare(run: TrainingRun) -> RunSetup:
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     return RunSetup(
         engine=engine,
-        federation=federation,
+        federation=federation_view(engine, run.server, objective),
         clients=run.clients,
         metadata=metadata,
         method=method,
@@ -129,16 +130,34 @@ def _warn_of_one_client(clients: int) -> None:
     warnings.warn(FedcladeWarning(message, field), stacklevel=5)
 
 
-def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
-    """The federation that a method works with."""
-    allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
+def _check_server(method: Method, server: ServerConfig) -> None:
+    """Raise `InvalidInputError` if the method cannot use these settings."""
     require(
-        aggregator == "mean" or not method.custom_aggregation,
+        server.aggregator == "mean" or not method.custom_aggregation,
         "server.aggregator",
-        aggregator,
-        allowed,
+        server.aggregator,
+        f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'",
     )
-    return federation if aggregator == "mean" else RobustFederation(federation, aggregator)
+    for field, value, default in (
+        ("server.optimizer", server.optimizer, "fedavg"),
+        ("server.serve", server.serve, "last"),
+    ):
+        require(
+            value == default or not method.no_server_optimizer,
+            field,
+            value,
+            f"method {method.name} {method.no_server_optimizer}; leave it at '{default}'",
+        )
+
+
+def federation_view(
+    federation: Federation, server: ServerConfig, objective: Objective
+) -> Federation:
+    """The federation that a method works with."""
+    update = server.update(objective.statistics)
+    if server.aggregator != "mean":
+        federation = RobustFederation(federation, server.aggregator)
+    return federation if update.is_mean else OptimizerFederation(federation, update)
 
 
 def _simulator(run: TrainingRun) -> Simulator:
