@@ -46,6 +46,10 @@ class ServerUpdate:
         return self.optimizer == "fedavg" and not self.serve_mean
 
 
+OWN_BATCH_NORM = "batch_norm"
+"""The prefix of a client's own BatchNorm layers in its state."""
+
+
 @dataclass(frozen=True)
 class ModelAssignment:
     """The model of each client. The engine gathers models chunk by chunk, so that there is never a
@@ -55,7 +59,7 @@ class ModelAssignment:
         models: a stack of models.
         model_ids: (K,) the row of `models` for each client.
         local_params: names of parameters that are in the client's state instead of `models`. They
-            never leave the client.
+            never leave the client. In the state, a name may have the prefix "batch_norm/".
     """
 
     models: Tree
@@ -80,7 +84,8 @@ class ModelAssignment:
             if models
             else {}
         )
-        return rows | {name: memory[name] for name in self.local_params}
+        prefix = f"{OWN_BATCH_NORM}/"
+        return rows | {name.removeprefix(prefix): memory[name] for name in self.local_params}
 
 
 @dataclass(frozen=True)

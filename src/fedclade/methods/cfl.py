@@ -125,6 +125,9 @@ class CFL(NeedsSecret, Method[CFLState]):
     def one_secret_for_all(self) -> bool:
         return self.permute
 
+    def why_no_own_batch_norm(self) -> str:
+        return "permutes all layers together with permute = true" if self.permute else ""
+
     def init(self, fed: Federation, params: Tree, key: int) -> CFLState:
         models = stack([params])
         if self.permute:
@@ -204,7 +207,8 @@ class CFL(NeedsSecret, Method[CFLState]):
 
     def _weights(self, models: Tree) -> Tensor:
         """The trained weights of models as vectors."""
-        return flatten({name: models[name] for name in self.local.objective.trained})
+        trained = self.local.objective.trained
+        return flatten({name: models[name] for name in trained if name in models})
 
     def _projected(self, updates: Tensor) -> Tensor:
         bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))

@@ -108,6 +108,9 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
             require_int(f"method.{name}", value, least)
         require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
 
+    def why_no_own_batch_norm(self) -> str:
+        return "runs the clients' models at the server"
+
     def init(self, fed: Federation, params: Tree, key: int) -> FedGMCCState:
         if self.input_shape is None:
             raise InvalidInputError(

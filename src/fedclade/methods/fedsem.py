@@ -127,7 +127,7 @@ class FedSEM(Method[FedSEMState]):
         """(rows, P): the parameters that distances are computed on, in the model's order."""
         objective = self.local.objective
         names = objective.trained if self.layers == "all" else objective.head_param_names()
-        return flatten({name: models[name] for name in names})
+        return flatten({name: models[name] for name in names if name in models})
 
 
 def _copy(models: Tree) -> Tree:

@@ -48,6 +48,9 @@ class _FLIS(NeedsProbe, Method[S]):
         check_choices(self)
         require(0 <= self.beta <= 1, "method.beta", self.beta, "must be between 0 and 1")
 
+    def why_no_own_batch_norm(self) -> str:
+        return "runs the clients' models at the server"
+
     def _predictions(self, models: Tree) -> Tensor:
         how = (
             "models are compared on unlabeled inputs: set some apart with partition(…, probe=n),"

@@ -172,6 +172,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
                 row |= {
                     name: _shuffled(row[name], fold_in(key, "model", number, name))
                     for name in names
+                    if name in row
                 }
         models = stack(rows)
         return replace(

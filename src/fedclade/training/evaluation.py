@@ -94,7 +94,8 @@ def _serve(
         state = method.add_clients(setup.federation, state, unknown, key)
         setup.engine.client_state.rollback()
     ids = everyone[state.cluster_ids != UNKNOWN]
-    return state, method.assign_models(served_state(state), ids), ids
+    assignment = method.assign_models(served_state(state), ids)
+    return state, setup.own_batch_norm.assignment(assignment), ids
 
 
 def _with_affix(metric: str, affix: str) -> str:

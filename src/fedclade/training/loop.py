@@ -46,8 +46,9 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
         store: the run directory; None to write nothing.
         last: the last checkpoint; None for a new run.
     """
-    params, method = setup.objective.params(), setup.method_for(1)
-    setup.engine.init_client_state(method.initial_client_state(params))
+    whole, method, own = setup.objective.params(), setup.method_for(1), setup.own_batch_norm
+    params = own.shared(whole)
+    setup.engine.init_client_state(method.initial_client_state(params) | own.client_state(whole))
     if store is not None:
         store.begin(setup.tables, last.history if last is not None else [])
         store.write_names(setup.metadata.names)  # a report of a running run reads them

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedclade.aggregation.optimizer_federation import OptimizerFederation
+from fedclade.aggregation.own_batch_norm import OwnBatchNorm
 from fedclade.aggregation.robust_federation import RobustFederation
 from fedclade.core.federation import Federation
 from fedclade.core.functional_model import (
@@ -59,6 +60,7 @@ class RunSetup:
     module: nn.Module
     objective: Objective
     metrics: dict[str, ExampleLoss]
+    own_batch_norm: OwnBatchNorm
     local: LocalConfig
     training: TrainingConfig
     tables: Tables  # the run as the tables of an experiment file
@@ -108,9 +110,11 @@ def prepare(run: TrainingRun) -> RunSetup:
     x = as_inputs(metadata.x.to(engine.device))
     objective = Objective(module.to(engine.device), run.loss, x)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
+    own_batch_norm = own_batch_norm_of(method, objective, run.local)
     return RunSetup(
         engine=engine,
-        federation=federation_view(engine, run.server, objective),
+        federation=federation_view(own_batch_norm.federation(engine), run.server, objective),
+        own_batch_norm=own_batch_norm,
         clients=run.clients,
         metadata=metadata,
         method=method,
@@ -158,6 +162,33 @@ def federation_view(
     if server.aggregator != "mean":
         federation = RobustFederation(federation, server.aggregator)
     return federation if update.is_mean else OptimizerFederation(federation, update)
+
+
+def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) -> OwnBatchNorm:
+    """The BatchNorm layers that clients keep, besides those that they keep in this method anyway.
+
+    Args:
+        method: the method.
+        objective: the model.
+        local: the settings of local training.
+    """
+    if local.batch_norm == "average":
+        return OwnBatchNorm(objective)
+    require(
+        bool(objective.batch_norm),
+        "local.batch_norm",
+        local.batch_norm,
+        "the model has no BatchNorm layer; leave it at 'average'",
+    )
+    reason = method.why_no_own_batch_norm()
+    require(
+        not reason,
+        "local.batch_norm",
+        local.batch_norm,
+        f"method {method.name} {reason}; leave it at 'average'",
+    )
+    kept = method.with_local_config(local.training(objective)).local_params()
+    return OwnBatchNorm(objective, tuple(n for n in objective.batch_norm if n not in kept))
 
 
 def _simulator(run: TrainingRun) -> Simulator:
