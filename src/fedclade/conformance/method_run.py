@@ -145,7 +145,7 @@ def _objective(clients: Clients, batch_norm: BatchNorm | None) -> Objective:
         torch.manual_seed(0)
         if batch_norm is None:
             return Objective(MLP(8).build(clients.shape, _CLASSES))
-        layers = (nn.Linear(math.prod(clients.shape), 8), nn.BatchNorm1d(8), nn.ReLU())
+        layers = (nn.Linear(math.prod(clients.shape), 8), nn.BatchNorm1d(8), nn.Tanh())
         return Objective(nn.Sequential(nn.Flatten(), *layers, nn.Linear(8, _CLASSES)))
 
 

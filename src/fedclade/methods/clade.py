@@ -224,7 +224,8 @@ class Clade(DPSignatureMethod[CladeState]):
             broadcast=state.models,
             key=key,
         )
-        cluster[losses.ids] = losses.outputs["loss"].argmin(1).cpu()
+        if len(losses.ids):
+            cluster[losses.ids] = losses.outputs["loss"].argmin(1).cpu()
         for group in torch.unique(cluster[cluster != UNKNOWN]).tolist():
             ids = torch.nonzero(cluster == group).flatten()
             replies = self._signatures(fed, ModelAssignment(state.models, cluster[ids]), ids, key)

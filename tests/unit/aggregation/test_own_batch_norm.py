@@ -41,9 +41,7 @@ class Residual(nn.Module):
         self.bn1 = nn.BatchNorm2d(4)
         self.conv2 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(4)
-        self.downsample = nn.Sequential(
-            nn.Conv2d(2, 4, 1, stride=2, bias=False), nn.BatchNorm2d(4)
-        )
+        self.downsample = nn.Sequential(nn.Conv2d(2, 4, 1, stride=2, bias=False), nn.BatchNorm2d(4))
         self.fc = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
