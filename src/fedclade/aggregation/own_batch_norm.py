@@ -27,9 +27,6 @@ from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import (
     AnyProgram,
     ChainedProgram,
-    Finish,
-    Start,
-    Step,
     is_natively_batched,
     natively_batched,
 )
@@ -186,10 +183,12 @@ def keep_batch_norm(program: AnyProgram, names: tuple[str, ...], received: Recei
             return reply, None
         return reply, memory | (written or {}) | add_prefix(OWN_BATCH_NORM, own)
 
-    functions: tuple[Start, Step, Finish] = (start, step, finish)
-    for function, original in zip(functions, program.functions, strict=True):
-        if is_natively_batched(original):
-            natively_batched(function)
+    if is_natively_batched(program.start):
+        natively_batched(start)
+    if is_natively_batched(program.step):
+        natively_batched(step)
+    if is_natively_batched(program.finish):
+        natively_batched(finish)
     return replace(program, start=start, step=step, finish=finish, spec=None)
 
 

@@ -13,8 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fedclade as fc
+from fedclade.conformance.in_process_federation import InProcessFederation
 from fedclade.data import Clients, from_arrays
 from fedclade.io import checkpoint
+from fedclade.training.config import EngineConfig
+from fedclade.training.runner import TrainingRun
 
 SIZES = (9, 5, 7)  # clients of different sizes, so that batches are padded
 OWN = {
@@ -122,13 +125,13 @@ def test_the_layers_stay_out_of_models_and_messages(images: Clients, tmp_path: P
 
 def test_a_client_that_never_trained_has_the_initial_layers(images: Clients) -> None:
     engine = fc.Simulator(images, faults=lambda key, client, reply: reply if client else None)
-    result = fc.training.runner.TrainingRun(
+    result = TrainingRun(
         fc.FedAvg(),
         images,
         Residual(),
         fc.LocalConfig(batch_norm="own"),
         fc.TrainingConfig(rounds=2, clients_per_round=1.0),
-        fc.training.config.EngineConfig(),
+        EngineConfig(),
         federation=engine,
     ).run()
     absent, present = (result.model_of(client).state_dict() for client in (0, 1))
@@ -206,3 +209,29 @@ def test_methods_whose_server_needs_the_layers_refuse(method: fc.Method, images:
 def test_a_model_without_batch_norm_is_refused(images: Clients) -> None:
     with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "local.batch_norm"):
         fc.run(fc.FedAvg(), images, fc.models.MLP(4), **SETTINGS)
+
+
+def test_nodes_give_the_models_and_metrics_of_the_simulator(images: Clients) -> None:
+    local = fc.LocalConfig(lr=0.1, batch_size=100, batch_norm="own")
+    settings = fc.TrainingConfig(rounds=2, clients_per_round=1.0, fine_tune_epochs=1)
+    objective = fc.core.Objective(Residual(), x=images.x[:2])
+    nodes = InProcessFederation(images, fc.core.program_serialization.NodeContext(objective))
+    for node in nodes.in_process.connected.values():
+        node.metrics = {"accuracy": fc.core.accuracy}
+    simulated, remote = (
+        TrainingRun(
+            fc.PerFedAvg(), images, Residual(), local, settings, EngineConfig(), federation=engine
+        ).run()
+        for engine in (fc.Simulator(images), nodes)
+    )
+    for name in ("accuracy", "loss", "accuracy_tuned"):
+        assert remote.summary[name] == pytest.approx(simulated.summary[name], rel=1e-5)
+    saved = {
+        name: model
+        for node in nodes.in_process.connected.values()
+        for name, model in node.state_store.models.items()  # type: ignore[attr-defined]
+    }
+    for client in range(len(SIZES)):
+        for name, value in simulated.model_of(client).state_dict().items():
+            stored = saved[str(client)][name]
+            assert torch.allclose(stored.double(), value.double(), atol=1e-5), name
