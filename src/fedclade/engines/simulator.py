@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
@@ -86,6 +93,7 @@ class Simulator:
     name = "simulator"
     holds_clients = True
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,

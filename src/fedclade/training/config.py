@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from fedclade.core.batching import ClassWeight
-from fedclade.core.federation import Aggregator
+from fedclade.core.federation import Aggregator, ServerOptimizer, ServerUpdate
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining, Optimizer
 from fedclade.core.losses import LOSSES, ExampleLoss, LossName
@@ -22,7 +22,6 @@ from fedclade.errors import is_int, require, require_int
 
 Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]
 BatchNorm: TypeAlias = Literal["average", "own"]
-ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Serve: TypeAlias = Literal["last", "mean"]
 Select: TypeAlias = Literal["last", "best"]
 
@@ -300,6 +299,12 @@ class ServerConfig:
                 "only the other optimizers of the server have it; set server.optimizer",
             )
         _require_choice("server.serve", self.serve, Serve)
+
+    def update(self, statistics: tuple[str, ...]) -> ServerUpdate:
+        """How the new models are made from the means, for a model with these running statistics."""
+        return ServerUpdate(
+            self.optimizer, self.lr, self.momentum, self.serve == "mean", statistics
+        )
 
 
 @dataclass(frozen=True)

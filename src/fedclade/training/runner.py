@@ -16,7 +16,7 @@ from torch import nn
 
 from fedclade.core.augmentation import Augment
 from fedclade.core.batching import ClassWeight
-from fedclade.core.federation import Aggregator
+from fedclade.core.federation import Aggregator, ServerOptimizer
 from fedclade.core.local_training_config import Optimizer
 from fedclade.core.losses import ExampleLoss, LossName
 from fedclade.data.federated_dataset import Clients
@@ -46,7 +46,6 @@ from fedclade.training.config import (
     Select,
     Serve,
     ServerConfig,
-    ServerOptimizer,
     TrainingConfig,
 )
 from fedclade.training.evaluation import Evaluation, evaluate, final_models, summarize

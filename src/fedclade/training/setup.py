@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedclade.aggregation.optimizer_federation import OptimizerFederation
+from fedclade.aggregation.own_batch_norm import OwnBatchNorm
 from fedclade.aggregation.robust_federation import RobustFederation
 from fedclade.core.augmentation import augment_inputs
-from fedclade.core.federation import Aggregator, Federation
+from fedclade.core.federation import Federation
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import (
     Inputs,
@@ -53,7 +55,7 @@ from fedclade.methods.required_context import (
 )
 from fedclade.models import ModelSpec
 from fedclade.training import encoders, plot_data
-from fedclade.training.config import LocalConfig, TrainingConfig
+from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.metrics import RESERVED
 from fedclade.training.run_fingerprint import Tables, fingerprint, plain, qualified_name
 
@@ -73,6 +75,7 @@ class RunSetup:
     module: nn.Module
     objective: Objective
     metrics: dict[str, ExampleLoss]
+    own_batch_norm: OwnBatchNorm
     local: LocalConfig
     training: TrainingConfig
     tables: Tables  # the run as the tables of an experiment file
@@ -113,7 +116,7 @@ def prepare(run: TrainingRun) -> RunSetup:
         f"must be 'sgd': method {run.method.name} {run.method.needs_sgd}",
     )
     engine = run.federation or _simulator(run)
-    federation = federation_view(run.method, engine, run.server.aggregator)
+    _check_server(run.method, run.server)
     metadata = engine.client_metadata()
     require(len(metadata) > 0, "clients", 0, "there must be at least one")
     run.settings.cohort_size(len(metadata))
@@ -130,9 +133,11 @@ def prepare(run: TrainingRun) -> RunSetup:
     objective = Objective(module.to(engine.device), loss, x, run.augment)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     _check_augmentation(objective, x)
+    own_batch_norm = own_batch_norm_of(method, objective, run.local)
     return RunSetup(
         engine=engine,
-        federation=federation,
+        federation=federation_view(own_batch_norm.federation(engine), run.server, objective),
+        own_batch_norm=own_batch_norm,
         clients=run.clients,
         metadata=metadata,
         method=method,
@@ -164,16 +169,61 @@ def _warn_of_one_client(clients: int) -> None:
     warnings.warn(FedcladeWarning(message, field), stacklevel=5)
 
 
-def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
-    """The federation that a method works with."""
-    allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
+def _check_server(method: Method, server: ServerConfig) -> None:
+    """Raise `InvalidInputError` if the method cannot use these settings."""
     require(
-        aggregator == "mean" or not method.custom_aggregation,
+        server.aggregator == "mean" or not method.custom_aggregation,
         "server.aggregator",
-        aggregator,
-        allowed,
+        server.aggregator,
+        f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'",
     )
-    return federation if aggregator == "mean" else RobustFederation(federation, aggregator)
+    for field, value, default in (
+        ("server.optimizer", server.optimizer, "fedavg"),
+        ("server.serve", server.serve, "last"),
+    ):
+        require(
+            value == default or not method.no_server_optimizer,
+            field,
+            value,
+            f"method {method.name} {method.no_server_optimizer}; leave it at '{default}'",
+        )
+
+
+def federation_view(
+    federation: Federation, server: ServerConfig, objective: Objective
+) -> Federation:
+    """The federation that a method works with."""
+    update = server.update(objective.statistics)
+    if server.aggregator != "mean":
+        federation = RobustFederation(federation, server.aggregator)
+    return federation if update.is_mean else OptimizerFederation(federation, update)
+
+
+def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) -> OwnBatchNorm:
+    """The BatchNorm layers that clients keep, besides those that they keep in this method anyway.
+
+    Args:
+        method: the method.
+        objective: the model.
+        local: the settings of local training.
+    """
+    if local.batch_norm == "average":
+        return OwnBatchNorm(objective)
+    require(
+        bool(objective.batch_norm),
+        "local.batch_norm",
+        local.batch_norm,
+        "the model has no BatchNorm layer; leave it at 'average'",
+    )
+    reason = method.why_no_own_batch_norm()
+    require(
+        not reason,
+        "local.batch_norm",
+        local.batch_norm,
+        f"method {method.name} {reason}; leave it at 'average'",
+    )
+    kept = method.with_local_config(local.training(objective)).local_params()
+    return OwnBatchNorm(objective, tuple(n for n in objective.batch_norm if n not in kept))
 
 
 def _simulator(run: TrainingRun) -> Simulator:

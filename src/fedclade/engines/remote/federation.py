@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
 from fedclade.core.inputs import Inputs
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
@@ -109,6 +116,7 @@ class RemoteFederation:
     name = "flower"
     holds_clients = False
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,

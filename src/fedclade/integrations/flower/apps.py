@@ -47,7 +47,7 @@ from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
-from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import inject_context, measured, metrics_for
@@ -96,11 +96,13 @@ class AppSettings:
     method: Method
     local: LocalConfig
     run: TrainingConfig
+    server: ServerConfig
     federation: FederationSettings
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
-        tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
+        names = ("method", "local", "run", "server", "federation")
+        tables: dict[str, dict[str, Any]] = {name: {} for name in names}
         for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
@@ -129,6 +131,7 @@ class AppSettings:
             experiment_file.build(find("method", str(name), "method.name"), method, "method"),
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
+            experiment_file.build(ServerConfig, tables["server"], "server"),
             experiment_file.build(FederationSettings, federation, "federation"),
         )
 
@@ -367,6 +370,7 @@ def _serve_in(
         metrics,
         federation=fed,
         augment=augment,
+        server=settings.server,
     )
 
     def on_round(row: RoundRecord) -> None:
