@@ -4,7 +4,6 @@ trained in one step.
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -20,6 +19,7 @@ from fedclade.core.client_functions import ClientFunctions, uses_replaced_functi
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
+from fedclade.core.module_copy import copy_sharing, frozen_parameters
 from fedclade.core.one_by_one import one_by_one
 from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import hash_bits
@@ -163,11 +163,11 @@ def require_per_example(field: str, function: ExampleLoss, outputs: Tensor, y: T
 
 class PerThread(threading.local):
     """A module with one copy per thread, since `functional_call` sets the weights of the module
-    while it runs.
+    while it runs. It does not write into them, so the copies share the memory of their weights.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.own = copy.deepcopy(module)
+        self.own = copy_sharing(module, module.parameters())
 
 
 class Objective:
@@ -190,7 +190,7 @@ class Objective:
     def __init__(
         self, module: nn.Module, loss: ExampleLoss | None = None, x: Tensor | None = None
     ) -> None:
-        plain = copy.deepcopy(module).requires_grad_(False).eval()
+        plain = copy_sharing(module, frozen_parameters(module)).requires_grad_(False).eval()
         for layer in plain.modules():
             if isinstance(layer, nn.TransformerEncoder):
                 layer.use_nested_tensor = False  # vmap has no nested tensors
@@ -214,7 +214,8 @@ class Objective:
             )
         self._dense = None if self._replaces_functions else dense_form(plain, self.trained)
         with_taps(plain, self.trained)
-        self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
+        self._in_use = PerThread(plain)
+        self._in_training = PerThread(copy_sharing(plain, plain.parameters()).train())
         self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
         # None: not tried yet

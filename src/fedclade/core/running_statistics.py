@@ -7,12 +7,13 @@ step.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from fedclade.core.module_copy import copy_sharing, frozen_parameters
 
 
 def statistic_names(module: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
@@ -35,7 +36,7 @@ def statistic_names(module: nn.Module, x: Tensor | None = None) -> tuple[str, ..
 
 
 def _changed_buffers(module: nn.Module, x: Tensor) -> set[str]:
-    trained = copy.deepcopy(module).train()
+    trained = copy_sharing(module, frozen_parameters(module)).train()
     try:
         with torch.random.fork_rng(), torch.no_grad():
             # A server has samples of zeros, which may leave a running mean at zero.

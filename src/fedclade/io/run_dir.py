@@ -256,10 +256,6 @@ class StoredModels:
                 self.assignment: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
                 stored = list(file.keys())
-                names = [name for name in stored if name.startswith("fixed/")]
-                self.fixed: Tree = {
-                    name.removeprefix("fixed/"): file.get_tensor(name) for name in names
-                }
                 shapes = [
                     file.get_slice(name).get_shape()
                     for name in stored
@@ -302,6 +298,13 @@ class StoredModels:
             raise ValueError(
                 f"shape {self.shape} and classes {self.classes} must be whole numbers above 0"
             )
+
+    @property
+    def fixed(self) -> Tree:
+        """Buffers and frozen weights, read from disk: they may be as large as a language model."""
+        with safe_open(self.path, framework="pt") as file:
+            names = [name for name in list(file.keys()) if name.startswith("fixed/")]
+            return {name.removeprefix("fixed/"): file.get_tensor(name) for name in names}
 
     def weights_of(self, client: int) -> Tree | None:
         """All weights of this client's model; None if the run has no model of it."""

@@ -4,7 +4,6 @@ only a run sees test data and the disk.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import time
@@ -339,7 +338,7 @@ class TrainingRun:
             history,
             state.cluster_ids,
             columns,
-            copy.deepcopy(setup.module).cpu(),
+            setup.module.cpu(),  # its frozen weights may be large, so it is no copy
             models,
             folder=store.folder if store is not None else None,
             profile=profile,
