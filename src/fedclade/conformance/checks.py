@@ -16,6 +16,7 @@ from torch import Tensor
 from fedclade.conformance.example_clients import first_clients, ragged_clients, small_digits
 from fedclade.conformance.method_run import MethodUnderTest, cohorts_of
 from fedclade.core.cost_formula import evaluate_cost
+from fedclade.core.inputs import map_inputs
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import fold_in
@@ -362,7 +363,7 @@ def uses_no_test_data(method: MethodUnderTest) -> None:
     generator = torch.Generator().manual_seed(0)
     noise = replace(
         clients,
-        x_test=torch.randn(clients.x_test.shape, generator=generator),
+        x_test=map_inputs(lambda x: torch.randn(x.shape, generator=generator), clients.x_test),
         y_test=torch.zeros_like(clients.y_test),
     )
     served = []

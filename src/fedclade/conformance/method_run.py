@@ -129,7 +129,7 @@ class MethodRun:
 def _objective(clients: Clients) -> Objective:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Objective(MLP(8).build(clients.shape, _CLASSES))
+        return Objective(MLP(8).build(clients.shape or (), _CLASSES))
 
 
 def cohorts_of(clients: int) -> list[Tensor]:

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fedclade.core.inputs import Inputs, call
 from fedclade.core.rng import hash_bits, uniform
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
@@ -43,7 +44,7 @@ _MULTI_HEAD = FunctionType(
 REPLACED = (F.batch_norm, _ATTENTION, F.multi_head_attention_forward, *_DROPOUTS)
 
 
-def uses_replaced_functions(module: nn.Module, x: Tensor | None) -> bool:
+def uses_replaced_functions(module: nn.Module, x: Inputs | None) -> bool:
     """Whether a forward pass calls one of the functions that are replaced here.
 
     Args:
@@ -65,7 +66,7 @@ def uses_replaced_functions(module: nn.Module, x: Tensor | None) -> bool:
 
     try:
         with torch.random.fork_rng(), torch.no_grad(), Record():
-            module(x)
+            call(module, x)
     except Exception:  # a model that cannot take these inputs is refused later, with the reason
         return True
     return not called.isdisjoint(REPLACED)

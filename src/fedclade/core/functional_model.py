@@ -16,6 +16,18 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fedclade.core.client_functions import ClientFunctions, uses_replaced_functions
+from fedclade.core.inputs import (
+    Inputs,
+    call,
+    describe_inputs,
+    device_of,
+    from_tensors,
+    map_inputs,
+    outputs_tensor,
+    samples_in,
+    select,
+    tensors_of,
+)
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
@@ -25,6 +37,7 @@ from fedclade.core.pytree import Tree, stack, tree_index
 from fedclade.core.rng import hash_bits
 from fedclade.core.running_statistics import batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
+from fedclade.core.transformers_attention import always_make_masks
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -41,7 +54,7 @@ class Batch(NamedTuple):
         key: the randomness of the step.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     weight: Tensor
     key: Tensor
@@ -54,7 +67,10 @@ class Batch(NamedTuple):
     def member(self, number: int) -> Batch:
         """One batch of a step that has several (`Batches.group`), with its own key."""
         return Batch(
-            self.x[number], self.y[number], self.weight[number], hash_bits(self.key, number)
+            select(self.x, number),
+            self.y[number],
+            self.weight[number],
+            hash_bits(self.key, number),
         )
 
 
@@ -66,17 +82,22 @@ class ClientStackedBatch(Batch):
     share: Tensor
 
     def __new__(
-        cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None
+        cls, x: Inputs, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None
     ) -> ClientStackedBatch:
         stack = super().__new__(cls, x, y, weight, key)
         stack.share = share_of(weight) if share is None else share
         return stack
 
     def member(self, number: int) -> ClientStackedBatch:
-        x, y, weight, share = (
-            value[:, number] for value in (self.x, self.y, self.weight, self.share)
-        )
+        y, weight, share = (value[:, number] for value in (self.y, self.weight, self.share))
+        x = select(self.x, (slice(None), number))
         return ClientStackedBatch(x, y, weight, hash_bits(self.key, number), share)
+
+    def of_client(self, row: int) -> Batch:
+        """The batch of one client, without padding."""
+        real = self.weight[row] > 0
+        x = map_inputs(lambda value: value[row][real], self.x)
+        return Batch(x, self.y[row][real], self.weight[row][real], self.key[row])
 
 
 def share_of(weight: Tensor) -> Tensor:
@@ -188,9 +209,10 @@ class Objective:
     """
 
     def __init__(
-        self, module: nn.Module, loss: ExampleLoss | None = None, x: Tensor | None = None
+        self, module: nn.Module, loss: ExampleLoss | None = None, x: Inputs | None = None
     ) -> None:
         plain = copy_sharing(module, frozen_parameters(module)).requires_grad_(False).eval()
+        always_make_masks(plain)
         for layer in plain.modules():
             if isinstance(layer, nn.TransformerEncoder):
                 layer.use_nested_tensor = False  # vmap has no nested tensors
@@ -248,20 +270,21 @@ class Objective:
             for name in self.names
         }
 
-    def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs, key: Tensor | None = None) -> Tensor:
         """The model's outputs. With a key it is in training mode, with dropout."""
         if key is not None:
-            return self.training_outputs(params, x, key, torch.ones(len(x), device=x.device))[0]
+            weight = torch.ones(samples_in(x), device=device_of(x))
+            return self.training_outputs(params, x, key, weight)[0]
         if self.vectorized:
             return self._outputs(params, x)
         return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
 
-    def _outputs(self, params: Tree, x: Tensor) -> Tensor:
+    def _outputs(self, params: Tree, x: Inputs) -> Tensor:
         with ClientFunctions() if self._replaces_functions else nullcontext():
             return self._call(self._in_use.own, self._as_buffers(params), x)
 
     def training_outputs(
-        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tree]:
         """The model's outputs in training mode, with dropout, and its new running statistics.
 
@@ -274,8 +297,8 @@ class Objective:
         if self.vectorized:
             return self._training_outputs(params, x, key, weight)
 
-        def run(params: Tree, *tensors: Tensor) -> tuple[Tensor, ...]:
-            outputs, statistics = self._training_outputs(params, *tensors)
+        def run(params: Tree, x: Inputs, key: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+            outputs, statistics = self._training_outputs(params, x, key, weight)
             return outputs, *statistics.values()
 
         outputs, *statistics = self._one_by_one(run, params, x, key, weight)
@@ -284,7 +307,7 @@ class Objective:
         }
 
     def _training_outputs(
-        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tree]:
         values = self._as_buffers(params)
         values |= {name: values[name].clone() for name in self.statistics}
@@ -299,16 +322,16 @@ class Objective:
         }
 
     def _one_by_one(
-        self, run: Callable[..., tuple[Tensor, ...]], params: Tree, *tensors: Tensor
+        self, run: Callable[..., tuple[Tensor, ...]], params: Tree, x: Inputs, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """`run(params, *tensors)` for each client alone."""
-        names = tuple(params)
+        """`run(params, x, *tensors)` for each client alone."""
+        names, parts = tuple(params), tensors_of(x)
 
         def flat(*values: Tensor) -> tuple[Tensor, ...]:
-            own = dict(zip(names, values, strict=False))
-            return run(own, *values[len(names) :])
+            own, rest = dict(zip(names, values, strict=False)), values[len(names) :]
+            return run(own, from_tensors(rest[: len(parts)], x), *rest[len(parts) :])
 
-        return one_by_one(flat, *params.values(), *tensors)
+        return one_by_one(flat, *params.values(), *parts, *tensors)
 
     def _as_buffers(self, params: Tree) -> Tree:
         """The tree with counters as the integers that the module expects."""
@@ -317,18 +340,20 @@ class Objective:
         }
 
     @staticmethod
-    def _call(module: nn.Module, values: Tree, x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(module, values, (x,))
-        return outputs
+    def _call(module: nn.Module, values: Tree, x: Inputs) -> Tensor:
+        def run(*args: Tensor, **kwargs: Tensor) -> object:
+            return functional_call(module, values, args, kwargs)
 
-    def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs_tensor(call(run, x), module)
+
+    def features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
         if self.vectorized:
             return self._features(params, x)
         features, outputs = self._one_by_one(self._features, params, x)
         return features, outputs
 
-    def _features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         captured: list[Tensor] = []
         hook = self.head_layer().register_forward_pre_hook(
             lambda _, inputs: captured.append(inputs[0])
@@ -410,7 +435,11 @@ class Objective:
         if not self.vectorized:
             return self._add_gradients_one_by_one(base, scale, params, batch)
         share = batch.share * scale.view(-1, 1)
-        if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
+        if (
+            self._dense is not None
+            and isinstance(batch.x, Tensor)
+            and (self._dense.flattens or batch.x.ndim == 3)
+        ):
             loss = None if self.example_loss is cross_entropy else self.example_loss
             return mlp.add_scaled_gradient(
                 self._dense, loss, base, params, batch.x, batch.y, share, overwrite
@@ -424,10 +453,7 @@ class Objective:
         scales = scale.reshape(-1).expand(len(batch.weight))
         rows: list[Tree] = []
         for row in range(len(batch.weight)):
-            real = batch.weight[row] > 0
-            own = Batch(
-                batch.x[row][real], batch.y[row][real], batch.weight[row][real], batch.key[row]
-            )
+            own = batch.of_client(row)
             model = tree_index(params, torch.tensor(row))
             leaves = {name: model[name].detach().requires_grad_() for name in self.trained}
             with torch.enable_grad():
@@ -469,18 +495,20 @@ class Objective:
             zeros, batch.weight.new_ones(()), params, batch, overwrite=True
         )
 
-    def checked_outputs(self, x: Tensor) -> Tensor:
+    def checked_outputs(self, x: Inputs) -> Tensor:
         """The outputs for a few inputs. Raises an error if the model cannot take them."""
         with _layer_of_failure(self.module) as where:
             try:
                 return self.outputs(self.params(), x)
+            except InvalidInputError:
+                raise
             except Exception as error:
                 raise InvalidInputError(
-                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}",
+                    f"model{where()}: it cannot take inputs of shape {describe_inputs(x)}: {error}",
                     "model",
                 ) from error
 
-    def check(self, x: Tensor, y: Tensor) -> None:
+    def check(self, x: Inputs, y: Tensor) -> None:
         """Raise an error if the model or the loss cannot run on these data or on several clients at
         once.
         """
@@ -496,12 +524,13 @@ class Objective:
             )
         self._check_training(x, y)
 
-    def _why_not_vectorized(self, x: Tensor) -> str:
+    def _why_not_vectorized(self, x: Inputs) -> str:
         """Why the model cannot run on two clients at once; "" if it can."""
-        key, weight = torch.arange(2, device=x.device), torch.ones(2, len(x), device=x.device)
+        device = device_of(x)
+        key, weight = torch.arange(2, device=device), torch.ones(2, samples_in(x), device=device)
         with _layer_of_failure(self._in_training.own) as where, torch.no_grad():
             try:
-                two, inputs = self._two_clients(), torch.stack([x, x])
+                two, inputs = self._two_clients(), _twice(x)
                 vmap(self._training_outputs)(two, inputs, key, weight)
                 vmap(self._outputs)(two, inputs)
             except Exception as error:
@@ -511,16 +540,20 @@ class Objective:
     def _two_clients(self) -> Tree:
         return {name: torch.stack([value, value]) for name, value in self.params().items()}
 
-    def _check_training(self, x: Tensor, y: Tensor) -> None:
+    def _check_training(self, x: Inputs, y: Tensor) -> None:
         """Try a gradient for two clients, as a program has it that is written for one client."""
-        x, y, weight = (torch.stack([v, v]) for v in (x, y, torch.ones(len(y), device=x.device)))
-        batch = Batch(x, y, weight, torch.arange(2, device=x.device))
+        y, weight = (torch.stack([v, v]) for v in (y, torch.ones(len(y), device=y.device)))
+        batch = Batch(_twice(x), y, weight, torch.arange(2, device=y.device))
         with _layer_of_failure(self._in_training.own) as where:
             try:
                 vmap(self._gradient_of_one)(self._two_clients(), batch)
             except Exception as error:
                 what = f"model{where()}" if where() else "loss"
                 raise VectorizationError(_why_not(error, what), what.partition(",")[0]) from error
+
+
+def _twice(x: Inputs) -> Inputs:
+    return map_inputs(lambda value: torch.stack([value, value]), x)
 
 
 @contextmanager

@@ -10,16 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
 
 SHOWN_CLIENTS = 20
 SHOWN_CLASSES = 20  # more would not fit on a line
-
-
-def as_inputs(x: Tensor) -> Tensor:
-    """Samples as a model reads them: pixels of uint8 as x / 255, everything else as it is."""
-    return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +54,10 @@ class Clients:
     evaluated on it once.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     train: RaggedIndex
-    x_test: Tensor
+    x_test: Inputs
     y_test: Tensor
     test: RaggedIndex
     # (clients,) the part of `test` that is the client's own; -1 where it has none
@@ -71,7 +67,7 @@ class Clients:
     groups: Tensor | None = None  # (clients,) the true group of each, where it is known
     classes: int | None = None  # None: the targets are not class labels
     # inputs set apart before the partition: in no client's train or test part
-    probe: Tensor | None = None
+    probe: Inputs | None = None
     dataset: str = "arrays"
     partition: str = "arrays"
     origin: dict[str, Any] = field(
@@ -102,9 +98,9 @@ class Clients:
         ]  # part -1 is the last
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.x.shape[1:])
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of one input; None if an input is several tensors."""
+        return shape_of(self.x)
 
     @cached_property
     def metadata(self) -> ClientMetadata:
@@ -114,7 +110,7 @@ class Clients:
             sizes=self.sizes,
             test_sizes=self.test_sizes,
             test_samples=self._distinct_test_samples(),
-            x=self.x[trial],
+            x=select(self.x, trial),
             y=self.y[trial],
             classes=self.classes,
             groups=self.groups,
@@ -143,7 +139,7 @@ class Clients:
 
     def arrays(
         self, client: int | str
-    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Inputs, Tensor]:
         """The samples of one client: (x, y), and (x_test, y_test) if it has a test part.
 
         Args:
@@ -152,9 +148,14 @@ class Clients:
         number = client_number(client, self.names.clients or range(len(self)))
         rows, part = self.train[number], int(self.test_part_id[number])
         if part < 0:
-            return self.x[rows], self.y[rows]
+            return select(self.x, rows), self.y[rows]
         held = self.test[part]
-        return self.x[rows], self.y[rows], self.x_test[held], self.y_test[held]
+        return (
+            select(self.x, rows),
+            self.y[rows],
+            select(self.x_test, held),
+            self.y_test[held],
+        )
 
     def only(self, ids: Sequence[int]) -> Clients:
         """Some of the clients, numbered from 0 in this order, with the samples of these clients.
@@ -169,7 +170,7 @@ class Clients:
         )
         return replace(
             self,
-            x=self.x[rows],
+            x=select(self.x, rows),
             y=self.y[rows],
             train=RaggedIndex.of(torch.split(place, [len(part) for part in train])),
             test_part_id=self.test_part_id[keep],

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from fedclade.core.batching import Batches, make_plan
 from fedclade.core.functional_model import ClientStackedBatch, share_of
+from fedclade.core.inputs import Inputs, as_inputs, map_inputs
 from fedclade.core.rng import client_keys
-from fedclade.data.federated_dataset import RaggedIndex, as_inputs
+from fedclade.data.federated_dataset import RaggedIndex
 from fedclade.engines.profiler import Profiler
 
 
@@ -39,10 +40,10 @@ class DeviceDataset:
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
+        self, x: Inputs, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
     ) -> None:
         self.device, self.clock = device, clock
-        self.x, self.y = x.to(device), y.to(device)
+        self.x, self.y = map_inputs(lambda value: value.to(device), x), y.to(device)
         # Sizes are on the CPU and on the device: reading a size must not wait for the device.
         self.sizes = parts.sizes
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
@@ -76,14 +77,12 @@ class DeviceDataset:
     def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
         """The batch of one step for each client."""
         flat = rows.flatten()
-        inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        return ClientStackedBatch(
-            inputs,
-            self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]),
-            weight,
-            key,
-            share,
-        )
+
+        def read(values: Tensor) -> Tensor:
+            return values.index_select(0, flat).view(*rows.shape, *values.shape[1:])
+
+        x = as_inputs(map_inputs(read, self.x))
+        return ClientStackedBatch(x, read(self.y), weight, key, share)
 
 
 @dataclass(frozen=True)

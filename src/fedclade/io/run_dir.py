@@ -174,7 +174,7 @@ class RunDirectory:
         fixed: Tree,
         assignment: Tensor,
         clusters: Tensor,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] | None,
         classes: int | None,
     ) -> None:
         """Write models/models.safetensors.
@@ -184,7 +184,7 @@ class RunDirectory:
             fixed: buffers and frozen weights, which all models share (`fixed/…`).
             assignment: (clients,) the row of each client's model; -1 for none.
             clusters: (clients,) the cluster of each client; -1 for none.
-            shape: the shape of one input.
+            shape: the shape of one input; None if an input is several tensors.
             classes: the number of classes; None if the targets are not class labels.
         """
         with translate_os_errors(self.folder / "models"):
@@ -261,7 +261,8 @@ class StoredModels:
                     for name in stored
                     if name.startswith("models/")
                 ]
-            self.shape: tuple[int, ...] = tuple(metadata["shape"])
+            shape = metadata["shape"]
+            self.shape: tuple[int, ...] | None = None if shape is None else tuple(shape)
             self.classes: int | None = metadata["classes"]
             self._check(shapes)
         except InvalidInputError:
@@ -293,7 +294,7 @@ class StoredModels:
                 raise ValueError(f"'{name}' has values outside -1 … {most - 1}")
         if not all(
             type(side) is int and side > 0
-            for side in (*self.shape, 1 if self.classes is None else self.classes)
+            for side in (*(self.shape or ()), 1 if self.classes is None else self.classes)
         ):
             raise ValueError(
                 f"shape {self.shape} and classes {self.classes} must be whole numbers above 0"

@@ -247,6 +247,8 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
         )
     try:
         spec = REGISTRY["model"][name](**table)
+        if models.shape is None:
+            raise ValueError("its inputs are several tensors")
         _check_size(spec, models, weights)
         module: nn.Module = spec.build(models.shape, models.classes)
     except (TypeError, ValueError, RuntimeError) as error:

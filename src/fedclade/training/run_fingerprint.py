@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedclade.core.inputs import tensors_of
 from fedclade.data.federated_dataset import Clients
 
 Tables = dict[str, dict[str, Any]]
@@ -50,9 +51,9 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
     data: tuple[Tensor, ...] = ()
     if clients is not None:
         data = (
-            clients.x,
+            *tensors_of(clients.x),
             clients.y,
-            clients.x_test,
+            *tensors_of(clients.x_test),
             clients.y_test,
             clients.train.index,
             clients.train.offsets,

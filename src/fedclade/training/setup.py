@@ -23,9 +23,18 @@ from fedclade.core.functional_model import (
     cross_entropy,
     require_per_example,
 )
+from fedclade.core.inputs import (
+    Inputs,
+    as_inputs,
+    describe_inputs,
+    map_inputs,
+    one_tensor,
+    samples_in,
+    tensors_of,
+)
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeWarning, InvalidInputError, is_int, require
@@ -74,7 +83,7 @@ class RunSetup:
     def fingerprint(self) -> str:
         """The hash by which a checkpoint of another experiment is recognized."""
         probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
-        others = (*self.objective.params().values(), *([] if probe is None else [probe]))
+        others = (*self.objective.params().values(), *(() if probe is None else tensors_of(probe)))
         return fingerprint(self.tables, self.clients, others)
 
     @cached_property
@@ -104,7 +113,7 @@ def prepare(run: TrainingRun) -> RunSetup:
         _warn_of_one_client(len(metadata))
     method = inject_context(run.method, metadata, run.settings.seed)
     module = module_for(run.model, metadata, run.settings.seed)
-    x = as_inputs(metadata.x.to(engine.device))
+    x = _on_device(metadata.x, engine.device)
     objective = Objective(module.to(engine.device), run.loss, x)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     return RunSetup(
@@ -176,32 +185,43 @@ def inject_context(method: Method, clients: ClientMetadata, seed: int) -> Method
     `methods.required_context`. A value that the user gave stays.
     """
     context: dict[str, Any] = {}
-    if isinstance(method, NeedsEncoder) and method.encoder_module is None:
-        context["encoder_module"] = encoders.resolve(method.encoder_source, clients.shape, seed)
+    if isinstance(method, NeedsEncoder):
+        shape = tuple(one_tensor(clients.x, f"method {method.name}", "method.name").shape[1:])
+        if method.encoder_module is None:
+            context["encoder_module"] = encoders.resolve(method.encoder_source, shape, seed)
     if isinstance(method, NeedsProbe):
         probe = clients.probe if method.probe is None else method.probe
-        context["probe"] = None if probe is None else _probe(probe, clients.shape)
+        context["probe"] = None if probe is None else _probe(probe, clients.x)
     if isinstance(method, NeedsTrueGroups) and method.truth is None:
         context["truth"] = clients.groups
-    if isinstance(method, NeedsInputShape) and clients.x.dtype in (
-        torch.uint8,
-        torch.float32,
-        torch.float64,
+    if (
+        isinstance(method, NeedsInputShape)
+        and isinstance(clients.x, Tensor)
+        and clients.x.dtype in (torch.uint8, torch.float32, torch.float64)
     ):
         context["input_shape"] = clients.shape
     return replace(method, **context) if context else method
 
 
-def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
-    """Probe inputs, as a client would read them."""
+def _on_device(x: Inputs, device: torch.device) -> Inputs:
+    """Inputs as a model reads them."""
+    return as_inputs(map_inputs(lambda value: value.to(device), x))
+
+
+def _probe(probe: Any, like: Inputs) -> Inputs:
+    """Probe inputs, as a client would read them; `like` are inputs of the clients."""
     try:
-        x = as_inputs(torch.as_tensor(probe))
+        x = as_inputs(
+            map_inputs(torch.as_tensor, probe)
+            if isinstance(probe, dict | tuple)
+            else torch.as_tensor(probe)
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInputError(f"probe: not an array of inputs ({error}).", "probe") from error
-    if tuple(x.shape[1:]) != shape or len(x) == 0:
+    if describe_inputs(x) != describe_inputs(like) or samples_in(x) == 0:
         raise InvalidInputError(
-            f"probe: its shape is {tuple(x.shape)}, it must be (samples,"
-            f" {', '.join(map(str, shape))}), as the clients' inputs.",
+            f"probe: {samples_in(x)} inputs of shape {describe_inputs(x)}. It must have at least"
+            f" one, of shape {describe_inputs(like)} as the clients' inputs.",
             "probe",
         )
     return x
@@ -223,10 +243,11 @@ def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int)
             " nn.Module and a loss.",
             "model",
         )
+    shape = tuple(one_tensor(clients.x, f"the model {model.name}", "model").shape[1:])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold_in(seed, "model"))
         try:
-            return model.build(clients.shape, clients.classes)
+            return model.build(shape, clients.classes)
         except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
             raise InvalidInputError(
                 f"model: {model!r} cannot be built ({error}).", "model"
@@ -243,7 +264,7 @@ def metrics_for(
     accuracy, for class labels, and those metrics.
     """
     measured_metrics = measured(objective, clients, metrics, device)
-    objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
+    objective.check(_on_device(clients.x, device), clients.y.to(device))
     return measured_metrics
 
 
@@ -256,7 +277,7 @@ def measured(
     """`metrics_for` without a gradient step, which takes seconds the first time: every message to
     a node starts a process.
     """
-    x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
+    x, y = _on_device(clients.x, device), clients.y.to(device)
     outputs = objective.checked_outputs(x)
     classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
     default_loss = objective.example_loss is cross_entropy

@@ -24,8 +24,9 @@ from fedclade.analysis.diagnose.members import members
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
 from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.inputs import as_inputs, map_inputs
 from fedclade.core.rng import fold_in
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.fedavg import FedAvg
@@ -235,7 +236,7 @@ def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Obje
         module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number))
         for number in range(CLUSTERINGS)
     ]
-    x = as_inputs(clients.metadata.x.to(fed.device))
+    x = as_inputs(map_inputs(lambda value: value.to(fed.device), clients.metadata.x))
     objectives = [Objective(module.to(fed.device), run.loss, x) for module in modules]
     metrics_for(objectives[0], fed.client_metadata(), None, fed.device)
     objectives[0].head_layer()

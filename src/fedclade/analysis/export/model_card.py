@@ -33,7 +33,7 @@ def card_of(
     """The card of one group, as JSON."""
     summary, tables, models = run.summary, run.tables, run.models
     about: dict[str, Any] = {
-        "input_shape": list(models.shape),
+        "input_shape": None if models.shape is None else list(models.shape),
         "input_dtype": run.input_dtype,
         "classes": models.classes,
         "parameters": sum(value.numel() for value in state.values()),
@@ -112,10 +112,11 @@ def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
             f'model.load_state_dict(load_file("{files["safetensors"]}"))\nmodel.eval()'
         )
     if "onnx" in files:
+        shape = (1, *(run.models.shape or ()))
         snippets["onnx"] = (
             "import numpy as np\nimport onnxruntime\n\nsession ="
             f' onnxruntime.InferenceSession("{files["onnx"]}")\nx ='
-            f" np.zeros({(1, *run.models.shape)}, np.{run.input_dtype})  # your samples\n(outputs,)"
+            f" np.zeros({shape}, np.{run.input_dtype})  # your samples\n(outputs,)"
             ' = session.run(None, {"x": x})'
         )
     return snippets
@@ -138,7 +139,7 @@ def markdown(card: Mapping[str, Any]) -> str:
     clients, model, everyone = card["clients"], card["model"], card["all_clients"]
     shown = _listed(clients, _SHOWN_CLIENTS)
     size, kind = (
-        ", ".join(map(str, model["input_shape"])),
+        ", ".join(map(str, model["input_shape"] or ["several tensors"])),
         f"{model['input_dtype']} " if model["input_dtype"] else "",
     )
     pixels = "; divide pixels from 0 to 255 by 255" if model["input_dtype"] == "float32" else ""

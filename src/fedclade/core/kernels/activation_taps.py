@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedclade.core.inputs import Inputs, select, tensors_of
 from fedclade.core.kernels.im2col import Convolution, in_columns
 from fedclade.core.kernels.mlp import add_product, add_sum, plus
 from fedclade.core.pytree import Tree, tree_index
@@ -124,12 +125,12 @@ class Tapped:
 
     def __init__(
         self,
-        outputs: Callable[[Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]],
+        outputs: Callable[[Tree, Inputs, Tensor, Tensor], tuple[Tensor, Tree]],
         losses: Callable[[Tensor, Tensor], Tensor],
         statistics: tuple[str, ...] = (),
     ) -> None:
         self._outputs, self._losses, self._statistics = outputs, losses, statistics
-        self._known: dict[tuple[int, ...], dict[str, torch.Size]] = {}
+        self._known: dict[tuple[torch.Size, ...], dict[str, torch.Size]] = {}
 
     def add_scaled_gradient(
         self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool
@@ -152,7 +153,7 @@ class Tapped:
         }
 
         def forward(
-            params: Tree, taps: Tree, x: Tensor, key: Tensor, weight: Tensor
+            params: Tree, taps: Tree, x: Inputs, key: Tensor, weight: Tensor
         ) -> tuple[Tensor, Tree, Tree]:
             passing = _Passing(taps)
             outputs, statistics = self._pass(params, x, key, weight, passing)
@@ -182,7 +183,7 @@ class Tapped:
         return {name: result[name] for name in base}
 
     def _pass(
-        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor, passing: _Passing
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor, passing: _Passing
     ) -> tuple[Tensor, Tree]:
         token = _passing.set(passing)
         try:
@@ -194,13 +195,13 @@ class Tapped:
         """The shape of each tap for such a batch. Only layers that are used once have a tap;
         autograd handles the others.
         """
-        kind = tuple(batch.x.shape[1:])
+        kind = tuple(value.shape[1:] for value in tensors_of(batch.x))
         if kind not in self._known:
             passing = _Passing({})
             with torch.no_grad():
                 self._pass(
                     tree_index(params, torch.tensor(0)),
-                    batch.x[0],
+                    select(batch.x, 0),
                     batch.key[0],
                     batch.weight[0],
                     passing,

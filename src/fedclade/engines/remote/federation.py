@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.inputs import Inputs
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
@@ -118,7 +119,7 @@ class RemoteFederation:
         bind_clients_to_nodes: bool = False,
         client_records: Sequence[ClientRecord] = (),
         metadata: ClientMetadata | None = None,
-        probe: Tensor | None = None,
+        probe: Inputs | None = None,
         device: str = "cpu",
         note: Note = lambda text: None,
     ) -> None:

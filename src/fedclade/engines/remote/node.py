@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedclade.core.federation import ClientResults, Failure
 from fedclade.core.functional_model import ExampleLoss
+from fedclade.core.inputs import map_inputs, to_tree
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index
@@ -145,13 +146,9 @@ class Node:
             "metrics": list(self.metrics),
         }
         # Of the samples only shape and dtype are sent.
-        return Message(
-            header,
-            {
-                "x": data.x.new_zeros(2, *data.x.shape[1:]),
-                "y": data.y.new_zeros(2, *data.y.shape[1:]),
-            },
-        )
+        x = map_inputs(_two_zeros, data.x)
+        header["inputs"], tensors = to_tree(x)
+        return Message(header, {**add_prefix("x", tensors), "y": _two_zeros(data.y)})
 
     def _map(self, message: Message) -> Message:
         header = message.header
@@ -287,6 +284,10 @@ class Node:
         if snapshots:
             self.simulator.client_state.restore(snapshots[-1].client_state, 0)
         return snapshots
+
+
+def _two_zeros(samples: Tensor) -> Tensor:
+    return samples.new_zeros(2, *samples.shape[1:])
 
 
 def describe_mismatch(server: Mapping[str, str], node: Mapping[str, str]) -> str:

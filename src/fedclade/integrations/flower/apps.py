@@ -21,12 +21,12 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor, nn
+from torch import nn
 
 from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.inputs import Inputs, as_inputs
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
-from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
@@ -256,7 +256,7 @@ def server_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
-    probe: Tensor | None = None,
+    probe: Inputs | None = None,
 ) -> ServerApp:
     """A ServerApp that runs the configured method.
 
@@ -291,7 +291,7 @@ def serve(
     module: nn.Module,
     loss: ExampleLoss | None = None,
     metrics: Mapping[str, ExampleLoss] | None = None,
-    probe: Tensor | None = None,
+    probe: Inputs | None = None,
 ) -> Result:
     """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
     base = Path(settings.federation.out).expanduser().resolve()
@@ -321,7 +321,7 @@ def _serve_in(
     module: nn.Module,
     loss: ExampleLoss | None,
     metrics: Mapping[str, ExampleLoss] | None,
-    probe: Tensor | None,
+    probe: Inputs | None,
 ) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     registry = ClientRegistry(folder / "federation.json")

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from fedclade import __version__
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import Inputs
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
@@ -62,7 +62,7 @@ class FlowerFederation(RemoteFederation):
         bind_clients_to_nodes: bool = False,
         client_records: Sequence[ClientRecord] = (),
         metadata: ClientMetadata | None = None,
-        probe: Tensor | None = None,
+        probe: Inputs | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(

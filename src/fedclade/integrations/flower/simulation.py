@@ -22,7 +22,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from fedclade.core.functional_model import Objective
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.core.inputs import as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import FedcladeError, InvalidInputError, require

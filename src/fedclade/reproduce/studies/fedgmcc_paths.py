@@ -55,7 +55,8 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
         key=fold_in(seed, "round", 1),
     ).outputs
     inputs = uniform(
-        client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)
+        client_keys(fold_in(seed, "inputs"), torch.tensor(0)),
+        (method.mc_samples, *(clients.shape or ())),
     ).to(fed.device)
     pairs = []
     # One pair at a time, because the backward pass of a pair needs much memory.
