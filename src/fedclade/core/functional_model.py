@@ -201,6 +201,8 @@ class Objective:
         x: a few inputs, to find out which buffers training changes and whether the model can run
             on many clients at once. None: only BatchNorm and InstanceNorm have such buffers, and
             it can.
+        bf16: whether the model computes its matrix products in bfloat16 (torch's autocast).
+            Weights, losses and sums stay in float32.
 
     Attributes:
         trained: the names of the trained weights.
@@ -209,8 +211,13 @@ class Objective:
     """
 
     def __init__(
-        self, module: nn.Module, loss: ExampleLoss | None = None, x: Inputs | None = None
+        self,
+        module: nn.Module,
+        loss: ExampleLoss | None = None,
+        x: Inputs | None = None,
+        bf16: bool = False,
     ) -> None:
+        self.bf16 = bf16
         plain = copy_sharing(module, frozen_parameters(module)).requires_grad_(False).eval()
         always_make_masks(plain)
         for layer in plain.modules():
@@ -339,12 +346,15 @@ class Objective:
             name: params[name].round().to(dtype) for name, dtype in self._dtypes.items()
         }
 
-    @staticmethod
-    def _call(module: nn.Module, values: Tree, x: Inputs) -> Tensor:
+    def _call(self, module: nn.Module, values: Tree, x: Inputs) -> Tensor:
         def run(*args: Tensor, **kwargs: Tensor) -> object:
             return functional_call(module, values, args, kwargs)
 
-        return outputs_tensor(call(run, x), module)
+        if not self.bf16:
+            return outputs_tensor(call(run, x), module)
+        # Without the cache of casts, which a CUDA graph cannot hold.
+        with torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False):
+            return outputs_tensor(call(run, x), module).float()
 
     def features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
@@ -362,7 +372,7 @@ class Objective:
             outputs = self._outputs(params, x)
         finally:
             hook.remove()
-        return captured[-1], outputs
+        return captured[-1].to(outputs.dtype), outputs
 
     def head_layer(self) -> nn.Linear:
         """The model's head: its last linear layer."""
@@ -442,7 +452,7 @@ class Objective:
         ):
             loss = None if self.example_loss is cross_entropy else self.example_loss
             return mlp.add_scaled_gradient(
-                self._dense, loss, base, params, batch.x, batch.y, share, overwrite
+                self._dense, loss, base, params, batch.x, batch.y, share, overwrite, self.bf16
             )
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 

@@ -161,7 +161,8 @@ def run(
         server: The settings of the server as one object.
         device: "auto", "cpu" or "cuda".
         chunk: The number of clients in one step; None to choose it by device and model.
-        precision: The precision of matrix products on CUDA, "tf32" or "float32".
+        precision: The precision of matrix products on CUDA, "tf32" or "float32"; "bf16" for models
+            that compute in bfloat16, also on a CPU that has it.
         threads: The number of CPU threads; None for one per core.
         profile: Whether to time the phases of the run (`Result.profile`), which slows it slightly.
         out: The run directory; None to write nothing.

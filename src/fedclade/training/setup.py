@@ -114,7 +114,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     method = inject_context(run.method, metadata, run.settings.seed)
     module = module_for(run.model, metadata, run.settings.seed)
     x = _on_device(metadata.x, engine.device)
-    objective = Objective(module.to(engine.device), run.loss, x)
+    bf16 = run.engine.precision == "bf16"
+    objective = Objective(module.to(engine.device), run.loss, x, bf16)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     return RunSetup(
         engine=engine,

@@ -26,6 +26,7 @@ from fedclade.core.inputs import as_inputs
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
+from fedclade.engines.simulator import check_precision
 from fedclade.errors import FedcladeError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskStateStore
 from fedclade.integrations.flower.federation import (
@@ -83,9 +84,11 @@ def simulate(
             "--engine",
         )
     experiment = experiment_file.experiment(tables)
+    check_precision(experiment.engine.precision, torch.device("cpu"))
     objective = Objective(
         module_for(experiment.model, clients.metadata, experiment.run.seed),
         x=as_inputs(clients.metadata.x),
+        bf16=experiment.engine.precision == "bf16",
     )
     outcome: list[Result | BaseException] = []
     server = ServerApp()
@@ -159,7 +162,9 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
     objective = Objective(
-        module_for(experiment.model, metadata, experiment.run.seed), x=as_inputs(metadata.x)
+        module_for(experiment.model, metadata, experiment.run.seed),
+        x=as_inputs(metadata.x),
+        bf16=experiment.engine.precision == "bf16",
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
