@@ -198,6 +198,23 @@ class RunDirectory:
         }
         write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
 
+    def write_adapter(self, description: dict[str, Any]) -> None:
+        """Write models/adapter.json.
+
+        Args:
+            description: the configuration of the adapter and its names, as JSON.
+        """
+        write_text(self._adapter_path, json.dumps(description, indent=1) + "\n")
+
+    def adapter(self) -> dict[str, Any] | None:
+        """models/adapter.json; None if the run trained no adapter of peft."""
+        path = self._adapter_path
+        return schemas.read(path, schemas.adapter) if path.exists() else None
+
+    @property
+    def _adapter_path(self) -> Path:
+        return self.folder / "models" / "adapter.json"
+
     def save_checkpoint(self, point: Checkpoint) -> None:
         """Write a checkpoint, and remove all but the last two."""
         checkpoint.save(self.folder / "checkpoint", point)

@@ -6,11 +6,15 @@ whatever the number of clients.
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import sys
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -206,6 +210,40 @@ def _with_adapter(model: nn.Module, lora: LoRA) -> PeftModel:
             f"lora.targets = {lora.targets!r}: {reason} {_candidates(model)}", "lora.targets"
         ) from error
     return adapted
+
+
+def adapter_description(module: nn.Module) -> dict[str, Any] | None:
+    """What an export of adapters needs, as JSON: "config", the content of adapter_config.json, and
+    "keys", the name in adapter_model.safetensors of each trained weight. None if the module has no
+    model of peft, or trains weights that are no part of its adapter.
+    """
+    peft = sys.modules.get("peft")  # a model of it has imported it
+    adapted = [layer for layer in module.modules() if peft and isinstance(layer, peft.PeftModel)]
+    if peft is None or len(adapted) != 1 or not isinstance(adapted[0].active_adapter, str):
+        return None
+    name = adapted[0].active_adapter
+    state = peft.get_peft_model_state_dict(
+        adapted[0], adapter_name=name, save_embedding_layers=False
+    )
+    places = {(value.data_ptr(), value.shape): key for key, value in state.items()}
+    trained = {key: value for key, value in module.named_parameters() if value.requires_grad}
+    keys = {
+        key: places[value.data_ptr(), value.shape]
+        for key, value in trained.items()
+        if (value.data_ptr(), value.shape) in places
+    }
+    if keys.keys() != trained.keys():
+        return None
+    config = copy.copy(adapted[0].peft_config[name])
+    config.inference_mode = True
+    with TemporaryDirectory() as folder:  # peft has no other way to JSON
+        config.save_pretrained(folder)
+        content = json.loads((Path(folder) / "adapter_config.json").read_text())
+    # These are sets, whose order changes from run to run.
+    for field in ("target_modules", "modules_to_save"):
+        if isinstance(content.get(field), list):
+            content[field].sort()
+    return {"config": content, "keys": keys}
 
 
 def _check_targets(model: nn.Module, lora: LoRA) -> None:

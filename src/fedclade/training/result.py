@@ -240,9 +240,12 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
     name = table.pop("name")
     if name not in REGISTRY["model"]:
+        module = "such a module"
+        if RunDirectory(folder).adapter() is not None:
+            module = "the base model with an adapter of the same form (fc.models.from_transformers)"
         raise InvalidInputError(
-            f"{folder}: the run used the model '{name}', which is not registered: give such a"
-            " module, load(…, model=…).",
+            f"{folder}: the run used the model '{name}', which is not registered: give {module},"
+            " load(…, model=…).",
             "model",
         )
     try:
@@ -250,7 +253,7 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
         if models.shape is None:
             raise ValueError("its inputs are several tensors")
         _check_size(spec, models, weights)
-        module: nn.Module = spec.build(models.shape, models.classes)
+        built: nn.Module = spec.build(models.shape, models.classes)
     except (TypeError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -259,7 +262,7 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
             " load(…, model=…).",
             "model",
         ) from error
-    return module
+    return built
 
 
 def _check_size(spec: Any, models: StoredModels, weights: Tree) -> None:

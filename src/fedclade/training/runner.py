@@ -25,6 +25,7 @@ from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
+from fedclade.models.transformers import adapter_description
 from fedclade.training import metrics as client_metrics
 from fedclade.training import plot_data
 from fedclade.training.callbacks import (
@@ -330,6 +331,8 @@ class TrainingRun:
                 clients.shape,
                 clients.classes,
             )
+            if (adapter := adapter_description(setup.module)) is not None:
+                store.write_adapter(adapter)
             write_outcome(store, columns, features, summary, clients.names)
         profile = None
         if self.profile and isinstance(engine, Simulator):
