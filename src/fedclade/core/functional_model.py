@@ -372,6 +372,12 @@ class Objective:
             outputs = self._outputs(params, x)
         finally:
             hook.remove()
+        if not captured:
+            raise InvalidInputError(
+                "model: its last linear layer is not used, so its features and that layer's"
+                " gradient are not defined. Define the output layer last, or use another method.",
+                "model",
+            )
         return captured[-1].to(outputs.dtype), outputs
 
     def head_layer(self) -> nn.Linear:

@@ -23,6 +23,7 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data import Clients
 from fedclade.errors import InvalidInputError
+from fedclade.programs import gradient_signature
 from fedclade.training.config import EngineConfig
 from fedclade.training.runner import TrainingRun
 
@@ -135,9 +136,7 @@ def test_masked_attention_trains_as_a_plain_loop(chunk: int) -> None:
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 @pytest.mark.parametrize("kind", ["classifier", "language model"])
 def test_the_same_seed_gives_the_same_bytes(method: fc.Method, kind: str) -> None:
-    base, clients = (
-        (lambda: bert(0.1), classification) if kind == "classifier" else (gpt2, next_words)
-    )
+    base, clients = (bert, classification) if kind == "classifier" else (gpt2, next_words)
     one, two = (fc.run(method, clients(), adapted(base(), dropout=0.1), **RUN) for _ in range(2))
     assert_equal(one.model_of(0), two.model_of(0))
     assert one.history[-1].get("loss") == two.history[-1].get("loss")
@@ -300,8 +299,14 @@ def test_peft_models_train_as_they_are() -> None:
     assert_equal(own.model_of(0), ours.model_of(0))
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("targets", [("c_attn",), ("lm_head",)])
-def test_clade_has_signatures_of_frozen_and_of_adapted_heads(targets: tuple[str, ...]) -> None:
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_clade_has_signatures_of_frozen_and_of_adapted_heads(
+    targets: tuple[str, ...], large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(gradient_signature, "LARGEST_PROJECTION", 100)
     result = fc.run(fc.Clade(), next_words(), adapted(gpt2(), targets=targets), **RUN)
     assert len(result.clusters) == CLIENTS
     assert int(result.clusters.min()) >= 0
