@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedclade.core.inputs import Inputs, call
-from fedclade.core.rng import hash_bits, uniform
+from fedclade.core.rng import bernoulli, hash_bits
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _DROPOUTS: dict[Any, bool] = {  # function: whether a mask drops whole channels
@@ -80,11 +80,14 @@ class ClientFunctions(TorchFunctionMode):
     Args:
         key: the randomness of the step; None in evaluation.
         weight: (B,) the weight of each example, 0 for padding; None if all are real.
+        alone: whether the client runs outside of vmap.
     """
 
-    def __init__(self, key: Tensor | None = None, weight: Tensor | None = None) -> None:
+    def __init__(
+        self, key: Tensor | None = None, weight: Tensor | None = None, alone: bool = False
+    ) -> None:
         super().__init__()
-        self.key, self.weight = key, weight
+        self.key, self.weight, self.alone = key, weight, alone
         self.calls = count()
 
     def __torch_function__(
@@ -124,8 +127,8 @@ class ClientFunctions(TorchFunctionMode):
         if not training or self.key is None or p == 0.0:
             return x
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else tuple(x.shape)
-        keep = uniform(hash_bits(self.key, next(self.calls)), shape) >= p
-        return x * keep / (1.0 - p) if p < 1 else torch.zeros_like(x)
+        dropped = bernoulli(hash_bits(self.key, next(self.calls)), p, shape)
+        return x.masked_fill(dropped, 0.0) / (1.0 - p) if p < 1 else torch.zeros_like(x)
 
     def _attention(
         self,
@@ -138,6 +141,10 @@ class ClientFunctions(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if self.alone and (dropout_p == 0.0 or self.key is None):
+            return _ATTENTION(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         if enable_gqa:
             key, value = (
                 each.repeat_interleave(query.shape[-3] // each.shape[-3], -3)

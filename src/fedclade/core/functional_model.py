@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedclade.core.client_functions import ClientFunctions, uses_replaced_functions
 from fedclade.core.inputs import (
@@ -32,13 +33,19 @@ from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.module_copy import copy_sharing, frozen_parameters
-from fedclade.core.one_by_one import one_by_one
-from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.one_by_one import one_by_one, refuse_tracing
+from fedclade.core.pytree import Tree
 from fedclade.core.rng import hash_bits
 from fedclade.core.running_statistics import batch_norm_names, statistic_names
 from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
 from fedclade.core.transformers_attention import always_make_masks
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
+
+# On the CPU a batch with more operations than this in its forward pass runs client by client: the
+# stacked kernels of convolutions and attention are slower than torch's own. Measured on one core
+# with the models of fedclade.models and with transformer encoders (benchmarks/models.py): below
+# this number vmap is up to three times as fast, above it up to 1.6 times as slow.
+CPU_STACK_FLOPS = 3e8
 
 ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per example. Metrics have the same type."""
@@ -96,6 +103,8 @@ class ClientStackedBatch(Batch):
     def of_client(self, row: int) -> Batch:
         """The batch of one client, without padding."""
         real = self.weight[row] > 0
+        if bool(real.all()):
+            return Batch(select(self.x, row), self.y[row], self.weight[row], self.key[row])
         x = map_inputs(lambda value: value[row][real], self.x)
         return Batch(x, self.y[row][real], self.weight[row][real], self.key[row])
 
@@ -249,8 +258,10 @@ class Objective:
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
         # None: not tried yet
         self._not_vectorized: str | None = None
+        self._flops = 0.0  # of the forward pass of an example
         if x is not None:
             self._not_vectorized = self._why_not_vectorized(x)
+            self._flops = self._count_flops(x)
 
     @property
     def vectorized(self) -> bool:
@@ -258,6 +269,37 @@ class Objective:
         one.
         """
         return not self._not_vectorized
+
+    def runs_alone(self, examples: int, device: torch.device) -> bool:
+        """Whether clients run one by one: because the model cannot be vectorized, or because that
+        is faster.
+
+        Args:
+            examples: the number of examples of a batch.
+            device: the device of the batch.
+        """
+        is_large = self._dense is None and self._flops * examples > CPU_STACK_FLOPS
+        return not self.vectorized or (is_large and device.type == "cpu")
+
+    def execution(self, examples: int, device: torch.device) -> str:
+        """How clients with batches of this size run, as text for `--profile`."""
+        if not self.runs_alone(examples, device):
+            return "Clients run together, many in one step."
+        if self._not_vectorized:
+            return f"Clients run one by one. {self._not_vectorized}"
+        flops = self._flops * examples
+        return (
+            f"Clients run one by one: on the CPU this is faster for a batch of {flops:.1e}"
+            f" operations (more than {CPU_STACK_FLOPS:.0e})."
+        )
+
+    def _count_flops(self, x: Inputs) -> float:
+        try:
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                outputs = self._outputs(self.params(), x)
+        except Exception:  # a model that cannot take these inputs is refused later, with the reason
+            return 0.0
+        return float(counter.get_total_flops()) / max(1, len(outputs))
 
     @property
     def module(self) -> nn.Module:
@@ -282,7 +324,7 @@ class Objective:
         if key is not None:
             weight = torch.ones(samples_in(x), device=device_of(x))
             return self.training_outputs(params, x, key, weight)[0]
-        if self.vectorized:
+        if not self.runs_alone(samples_in(x), device_of(x)):
             return self._outputs(params, x)
         return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
 
@@ -314,12 +356,12 @@ class Objective:
         }
 
     def _training_outputs(
-        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor | None, alone: bool = False
     ) -> tuple[Tensor, Tree]:
         values = self._as_buffers(params)
         values |= {name: values[name].clone() for name in self.statistics}
         with (
-            ClientFunctions(key, weight) if self._replaces_functions else nullcontext(),
+            ClientFunctions(key, weight, alone) if self._replaces_functions else nullcontext(),
             nullcontext() if self.vectorized else _seeded(key),
         ):
             outputs = self._call(self._in_training.own, values, x)
@@ -358,7 +400,7 @@ class Objective:
 
     def features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
-        if self.vectorized:
+        if not self.runs_alone(samples_in(x), device_of(x)):
             return self._features(params, x)
         features, outputs = self._one_by_one(self._features, params, x)
         return features, outputs
@@ -448,8 +490,8 @@ class Objective:
                 name: statistics[name] if name in statistics else value + scale * gradient[name]
                 for name, value in base.items()
             }
-        if not self.vectorized:
-            return self._add_gradients_one_by_one(base, scale, params, batch)
+        if self.runs_alone(batch.weight.shape[-1], batch.weight.device):
+            return self._add_gradients_one_by_one(base, scale, params, batch, overwrite)
         share = batch.share * scale.view(-1, 1)
         if (
             self._dense is not None
@@ -463,33 +505,30 @@ class Objective:
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
     def _add_gradients_one_by_one(
-        self, base: Tree, scale: Tensor, params: Tree, batch: ClientStackedBatch
+        self, base: Tree, scale: Tensor, params: Tree, batch: ClientStackedBatch, overwrite: bool
     ) -> Tree:
         """`add_scaled_gradient` by ordinary autograd, without padding."""
+        refuse_tracing()
+        result = base if overwrite else {name: value.clone() for name, value in base.items()}
         scales = scale.reshape(-1).expand(len(batch.weight))
-        rows: list[Tree] = []
         for row in range(len(batch.weight)):
             own = batch.of_client(row)
-            model = tree_index(params, torch.tensor(row))
-            leaves = {name: model[name].detach().requires_grad_() for name in self.trained}
+            model = {name: value[row].detach() for name, value in params.items()}
+            leaves = {name: model[name].requires_grad_() for name in self.trained if name in base}
             with torch.enable_grad():
-                outputs, statistics = self._training_outputs(
-                    model | leaves, own.x, own.key, own.weight
-                )
+                # torch's BatchNorm refuses a single example; there is no padding otherwise.
+                weight = own.weight if len(own.weight) == 1 else None
+                outputs, statistics = self._training_outputs(model, own.x, own.key, weight, True)
                 loss = self.example_loss(outputs, own.y).mean()
                 gradients = torch.autograd.grad(
                     loss, tuple(leaves.values()), materialize_grads=True
                 )
-            gradient = dict(zip(leaves, gradients, strict=True))
-            rows.append(
-                {
-                    name: statistics[name]
-                    if name in statistics
-                    else value[row] + scales[row] * gradient[name]
-                    for name, value in base.items()
-                }
-            )
-        return stack(rows)
+            for name, gradient in zip(leaves, gradients, strict=True):
+                result[name][row].addcmul_(gradient, scales[row])
+            for name, value in statistics.items():
+                if name in result:
+                    result[name][row].copy_(value)
+        return result
 
     def _gradient_of_one(self, params: Tree, batch: Batch) -> tuple[Tree, Tree]:
         fixed = {name: params[name] for name in params if name not in self.trained}

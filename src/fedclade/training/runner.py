@@ -336,7 +336,12 @@ class TrainingRun:
             write_outcome(store, columns, features, summary, clients.names)
         profile = None
         if self.profile and isinstance(engine, Simulator):
-            profile = Profile.from_profiler(engine.clock, len(history), engine.workers.count)
+            profile = Profile.from_profiler(
+                engine.clock,
+                len(history),
+                engine.workers.count,
+                setup.objective.execution(setup.local.batch_size, engine.device),
+            )
         return Result(
             summary,
             history,
