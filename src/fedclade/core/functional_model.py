@@ -422,6 +422,27 @@ class Objective:
             )
         return captured[-1].to(outputs.dtype), outputs
 
+    def head_error(self, params: Tree, batch: Batch) -> Tensor:
+        """The gradient of the sum of a batch's losses by the outputs of the last linear layer, for
+        one client, in evaluation mode. For a model that does more after that layer.
+        """
+        if not self.runs_alone(samples_in(batch.x), device_of(batch.x)):
+            return self._head_error(params, batch.x, batch.y)[0]
+        return self._one_by_one(self._head_error, params, batch.x, batch.y)[0]
+
+    def _head_error(self, params: Tree, x: Inputs, y: Tensor) -> tuple[Tensor, ...]:
+        h, _ = self._features(params, x)
+        head = self.head_layer()
+
+        def loss(tap: Tensor) -> Tensor:
+            hook = head.register_forward_hook(lambda _, inputs, outputs: outputs + tap)
+            try:
+                return self.example_loss(self._outputs(params, x), y).sum()
+            finally:
+                hook.remove()
+
+        return (grad(loss)(h.new_zeros(*h.shape[:-1], head.out_features)),)
+
     def head_layer(self) -> nn.Linear:
         """The model's head: its last linear layer."""
         layers = [layer for layer in self.module.modules() if isinstance(layer, nn.Linear)]

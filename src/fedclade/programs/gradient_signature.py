@@ -18,7 +18,6 @@ from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import fold_in, hash_bits
-from fedclade.errors import InvalidInputError
 from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
 
 SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
@@ -69,18 +68,14 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
 
         def gradient(params: Tree, batch: Batch) -> Tensor:
             h, z = objective.features(params, batch.x)
-            if z.shape[-1] != outputs or z.shape[:-1] != h.shape[:-1]:
-                raise InvalidInputError(
-                    "model: its last linear layer does not give the model's outputs, so the"
-                    " signature of a client is not defined. Define the output layer last, or use"
-                    " another method.",
-                    "model",
-                )
-            error = grad(lambda z: objective.example_loss(z, batch.y).sum())(z)
+            if z.shape == (*h.shape[:-1], outputs):
+                error = grad(lambda z: objective.example_loss(z, batch.y).sum())(z)
+            else:  # such as a classifier of all positions, of which the last one counts
+                error = objective.head_error(params, batch)
             h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
             if is_large:
-                by_position = (error @ onto) * (h @ onto_h)
-                return by_position.flatten(1, -2).sum(1) if z.ndim > 2 else by_position
+                products = (error @ onto) * (h @ onto_h)
+                return products.flatten(1, -2).sum(1) if h.ndim > 2 else products
             return torch.einsum("b...c,b...u->bcu", error, h).flatten(1) @ onto
 
         return gradient
