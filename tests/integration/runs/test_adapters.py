@@ -61,9 +61,14 @@ def bert() -> nn.Module:
 def gpt2() -> nn.Module:
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=40, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, bos_token_id=1
+        vocab_size=40,
+        n_positions=LENGTH,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=1,
+        eos_token_id=2,
     )
-    config.eos_token_id = 2
     model: nn.Module = transformers.GPT2LMHeadModel(config)
     return model
 

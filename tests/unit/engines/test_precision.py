@@ -140,4 +140,4 @@ def test_flower_refuses_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     clients = experiment_file.experiment(tables).clients(None)
     with pytest.raises(InvalidInputError, check=lambda error: error.field == "engine.precision"):
-        simulation.simulate(tables, clients, tmp_path, 2)
+        simulation.simulate(tables, clients, tmp_path, nodes=2)
