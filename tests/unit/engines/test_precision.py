@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fedclade as fc
 from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
+from fedclade.core.kernels import activation_taps
 from fedclade.data import Clients
 from fedclade.engines import simulator
 from fedclade.engines.simulator import Simulator, has_bf16
@@ -45,11 +46,14 @@ class Convolutional(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("model", ["mlp", "convolutional"])
+@pytest.mark.parametrize("model", ["mlp", "convolutional", "columns"])
 @pytest.mark.usefixtures("with_bf16")
 def test_accuracy_is_within_a_point_and_the_same_seed_gives_the_same_bytes(
-    model: str, digits: Clients
+    model: str, digits: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if model == "columns":  # as on CUDA
+        monkeypatch.setattr(activation_taps, "in_columns", lambda x: True)
+
     def run(precision: Any) -> fc.Result:
         torch.manual_seed(0)
         module = fc.models.MLP(50) if model == "mlp" else Convolutional()
