@@ -26,7 +26,7 @@ from fedclade.methods import METHODS
 from fedclade.methods.base import Method, Needs, hyperparameters
 
 CHUNKS = (1, 2, 5)
-RTOL, ATOL = 1e-5, 1e-6  # of models on two engines: sums are formed in another order
+RTOL, ATOL = 1e-5, 1e-6  # of models on two engines
 
 
 class ConformanceError(FedcladeError, AssertionError):

@@ -6,6 +6,8 @@
 - Attention is written as two matrix products and a softmax. The fused kernels of torch have no
   batching rule for their backward pass: under vmap they run in a loop, draw their own randomness or
   fail on CUDA.
+- Average pooling to one number is a mean. torch's function sets the strides of its result, which
+  vmap does in a loop.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ _MULTI_HEAD = FunctionType(
     "multi_head_attention_forward",
     F.multi_head_attention_forward.__defaults__,
 )
-REPLACED = (F.batch_norm, _ATTENTION, F.multi_head_attention_forward, *_DROPOUTS)
+_POOLING = F.adaptive_avg_pool2d
+REPLACED = (F.batch_norm, _ATTENTION, F.multi_head_attention_forward, _POOLING, *_DROPOUTS)
 
 
 def uses_replaced_functions(module: nn.Module, x: Inputs | None) -> bool:
@@ -70,6 +73,12 @@ def uses_replaced_functions(module: nn.Module, x: Inputs | None) -> bool:
     except Exception:  # a model that cannot take these inputs is refused later, with the reason
         return True
     return not called.isdisjoint(REPLACED)
+
+
+def _adaptive_pooling(input: Tensor, output_size: Any) -> Tensor:
+    if output_size in (1, (1, 1), [1, 1]):
+        return input.mean((-2, -1), keepdim=True)
+    return _POOLING(input, output_size)
 
 
 class ClientFunctions(TorchFunctionMode):
@@ -110,6 +119,8 @@ class ClientFunctions(TorchFunctionMode):
         elif func is F.multi_head_attention_forward:
             with self:
                 return _MULTI_HEAD(*args, **kwargs)
+        elif func is _POOLING and not self.alone:
+            return _adaptive_pooling(*args, **kwargs)
         elif func in _DROPOUTS:
             return self._dropout(_DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)

@@ -614,8 +614,6 @@ def pick_device(device: str) -> torch.device:
 def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:
     """Places sorted by descending size, then by part, so that the active clients of a chunk are a
     prefix.
-
-    The order is the same for every chunk size, so sums are the same to the bit.
     """
     return torch.from_numpy(np.lexsort((parts.numpy(), -dataset.sizes[parts].numpy())))
 

@@ -8,6 +8,7 @@ import gc
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedclade import (
     FLT,
@@ -19,9 +20,11 @@ from fedclade import (
     run,
 )
 from fedclade.core import LocalTraining, ModelAssignment, sgd
+from fedclade.core.federation import SegmentSum
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
+from fedclade.engines.accumulator import Accumulator
 from fedclade.engines.simulator import Precision
 from fedclade.errors import FedcladeWarning
 from fedclade.methods import METHODS
@@ -327,3 +330,26 @@ def test_frozen_weights_are_on_the_device_once() -> None:
     before = torch.cuda.memory_allocated()
     run(FedAvg(), clients, model, rounds=3, clients_per_round=1.0, device="cuda")
     assert torch.cuda.max_memory_allocated() - before < 1.5 * frozen
+
+
+def test_sums_have_the_same_bytes_as_on_the_cpu() -> None:
+    """The replies are equal. The orders and the chunks differ."""
+    generator = torch.Generator().manual_seed(0)
+    reply = {
+        "w": torch.randn(600, 31, 7, generator=generator),
+        "b": torch.randn(600, 5, generator=generator),
+    }
+    reduce = SegmentSum(torch.rand(600, 3, generator=generator, dtype=torch.float64), 3)
+
+    def sums(device: str, places: Tensor, chunk: int) -> Tree:
+        total = Accumulator(reduce)
+        for part in places.split(chunk):
+            total = total.copy()
+            total.add(part, {name: value[part].to(device) for name, value in reply.items()})
+        return {name: value.cpu() for name, value in total.sums.items()}
+
+    expected = sums("cpu", torch.arange(600), 1)
+    shuffled = torch.randperm(600, generator=generator)
+    for chunk in (7, 600):
+        actual = sums("cuda", shuffled, chunk)
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)

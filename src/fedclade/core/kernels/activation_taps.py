@@ -3,8 +3,8 @@
 The gradient of a linear layer's weight is a product of its inputs and the error of its outputs.
 Autograd would store it, as large as the weights of all clients, then scale and add it. Here a zero
 tensor, the tap, is added to the layer's outputs: its gradient is the error, and a single product
-adds the weight's gradient to its target. Convolutions on CUDA work the same way with im2col inputs
-(im2col.py).
+adds the weight's gradient to its target. Small convolutions on CUDA work the same way with im2col
+inputs (im2col.py); large ones run client by client (per_client_convolution.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ from torch.func import vmap
 from fedclade.core.inputs import Inputs, select, tensors_of
 from fedclade.core.kernels.im2col import Convolution, in_columns
 from fedclade.core.kernels.mlp import add_product, add_sum, plus
+from fedclade.core.kernels.per_client_convolution import (
+    PerClientConvolution,
+    is_large,
+    settings_of,
+)
 from fedclade.core.pytree import Tree, tree_index
 
 if TYPE_CHECKING:
@@ -69,6 +74,12 @@ class _Conv2d(nn.Conv2d):
         passing = _passing.get()
         if passing is None or not in_columns(x):
             return super().forward(x)
+        is_plain = _is_plain(self)
+        if is_large(self, x, columns=is_plain):
+            outputs: Tensor = PerClientConvolution.apply(x, self.weight, settings_of(self))  # type: ignore[no-untyped-call]
+            return outputs if self.bias is None else outputs + self.bias[:, None, None]
+        if not is_plain:
+            return super().forward(x)
         assert not isinstance(self.padding, str)
         weight = self.weight.permute(0, 2, 3, 1)
         if torch.is_autocast_enabled(x.device.type):  # autocast has no rule for it
@@ -81,7 +92,7 @@ class _Conv2d(nn.Conv2d):
 def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
     """Add taps to the layers of `module` that can have one, in place, and return their names.
 
-    These are linear layers and plain convolutions whose weight is trained and not shared.
+    These are linear layers and convolutions whose weight is trained and not shared.
     """
     holders = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     tapped: list[str] = []
@@ -93,7 +104,11 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
         # Only the class changes: the layer keeps its parameters, names and hooks.
         if type(layer) is nn.Linear:
             layer.__class__ = _Linear
-        elif type(layer) is nn.Conv2d and _is_plain(layer):
+        elif (
+            type(layer) is nn.Conv2d
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        ):
             layer.__class__ = _Conv2d
         else:
             continue
@@ -112,10 +127,8 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    simple = (
-        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    )
-    return simple and set(layer.dilation) == set(layer.stride) == {1}
+    """Whether a convolution can be computed in columns."""
+    return layer.groups == 1 and set(layer.dilation) == set(layer.stride) == {1}
 
 
 class Tapped:
