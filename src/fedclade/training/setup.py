@@ -130,7 +130,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     module = module_for(run.model, metadata, run.settings.seed, loss_name)
     x = _on_device(metadata.x, engine.device)
     loss = run.local.loss_for(run.loss)
-    objective = Objective(module.to(engine.device), loss, x, run.augment)
+    bf16 = run.engine.precision == "bf16"
+    objective = Objective(module.to(engine.device), loss, x, run.augment, bf16)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device)
     _check_augmentation(objective, x)
     own_batch_norm = own_batch_norm_of(method, objective, run.local)
