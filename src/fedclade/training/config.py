@@ -58,11 +58,13 @@ class LocalConfig:
             starts with a new state.
         clip_norm: The largest norm of a gradient; 0 for no limit.
         schedule: The learning rate over the rounds: "constant"; "exponential", times `decay` after
-            every round; "step", times `decay` after every `decay_every` rounds; "cosine", down to
-            0 after the last round.
+            every round; "step", times `decay` after every `decay_every` rounds; "cosine", along
+            half a cosine to 0 after the last round, so that `run.rounds` cannot change in a resumed
+            run.
         decay: The factor of the schedules "exponential" and "step".
         decay_every: The number of rounds between two steps of the schedule "step".
-        warmup_rounds: In these first rounds the learning rate grows linearly to its full value.
+        warmup_rounds: In these W first rounds the learning rate is lr · round / (W + 1). The
+            schedule starts after them.
         loss: "cross_entropy", "bce", "mse", "mae" or "huber".
         label_smoothing: The share of a label that cross-entropy spreads over all classes.
         class_weight: "balanced" weights the classes of a client so that each has the same total
@@ -133,6 +135,12 @@ class LocalConfig:
             "only the schedules 'exponential' and 'step' have it; set local.schedule",
         )
         require_int("local.decay_every", self.decay_every, 1, _MAX_COUNT)
+        require(
+            self.decay_every == 1 or self.schedule == "step",
+            "local.decay_every",
+            self.decay_every,
+            "only the schedule 'step' has it; set local.schedule",
+        )
         require_int("local.warmup_rounds", self.warmup_rounds, 0, _MAX_COUNT, "0 for none")
         _require_choice("local.loss", self.loss, LossName)
         require(
@@ -144,17 +152,39 @@ class LocalConfig:
         _require_choice("local.class_weight", self.class_weight, ClassWeight)
         _require_choice("local.batch_norm", self.batch_norm, BatchNorm)
 
-    def lr_in_round(self, round_number: int) -> float:
-        """The learning rate of this round; the first is 1."""
-        if self.schedule == "exponential":
-            return self.lr * self.decay ** (round_number - 1)
-        return self.lr
+    def lr_in_round(self, round_number: int, rounds: int) -> float:
+        """The learning rate of this round.
 
-    def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
-        """How a client trains on this objective in this round."""
+        Args:
+            round_number: the round; the first is 1.
+            rounds: the number of rounds of the run.
+        """
+        if round_number <= self.warmup_rounds:
+            return self.lr * round_number / (self.warmup_rounds + 1)
+        done, rounds = round_number - self.warmup_rounds - 1, rounds - self.warmup_rounds
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "exponential":
+                return self.lr * self.decay**done
+            case "step":
+                return self.lr * self.decay ** (done // self.decay_every)
+            case "cosine":
+                return self.lr * (1 + math.cos(math.pi * done / rounds)) / 2
+
+    def training(
+        self, objective: Objective, round_number: int = 1, rounds: int = 1
+    ) -> LocalTraining:
+        """How a client trains on this objective in this round.
+
+        Args:
+            objective: the model and its loss.
+            round_number: the round; the first is 1.
+            rounds: the number of rounds of the run.
+        """
         return LocalTraining(
             objective,
-            self.lr_in_round(round_number),
+            self.lr_in_round(round_number, rounds),
             self.batch_size,
             self.epochs,
             self.momentum,

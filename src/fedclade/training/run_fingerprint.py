@@ -23,6 +23,15 @@ _FREE = (
 )
 
 
+def _is_free(table: str, key: str, tables: Tables) -> bool:
+    """Whether a setting may change. The length of a run may not if the learning rates of earlier
+    rounds depend on it.
+    """
+    if (table, key) == ("run", "rounds") and tables.get("local", {}).get("schedule") == "cosine":
+        return False
+    return (table, key) in _FREE
+
+
 def plain(value: Any) -> Any:
     """The same tables with Python numbers in place of numpy's, which TOML and JSON cannot write."""
     if isinstance(value, dict):
@@ -41,7 +50,7 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
         others: other tensors, such as the initial model.
     """
     fixed = {
-        table: {key: value for key, value in values.items() if (table, key) not in _FREE}
+        table: {key: value for key, value in values.items() if not _is_free(table, key, tables)}
         for table, values in tables.items()
     }
     digest = hashlib.blake2b(
@@ -70,10 +79,11 @@ def difference(then: Tables, now: Tables) -> str:
         (table, key)
         for table in now
         for key in {**then.get(table, {}), **now[table]}
-        if (table, key) not in _FREE
+        if not _is_free(table, key, now)
     ]
     for table, key in keys:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):
-            return f"{table}.{key} was {old!r}, now {new!r}"
+            why = "; the schedule 'cosine' depends on it" if key == "rounds" else ""
+            return f"{table}.{key} was {old!r}, now {new!r}{why}"
     return "the data or the initial model differ"

@@ -64,7 +64,8 @@ class RunSetup:
 
     def method_for(self, round_number: int) -> Method:
         """The method with the local training of this round."""
-        return self.method.with_local_config(self.local.training(self.objective, round_number))
+        local = self.local.training(self.objective, round_number, self.training.rounds)
+        return self.method.with_local_config(local)
 
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether this round is the last, or a multiple of `every`."""
