@@ -18,6 +18,8 @@ _FREE = (
     ("run", "rounds"),
     ("run", "eval_every"),
     ("run", "checkpoint_every"),
+    ("run", "patience"),
+    ("run", "metrics"),
     ("engine", "chunk"),
     ("engine", "threads"),
 )
@@ -68,6 +70,8 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
             clients.test.index,
             clients.test_part_id,
         )
+        if clients.validation is not None:
+            data += (clients.validation.index, clients.validation.offsets)
     for tensor in (*data, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
     return digest.hexdigest()

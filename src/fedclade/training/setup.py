@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -23,6 +23,7 @@ from fedclade.core.functional_model import (
     cross_entropy,
     require_per_example,
 )
+from fedclade.core.output_metric import AnyMetric
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients, as_inputs
@@ -38,11 +39,20 @@ from fedclade.methods.required_context import (
 )
 from fedclade.models import ModelSpec
 from fedclade.training import encoders, plot_data
-from fedclade.training.config import LocalConfig, TrainingConfig
-from fedclade.training.metrics import RESERVED
+from fedclade.training.config import LocalConfig, MetricName, TrainingConfig
+from fedclade.training.metrics import is_reserved
+from fedclade.training.output_metrics import (
+    UserMetrics,
+    by_name,
+    check_torchmetric,
+    from_torchmetrics,
+    is_torchmetric,
+)
 from fedclade.training.run_fingerprint import Tables, fingerprint, plain
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from fedclade.training.runner import TrainingRun
 
 
@@ -57,7 +67,7 @@ class RunSetup:
     method: Method
     module: nn.Module
     objective: Objective
-    metrics: dict[str, ExampleLoss]
+    metrics: dict[str, AnyMetric]
     local: LocalConfig
     training: TrainingConfig
     tables: Tables  # the run as the tables of an experiment file
@@ -107,7 +117,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     module = module_for(run.model, metadata, run.settings.seed)
     x = as_inputs(metadata.x.to(engine.device))
     objective = Objective(module.to(engine.device), run.loss, x)
-    metrics = metrics_for(objective, metadata, run.metrics, engine.device)
+    _require_validation(run.settings, metadata)
+    metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     return RunSetup(
         engine=engine,
         federation=federation,
@@ -121,6 +132,20 @@ def prepare(run: TrainingRun) -> RunSetup:
         training=run.settings,
         tables=_tables(run, method, metadata),
     )
+
+
+def _require_validation(training: TrainingConfig, metadata: ClientMetadata) -> None:
+    for field, value, default in (
+        ("run.patience", training.patience, 0),
+        ("run.select", training.select, "last"),
+    ):
+        require(
+            value == default or metadata.has_validation,
+            field,
+            value,
+            "no client has validation data; set data.validation = 0.1, or use"
+            " clients.with_validation(0.1)",
+        )
 
 
 def _warn_of_one_client(clients: int) -> None:
@@ -160,7 +185,7 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
     )
     name = type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name
     tables: Tables = {
-        "data": {"name": metadata.dataset},
+        "data": {"name": metadata.dataset, **metadata.validation_origin},
         "partition": {"name": metadata.partition, **metadata.origin},
         "model": {"name": name, **model},
         "local": asdict(run.local),
@@ -237,13 +262,14 @@ def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int)
 def metrics_for(
     objective: Objective,
     clients: ClientMetadata,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     device: torch.device,
-) -> dict[str, ExampleLoss]:
+    names: Sequence[MetricName] = (),
+) -> dict[str, AnyMetric]:
     """Try the objective and the user's metrics on a few samples, and give what is measured:
-    accuracy, for class labels, and those metrics.
+    accuracy, for class labels, those metrics, and the metrics over all outputs with these names.
     """
-    measured_metrics = measured(objective, clients, metrics, device)
+    measured_metrics = measured(objective, clients, metrics, device, names)
     objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
     return measured_metrics
 
@@ -251,9 +277,10 @@ def metrics_for(
 def measured(
     objective: Objective,
     clients: ClientMetadata,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     device: torch.device,
-) -> dict[str, ExampleLoss]:
+    names: Sequence[MetricName] = (),
+) -> dict[str, AnyMetric]:
     """`metrics_for` without a gradient step, which takes seconds the first time: every message to
     a node starts a process.
     """
@@ -278,11 +305,19 @@ def measured(
             f" give it at least {clients.classes} outputs, or number the labels from 0.",
             "model",
         )
+    user: dict[str, AnyMetric] = {}
     for name, metric in (metrics or {}).items():
-        if name in RESERVED or name.startswith("train_") or name.endswith("_tuned"):
+        field = f"metrics.{name}"
+        if is_reserved(name) or name in names:
             raise InvalidInputError(
                 f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.",
-                f"metrics.{name}",
+                field,
             )
-        require_per_example(f"metrics.{name}", metric, outputs, y)
-    return {**({"accuracy": accuracy} if classifies else {}), **(metrics or {})}
+        if is_torchmetric(metric):
+            check_torchmetric(field, cast("Metric", metric), outputs, y)
+            user[name] = from_torchmetrics(cast("Metric", metric))
+        else:
+            require_per_example(field, cast(ExampleLoss, metric), outputs, y)
+            user[name] = cast(ExampleLoss, metric)
+    own: dict[str, AnyMetric] = {"accuracy": accuracy} if classifies else {}
+    return own | user | by_name(names, objective, clients.classes, outputs, y)

@@ -46,6 +46,8 @@ from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
 from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.experiment_file import DataConfig
+from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import inject_context, measured, metrics_for
@@ -95,14 +97,19 @@ class AppSettings:
     local: LocalConfig
     run: TrainingConfig
     federation: FederationSettings
+    data: DataConfig
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
         tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
+        # Only these keys of [data]: the user's function loads the data.
+        data = {"name": "federation"}
         for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
                 tables[table][name] = value
+            elif key in ("data.validation", "data.validation_seed"):
+                data[name] = value
         method = dict(tables["method"])
         name, extra = method.pop("name", "clade"), str(method.pop("settings", ""))
         try:
@@ -113,6 +120,9 @@ class AppSettings:
                 f" 'clusters = 3; shared_layers = \"trunk\"' ({error}).",
                 "method.settings",
             ) from error
+        names = tables["run"].get("metrics", "")
+        if isinstance(names, str):  # Flower's configuration has no lists
+            tables["run"]["metrics"] = [name.strip() for name in names.split(",") if name.strip()]
         run = {
             "clients_per_round": 1.0,
             "eval_every": 0,
@@ -128,6 +138,7 @@ class AppSettings:
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
             experiment_file.build(FederationSettings, federation, "federation"),
+            experiment_file.build(DataConfig, data, "data"),
         )
 
     def module(self, build_model: BuildModel) -> nn.Module:
@@ -141,7 +152,7 @@ def client_app(
     load_data: LoadData,
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
 ) -> ClientApp:
     """A ClientApp for all clients of a node.
 
@@ -181,7 +192,7 @@ def _node(
     load_data: LoadData,
     build_model: BuildModel,
     loss: ExampleLoss | None,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
     site = site_name(node_config, context.node_id)
@@ -190,13 +201,14 @@ def _node(
     # In the order of names: load_data may list a node's files in any order.
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
-    clients = from_arrays({name: by_name[name] for name in names})
+    clients = settings.data.with_validation(from_arrays({name: by_name[name] for name in names}))
     objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
     evaluated = (
         objective,
         clients.metadata,
         metrics,
         torch.device("cpu"),
+        settings.run.metrics,
     )
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
@@ -255,7 +267,7 @@ def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
 def server_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     probe: Tensor | None = None,
 ) -> ServerApp:
     """A ServerApp that runs the configured method.
@@ -290,7 +302,7 @@ def serve(
     settings: AppSettings,
     module: nn.Module,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     probe: Tensor | None = None,
 ) -> Result:
     """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
@@ -320,7 +332,7 @@ def _serve_in(
     settings: AppSettings,
     module: nn.Module,
     loss: ExampleLoss | None,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     probe: Tensor | None,
 ) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
@@ -334,6 +346,7 @@ def _serve_in(
         run=registry.run,
         bind_clients_to_nodes=options.bind_clients_to_nodes,
         client_records=registry.client_records(),
+        validation_origin=settings.data.validation_origin,
         probe=probe,
         note=note,
     )
