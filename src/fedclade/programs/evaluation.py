@@ -9,6 +9,7 @@ from torch.func import vmap
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.losses import ExampleLoss
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import Program
 from fedclade.core.program_cache import cached_program
 from fedclade.core.program_serialization import serializable_program
@@ -41,6 +42,35 @@ def evaluate_metrics(objective: Objective, metrics: tuple[tuple[str, ExampleLoss
         return carry, None
 
     return Program(start, step, finish, Batches.whole(), "score")
+
+
+@cached_program
+def evaluate_outputs(
+    objective: Objective, metrics: tuple[tuple[str, OutputMetric], ...]
+) -> Program:
+    """Each metric over all outputs of a client. It runs client by client, so that there is no
+    padding and only the outputs of one client are in memory.
+    """
+
+    def start(broadcast: Tree, params: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        return params, {}
+
+    def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        block = {"outputs": objective.outputs(const, batch.x), "y": batch.y}
+        return tree_map(lambda *parts: torch.cat(parts), carry, block) if carry else block
+
+    def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
+        # On the CPU: the same numbers on every device, and no kernel that adds in any order.
+        outputs, y = carry["outputs"].cpu(), carry["y"].cpu()
+        defined = not bool(outputs.isnan().any())
+        return {
+            name: torch.tensor(
+                metric.function(outputs, y) if defined else torch.nan, dtype=torch.float64
+            )
+            for name, metric in metrics
+        }, None
+
+    return Program(start, step, finish, Batches.whole(256), "outputs", vectorized=False)
 
 
 @serializable_program

@@ -19,9 +19,20 @@ _FREE = (
     ("run", "rounds"),
     ("run", "eval_every"),
     ("run", "checkpoint_every"),
+    ("run", "patience"),
+    ("run", "metrics"),
     ("engine", "chunk"),
     ("engine", "threads"),
 )
+
+
+def _is_free(table: str, key: str, tables: Tables) -> bool:
+    """Whether a setting may change. The length of a run may not if the learning rates of earlier
+    rounds depend on it.
+    """
+    if (table, key) == ("run", "rounds") and tables.get("local", {}).get("schedule") == "cosine":
+        return False
+    return (table, key) in _FREE
 
 
 def plain(value: Any) -> Any:
@@ -54,7 +65,7 @@ def fingerprint(
         names: names of functions, such as the augmentation.
     """
     fixed = {
-        table: {key: value for key, value in values.items() if (table, key) not in _FREE}
+        table: {key: value for key, value in values.items() if not _is_free(table, key, tables)}
         for table, values in tables.items()
     }
     digest = hashlib.blake2b(
@@ -72,6 +83,8 @@ def fingerprint(
             clients.test.index,
             clients.test_part_id,
         )
+        if clients.validation is not None:
+            data += (clients.validation.index, clients.validation.offsets)
     for tensor in (*data, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
     for name in names:
@@ -85,10 +98,11 @@ def difference(then: Tables, now: Tables) -> str:
         (table, key)
         for table in now
         for key in {**then.get(table, {}), **now[table]}
-        if (table, key) not in _FREE
+        if not _is_free(table, key, now)
     ]
     for table, key in keys:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):
-            return f"{table}.{key} was {old!r}, now {new!r}"
+            why = "; the schedule 'cosine' depends on it" if key == "rounds" else ""
+            return f"{table}.{key} was {old!r}, now {new!r}{why}"
     return "the data, the initial model or the augmentation differ"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
@@ -40,6 +40,7 @@ from fedclade.core.losses import (
     label_accuracy,
     require_per_example,
 )
+from fedclade.core.output_metric import AnyMetric
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
@@ -55,11 +56,20 @@ from fedclade.methods.required_context import (
 )
 from fedclade.models import ModelSpec
 from fedclade.training import encoders, plot_data
-from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
-from fedclade.training.metrics import RESERVED
+from fedclade.training.config import LocalConfig, MetricName, ServerConfig, TrainingConfig
+from fedclade.training.metrics import is_reserved
+from fedclade.training.output_metrics import (
+    UserMetrics,
+    by_name,
+    check_torchmetric,
+    from_torchmetrics,
+    is_torchmetric,
+)
 from fedclade.training.run_fingerprint import Tables, fingerprint, plain, qualified_name
 
 if TYPE_CHECKING:
+    from torchmetrics import Metric
+
     from fedclade.training.runner import TrainingRun
 
 
@@ -74,7 +84,7 @@ class RunSetup:
     method: Method
     module: nn.Module
     objective: Objective
-    metrics: dict[str, ExampleLoss]
+    metrics: dict[str, AnyMetric]
     own_batch_norm: OwnBatchNorm
     local: LocalConfig
     training: TrainingConfig
@@ -82,7 +92,8 @@ class RunSetup:
 
     def method_for(self, round_number: int) -> Method:
         """The method with the local training of this round."""
-        return self.method.with_local_config(self.local.training(self.objective, round_number))
+        local = self.local.training(self.objective, round_number, self.training.rounds)
+        return self.method.with_local_config(local)
 
     def is_due(self, round_number: int, every: int) -> bool:
         """Whether this round is the last, or a multiple of `every`."""
@@ -132,7 +143,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     loss = run.local.loss_for(run.loss)
     bf16 = run.engine.precision == "bf16"
     objective = Objective(module.to(engine.device), loss, x, run.augment, bf16)
-    metrics = metrics_for(objective, metadata, run.metrics, engine.device)
+    _require_validation(run.settings, metadata)
+    metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     _check_augmentation(objective, x)
     own_batch_norm = own_batch_norm_of(method, objective, run.local)
     return RunSetup(
@@ -161,6 +173,20 @@ def _check_augmentation(objective: Objective, x: Inputs) -> None:
         )
     key = torch.zeros((), dtype=torch.int64, device=device_of(x))
     objective.checked_outputs(augment_inputs(x, key, objective.augment))
+
+
+def _require_validation(training: TrainingConfig, metadata: ClientMetadata) -> None:
+    for field, value, default in (
+        ("run.patience", training.patience, 0),
+        ("run.select", training.select, "last"),
+    ):
+        require(
+            value == default or metadata.has_validation,
+            field,
+            value,
+            "no client has validation data; set data.validation = 0.1, or use"
+            " clients.with_validation(0.1)",
+        )
 
 
 def _warn_of_one_client(clients: int) -> None:
@@ -245,7 +271,7 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
     )
     name = type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name
     tables: Tables = {
-        "data": {"name": metadata.dataset},
+        "data": {"name": metadata.dataset, **metadata.validation_origin},
         "partition": {"name": metadata.partition, **metadata.origin},
         "model": {"name": name, **model},
         "local": asdict(run.local),
@@ -390,13 +416,15 @@ def module_for(
 def metrics_for(
     objective: Objective,
     clients: ClientMetadata,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     device: torch.device,
-) -> dict[str, ExampleLoss]:
+    names: Sequence[MetricName] = (),
+) -> dict[str, AnyMetric]:
     """Try the objective and the user's metrics on a few samples, and give what is measured:
-    accuracy, for class labels and for labels of 0 and 1 with the loss bce, and those metrics.
+    accuracy, for class labels and for labels of 0 and 1 with the loss bce, those metrics, and the
+    metrics over all outputs with these names.
     """
-    measured_metrics = measured(objective, clients, metrics, device)
+    measured_metrics = measured(objective, clients, metrics, device, names)
     objective.check(_on_device(clients.x, device), clients.y.to(device))
     return measured_metrics
 
@@ -404,9 +432,10 @@ def metrics_for(
 def measured(
     objective: Objective,
     clients: ClientMetadata,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     device: torch.device,
-) -> dict[str, ExampleLoss]:
+    names: Sequence[MetricName] = (),
+) -> dict[str, AnyMetric]:
     """`metrics_for` without a gradient step, which takes seconds the first time: every message to
     a node starts a process.
     """
@@ -435,14 +464,22 @@ def measured(
             f" give it at least {clients.classes} outputs, or number the labels from 0.",
             "model",
         )
+    user: dict[str, AnyMetric] = {}
     for name, metric in (metrics or {}).items():
-        if name in RESERVED or name.startswith("train_") or name.endswith("_tuned"):
+        field = f"metrics.{name}"
+        if is_reserved(name) or name in names:
             raise InvalidInputError(
                 f"metrics: '{name}' is the name of one of fedclade's own numbers; choose another.",
-                f"metrics.{name}",
+                field,
             )
-        require_per_example(f"metrics.{name}", metric, outputs, y)
+        if is_torchmetric(metric):
+            check_torchmetric(field, cast("Metric", metric), outputs, y)
+            user[name] = from_torchmetrics(cast("Metric", metric))
+        else:
+            require_per_example(field, cast(ExampleLoss, metric), outputs, y)
+            user[name] = cast(ExampleLoss, metric)
+    own: dict[str, AnyMetric] = {"accuracy": accuracy} if classifies else {}
     if objective.example_loss is bce:
         require_per_example("loss", bce, outputs, y)
-        return {"accuracy": label_accuracy, **(metrics or {})}
-    return {**({"accuracy": accuracy} if classifies else {}), **(metrics or {})}
+        own = {"accuracy": label_accuracy}
+    return own | user | by_name(names, objective, clients.classes, outputs, y)

@@ -48,6 +48,8 @@ from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.experiment_file import DataConfig
+from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import inject_context, measured, metrics_for
@@ -98,15 +100,20 @@ class AppSettings:
     run: TrainingConfig
     server: ServerConfig
     federation: FederationSettings
+    data: DataConfig
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
         names = ("method", "local", "run", "server", "federation")
         tables: dict[str, dict[str, Any]] = {name: {} for name in names}
+        # Only these keys of [data]: the user's function loads the data.
+        data = {"name": "federation"}
         for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
                 tables[table][name] = value
+            elif key in ("data.validation", "data.validation_seed"):
+                data[name] = value
         method = dict(tables["method"])
         name, extra = method.pop("name", "clade"), str(method.pop("settings", ""))
         try:
@@ -117,6 +124,9 @@ class AppSettings:
                 f" 'clusters = 3; shared_layers = \"trunk\"' ({error}).",
                 "method.settings",
             ) from error
+        names = tables["run"].get("metrics", "")
+        if isinstance(names, str):  # Flower's configuration has no lists
+            tables["run"]["metrics"] = [name.strip() for name in names.split(",") if name.strip()]
         run = {
             "clients_per_round": 1.0,
             "eval_every": 0,
@@ -133,6 +143,7 @@ class AppSettings:
             experiment_file.build(TrainingConfig, run, "run"),
             experiment_file.build(ServerConfig, tables["server"], "server"),
             experiment_file.build(FederationSettings, federation, "federation"),
+            experiment_file.build(DataConfig, data, "data"),
         )
 
     def module(self, build_model: BuildModel) -> nn.Module:
@@ -146,7 +157,7 @@ def client_app(
     load_data: LoadData,
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     augment: Augment | None = None,
 ) -> ClientApp:
     """A ClientApp for all clients of a node.
@@ -188,7 +199,7 @@ def _node(
     load_data: LoadData,
     build_model: BuildModel,
     loss: ExampleLoss | None,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     augment: Augment | None = None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
@@ -198,7 +209,7 @@ def _node(
     # In the order of names: load_data may list a node's files in any order.
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
-    clients = from_arrays({name: by_name[name] for name in names})
+    clients = settings.data.with_validation(from_arrays({name: by_name[name] for name in names}))
     objective = Objective(
         settings.module(build_model),
         settings.local.loss_for(loss),
@@ -210,6 +221,7 @@ def _node(
         clients.metadata,
         metrics,
         torch.device("cpu"),
+        settings.run.metrics,
     )
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
@@ -268,7 +280,7 @@ def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
 def server_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     probe: Inputs | None = None,
     augment: Augment | None = None,
 ) -> ServerApp:
@@ -306,7 +318,7 @@ def serve(
     settings: AppSettings,
     module: nn.Module,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     probe: Inputs | None = None,
     augment: Augment | None = None,
 ) -> Result:
@@ -338,7 +350,7 @@ def _serve_in(
     settings: AppSettings,
     module: nn.Module,
     loss: ExampleLoss | None,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     probe: Inputs | None,
     augment: Augment | None,
 ) -> Result:
@@ -353,6 +365,7 @@ def _serve_in(
         run=registry.run,
         bind_clients_to_nodes=options.bind_clients_to_nodes,
         client_records=registry.client_records(),
+        validation_origin=settings.data.validation_origin,
         probe=probe,
         note=note,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -67,6 +68,7 @@ class FlowerFederation(RemoteFederation):
         bind_clients_to_nodes: bool = False,
         client_records: Sequence[ClientRecord] = (),
         metadata: ClientMetadata | None = None,
+        validation_origin: Mapping[str, Any] | None = None,
         probe: Inputs | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -77,6 +79,7 @@ class FlowerFederation(RemoteFederation):
             bind_clients_to_nodes=bind_clients_to_nodes,
             client_records=client_records,
             metadata=metadata,
+            validation_origin=validation_origin,
             probe=probe,
             note=note,
         )

@@ -172,7 +172,9 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
-    metrics = measured(objective, clients.metadata, None, torch.device("cpu"))
+    metrics = measured(
+        objective, clients.metadata, None, torch.device("cpu"), experiment.run.metrics
+    )
     home = Path(homes) / str(number)
     return Node(
         clients.only(ids),

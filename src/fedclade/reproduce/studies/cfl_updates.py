@@ -124,7 +124,7 @@ def rounds(
             fold_in(seed, "round", number),
         )
         trained = fed.map(
-            sgd(experiment.local.training(objective, number)),
+            sgd(experiment.local.training(objective, number, experiment.run.rounds)),
             everyone,
             per_client=assignment,
             key=key,
