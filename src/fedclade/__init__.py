@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedclade.analysis.export import export
     from fedclade.analysis.report import write_report as report
     from fedclade.conformance.runner import check_method
-    from fedclade.core.functional_model import accuracy, cross_entropy
+    from fedclade.core.losses import accuracy, cross_entropy
     from fedclade.engines.simulator import Simulator
     from fedclade.errors import (
         FedcladeError,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         Oracle,
         PerFedAvg,
     )
+    from fedclade.models.transformers import LoRA
     from fedclade.registry import register
     from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
     from fedclade.training.encoders import pretrain
@@ -80,6 +81,7 @@ __all__ = [
     "FedcladeWarning",
     "InvalidInputError",
     "LGFedAvg",
+    "LoRA",
     "Local",
     "LocalConfig",
     "Method",
@@ -114,7 +116,7 @@ _MODULES = {
     "fedclade.analysis.export": "export",
     "fedclade.analysis.report": "report",
     "fedclade.conformance.runner": "check_method",
-    "fedclade.core.functional_model": "accuracy cross_entropy",
+    "fedclade.core.losses": "accuracy cross_entropy",
     "fedclade.engines.simulator": "Simulator",
     "fedclade.errors": (
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
@@ -123,6 +125,7 @@ _MODULES = {
         "CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
         "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
     ),
+    "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",
     "fedclade.training.config": "LocalConfig ServerConfig TrainingConfig",
     "fedclade.training.encoders": "pretrain",

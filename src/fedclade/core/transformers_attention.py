@@ -16,11 +16,10 @@ _NAME = "fedclade"
 
 def always_make_masks(module: nn.Module) -> None:
     """Set the attention of all Hugging Face models in `module`, in place."""
-    if "transformers" not in sys.modules:
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None:
         return  # the module is not from there
-    from transformers import PreTrainedModel
-
-    models = [layer for layer in module.modules() if isinstance(layer, PreTrainedModel)]
+    models = [layer for layer in module.modules() if isinstance(layer, library.PreTrainedModel)]
     models = [model for model in models if model.config._attn_implementation == "sdpa"]
     if models:
         _register()

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import EvalRequest, Traffic
+from fedclade.engines.base import EvalRequest, Split, Traffic
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.device_dataset import DeviceDataset
@@ -35,9 +44,9 @@ from fedclade.engines.reply_validation import (
 )
 from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.programs.evaluation import evaluate_metrics
+from fedclade.programs.evaluation import evaluate_metrics, evaluate_outputs
 
-Precision: TypeAlias = Literal["tf32", "float32"]
+Precision: TypeAlias = Literal["tf32", "float32", "bf16"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 """(key, client, reply) -> the reply that arrives, or None if none arrives. For experiments with
 absent and malicious clients.
@@ -85,7 +94,8 @@ class Simulator:
         device: "cpu", "cuda" or "auto" (CUDA if there is a CUDA device).
         chunk: how many clients run in one step; None chooses by memory, 1 is the sequential
             reference.
-        precision: "tf32" or "float32", the precision of matrix products on CUDA.
+        precision: "tf32" or "float32", the precision of matrix products on CUDA; "bf16" for models
+            that compute in bfloat16 (`Objective`), on CUDA or a CPU with instructions for it.
         threads: how many threads run chunks on the CPU; None for one thread for each core that the
             process may use.
         faults: (key, client, reply) -> the reply that arrives, or None if none arrives. For
@@ -96,6 +106,7 @@ class Simulator:
     name = "simulator"
     holds_clients = True
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,
@@ -111,13 +122,8 @@ class Simulator:
         for name, value in (("chunk", chunk), ("threads", threads)):
             if value is not None:
                 require_int(f"engine.{name}", value, 1)
-        require(
-            precision in ("tf32", "float32"),
-            "engine.precision",
-            precision,
-            "must be 'tf32' or 'float32'",
-        )
         self.device = pick_device(device)
+        check_precision(precision, self.device)
         self.chunk, self.precision, self.faults = chunk, precision, faults
         self.traffic = Traffic()
         self.client_state = ClientStateStore({}, len(clients))
@@ -128,6 +134,11 @@ class Simulator:
         self._train = DeviceDataset(clients.x, clients.y, clients.train, self.device, self.clock)
         self._test = DeviceDataset(
             clients.x_test, clients.y_test, clients.test, self.device, self.clock
+        )
+        self._validation = (
+            DeviceDataset(self._train.x, self._train.y, clients.validation, self.device, self.clock)
+            if clients.validation is not None
+            else None
         )
         self._compiled = CompiledSteps()
         self._oom_retry = OomRetry(self.device, self._clear_compiled)
@@ -248,8 +259,7 @@ class Simulator:
         """
         ids = self._checked(ids)
         finetune = request.finetune
-        dataset = self._train if request.split == "train" else self._test
-        parts = ids if request.split == "train" else self._clients.test_part_id[ids]
+        dataset, parts = self._parts(request.split, ids)
         with_data = torch.nonzero(parts >= 0).flatten()
         evaluated = ids[with_data]
         assignment = self._on_device(assignment[with_data], len(with_data))
@@ -258,8 +268,19 @@ class Simulator:
         distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
         first = torch.full((len(distinct),), len(with_data), dtype=torch.int64)
         first = first.scatter_reduce_(0, pair_of, torch.arange(len(with_data)), "amin")
-        program = evaluate_metrics(request.model, tuple(request.metrics.items()))
-        sums: dict[str, Tensor] = {}
+        over_outputs = {
+            name: metric
+            for name, metric in request.metrics.items()
+            if isinstance(metric, OutputMetric)
+        }
+        per_example = {
+            name: metric
+            for name, metric in request.metrics.items()
+            if not isinstance(metric, OutputMetric)
+        }
+        program = evaluate_metrics(request.model, tuple(per_example.items()))
+        outputs_program = evaluate_outputs(request.model, tuple(over_outputs.items()))
+        values: dict[str, Tensor] = {}
 
         def load(places: Tensor) -> tuple[ClientBatch, Tensor]:
             clients = evaluated[first[places]]
@@ -273,12 +294,17 @@ class Simulator:
                 training = replace(clients, dataset=self._train, part_ids=train_parts)
                 params, _ = run_program(finetune, training, {}, key, self._compiled)
             tested = replace(clients, params=params, client_state={})
-            return run_program(program, tested, {}, key, self._compiled)[0]
+            reply: Tree = {}
+            if over_outputs:
+                reply = run_program(outputs_program, tested, {}, key, self._compiled)[0]
+            return reply | run_program(program, tested, {}, key, self._compiled)[0]
 
         def collect(places: Tensor, reply: Tree) -> None:
             for name, value in reply.items():
-                total = sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))
-                total[places] = value.cpu()
+                all_values = values.setdefault(
+                    name, torch.zeros(len(distinct), dtype=torch.float64)
+                )
+                all_values[places] = value.cpu()
 
         self._run_chunks(
             _by_size(dataset, distinct[:, 1]),
@@ -291,8 +317,20 @@ class Simulator:
         for name in ("loss", *request.metrics):
             result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)
             if len(with_data):
-                result[name][with_data] = (sums[name] / sums["examples"])[pair_of]
+                value = values[name]
+                mean = value if name in over_outputs else value / values["examples"]
+                result[name][with_data] = mean[pair_of]
         return result
+
+    def _parts(self, split: Split, ids: Tensor) -> tuple[DeviceDataset, Tensor]:
+        """The samples of a split, and the part of each client; -1 where it has none."""
+        if split == "train":
+            return self._train, ids
+        if split == "test":
+            return self._test, self._clients.test_part_id[ids]
+        if self._validation is None:
+            return self._train, torch.full_like(ids, -1)
+        return self._validation, torch.where(self._validation.sizes[ids] > 0, ids, -1)
 
     def models_of(
         self,
@@ -563,7 +601,7 @@ class Simulator:
         before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
         torch.set_num_threads(1)
         if self.device.type == "cuda":
-            fast = self.precision == "tf32"
+            fast = self.precision != "float32"
             torch.set_float32_matmul_precision("high" if fast else "highest")
             # Kernels must not be chosen by timing: two runs could differ.
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = fast, True, False
@@ -573,6 +611,36 @@ class Simulator:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise `InvalidInputError` unless the device can compute in this precision."""
+    require(
+        precision in get_args(Precision),
+        "engine.precision",
+        precision,
+        "must be 'tf32', 'float32' or 'bf16'",
+    )
+    if precision == "bf16":
+        require(
+            has_bf16(device),
+            "engine.precision",
+            precision,
+            f"this {'GPU' if device.type == 'cuda' else 'CPU'} has no instructions for bfloat16;"
+            " use 'tf32' or 'float32'",
+        )
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bfloat16. Without them torch computes in float32 and
+    rounds, which is slower than float32 alone.
+    """
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if platform.machine() in ("arm64", "aarch64"):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
 def pick_device(device: str) -> torch.device:

@@ -176,6 +176,7 @@ class RunDirectory:
         clusters: Tensor,
         shape: tuple[int, ...] | None,
         classes: int | None,
+        outputs: int | None,
     ) -> None:
         """Write models/models.safetensors.
 
@@ -186,10 +187,12 @@ class RunDirectory:
             clusters: (clients,) the cluster of each client; -1 for none.
             shape: the shape of one input; None if an input is several tensors.
             classes: the number of classes; None if the targets are not class labels.
+            outputs: the number of outputs of a model that is built by its name; None if the targets
+                do not give it.
         """
         with translate_os_errors(self.folder / "models"):
             (self.folder / "models").mkdir(exist_ok=True)
-        metadata = {"shape": shape, "classes": classes}
+        metadata = {"shape": shape, "classes": classes, "outputs": outputs}
         tensors = {
             "assignment": assignment,
             "clusters": clusters,
@@ -197,6 +200,23 @@ class RunDirectory:
             **add_prefix("fixed", fixed),
         }
         write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
+
+    def write_adapter(self, description: dict[str, Any]) -> None:
+        """Write models/adapter.json.
+
+        Args:
+            description: the configuration of the adapter and its names, as JSON.
+        """
+        write_text(self._adapter_path, json.dumps(description, indent=1) + "\n")
+
+    def adapter(self) -> dict[str, Any] | None:
+        """models/adapter.json; None if the run trained no adapter of peft."""
+        path = self._adapter_path
+        return schemas.read(path, schemas.adapter) if path.exists() else None
+
+    @property
+    def _adapter_path(self) -> Path:
+        return self.folder / "models" / "adapter.json"
 
     def save_checkpoint(self, point: Checkpoint) -> None:
         """Write a checkpoint, and remove all but the last two."""
@@ -256,10 +276,6 @@ class StoredModels:
                 self.assignment: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
                 stored = list(file.keys())
-                names = [name for name in stored if name.startswith("fixed/")]
-                self.fixed: Tree = {
-                    name.removeprefix("fixed/"): file.get_tensor(name) for name in names
-                }
                 shapes = [
                     file.get_slice(name).get_shape()
                     for name in stored
@@ -268,6 +284,7 @@ class StoredModels:
             shape = metadata["shape"]
             self.shape: tuple[int, ...] | None = None if shape is None else tuple(shape)
             self.classes: int | None = metadata["classes"]
+            self.outputs: int | None = metadata["outputs"]
             self._check(shapes)
         except InvalidInputError:
             raise
@@ -298,11 +315,20 @@ class StoredModels:
                 raise ValueError(f"'{name}' has values outside -1 … {most - 1}")
         if not all(
             type(side) is int and side > 0
-            for side in (*(self.shape or ()), 1 if self.classes is None else self.classes)
+            for side in (*(self.shape or ()), self.classes, self.outputs)
+            if side is not None
         ):
             raise ValueError(
-                f"shape {self.shape} and classes {self.classes} must be whole numbers above 0"
+                f"shape {self.shape}, classes {self.classes} and outputs {self.outputs} must be"
+                " whole numbers above 0"
             )
+
+    @property
+    def fixed(self) -> Tree:
+        """Buffers and frozen weights, read from disk: they may be as large as a language model."""
+        with safe_open(self.path, framework="pt") as file:
+            names = [name for name in list(file.keys()) if name.startswith("fixed/")]
+            return {name.removeprefix("fixed/"): file.get_tensor(name) for name in names}
 
     def weights_of(self, client: int) -> Tree | None:
         """All weights of this client's model; None if the run has no model of it."""

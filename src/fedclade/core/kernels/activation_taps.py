@@ -3,8 +3,8 @@
 The gradient of a linear layer's weight is a product of its inputs and the error of its outputs.
 Autograd would store it, as large as the weights of all clients, then scale and add it. Here a zero
 tensor, the tap, is added to the layer's outputs: its gradient is the error, and a single product
-adds the weight's gradient to its target. Convolutions on CUDA work the same way with im2col inputs
-(im2col.py).
+adds the weight's gradient to its target. Small convolutions on CUDA work the same way with im2col
+inputs (im2col.py); large ones run client by client (per_client_convolution.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,18 @@ from torch.func import vmap
 from fedclade.core.inputs import Inputs, select, tensors_of
 from fedclade.core.kernels.im2col import Convolution, in_columns
 from fedclade.core.kernels.mlp import add_product, add_sum, plus
+from fedclade.core.kernels.per_client_convolution import (
+    PerClientConvolution,
+    is_large,
+    settings_of,
+)
 from fedclade.core.pytree import Tree, tree_index
 
 if TYPE_CHECKING:
     from fedclade.core.functional_model import Batch
+
+
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype]
 
 
 class _Passing:
@@ -35,12 +43,12 @@ class _Passing:
     def __init__(self, taps: Tree) -> None:
         self.taps = taps
         self.inputs: Tree = {}
-        self.outputs: dict[str, torch.Size] = {}
+        self.outputs: dict[str, _Kind] = {}
         self.calls: Counter[str] = Counter()
 
     def through(self, layer: str, inputs: Tensor, outputs: Tensor) -> Tensor:
         self.calls[layer] += 1
-        self.outputs[layer] = outputs.shape
+        self.outputs[layer] = (outputs.shape, outputs.dtype)
         if layer not in self.taps:
             return outputs
         self.inputs[layer] = inputs
@@ -66,17 +74,25 @@ class _Conv2d(nn.Conv2d):
         passing = _passing.get()
         if passing is None or not in_columns(x):
             return super().forward(x)
+        is_plain = _is_plain(self)
+        if is_large(self, x, columns=is_plain):
+            outputs: Tensor = PerClientConvolution.apply(x, self.weight, settings_of(self))  # type: ignore[no-untyped-call]
+            return outputs if self.bias is None else outputs + self.bias[:, None, None]
+        if not is_plain:
+            return super().forward(x)
         assert not isinstance(self.padding, str)
         weight = self.weight.permute(0, 2, 3, 1)
+        if torch.is_autocast_enabled(x.device.type):  # autocast has no rule for it
+            x, weight = x.bfloat16(), weight.bfloat16()
         outputs, columns = Convolution.apply(x.movedim(1, -1), weight, *self.padding)  # type: ignore[no-untyped-call]
-        outputs = outputs if self.bias is None else outputs + self.bias
+        outputs = outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
         return passing.through(self.path, columns, outputs).movedim(-1, 1)
 
 
 def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
     """Add taps to the layers of `module` that can have one, in place, and return their names.
 
-    These are linear layers and plain convolutions whose weight is trained and not shared.
+    These are linear layers and convolutions whose weight is trained and not shared.
     """
     holders = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     tapped: list[str] = []
@@ -88,7 +104,11 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
         # Only the class changes: the layer keeps its parameters, names and hooks.
         if type(layer) is nn.Linear:
             layer.__class__ = _Linear
-        elif type(layer) is nn.Conv2d and _is_plain(layer):
+        elif (
+            type(layer) is nn.Conv2d
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        ):
             layer.__class__ = _Conv2d
         else:
             continue
@@ -107,10 +127,8 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    simple = (
-        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    )
-    return simple and set(layer.dilation) == set(layer.stride) == {1}
+    """Whether a convolution can be computed in columns."""
+    return layer.groups == 1 and set(layer.dilation) == set(layer.stride) == {1}
 
 
 class Tapped:
@@ -130,7 +148,7 @@ class Tapped:
         statistics: tuple[str, ...] = (),
     ) -> None:
         self._outputs, self._losses, self._statistics = outputs, losses, statistics
-        self._known: dict[tuple[torch.Size, ...], dict[str, torch.Size]] = {}
+        self._known: dict[tuple[torch.Size, ...], dict[str, _Kind]] = {}
 
     def add_scaled_gradient(
         self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool
@@ -142,8 +160,8 @@ class Tapped:
         """
         clients = len(share)
         taps = {
-            layer: share.new_zeros(clients, *shape).requires_grad_()
-            for layer, shape in self._shapes(params, batch).items()
+            layer: share.new_zeros(clients, *shape, dtype=dtype).requires_grad_()
+            for layer, (shape, dtype) in self._kinds(params, batch).items()
         }
         by_product = {f"{layer}.{kind}" for layer in taps for kind in ("weight", "bias")}
         others = {
@@ -191,9 +209,9 @@ class Tapped:
         finally:
             _passing.reset(token)
 
-    def _shapes(self, params: Tree, batch: Batch) -> dict[str, torch.Size]:
-        """The shape of each tap for such a batch. Only layers that are used once have a tap;
-        autograd handles the others.
+    def _kinds(self, params: Tree, batch: Batch) -> dict[str, _Kind]:
+        """The shape and dtype of each tap for such a batch. Only layers that are used once have a
+        tap; autograd handles the others.
         """
         kind = tuple(value.shape[1:] for value in tensors_of(batch.x))
         if kind not in self._known:
@@ -207,8 +225,8 @@ class Tapped:
                     passing,
                 )
             self._known[kind] = {
-                layer: shape
-                for layer, shape in passing.outputs.items()
+                layer: output
+                for layer, output in passing.outputs.items()
                 if passing.calls[layer] == 1
             }
         return self._known[kind]
