@@ -22,13 +22,23 @@ class Accumulator:
 
     Args:
         reduce: the sums.
+        segments: the segments to sum; None for all.
     """
 
-    def __init__(self, reduce: SegmentSum) -> None:
+    def __init__(self, reduce: SegmentSum, segments: Tensor | None = None) -> None:
         self.reduce = reduce
-        self._weight = ExactSum(reduce.num_segments, 1, torch.device("cpu"))
+        self.segments = torch.arange(reduce.num_segments) if segments is None else segments
+        self._weight = ExactSum(len(self.segments), 1, torch.device("cpu"))
         self._rows: ExactSum | None = None  # the sums of packed rows
         self._empty: Tree = {}  # the summed outputs of 0 clients: their names and shapes
+
+    @classmethod
+    def of_chunk(cls, reduce: SegmentSum, places: Tensor, reply: Tree) -> Accumulator:
+        """The sums of one chunk, of the segments with a client in it."""
+        weighted = contribution_matrix(reduce, places, reply).any(0)
+        chunk = cls(reduce, torch.nonzero(weighted).flatten())
+        chunk.add(places, reply)
+        return chunk
 
     @property
     def weight(self) -> Tensor:
@@ -54,35 +64,38 @@ class Accumulator:
     def keys(self, reply: Tree) -> tuple[str, ...]:
         return self.reduce.summed_keys(reply)
 
-    def copy(self) -> Accumulator:
-        """A copy whose `add` leaves these sums unchanged on CUDA. On the CPU both share the sums of
-        the outputs.
-        """
-        other = Accumulator(self.reduce)
-        other._weight, other._rows, other._empty = self._weight.copy(), self._rows, self._empty
-        if self._rows is not None and self._rows.device.type != "cpu":
-            other._rows = self._rows.copy()
-        return other
-
     def add(self, places: Tensor, reply: Tree) -> None:
         """Add the replies of the clients at these places of the call's `ids`. If memory runs out,
-        no output has been added.
+        nothing has been added.
         """
         if not len(places):
             return
-        terms = Terms.of(contribution_matrix(self.reduce, places, reply))
-        self._weight.add([torch.ones(len(places), 1)], terms)
+        matrix = contribution_matrix(self.reduce, places, reply)
+        terms = Terms.of(matrix[:, self.segments])
         summed = {name: reply[name] for name in self.keys(reply)}
-        if not summed:
-            return
+        if summed:
+            self._rows_like(summed).add(_parts(summed), terms)
+        self._weight.add([torch.ones(len(places), 1)], terms)
+
+    def merge(self, chunk: Accumulator) -> None:
+        """Add the sums of other clients. If memory runs out, nothing has been added.
+
+        Args:
+            chunk: the sums of some of the segments.
+        """
+        if chunk._rows is not None:
+            self._rows_like(chunk._empty).merge(chunk._rows, chunk.segments)
+        self._weight.merge(chunk._weight, chunk.segments)
+
+    def _rows_like(self, summed: Tree) -> ExactSum:
+        """The sums of packed rows, which are made for the first reply."""
         if self._rows is None:
+            device = next(iter(summed.values())).device
+            self._rows = ExactSum(len(self.segments), column_offsets(summed)[-1], device)
             self._empty = {
                 name: value.new_empty(0, *value.shape[1:]) for name, value in summed.items()
             }
-            device = next(iter(summed.values())).device
-            columns = column_offsets(summed)[-1]
-            self._rows = ExactSum(self.reduce.num_segments, columns, device)
-        self._rows.add(_parts(summed), terms)
+        return self._rows
 
 
 def _parts(summed: Tree) -> list[Tensor]:

@@ -90,11 +90,6 @@ class ExactSum:
     def device(self) -> torch.device:
         return self._bins.device
 
-    def copy(self) -> ExactSum:
-        other = ExactSum(0, 0, self._bins.device)
-        other._bins, other._terms_since_carry = self._bins.clone(), self._terms_since_carry
-        return other
-
     def add(self, parts: Sequence[Tensor], terms: Terms) -> None:
         """Add weighted rows. If memory runs out, nothing has been added.
 
@@ -113,27 +108,49 @@ class ExactSum:
             for dtype in {part.dtype for part in parts}
         }
         terms = terms.to(device)
+        by_index = device.type == "cpu" and segments > 1
+        batches = []
         for first in range(0, len(terms), _MAX_TERMS):
-            places = slice(first, min(first + _MAX_TERMS, len(terms)))
-            batch = terms[places]
-            if self._terms_since_carry + len(batch) > _MAX_TERMS:
+            batch = terms[first : first + _MAX_TERMS]
+            rows = slice(first, first + len(batch)) if everyone else batch.rows
+            add_rows = (_by_index if by_index else _by_product)(batch.segments, segments)
+            batches.append((rows, (batch.weights / _UNIT)[:, None], add_rows))
+        for rows, weights, add_rows in batches:
+            if self._terms_since_carry + len(weights) > _MAX_TERMS:
                 self._carry(digits)
-            self._terms_since_carry += len(batch)
-            weights = (batch.weights / _UNIT)[:, None]
-            one_by_one = device.type == "cpu" and segments > 1
-            add_rows = (_by_index if one_by_one else _by_product)(batch, segments)
-            for begin, end in self._blocks(len(batch)):
-                block = _view(products, len(batch), end - begin)
-                _read(block, begin, parts, places if everyone else batch.rows, selected)
+            self._terms_since_carry += len(weights)
+            for begin, end in self._blocks(len(weights)):
+                block = _view(products, len(weights), end - begin)
+                _read(block, begin, parts, rows, selected)
                 _add_digits(self._bins[..., begin:end], block.mul_(weights), digits, add_rows)
+
+    def merge(self, other: ExactSum, segments: Tensor) -> None:
+        """Add sums of other rows. If memory runs out, nothing has been added.
+
+        Args:
+            other: the sums, of the same columns.
+            segments: (segments of other,) the segment to which each of them is added.
+        """
+        if self._terms_since_carry + other._terms_since_carry + 1 > _MAX_TERMS:
+            self._carry(self._buffer())
+        # The lower bins of `other` may have the rest of a carry, which is at most one digit.
+        self._terms_since_carry += other._terms_since_carry + 1
+        if len(segments) == self._bins.shape[1]:
+            self._bins.add_(other._bins)
+        else:
+            self._bins.index_add_(1, segments.to(self.device), other._bins)
 
     def total(self, begin: int = 0, end: int | None = None) -> Tensor:
         """The sums of these columns, in a tensor that nothing else uses."""
-        _, segments, columns = self._bins.shape
-        self._carry(self._bins.new_empty(max(segments, min(segments * columns, self._block))))
+        self._carry(self._buffer())
         first, second, third = self._bins[..., begin:end]
         result = torch.add(second, third, alpha=1 / _BASE)
         return result.mul_(1 / _BASE).add_(first).mul_(_UNIT)
+
+    def _buffer(self) -> Tensor:
+        """A temporary tensor for `_carry`."""
+        segments, columns = self._bins.shape[1:]
+        return self._bins.new_empty(max(segments, min(segments * columns, self._block)))
 
     def _carry(self, buffer: Tensor) -> None:
         """Reduce the lower bins to [-_BASE / 2, _BASE / 2). `buffer` is a temporary tensor."""
@@ -204,13 +221,12 @@ def _any(terms: Tensor) -> bool:
     return float(torch.dot(flat, flat)) != 0
 
 
-def _by_index(terms: Terms, segments: int) -> AddRows:
+def _by_index(segments: Tensor, count: int) -> AddRows:
     """Adds each row to the row of its segment."""
-    return lambda target, digits: target.index_add_(0, terms.segments, digits)
+    return lambda target, digits: target.index_add_(0, segments, digits)
 
 
-def _by_product(terms: Terms, segments: int) -> AddRows:
+def _by_product(segments: Tensor, count: int) -> AddRows:
     """Adds a matrix product. It is exact as well: its factors are 0, 1 and integers."""
-    every = torch.arange(segments, device=terms.segments.device)
-    one_hot = (terms.segments == every[:, None]).double()
+    one_hot = (segments == torch.arange(count, device=segments.device)[:, None]).double()
     return lambda target, digits: target.addmm_(one_hot, digits)

@@ -15,12 +15,13 @@ import torch
 _ROUND = {
     "clients": "the clients' work",
     "replies": "checking replies",
-    "sums": "summing replies",
+    "sums": "adding to the sums of all chunks",
 }
 _CLIENT_WORK = {
     "models": "stacking models and client state",
     "plan": "assigning samples to batches",
     "steps": "training steps",
+    "subtotals": "summing the replies of a chunk",
 }
 _OUTSIDE_ROUNDS = {"evaluation": "evaluation of all clients", "saving": "checkpoints and files"}
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, TypeVar, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ R = TypeVar("R")
 # the device's total memory, not of its free memory, so that runs are reproducible.
 _CPU_CHUNK_BYTES = 7 * 2**20
 _CUDA_CHUNK_SHARE = 0.1
+# With fewer clients the sums of a chunk are larger than its replies.
+_CLIENTS_IN_A_CHUNK_SUM = 4
 
 
 @dataclass
@@ -69,6 +71,14 @@ class _Collected:
     outputs: list[Tree] = field(default_factory=list)
     places: list[Tensor] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+
+
+class _ChunkResult(NamedTuple):
+    """The replies of a chunk, what it writes to the clients' state, and its sums or None."""
+
+    reply: Tree
+    written: Tree | None
+    chunk_sum: Accumulator | None
 
 
 class Simulator:
@@ -201,16 +211,21 @@ class Simulator:
         self.traffic.down += len(ids) * (nbytes(shared) + _row_bytes(assignment))
         collected = _Collected(Accumulator(reduce) if reduce else None)
 
-        def load(places: Tensor) -> ClientBatch:
+        def load(places: Tensor) -> tuple[Tensor, ClientBatch]:
             rows = assignment[places] if assignment is not None else None
-            return self._client_batch(self._train, ids[places], ids[places], rows)
+            return places, self._client_batch(self._train, ids[places], ids[places], rows)
+
+        def compute(loaded: tuple[Tensor, ClientBatch]) -> _ChunkResult:
+            places, clients = loaded
+            reply, written = run_program(program, clients, shared, key, self._compiled)
+            return _ChunkResult(reply, written, self._chunk_sum(reduce, places, reply))
 
         self._run_chunks(
             _by_size(self._train, ids),
             self._width(len(ids), assignment, shared),
             load,
-            lambda clients: run_program(program, clients, shared, key, self._compiled),
-            lambda places, result: self._collect(collected, key, ids, places, *result),
+            compute,
+            lambda places, result: self._collect(collected, key, ids, places, result),
             parallel=not _uses_numpy(program),
         )
         self._failures += collected.failures
@@ -400,42 +415,45 @@ class Simulator:
             for _ in self._oom_retry.run_chunks(run, order, width):
                 pass
 
+    def _chunk_sum(
+        self, reduce: SegmentSum | None, places: Tensor, reply: Tree
+    ) -> Accumulator | None:
+        """The sums of a chunk before its replies are checked, or None if they are formed later.
+
+        They are formed here because this is a worker thread, and because on CUDA the check of the
+        replies waits for the device. They are formed again if a reply is rejected, which is rare.
+        """
+        if reduce is None or self.faults is not None or isinstance(reduce.segment_ids, str):
+            return None
+        if self.device.type == "cpu" and len(places) < _CLIENTS_IN_A_CHUNK_SUM:
+            return None
+        with self.clock.phase("subtotals"):
+            return Accumulator.of_chunk(reduce, places, reply)
+
     def _collect(
-        self,
-        collected: _Collected,
-        key: int,
-        ids: Tensor,
-        places: Tensor,
-        reply: Tree,
-        written: Tree | None,
+        self, collected: _Collected, key: int, ids: Tensor, places: Tensor, result: _ChunkResult
     ) -> None:
         """Check the replies of a chunk, add them up, and store its client state.
 
         Memory may run out until the chunk is added up. Nothing of it is stored before that, so no
         client counts twice.
         """
-        total = collected.total
+        total, (reply, written, chunk_sum) = collected.total, result
         reduce = total.reduce if total is not None else None
         bytes_each = nbytes(reply) // max(1, len(places))
-        # The check of the replies waits for the device. So the sums of all replies are queued
-        # first. They are computed again if a reply is rejected, which is rare.
-        new_total = total.copy() if total is not None and self._queues_sums(total.reduce) else None
-        if new_total is not None:
-            with self.clock.phase("sums"):
-                new_total.add(places, reply)
         with self.clock.phase("replies"):
             accepted, reply, failures = self._accept(key, ids[places], reply, written or {}, reduce)
         if written is not None:
             self.client_state.reserve(ids[places].to(self.device))
             written = tree_index(written, accepted.to(self.device)) if failures else written
-        # The last step that can fail: on the CPU `add` changes the sums in place.
-        if total is not None and (new_total is None or failures):
+        if total is not None:
+            # The last step that can fail.
             with self.clock.phase("sums"):
-                new_total = total.copy()
-                new_total.add(places[accepted], reply)
-        if new_total is not None:
-            collected.total = new_total
-            summed = new_total.keys(reply)
+                if chunk_sum is not None and not failures:
+                    total.merge(chunk_sum)
+                else:
+                    total.add(places[accepted], reply)
+            summed = total.keys(reply)
             reply = {name: value for name, value in reply.items() if name not in summed}
         if written is not None and len(accepted):
             self.client_state.write(ids[places][accepted].to(self.device), written)
@@ -445,14 +463,6 @@ class Simulator:
         self.traffic.up += bytes_each * sent
         collected.outputs.append(reply)
         collected.places.append(places[accepted])
-
-    def _queues_sums(self, reduce: SegmentSum) -> bool:
-        """Whether sums can be queued on the device before the replies are checked."""
-        return (
-            self.device.type == "cuda"
-            and self.faults is None
-            and not isinstance(reduce.segment_ids, str)
-        )
 
     def _accept(
         self, key: int, ids: Tensor, reply: Tree, written: Tree, reduce: SegmentSum | None

@@ -402,8 +402,8 @@ def test_sums_have_the_same_bytes_as_on_the_cpu() -> None:
     def sums(device: str, places: Tensor, chunk: int) -> Tree:
         total = Accumulator(reduce)
         for part in places.split(chunk):
-            total = total.copy()
-            total.add(part, {name: value[part].to(device) for name, value in reply.items()})
+            there = {name: value[part].to(device) for name, value in reply.items()}
+            total.merge(Accumulator.of_chunk(reduce, part, there))
         return {name: value.cpu() for name, value in total.sums.items()}
 
     expected = sums("cpu", torch.arange(600), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -77,11 +78,21 @@ def test_terms_that_cancel_leave_the_exact_rest() -> None:
     assert total([(3.0, 1e6), (1.0, 1e-12), (-3.0, 1e6)], 1).item() == 1e-12
 
 
+def test_equal_totals_of_different_terms_have_the_same_bytes() -> None:
+    """Both are 1.5 first units and a little, once with a first digit and once without."""
+    unit, little = 2.0**-10, 1.375 * 2.0**-63
+    first = total([(1.0, unit), (1.0, unit / 2), (1.0, little)], 3)
+    second = total([(1.0, unit / 2)] * 3 + [(1.0, little)], 4)
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("chunk", [1, 97, 250, 251, 5000])
 def test_thousands_of_terms_carry_and_stay_exact(chunk: int) -> None:
     """Every rest is as large as possible, with one sign: without a carry its bins would round."""
     generator = torch.Generator().manual_seed(1)
-    terms = (2.0**-11 - 2.0**-57 - 2.0**-60 * torch.rand(5000, generator=generator)).tolist()
+    terms = (
+        2.0**-11 - 2.0**-57 - 2.0**-60 * torch.rand(5000, generator=generator).double()
+    ).tolist()
     assert total([(1.0, term) for term in terms], chunk).item() == math.fsum(terms)
 
 
@@ -144,11 +155,30 @@ def test_bits_below_the_last_unit_are_dropped() -> None:
     assert total([(1.0, 2.0**-104)] * 3, 2).item() == 0
 
 
-def test_a_copy_is_independent() -> None:
-    first = ExactSum(1, 2, CPU)
-    row, terms = torch.tensor([[1.0, 2.0]]), Terms.of(torch.ones(1, 1))
-    first.add([row], terms)
-    second = first.copy()
-    second.add([row], terms)
-    assert first.total().tolist() == [[1.0, 2.0]]
-    assert second.total().tolist() == [[2.0, 4.0]]
+@given(pairs=pairs, data=st.data(), parts=st.lists(st.integers(0, 40), max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_merged_sums_have_the_same_bytes(
+    pairs: list[Pair], data: st.DataObject, parts: list[int]
+) -> None:
+    """Each part is summed alone, as by a worker, and merged into segment 1 of 3."""
+    shuffled = data.draw(st.permutations(pairs))
+    limits = sorted({0, len(pairs), *(limit for limit in parts if limit < len(pairs))})
+    merged = ExactSum(3, 1, CPU)
+    for begin, end in pairwise(limits):
+        part = torch.tensor(shuffled[begin:end], dtype=torch.float64)
+        alone = ExactSum(1, 1, CPU)
+        alone.add([part[:, 1:]], Terms.of(part[:, :1]))
+        merged.merge(alone, torch.tensor([1]))
+    expected = total(pairs, len(pairs)).item()
+    assert merged.total().flatten().tolist() == [0.0, expected, 0.0]
+
+
+def test_thousands_of_merged_terms_carry_and_stay_exact() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rests = 2.0**-11 - 2.0**-57 - 2.0**-60 * torch.rand(5000, generator=generator).double()
+    merged = ExactSum(1, 1, CPU)
+    for part in rests.split(170):
+        alone = ExactSum(1, 1, CPU)
+        alone.add([part[:, None]], Terms.of(torch.ones(len(part), 1)))
+        merged.merge(alone, torch.tensor([0]))
+    assert merged.total().item() == math.fsum(rests.tolist())

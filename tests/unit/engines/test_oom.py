@@ -278,7 +278,7 @@ def test_nothing_is_added_if_memory_runs_out_in_a_sum(monkeypatch: pytest.Monkey
     with monkeypatch.context() as no_memory:
         no_memory.setattr(accumulator.torch, "empty", full)
         with pytest.raises(MemoryError):
-            total.copy().add(places + 2, reply)
+            total.add(places + 2, reply)
     assert {name: value.tolist() for name, value in total.sums.items()} == {
         "a": [[2.0] * 3],
         "b": [[2.0] * 4],
