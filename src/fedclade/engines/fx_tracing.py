@@ -96,8 +96,12 @@ def _trace(
         return None
     _shorten(traced)
 
+    first = list(carry)
+
     def run_trace(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> Tree:
-        return dict(zip(names, traced(*_flat(broadcast, const, carry, batch)), strict=True))
+        # A step may return its carry in another order of names than it received.
+        in_order = {name: carry[name] for name in first}
+        return dict(zip(names, traced(*_flat(broadcast, const, in_order, batch)), strict=True))
 
     return run_trace
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedclade import SCAFFOLD, FedAvg, Method, PerFedAvg, run
+from fedclade import SCAFFOLD, FedAvg, LGFedAvg, Method, PerFedAvg, run
 from fedclade.data import Clients
 from fedclade.engines import fx_tracing
 from fedclade.methods import METHODS
@@ -58,6 +58,25 @@ def test_a_traced_step_gives_the_same_bytes(
 ) -> None:
     plain, traced = (
         trained(monkeypatch, trace_after, method, small_digits, MLP(8, dropout=0.3), momentum=0.5)
+        for trace_after in (10**9, 0)
+    )
+    assert same(plain, traced)
+
+
+@pytest.mark.parametrize(
+    ("method", "batch_norm"), [(FedAvg(), "own"), (LGFedAvg(local_layers=("7",)), "average")]
+)
+def test_a_traced_step_may_get_its_carry_in_another_order(
+    method: Method, batch_norm: str, small_digits: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first carry has the client's own layers last, later ones have statistics last."""
+    torch.manual_seed(0)
+    norms = (nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), *norms, nn.Tanh(), nn.Linear(8, 10)
+    )
+    plain, traced = (
+        trained(monkeypatch, trace_after, method, small_digits, model, batch_norm=batch_norm)
         for trace_after in (10**9, 0)
     )
     assert same(plain, traced)
