@@ -585,7 +585,7 @@ def has_bf16(device: torch.device) -> bool:
     rounds, which is slower than float32 alone.
     """
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if platform.machine() in ("arm64", "aarch64"):
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")

@@ -74,7 +74,7 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
                 error = objective.head_error(params, batch)
             h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
             if is_large:
-                products = (error @ onto) * (h @ onto_h)
+                products: Tensor = (error @ onto) * (h @ onto_h)
                 return products.flatten(1, -2).sum(1) if h.ndim > 2 else products
             return torch.einsum("b...c,b...u->bcu", error, h).flatten(1) @ onto
 
