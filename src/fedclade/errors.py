@@ -5,8 +5,9 @@ do.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
-from numbers import Integral
+from numbers import Integral, Real
 
 MAX_LISTED = 60  # known names in a message: a federation may have thousands of clients
 
@@ -69,6 +70,11 @@ def require(condition: bool, field: str, given: object, allowed: str) -> None:
     """Raise `InvalidInputError` in one shape for all fields: name, value, what is allowed."""
     if not condition:
         raise InvalidInputError(f"{field} = {given!r}: {allowed}.", field)
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a finite real number: of Python or numpy, not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_int(value: object, min: int, max: int | None = None) -> bool:

@@ -16,6 +16,7 @@ from fedclade.io.schemas import Summary
 from fedclade.registry import REGISTRY, find
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment, Table
+from fedclade.training.metrics import own_names
 from fedclade.training.result import Result
 
 _AVERAGED = (
@@ -29,6 +30,7 @@ _AVERAGED = (
     "bytes_down",
     "seconds",
 )
+_VALIDATED = ("validation_accuracy", "validation_loss")
 
 
 def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) -> list[Experiment]:
@@ -148,8 +150,10 @@ def execute(
 
 def _row(title: str, summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {"method": title, "seeds": len(summaries)}
-    for name in _AVERAGED:
-        values = [summary[name] for summary in summaries if summary[name] is not None]
+    own = dict.fromkeys(name for summary in summaries for name in own_names(summary))
+    validated = [name for name in _VALIDATED if any(name in summary for summary in summaries)]
+    for name in (*_AVERAGED, *validated, *own):
+        values = [summary[name] for summary in summaries if summary.get(name) is not None]
         row[name] = statistics.fmean(values) if values else None
     accuracies = [summary["accuracy"] for summary in summaries if summary["accuracy"] is not None]
     row["accuracy_std"] = statistics.stdev(accuracies) if len(accuracies) > 1 else None

@@ -17,7 +17,9 @@ _WIDTH, _NAME = 92, 8  # width of the table, and of the method's name in it
 
 
 def show_result(result: Result) -> None:
-    summary = result.summary
+    from fedclade.training.metrics import own_names  # here, because it takes long to import
+
+    summary: Mapping[str, Any] = result.summary
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     rows = [
         ("method", summary["method"]),
@@ -30,10 +32,25 @@ def show_result(result: Result) -> None:
         )
     if summary.get("accuracy_tuned") is not None:
         rows.append(("after fine-tuning", f"{summary['accuracy_tuned']:.2f} %"))
+    for name in ("validation_accuracy", "validation_loss"):
+        if summary.get(name) is not None:
+            digits, unit = (2, " %") if name == "validation_accuracy" else (4, "")
+            label = f"{name.removeprefix('validation_')} on validation data"
+            rows.append((label, f"{summary[name]:.{digits}f}{unit}"))
+    for name in own_names(summary):
+        without = summary.get(f"clients_without_{name}")
+        note = f" (not defined for {without} clients)" if without else ""
+        rows.append((name, f"{_number(summary[name], 4)}{note}"))
     if summary["ari"] is not None:
         rows.append(("agreement with the true groups (ARI)", f"{summary['ari']:.3f}"))
     if summary["clients_without_test"]:
         rows.append(("clients without test data, not evaluated", summary["clients_without_test"]))
+    if summary.get("clients_without_validation"):
+        rows.append(("clients without validation data", summary["clients_without_validation"]))
+    if summary.get("stopped") is not None:
+        rows.append((f"stopped after round {summary['rounds']} by", summary["stopped"]))
+    if summary.get("selected_round", summary["rounds"]) != summary["rounds"]:
+        rows.append(("models of round", summary["selected_round"]))
     if summary["failures"]:
         rows.append(("replies missing or rejected", summary["failures"]))
     rows += [
@@ -46,7 +63,14 @@ def show_result(result: Result) -> None:
 
 
 def show_comparison(rows: list[dict[str, Any]]) -> None:
+    from fedclade.training.metrics import own_names
+
     several = any(row["seeds"] > 1 for row in rows)
+    # Columns that only some runs have: the loss on validation data and the user's metrics.
+    names = dict.fromkeys(name for row in rows for name in own_names(row))
+    if any("validation_loss" in row for row in rows):
+        names["validation_loss"] = None
+    more = {"valid. loss" if name == "validation_loss" else name: name for name in names}
     note = "up, down: MB that clients sent and received"
     table = Table(
         box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=note, caption_justify="left"
@@ -55,6 +79,7 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
         "method",
         "accuracy %",
         *(["seeds"] if several else []),
+        *more,
         "var.",
         "worst10",
         "groups",
@@ -70,6 +95,7 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
             row["method"],
             _accuracy(row).removesuffix(" %"),
             *([f"± {_number(row['accuracy_std'], 2)}"] if several else []),
+            *(_number(row.get(name), 4) for name in more.values()),
             _number(row["accuracy_variance"], 1),
             _number(row["accuracy_worst10"], 2),
             f"{round(row['clusters'], 1):g}",
@@ -81,7 +107,9 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     # Let the terminal wrap a long line: rich would cut off numbers.
     longest = max(len(row["method"]) for row in rows)
     out_console.print(
-        table, width=max(out_console.width, _WIDTH + max(0, longest - _NAME)), crop=False
+        table,
+        width=max(out_console.width, _WIDTH + 12 * len(more) + max(0, longest - _NAME)),
+        crop=False,
     )
 
 

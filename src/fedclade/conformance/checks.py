@@ -307,7 +307,7 @@ def new_clients_are_added(method: MethodUnderTest) -> None:
     )
     before = state.cluster_ids[known]
     joining = torch.cat([unknown, torch.arange(3, len(everyone))])
-    state = later.method.add_clients(later.fed, state, joining, key=fold_in(0, "admit"))
+    state = later.method.add_clients(later.view, state, joining, key=fold_in(0, "admit"))
     _require(
         len(state.cluster_ids) == len(everyone),
         "add_clients must return a state with all clients: use"
@@ -347,7 +347,7 @@ def round_can_be_repeated(method: MethodUnderTest) -> None:
     run, once = method.start(), method.start()
     everyone = torch.arange(len(run.clients))
     state = run.init()
-    run.method.round(run.fed, state, everyone, fold_in(0, "round", 1))
+    run.method.round(run.view, state, everyone, fold_in(0, "round", 1))
     run.fed.client_state.rollback()
     repeated = run.round(state, 1, everyone)
     _require(
@@ -391,10 +391,10 @@ def traffic_is_as_declared(method: MethodUnderTest) -> None:
     run = method.start()
     state = run.rounds(run.init(), torch.arange(len(run.clients)))
     state, cohort = run.method.prepare_cohort(
-        run.fed, state, torch.arange(0, len(run.clients), 2), fold_in(0, "admit", 2)
+        run.view, state, torch.arange(0, len(run.clients), 2), fold_in(0, "admit", 2)
     )
     symbols, before = run.method.cost_symbols(state), replace(run.fed.traffic)
-    run.method.round(run.fed, state, cohort, fold_in(0, "round", 2))
+    run.method.round(run.view, state, cohort, fold_in(0, "round", 2))
     for name, counted in (
         ("upload_cost", run.fed.traffic.up - before.up),
         ("download_cost", run.fed.traffic.down - before.down),

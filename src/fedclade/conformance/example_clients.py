@@ -36,10 +36,11 @@ def small_digits() -> Clients:
 
 
 def first_clients(clients: Clients, count: int) -> Clients:
-    """The first `count` clients. The other clients join later."""
+    """The first `count` clients, without validation data. The other clients join later."""
     end = int(clients.train.offsets[count])
     return replace(
         clients,
         train=RaggedIndex(clients.train.index[:end], clients.train.offsets[: count + 1]),
         test_part_id=clients.test_part_id[:count],
+        validation=None,
     )

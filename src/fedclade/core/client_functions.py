@@ -6,6 +6,7 @@
 - Attention is written as two matrix products and a softmax. The fused kernels of torch have no
   batching rule for their backward pass: under vmap they run in a loop, draw their own randomness or
   fail on CUDA.
+- GroupNorm on CUDA keeps the layout of its inputs (kernels/group_norm.py).
 - Average pooling to one number is a mean. torch's function sets the strides of its result, which
   vmap does in a loop.
 """
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedclade.core.inputs import Inputs, call
+from fedclade.core.kernels.group_norm import GroupNorm
 from fedclade.core.rng import bernoulli, hash_bits
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
@@ -44,7 +46,14 @@ _MULTI_HEAD = FunctionType(
     F.multi_head_attention_forward.__defaults__,
 )
 _POOLING = F.adaptive_avg_pool2d
-REPLACED = (F.batch_norm, _ATTENTION, F.multi_head_attention_forward, _POOLING, *_DROPOUTS)
+REPLACED = (
+    F.batch_norm,
+    F.group_norm,
+    _ATTENTION,
+    F.multi_head_attention_forward,
+    _POOLING,
+    *_DROPOUTS,
+)
 
 
 def uses_replaced_functions(module: nn.Module, x: Inputs | None) -> bool:
@@ -73,6 +82,19 @@ def uses_replaced_functions(module: nn.Module, x: Inputs | None) -> bool:
     except Exception:  # a model that cannot take these inputs is refused later, with the reason
         return True
     return not called.isdisjoint(REPLACED)
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    if weight is None or bias is None or input.ndim < 3:
+        return F.group_norm(input, num_groups, weight, bias, eps)
+    outputs: Tensor = GroupNorm.apply(input, weight, bias, num_groups, eps)  # type: ignore[no-untyped-call]
+    return outputs
 
 
 def _adaptive_pooling(input: Tensor, output_size: Any) -> Tensor:
@@ -119,6 +141,8 @@ class ClientFunctions(TorchFunctionMode):
         elif func is F.multi_head_attention_forward:
             with self:
                 return _MULTI_HEAD(*args, **kwargs)
+        elif func is F.group_norm and args[0].device.type == "cuda" and not self.alone:
+            return _group_norm(*args, **kwargs)
         elif func is _POOLING and not self.alone:
             return _adaptive_pooling(*args, **kwargs)
         elif func in _DROPOUTS:
@@ -191,7 +215,8 @@ class ClientFunctions(TorchFunctionMode):
         x = input
         axes, channels = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
         # A model may have merged the axes of examples and of positions in a sequence.
-        mask = self.weight.repeat_interleave(len(x) // len(self.weight))
+        real = (self.weight > 0).to(self.weight.dtype)
+        mask = real.repeat_interleave(len(x) // len(self.weight))
         count = mask.sum() * math.prod(x.shape[2:])
         share = (mask / count.clamp_min(1)).view(-1, *[1] * (x.ndim - 1))
         mean = (x * share).sum(axes)

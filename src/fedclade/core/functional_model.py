@@ -8,10 +8,9 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.flop_counter import FlopCounterMode
@@ -32,12 +31,13 @@ from fedclade.core.inputs import (
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
+from fedclade.core.losses import ExampleLoss, cross_entropy, example_loss, require_per_example
 from fedclade.core.module_copy import copy_sharing, frozen_parameters
 from fedclade.core.one_by_one import one_by_one, refuse_tracing
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import hash_bits
 from fedclade.core.running_statistics import batch_norm_names, statistic_names
-from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
+from fedclade.core.seeded_generator import seeded_generator
 from fedclade.core.transformers_attention import always_make_masks
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
 
@@ -47,9 +47,6 @@ from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationErr
 # this number vmap is up to three times as fast, above it up to 1.6 times as slow.
 CPU_STACK_FLOPS = 3e8
 
-ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one number per example. Metrics have the same type."""
-
 
 class Batch(NamedTuple):
     """The data of a step.
@@ -57,7 +54,8 @@ class Batch(NamedTuple):
     Attributes:
         x: the inputs.
         y: the targets.
-        weight: 1 for each example, and 0 for padding.
+        weight: the weight of each example in the mean of the loss: 1, or that of its class
+            (`Batches.class_weight`); 0 for padding.
         key: the randomness of the step.
     """
 
@@ -69,7 +67,7 @@ class Batch(NamedTuple):
     @property
     def examples(self) -> Tensor:
         """The number of real examples."""
-        return self.weight.sum(-1)
+        return (self.weight > 0).to(self.weight.dtype).sum(-1)
 
     def member(self, number: int) -> Batch:
         """One batch of a step that has several (`Batches.group`), with its own key."""
@@ -111,84 +109,13 @@ class ClientStackedBatch(Batch):
 
 def share_of(weight: Tensor) -> Tensor:
     """The weight of each example in the mean of its batch; 0 for padding."""
-    return weight / weight.sum(-1, keepdim=True).clamp_min(1)
+    return weight / _total(weight, keepdim=True)
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """The default loss, one value per example. For a sequence of labels it is the mean over its
-    positions.
-    """
-    if y.ndim == 1:
-        return F.cross_entropy(outputs, y, reduction="none")
-    return (
-        F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
-        .view(y.shape)
-        .flatten(1)
-        .mean(1)
-    )
-
-
-def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
-    """1 if the largest output is the label. For a sequence of labels it is the mean over its
-    positions.
-    """
-    right = (outputs.argmax(-1) == y).to(torch.float32)
-    return right if y.ndim == 1 else right.flatten(1).mean(1)
-
-
-def _example_loss(loss: ExampleLoss | None, module: nn.Module) -> ExampleLoss:
-    if loss is None or is_plain_cross_entropy(loss):
-        return cross_entropy
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        return TorchLoss(loss, next(module.parameters(), torch.empty(0)).device)
-    if isinstance(loss, type) or not callable(loss):
-        raise InvalidInputError(
-            f"loss = {loss!r}: give a function of (outputs, targets) or a torch loss such as"
-            " nn.MSELoss().",
-            "loss",
-        )
-    return loss
-
-
-def require_per_example(field: str, function: ExampleLoss, outputs: Tensor, y: Tensor) -> None:
-    """Raise `InvalidInputError` unless a loss or metric gives each example a value of its own.
-
-    Outputs (n, 1) and targets (n,) broadcast to (n, n): every value would then depend on all
-    targets, and a wrong model would be trained without an error.
-
-    Args:
-        field: the name in the message.
-        function: the loss or metric.
-        outputs: the model's outputs for a few examples, of which two have different targets.
-        y: the targets of these examples.
-    """
-    try:
-        values = function(outputs, y)
-        singles = torch.cat(
-            [function(outputs[i : i + 1], y[i : i + 1]).reshape(-1) for i in range(len(y))]
-        )
-    except Exception as error:
-        raise InvalidInputError(
-            f"{field}: it cannot take outputs of shape {tuple(outputs.shape)} and targets of shape"
-            f" {tuple(y.shape)} ({y.dtype}): {error}",
-            field,
-        ) from error
-    if not isinstance(values, Tensor) or values.shape != y.shape[:1]:
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise InvalidInputError(
-            f"{field}: it must give one value for each example, shape ({len(y)},), got {shape}:"
-            " leave the mean out (reduction='none').",
-            field,
-        )
-    if values.shape != singles.shape or not torch.allclose(
-        values.float(), singles.float(), 1e-3, 1e-5, equal_nan=True
-    ):
-        raise InvalidInputError(
-            f"{field}: the value of an example changes with the other examples of the batch."
-            f" Outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)} may"
-            " broadcast: give both the same shape, as outputs.squeeze(1) does for one output.",
-            field,
-        )
+def _total(weight: Tensor, keepdim: bool = False) -> Tensor:
+    """The sum of the weights; 1 for a batch without examples."""
+    total = weight.sum(-1, keepdim=keepdim)
+    return torch.where(total > 0, total, 1.0)
 
 
 class PerThread(threading.local):
@@ -210,6 +137,7 @@ class Objective:
         x: a few inputs, to find out which buffers training changes and whether the model can run
             on many clients at once. None: only BatchNorm and InstanceNorm have such buffers, and
             it can.
+        augment: what training does with the inputs of a batch first (core/augmentation.py).
         bf16: whether the model computes its matrix products in bfloat16 (torch's autocast).
             Weights, losses and sums stay in float32.
 
@@ -224,6 +152,7 @@ class Objective:
         module: nn.Module,
         loss: ExampleLoss | None = None,
         x: Inputs | None = None,
+        augment: Callable[[Any], Any] | None = None,
         bf16: bool = False,
     ) -> None:
         self.bf16 = bf16
@@ -232,7 +161,9 @@ class Objective:
         for layer in plain.modules():
             if isinstance(layer, nn.TransformerEncoder):
                 layer.use_nested_tensor = False  # vmap has no nested tensors
-        self.example_loss = _example_loss(loss, module)
+        device = next(module.parameters(), torch.empty(0)).device
+        self.example_loss = example_loss(loss, device)
+        self.augment = augment
         # Frozen parameters stay in the module: they are neither trained nor sent.
         self.trained = tuple(
             name for name, value in module.named_parameters() if value.requires_grad
@@ -362,7 +293,7 @@ class Objective:
         values |= {name: values[name].clone() for name in self.statistics}
         with (
             ClientFunctions(key, weight, alone) if self._replaces_functions else nullcontext(),
-            nullcontext() if self.vectorized else _seeded(key),
+            nullcontext() if self.vectorized else seeded_generator(key),
         ):
             outputs = self._call(self._in_training.own, values, x)
         # functional_call leaves the new values of buffers in `values`.
@@ -477,13 +408,13 @@ class Objective:
         )
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """The mean loss of the real examples of a batch in training."""
+        """The weighted mean loss of the examples of a batch in training."""
         return self._loss_and_statistics(params, batch)[0]
 
     def _loss_and_statistics(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         outputs, statistics = self.training_outputs(params, batch.x, batch.key, batch.weight)
         losses = self.example_loss(outputs, batch.y)
-        return (losses * batch.weight).sum() / batch.examples.clamp_min(1), statistics
+        return (losses * batch.weight).sum() / _total(batch.weight), statistics
 
     def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.example_loss is cross_entropy:  # per example, so clients can be flattened
@@ -540,7 +471,8 @@ class Objective:
                 # torch's BatchNorm refuses a single example; there is no padding otherwise.
                 weight = own.weight if len(own.weight) == 1 else None
                 outputs, statistics = self._training_outputs(model, own.x, own.key, weight, True)
-                loss = self.example_loss(outputs, own.y).mean()
+                losses = self.example_loss(outputs, own.y)
+                loss = (losses * own.weight).sum() / own.weight.sum()
                 gradients = torch.autograd.grad(
                     loss, tuple(leaves.values()), materialize_grads=True
                 )
@@ -630,14 +562,6 @@ class Objective:
 
 def _twice(x: Inputs) -> Inputs:
     return map_inputs(lambda value: torch.stack([value, value]), x)
-
-
-@contextmanager
-def _seeded(key: Tensor) -> Iterator[None]:
-    """Random numbers that a model draws itself come from the step's key."""
-    with torch.random.fork_rng():
-        torch.manual_seed(int(key))
-        yield
 
 
 def _why_not(error: Exception, what: str) -> str:

@@ -114,7 +114,7 @@ def targets(array: object, what: str) -> Tensor:
     if y.ndim > 2 or (y.ndim == 2 and _is_one_hot(y)):
         raise InvalidInputError(
             f"{what} has shape {tuple(y.shape)}: give one class number per sample (one-hot labels:"
-            " use y.argmax(1)), or one for each position of a sequence.",
+            " use y.argmax(1)), one for each position of a sequence, or floats for several labels.",
             what,
         )
     y = y.to(torch.int64)

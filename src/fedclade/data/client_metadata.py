@@ -30,9 +30,18 @@ class ClientMetadata:
     # the partition's fields as an experiment file has them
     origin: dict[str, Any] = field(default_factory=dict)
     names: Names = NO_NAMES  # of the clients, the classes and the input features
+    # (clients,) validation examples; None: no client has validation data
+    validation_sizes: Tensor | None = None
+    # the settings of the validation data as [data] of an experiment file has them
+    validation_origin: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.sizes)
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether a client has validation data."""
+        return self.validation_sizes is not None and bool((self.validation_sizes > 0).any())
 
     @property
     def shape(self) -> tuple[int, ...] | None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from fedclade.core.inputs import Inputs, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
+from fedclade.data.validation_split import validation_positions
+from fedclade.errors import InvalidInputError, is_number, require, require_int
 
 SHOWN_CLIENTS = 20
 SHOWN_CLASSES = 20  # more would not fit on a line
@@ -74,6 +76,11 @@ class Clients:
         default_factory=dict
     )  # the partition's fields, seed and probe, as in an experiment file
     names: Names = NO_NAMES  # of the clients, the classes and the input features
+    # rows of `x, y` that no client trains on; see `with_validation`
+    validation: RaggedIndex | None = None
+    validation_origin: dict[str, Any] = field(
+        default_factory=dict
+    )  # the settings of `validation`, as [data] of an experiment file has them
 
     def __len__(self) -> int:
         return len(self.train)
@@ -98,6 +105,11 @@ class Clients:
         ]  # part -1 is the last
 
     @property
+    def validation_sizes(self) -> Tensor | None:
+        """Validation examples of each client; None where no client has validation data."""
+        return self.validation.sizes if self.validation is not None else None
+
+    @property
     def shape(self) -> tuple[int, ...] | None:
         """Shape of one input; None if an input is several tensors."""
         return shape_of(self.x)
@@ -119,6 +131,53 @@ class Clients:
             partition=self.partition,
             origin={"clients": len(self), **self.origin},
             names=self.names,
+            validation_sizes=self.validation_sizes,
+            validation_origin=self.validation_origin,
+        )
+
+    def with_validation(self, share: float, seed: int | None = None) -> Clients:
+        """The same clients with a share of each client's training data as its validation data.
+
+        No client trains on validation data. It is for early stopping (`run.patience`) and for the
+        choice of a round (`run.select`). Where targets are class labels, every class has about the
+        same share. A client with fewer than 1 / share training examples keeps all of them for
+        training and has no validation data.
+
+        Args:
+            share: The share, above 0 and below 1.
+            seed: The seed of the split; None for the seed of the partition, or 0 if there is none.
+        """
+        require(
+            is_number(share) and 0 < share < 1,
+            "data.validation",
+            share,
+            "must be a share above 0 and below 1, such as 0.1",
+        )
+        if seed is not None:
+            require_int("data.validation_seed", seed, 0)
+        if self.validation is not None:
+            raise InvalidInputError(
+                "data.validation: these clients have validation data already.", "data.validation"
+            )
+        split_seed = self.origin.get("seed", 0) if seed is None else seed
+        labels = self.y if self.classes is not None and self.y.ndim == 1 else None
+        train, validation = [], []
+        for client in range(len(self)):
+            rows = self.train[client]
+            classes = torch.zeros_like(rows) if labels is None else labels[rows]
+            positions = validation_positions(classes, float(share), int(split_seed))
+            is_validation = torch.zeros(len(rows), dtype=torch.bool)
+            is_validation[positions] = True
+            train.append(rows[~is_validation])
+            validation.append(rows[is_validation])
+        origin: dict[str, Any] = {"validation": float(share)}
+        if seed is not None:
+            origin["validation_seed"] = int(seed)
+        return replace(
+            self,
+            train=RaggedIndex.of(train),
+            validation=RaggedIndex.of(validation),
+            validation_origin=origin,
         )
 
     def _trial_rows(self) -> Tensor:
@@ -140,7 +199,8 @@ class Clients:
     def arrays(
         self, client: int | str
     ) -> tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Inputs, Tensor]:
-        """The samples of one client: (x, y), and (x_test, y_test) if it has a test part.
+        """The samples of one client: (x, y), and (x_test, y_test) if it has a test part. Validation
+        data is not included.
 
         Args:
             client: the client's name or number.
@@ -165,14 +225,17 @@ class Clients:
         """
         keep = torch.as_tensor(ids, dtype=torch.int64)
         train = [self.train[client] for client in keep.tolist()]
+        validation = [] if self.validation is None else [self.validation[i] for i in keep.tolist()]
         rows, place = torch.unique(
-            torch.cat([*train, torch.empty(0, dtype=torch.int64)]), return_inverse=True
+            torch.cat([*train, *validation, torch.empty(0, dtype=torch.int64)]), return_inverse=True
         )
+        places = torch.split(place, [len(part) for part in (*train, *validation)])
         return replace(
             self,
             x=select(self.x, rows),
             y=self.y[rows],
-            train=RaggedIndex.of(torch.split(place, [len(part) for part in train])),
+            train=RaggedIndex.of(places[: len(train)]),
+            validation=None if self.validation is None else RaggedIndex.of(places[len(train) :]),
             test_part_id=self.test_part_id[keep],
             groups=self.groups[keep] if self.groups is not None else None,
             probe=None,
@@ -188,7 +251,9 @@ class Clients:
             counts = cell.bincount(minlength=len(self) * self.classes).reshape(
                 len(self), self.classes
             )
-        return Description(counts, self.sizes, self.test_sizes, self.groups, self.names)
+        return Description(
+            counts, self.sizes, self.test_sizes, self.groups, self.names, self.validation_sizes
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +267,7 @@ class Description:
     test_sizes: Tensor
     groups: Tensor | None
     names: Names = NO_NAMES
+    validation_sizes: Tensor | None = None
 
     def __str__(self) -> str:
         shown = min(len(self.sizes), SHOWN_CLIENTS)
@@ -209,6 +275,8 @@ class Description:
         if self.groups is not None:
             columns["group"] = [str(g) for g in self.groups[:shown].tolist()]
         columns["train"] = [str(n) for n in self.sizes[:shown].tolist()]
+        if self.validation_sizes is not None:
+            columns["validation"] = [str(n) for n in self.validation_sizes[:shown].tolist()]
         columns["test"] = [str(n) for n in self.test_sizes[:shown].tolist()]
         if self.counts is not None and self.counts.shape[1] <= SHOWN_CLASSES:
             for label, column in enumerate(self.counts[:shown].T.tolist()):
@@ -230,10 +298,9 @@ class Description:
     def _summary(self) -> str:
         number = 0 if self.groups is None else len(set(self.groups.tolist()))
         known = f"{number} group{'s' * (number > 1)}" if number else "groups not known"
-        return (
-            f"{len(self.sizes)} clients, {known}; train {_spread(self.sizes)}; test"
-            f" {_spread(self.test_sizes)}"
-        )
+        parts = {"train": self.sizes, "validation": self.validation_sizes, "test": self.test_sizes}
+        spreads = [f"{part} {_spread(sizes)}" for part, sizes in parts.items() if sizes is not None]
+        return "; ".join([f"{len(self.sizes)} clients, {known}", *spreads])
 
 
 def _spread(sizes: Tensor) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import Failure, Federation, ModelAssignment
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.functional_model import Objective
+from fedclade.core.output_metric import AnyMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.profiler import Profiler
+
+Split: TypeAlias = Literal["train", "validation", "test"]
 
 
 @dataclass
@@ -37,8 +40,8 @@ class EvalRequest:
     """
 
     model: Objective
-    metrics: Mapping[str, ExampleLoss]
-    split: Literal["train", "test"] = "test"
+    metrics: Mapping[str, AnyMetric]
+    split: Split = "test"
     finetune: AnyProgram | None = None
 
 
@@ -58,6 +61,11 @@ class ClientStateTransaction(Protocol):
 
     def restore(self, tensors: Tree, version: int) -> None:
         """Load the client state that `tensors` returned."""
+
+    def retain(self, tensors: Tree) -> None:
+        """Make sure that the client state that `tensors` returned can be restored later, until the
+        next call.
+        """
 
 
 class Engine(Federation, Protocol):
@@ -89,7 +97,8 @@ class Engine(Federation, Protocol):
         key: int = 0,
     ) -> list[Tree]:
         """For each request the mean loss and metrics of each client's model on the client's own
-        data: tensors of shape (len(ids),), NaN for clients without such data.
+        data: tensors of shape (len(ids),), NaN for clients without such data, or where a metric is
+        not defined.
 
         Only the training loop calls this: methods have no access to test data.
 

@@ -230,7 +230,7 @@ def _run_steps(
             active, steps = remaining, len(list(group))
             run: StackStep | None = None
             for read in reads[first : first + steps]:
-                batch = dataset.batch(
+                batch = reader.batch(
                     *(read if active == len(counts) else (value[:active] for value in read))
                 )
                 run = run or traces.step(step, steps, broadcast, const, carry, batch)
@@ -262,7 +262,7 @@ def _one_by_one(
         )
         reads = reader.steps()
         for step in range(reader.counts[0]):
-            batch = clients.dataset.batch(*(value[step] for value in reads))
+            batch = reader.batch(*(value[step] for value in reads))
             carry = program.step(broadcast, const, carry, batch.of_client(0))
         reply, state = program.finish(broadcast, const, carry)
         replies.append(reply)

@@ -129,6 +129,9 @@ class ClientStateStore:
             **{f"rows/{name}": value for name, value in self._committed.read(ids).items()},
         }
 
+    def retain(self, tensors: Tree) -> None:
+        """Do nothing: `tensors` are the whole state."""
+
     def restore(self, tensors: Tree, version: int) -> None:
         """Load the client state that `tensors` returned."""
         if tensors:

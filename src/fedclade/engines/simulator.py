@@ -14,13 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.accumulator import Accumulator, check_sum, ordered_results
-from fedclade.engines.base import EvalRequest, Traffic
+from fedclade.engines.base import EvalRequest, Split, Traffic
 from fedclade.engines.chunk_execution import ClientBatch, CompiledSteps, run_program
 from fedclade.engines.client_state import ClientStateStore
 from fedclade.engines.device_dataset import DeviceDataset
@@ -36,7 +44,7 @@ from fedclade.engines.reply_validation import (
 )
 from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.programs.evaluation import evaluate_metrics
+from fedclade.programs.evaluation import evaluate_metrics, evaluate_outputs
 
 Precision: TypeAlias = Literal["tf32", "float32", "bf16"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
@@ -88,6 +96,7 @@ class Simulator:
     name = "simulator"
     holds_clients = True
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,
@@ -115,6 +124,11 @@ class Simulator:
         self._train = DeviceDataset(clients.x, clients.y, clients.train, self.device, self.clock)
         self._test = DeviceDataset(
             clients.x_test, clients.y_test, clients.test, self.device, self.clock
+        )
+        self._validation = (
+            DeviceDataset(self._train.x, self._train.y, clients.validation, self.device, self.clock)
+            if clients.validation is not None
+            else None
         )
         self._compiled = CompiledSteps()
         self._oom_retry = OomRetry(self.device, self._clear_compiled)
@@ -230,8 +244,7 @@ class Simulator:
         """
         ids = self._checked(ids)
         finetune = request.finetune
-        dataset = self._train if request.split == "train" else self._test
-        parts = ids if request.split == "train" else self._clients.test_part_id[ids]
+        dataset, parts = self._parts(request.split, ids)
         with_data = torch.nonzero(parts >= 0).flatten()
         evaluated = ids[with_data]
         assignment = self._on_device(assignment[with_data], len(with_data))
@@ -240,8 +253,19 @@ class Simulator:
         distinct, pair_of = torch.unique(pairs, dim=0, return_inverse=True)
         first = torch.full((len(distinct),), len(with_data), dtype=torch.int64)
         first = first.scatter_reduce_(0, pair_of, torch.arange(len(with_data)), "amin")
-        program = evaluate_metrics(request.model, tuple(request.metrics.items()))
-        sums: dict[str, Tensor] = {}
+        over_outputs = {
+            name: metric
+            for name, metric in request.metrics.items()
+            if isinstance(metric, OutputMetric)
+        }
+        per_example = {
+            name: metric
+            for name, metric in request.metrics.items()
+            if not isinstance(metric, OutputMetric)
+        }
+        program = evaluate_metrics(request.model, tuple(per_example.items()))
+        outputs_program = evaluate_outputs(request.model, tuple(over_outputs.items()))
+        values: dict[str, Tensor] = {}
 
         def load(places: Tensor) -> tuple[ClientBatch, Tensor]:
             clients = evaluated[first[places]]
@@ -255,12 +279,17 @@ class Simulator:
                 training = replace(clients, dataset=self._train, part_ids=train_parts)
                 params, _ = run_program(finetune, training, {}, key, self._compiled)
             tested = replace(clients, params=params, client_state={})
-            return run_program(program, tested, {}, key, self._compiled)[0]
+            reply: Tree = {}
+            if over_outputs:
+                reply = run_program(outputs_program, tested, {}, key, self._compiled)[0]
+            return reply | run_program(program, tested, {}, key, self._compiled)[0]
 
         def collect(places: Tensor, reply: Tree) -> None:
             for name, value in reply.items():
-                total = sums.setdefault(name, torch.zeros(len(distinct), dtype=torch.float64))
-                total[places] = value.cpu()
+                all_values = values.setdefault(
+                    name, torch.zeros(len(distinct), dtype=torch.float64)
+                )
+                all_values[places] = value.cpu()
 
         self._run_chunks(
             _by_size(dataset, distinct[:, 1]),
@@ -273,8 +302,20 @@ class Simulator:
         for name in ("loss", *request.metrics):
             result[name] = torch.full((len(ids),), torch.nan, dtype=torch.float64)
             if len(with_data):
-                result[name][with_data] = (sums[name] / sums["examples"])[pair_of]
+                value = values[name]
+                mean = value if name in over_outputs else value / values["examples"]
+                result[name][with_data] = mean[pair_of]
         return result
+
+    def _parts(self, split: Split, ids: Tensor) -> tuple[DeviceDataset, Tensor]:
+        """The samples of a split, and the part of each client; -1 where it has none."""
+        if split == "train":
+            return self._train, ids
+        if split == "test":
+            return self._test, self._clients.test_part_id[ids]
+        if self._validation is None:
+            return self._train, torch.full_like(ids, -1)
+        return self._validation, torch.where(self._validation.sizes[ids] > 0, ids, -1)
 
     def models_of(
         self,

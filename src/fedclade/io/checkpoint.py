@@ -27,6 +27,16 @@ _KEPT = 2
 
 
 @dataclass(frozen=True)
+class BestRound:
+    """The state after the round with the lowest loss on validation data."""
+
+    round: int
+    loss: float
+    state: Tree
+    memory: Tree
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """All that is needed to continue after `round`."""
 
@@ -35,6 +45,7 @@ class Checkpoint:
     memory: Tree
     history: list[RoundRecord]
     configuration: str  # the run's fingerprint: a checkpoint of another experiment is refused
+    best: BestRound | None = None  # for a run that serves the models of its best round
 
 
 def flatten(state: State) -> Tree:
@@ -68,6 +79,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
         "configuration": checkpoint.configuration,
         "history": checkpoint.history,
     }
+    if (best := checkpoint.best) is not None:
+        kept = add_prefix("best_state", best.state) | add_prefix("best_memory", best.memory)
+        # In memory both states may share tensors; safetensors refuses such a file.
+        tensors |= {name: value.clone() for name, value in kept.items()}
+        metadata["best"] = {"round": best.round, "loss": best.loss}
     write_tensors(folder / f"round-{checkpoint.round:06d}.safetensors", tensors, metadata)
     for old in sorted(folder.glob("round-*.safetensors"))[:-_KEPT]:
         old.unlink()
@@ -114,11 +130,21 @@ def _read(path: Path) -> Checkpoint:
             strip_prefix("memory", tensors),
             history,
             metadata["configuration"],
+            _best(metadata["best"], tensors) if "best" in metadata else None,
         )
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
         raise InvalidInputError(f"{path}: damaged checkpoint ({error}).", str(path)) from error
+
+
+def _best(metadata: dict[str, Any], tensors: Tree) -> BestRound:
+    return BestRound(
+        metadata["round"],
+        metadata["loss"],
+        strip_prefix("best_state", tensors),
+        strip_prefix("best_memory", tensors),
+    )
 
 
 def write_tensors(path: Path, tensors: Tree, metadata: dict[str, Any]) -> None:

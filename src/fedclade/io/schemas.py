@@ -8,7 +8,7 @@ import csv
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict, TypeVar, cast
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,7 +21,9 @@ Table = dict[str, Any]
 Whole = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
 Number = Annotated[float, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
-_MEASURED = ("accuracy", "perplexity", "loss", "train_")
+_MEASURED = ("accuracy", "perplexity", "loss", "train_", "validation_")
+Stopped: TypeAlias = Literal["patience", "on_round"]
+"""Why a run ended before its last round: `run.patience`, or the user's function."""
 
 
 class FailureRecord(TypedDict):
@@ -42,6 +44,8 @@ class _Evaluated(TypedDict, total=False):
     train_accuracy: float | None
     train_accuracy_variance: float | None
     train_loss: float | None
+    validation_accuracy: float | None
+    validation_loss: float | None
 
 
 class RoundRecord(_Evaluated):
@@ -77,6 +81,8 @@ class Summary(_Evaluated):
     device: str
     seed: int
     rounds: int
+    selected_round: int  # the round whose models are served and evaluated
+    stopped: Stopped | None  # None: all rounds were run
     clients: int
     clusters: int
     accuracy: float | None  # percent; None where the targets are not class labels
@@ -91,6 +97,7 @@ class Summary(_Evaluated):
     blocked_clients: int
     clients_without_test: int
     clients_without_model: int
+    clients_without_validation: NotRequired[int]
 
 
 class _OldFormatError(ValueError):
@@ -242,6 +249,7 @@ class _Open(BaseModel):
 
 
 class _Summary(_Open):
+    stopped: Stopped | None = None
     clients: Whole
     clusters: Whole
     rounds: Whole

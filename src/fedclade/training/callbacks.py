@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from fedclade.engines.profiler import Profiler
-from fedclade.io.checkpoint import Checkpoint, flatten
+from fedclade.io.checkpoint import BestRound, Checkpoint, flatten
 from fedclade.io.run_dir import RunDirectory
 from fedclade.io.schemas import RoundRecord
 from fedclade.training import plot_data
@@ -17,7 +19,8 @@ from fedclade.training.setup import RunSetup
 if TYPE_CHECKING:
     from fedclade.training.loop import Progress
 
-OnRound = Callable[[RoundRecord], None]
+OnRound = Callable[[RoundRecord], bool | None]
+"""A function of each round's row of the history. If it returns True, the run stops."""
 _log = logging.getLogger("fedclade")
 
 
@@ -34,7 +37,7 @@ class LogRound:
         evaluated = row.get("train_loss") is not None
         numbers = ", ".join(
             f"{name} {row[name]:.4f}"
-            for name in ("accuracy", "loss", "train_loss")
+            for name in ("accuracy", "loss", "train_loss", "validation_loss")
             if row.get(name) is not None
         )
         _log.log(
@@ -72,6 +75,10 @@ class CheckpointFiles:
     def after_round(self, row: RoundRecord) -> None:
         if not self.setup.is_due(row["round"], self.setup.training.checkpoint_every):
             return
+        self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint and the clients' features now."""
         with self.setup.engine.clock.whole("saving"):
             self._save()
             features = plot_data.collect(self.progress.state, self.setup.label_counts)
@@ -86,6 +93,7 @@ class CheckpointFiles:
             self._save()
 
     def _save(self) -> None:
+        best = self.progress.best
         self.store.save_checkpoint(
             Checkpoint(
                 self.progress.round,
@@ -93,15 +101,22 @@ class CheckpointFiles:
                 self.setup.engine.client_state.tensors(),
                 self.progress.history,
                 self.setup.fingerprint,
+                None
+                if best is None
+                else BestRound(best.round, best.loss, flatten(best.state), best.memory),
             )
         )
 
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Calls the user's `on_round`."""
+    """Calls the user's `on_round`, and stops the run if it returns True."""
 
     function: OnRound
+    progress: Progress
 
     def after_round(self, row: RoundRecord) -> None:
-        self.function(row)
+        answer = self.function(row)
+        # Other values stop nothing: a function may return, say, the number of bytes it wrote.
+        if isinstance(answer, bool | np.bool_) and answer:
+            self.progress.stopped = "on_round"

@@ -6,30 +6,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from torch import nn
 
-from fedclade.core.federation import Aggregator
+from fedclade.core.batching import ClassWeight
+from fedclade.core.federation import Aggregator, ServerOptimizer, ServerUpdate
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining, Optimizer
+from fedclade.core.losses import LOSSES, ExampleLoss, LossName
 from fedclade.engines.simulator import Precision
-from fedclade.errors import is_int, require, require_int
+from fedclade.errors import is_int, is_number, require, require_int
 
 Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]
-LossName: TypeAlias = Literal["cross_entropy", "bce", "mse", "mae", "huber"]
-ClassWeight: TypeAlias = Literal["none", "balanced"]
 BatchNorm: TypeAlias = Literal["average", "own"]
-ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Serve: TypeAlias = Literal["last", "mean"]
 Select: TypeAlias = Literal["last", "best"]
+MetricName: TypeAlias = Literal["auroc", "f1", "ece", "mae", "rmse", "r2"]
 
 _MAX_COUNT = 10**9
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _require_choice(field: str, value: object, choices: object) -> None:
@@ -58,11 +54,13 @@ class LocalConfig:
             starts with a new state.
         clip_norm: The largest norm of a gradient; 0 for no limit.
         schedule: The learning rate over the rounds: "constant"; "exponential", times `decay` after
-            every round; "step", times `decay` after every `decay_every` rounds; "cosine", down to
-            0 after the last round.
+            every round; "step", times `decay` after every `decay_every` rounds; "cosine", along
+            half a cosine to 0 after the last round, so that `run.rounds` cannot change in a resumed
+            run.
         decay: The factor of the schedules "exponential" and "step".
         decay_every: The number of rounds between two steps of the schedule "step".
-        warmup_rounds: In these first rounds the learning rate grows linearly to its full value.
+        warmup_rounds: In these W first rounds the learning rate is lr · round / (W + 1). The
+            schedule starts after them.
         loss: "cross_entropy", "bce", "mse", "mae" or "huber".
         label_smoothing: The share of a label that cross-entropy spreads over all classes.
         class_weight: "balanced" weights the classes of a client so that each has the same total
@@ -89,19 +87,17 @@ class LocalConfig:
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
-        require(
-            _is_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0"
-        )
+        require(is_number(self.lr) and self.lr > 0, "local.lr", self.lr, "must be a number above 0")
         require_int("local.batch_size", self.batch_size, 1, _MAX_COUNT)
         require_int("local.epochs", self.epochs, 1, _MAX_COUNT)
         require(
-            _is_number(self.momentum) and 0 <= self.momentum < 1,
+            is_number(self.momentum) and 0 <= self.momentum < 1,
             "local.momentum",
             self.momentum,
             "must be at least 0 and below 1",
         )
         require(
-            _is_number(self.weight_decay) and self.weight_decay >= 0,
+            is_number(self.weight_decay) and self.weight_decay >= 0,
             "local.weight_decay",
             self.weight_decay,
             "must be at least 0",
@@ -114,14 +110,14 @@ class LocalConfig:
             f"only SGD has momentum; leave it at 0 with local.optimizer = '{self.optimizer}'",
         )
         require(
-            _is_number(self.clip_norm) and self.clip_norm >= 0,
+            is_number(self.clip_norm) and self.clip_norm >= 0,
             "local.clip_norm",
             self.clip_norm,
             "must be at least 0",
         )
         _require_choice("local.schedule", self.schedule, Schedule)
         require(
-            _is_number(self.decay) and 0 < self.decay <= 1,
+            is_number(self.decay) and 0 < self.decay <= 1,
             "local.decay",
             self.decay,
             "must be above 0 and at most 1",
@@ -133,34 +129,83 @@ class LocalConfig:
             "only the schedules 'exponential' and 'step' have it; set local.schedule",
         )
         require_int("local.decay_every", self.decay_every, 1, _MAX_COUNT)
+        require(
+            self.decay_every == 1 or self.schedule == "step",
+            "local.decay_every",
+            self.decay_every,
+            "only the schedule 'step' has it; set local.schedule",
+        )
         require_int("local.warmup_rounds", self.warmup_rounds, 0, _MAX_COUNT, "0 for none")
         _require_choice("local.loss", self.loss, LossName)
         require(
-            _is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1,
+            is_number(self.label_smoothing) and 0 <= self.label_smoothing < 1,
             "local.label_smoothing",
             self.label_smoothing,
             "must be at least 0 and below 1",
         )
+        self._require_smoothing_of(self.loss)
         _require_choice("local.class_weight", self.class_weight, ClassWeight)
         _require_choice("local.batch_norm", self.batch_norm, BatchNorm)
 
-    def lr_in_round(self, round_number: int) -> float:
-        """The learning rate of this round; the first is 1."""
-        if self.schedule == "exponential":
-            return self.lr * self.decay ** (round_number - 1)
-        return self.lr
+    def lr_in_round(self, round_number: int, rounds: int) -> float:
+        """The learning rate of this round.
 
-    def training(self, objective: Objective, round_number: int = 1) -> LocalTraining:
-        """How a client trains on this objective in this round."""
+        Args:
+            round_number: the round; the first is 1.
+            rounds: the number of rounds of the run.
+        """
+        if round_number <= self.warmup_rounds:
+            return self.lr * round_number / (self.warmup_rounds + 1)
+        done, rounds = round_number - self.warmup_rounds - 1, rounds - self.warmup_rounds
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "exponential":
+                return self.lr * self.decay**done
+            case "step":
+                return self.lr * self.decay ** (done // self.decay_every)
+            case "cosine":
+                return self.lr * (1 + math.cos(math.pi * done / rounds)) / 2
+
+    def training(
+        self, objective: Objective, round_number: int = 1, rounds: int = 1
+    ) -> LocalTraining:
+        """How a client trains on this objective in this round.
+
+        Args:
+            objective: the model and its loss.
+            round_number: the round; the first is 1.
+            rounds: the number of rounds of the run.
+        """
         return LocalTraining(
             objective,
-            self.lr_in_round(round_number),
+            self.lr_in_round(round_number, rounds),
             self.batch_size,
             self.epochs,
             self.momentum,
             self.weight_decay,
             self.optimizer,
             self.clip_norm,
+            self.class_weight,
+        )
+
+    def loss_for(self, loss: ExampleLoss | None) -> ExampleLoss | None:
+        """The loss of a run, as `Objective` takes it: `loss`, or the loss of this name if it is
+        None.
+        """
+        if loss is not None:
+            self._require_smoothing_of("a loss in Python")
+            return loss
+        if self.label_smoothing:
+            return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
+        return LOSSES[self.loss]
+
+    def _require_smoothing_of(self, loss: str) -> None:
+        require(
+            not self.label_smoothing or loss == "cross_entropy",
+            "local.label_smoothing",
+            self.label_smoothing,
+            f"only the loss 'cross_entropy' has it; leave it at 0 with {loss}",
         )
 
 
@@ -181,7 +226,8 @@ class TrainingConfig:
             0 for never.
         select: "last" serves the models of the last round; "best" those of the round with the
             lowest loss on validation data.
-        metrics: The names of more metrics, over all outputs of a client; see docs/python.md.
+        metrics: More metrics, over all outputs of a client: "auroc", "f1", "ece", "mae", "rmse",
+            "r2".
     """
 
     rounds: int = 100
@@ -193,7 +239,7 @@ class TrainingConfig:
     max_rejections: int = 3
     patience: int = 0
     select: Select = "last"
-    metrics: tuple[str, ...] = ()
+    metrics: tuple[MetricName, ...] = ()
 
     def __post_init__(self) -> None:
         _with_python_numbers(self)
@@ -217,6 +263,31 @@ class TrainingConfig:
         require_int("run.max_rejections", self.max_rejections, 0, _MAX_COUNT, "0 for never")
         require_int("run.patience", self.patience, 0, _MAX_COUNT, "0 for never")
         _require_choice("run.select", self.select, Select)
+        for field, value, default in (
+            ("run.patience", self.patience, 0),
+            ("run.select", self.select, "last"),
+        ):
+            require(
+                value == default or self.eval_every > 0,
+                field,
+                value,
+                "it compares evaluations; set run.eval_every above 0",
+            )
+        require(
+            isinstance(self.metrics, list | tuple),
+            "run.metrics",
+            self.metrics,
+            "must be a list of names",
+        )
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+        for name in self.metrics:
+            _require_choice("run.metrics", name, MetricName)
+        require(
+            len(set(self.metrics)) == len(self.metrics),
+            "run.metrics",
+            self.metrics,
+            "a name is there twice",
+        )
 
     def cohort_size(self, clients: int) -> int:
         """The number of clients in a round's cohort."""
@@ -259,13 +330,13 @@ class ServerConfig:
         _require_choice("server.aggregator", self.aggregator, Aggregator)
         _require_choice("server.optimizer", self.optimizer, ServerOptimizer)
         require(
-            self.lr is None or (_is_number(self.lr) and self.lr > 0),
+            self.lr is None or (is_number(self.lr) and self.lr > 0),
             "server.lr",
             self.lr,
             "must be a number above 0",
         )
         require(
-            self.momentum is None or (_is_number(self.momentum) and 0 <= self.momentum < 1),
+            self.momentum is None or (is_number(self.momentum) and 0 <= self.momentum < 1),
             "server.momentum",
             self.momentum,
             "must be at least 0 and below 1",
@@ -278,6 +349,12 @@ class ServerConfig:
                 "only the other optimizers of the server have it; set server.optimizer",
             )
         _require_choice("server.serve", self.serve, Serve)
+
+    def update(self, statistics: tuple[str, ...]) -> ServerUpdate:
+        """How the new models are made from the means, for a model with these running statistics."""
+        return ServerUpdate(
+            self.optimizer, self.lr, self.momentum, self.serve == "mean", statistics
+        )
 
 
 @dataclass(frozen=True)

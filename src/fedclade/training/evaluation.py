@@ -10,15 +10,17 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from fedclade.aggregation.server_optimizer import served_state
 from fedclade.core.federation import ModelAssignment
-from fedclade.core.functional_model import cross_entropy
 from fedclade.core.local_sgd import chain_training, sgd
+from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
+from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import EvalRequest
-from fedclade.io.schemas import RoundRecord, Summary
+from fedclade.io.schemas import RoundRecord, Stopped, Summary
 from fedclade.training import metrics
 from fedclade.training.client_sampling import blocked_clients, exclude_blocked
 from fedclade.training.result import FinalModels
@@ -57,6 +59,8 @@ def evaluate(
 
     test = EvalRequest(setup.objective, setup.metrics, "test", personalize)
     requests = {"": test, "train_": replace(test, split="train")}
+    if clients.has_validation:
+        requests["validation_"] = replace(test, split="validation")
     if setup.training.fine_tune_epochs:
         tune = sgd(replace(method.local, epochs=setup.training.fine_tune_epochs))
         finetune = chain_training(personalize, tune) if personalize is not None else tune
@@ -93,7 +97,8 @@ def _serve(
         state = method.add_clients(setup.federation, state, unknown, key)
         setup.engine.client_state.rollback()
     ids = everyone[state.cluster_ids != UNKNOWN]
-    return state, method.assign_models(state, ids), ids
+    assignment = method.assign_models(served_state(state), ids)
+    return state, setup.own_batch_norm.assignment(assignment), ids
 
 
 def _with_affix(metric: str, affix: str) -> str:
@@ -129,8 +134,19 @@ def summarize(
     clients: ClientMetadata,
     evaluation: Evaluation,
     history: Sequence[RoundRecord],
+    selected_round: int,
+    stopped: Stopped | None,
 ) -> Summary:
-    """The numbers over all clients, for summary.json."""
+    """The numbers over all clients, for summary.json.
+
+    Args:
+        setup: the setup of the run.
+        clients: the clients.
+        evaluation: the evaluation of the selected round.
+        history: all rounds.
+        selected_round: the round whose models are served.
+        stopped: why the run ended before its last round; None if it did not.
+    """
     cluster_ids = evaluation.state.cluster_ids
     numbers = {
         "method": setup.method.name,
@@ -141,6 +157,8 @@ def summarize(
         "device": str(setup.engine.device),
         "seed": setup.training.seed,
         "rounds": history[-1]["round"],
+        "selected_round": selected_round,
+        "stopped": stopped,
         "clients": len(clients),
         "clusters": metrics.clusters(cluster_ids),
         "accuracy": None,
@@ -156,5 +174,23 @@ def summarize(
         "blocked_clients": len(blocked_clients(history, setup.training.max_rejections)),
         "clients_without_test": int((clients.test_sizes == 0).sum()),
         "clients_without_model": int((cluster_ids == UNKNOWN).sum()),
+        **_clients_without(setup, clients, evaluation),
     }
     return cast(Summary, numbers)
+
+
+def _clients_without(
+    setup: RunSetup, clients: ClientMetadata, evaluation: Evaluation
+) -> dict[str, int]:
+    """The number of clients without validation data, and for each metric over all outputs of a
+    client the number of clients with test data for which it is not defined.
+    """
+    numbers = {}
+    if clients.has_validation and clients.validation_sizes is not None:
+        numbers["clients_without_validation"] = int((clients.validation_sizes == 0).sum())
+    tested = ~evaluation.values["loss"].isnan()
+    for name, metric in setup.metrics.items():
+        if isinstance(metric, OutputMetric):
+            undefined = tested & evaluation.values[name].isnan()
+            numbers[f"clients_without_{name}"] = int(undefined.sum())
+    return numbers

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import Dataset, load, partition
 from fedclade.data.federated_dataset import Clients
-from fedclade.errors import InvalidInputError, nearest, require
+from fedclade.errors import InvalidInputError, nearest, require, require_int
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import is_injected
@@ -59,9 +59,36 @@ class DataConfig:
 
     Args:
         name: its name, or the path of an .npz file.
+        validation: the share of each client's training data that becomes its validation data; 0
+            for none.
+        validation_seed: the seed of this split; None for the seed of the partition.
     """
 
     name: str
+    validation: float = 0.0
+    validation_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.validation < 1,
+            "data.validation",
+            self.validation,
+            "must be at least 0 (for none) and below 1",
+        )
+        if self.validation_seed is not None:
+            require_int("data.validation_seed", self.validation_seed, 0)
+
+    @property
+    def validation_origin(self) -> Table:
+        """The settings of the validation data that are given."""
+        given = {"validation": self.validation or None, "validation_seed": self.validation_seed}
+        return {key: value for key, value in given.items() if value is not None}
+
+    def with_validation(self, clients: Clients) -> Clients:
+        """The clients with validation data, if there is to be any."""
+        if not self.validation:
+            return clients
+        return clients.with_validation(self.validation, self.validation_seed)
 
 
 @dataclass(frozen=True)
@@ -126,7 +153,7 @@ class Experiment:
         # The name in the file, or an absolute path: experiment.toml then runs from any folder.
         path = Path(self.data.name)
         name = str(path.resolve()) if path.suffix == ".npz" else self.data.name
-        return replace(clients, dataset=name)
+        return self.data.with_validation(replace(clients, dataset=name))
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
         """The run of this experiment on these clients."""

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from fedclade.aggregation.server_optimizer import require_updated
 from fedclade.core.method_state import State
+from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.oom import is_out_of_memory
@@ -14,13 +16,24 @@ from fedclade.errors import InvalidInputError
 from fedclade.io import checkpoint
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory
-from fedclade.io.schemas import RoundRecord
+from fedclade.io.schemas import RoundRecord, Stopped
 from fedclade.training import metrics
 from fedclade.training.callbacks import Callback
 from fedclade.training.client_sampling import cohort_of, exclude_blocked
+from fedclade.training.early_stopping import is_better, is_exhausted
 from fedclade.training.evaluation import Evaluation, evaluate
 from fedclade.training.round_costs import Counters
 from fedclade.training.setup import RunSetup
+
+
+@dataclass(frozen=True)
+class BestState:
+    """The state after the round with the lowest mean loss on validation data."""
+
+    round: int
+    loss: float
+    state: State
+    memory: Tree  # the clients' state, as a checkpoint stores it
 
 
 @dataclass
@@ -30,6 +43,8 @@ class Progress:
     state: State
     history: list[RoundRecord]
     clients: ClientMetadata
+    best: BestState | None = None  # with run.select = "best"
+    stopped: Stopped | None = None
 
     @property
     def round(self) -> int:
@@ -45,24 +60,38 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
         store: the run directory; None to write nothing.
         last: the last checkpoint; None for a new run.
     """
-    params, method = setup.objective.params(), setup.method_for(1)
-    setup.engine.init_client_state(method.initial_client_state(params))
+    whole, method, own = setup.objective.params(), setup.method_for(1), setup.own_batch_norm
+    params = own.shared(whole)
+    setup.engine.init_client_state(method.initial_client_state(params) | own.client_state(whole))
     if store is not None:
         store.begin(setup.tables, last.history if last is not None else [])
         store.write_names(setup.metadata.names)  # a report of a running run reads them
     if last is not None:
-        return Progress(_restore(setup, last), last.history, setup.metadata)
+        return _restore(setup, last)
     state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))
     setup.engine.client_state.commit(0)
     return Progress(state, [], setup.metadata)
 
 
-def _restore(setup: RunSetup, last: Checkpoint) -> State:
+def _restore(setup: RunSetup, last: Checkpoint) -> Progress:
+    progress = Progress(_restored_state(setup, last, last.state), last.history, setup.metadata)
+    if last.best is not None:
+        best = last.best
+        state = _restored_state(setup, last, best.state)
+        progress.best = BestState(best.round, best.loss, state, best.memory)
+        setup.engine.client_state.retain(best.memory)
+    return progress
+
+
+def _restored_state(setup: RunSetup, last: Checkpoint, stored: Tree) -> State:
     device = setup.engine.device
     try:
-        state = checkpoint.restore(setup.method.state, last.state)
-        models = {name: value.to(device) for name, value in state.models.items()}
-        state = replace(state, models=models)
+        state = checkpoint.restore(setup.method.state, stored)
+        models, server_state = (
+            {name: value.to(device) for name, value in tree.items()}
+            for tree in (state.models, state.server_state)
+        )
+        state = replace(state, models=models, server_state=server_state)
         setup.engine.client_state.restore(last.memory, last.round)
     except (KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
@@ -94,6 +123,10 @@ def train(
         The last evaluation; None if no round remained.
     """
     evaluation: Evaluation | None = None
+    patience = setup.training.patience
+    if progress.round < setup.training.rounds and is_exhausted(progress.history, patience):
+        progress.stopped = "patience"
+        return None
     for number in range(progress.round + 1, setup.training.rounds + 1):
         counters = counters or Counters(setup.engine)
         with setup.engine.clock.phase("round"):
@@ -104,20 +137,52 @@ def train(
             "clusters": metrics.clusters(progress.state.cluster_ids),
             **counters.row(setup.engine),
         }
-        if setup.is_due(number, setup.training.eval_every):
-            with setup.engine.clock.whole("evaluation"):
-                evaluation = evaluate(
-                    setup, progress.clients, progress.state, number, progress.history
-                )
-            row["failures"] += counters.failures(setup.engine)
-            row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
-            row |= metrics.by_cluster(evaluation.values, progress.state.cluster_ids)
-        row["seconds"], counters = counters.seconds(), None
+        is_evaluated = setup.is_due(number, setup.training.eval_every)
+        if is_evaluated:
+            evaluation = _evaluate_round(setup, progress, row, counters)
+        row["seconds"] = counters.seconds()
         record = cast(RoundRecord, row)
         progress.history.append(record)
         for callback in callbacks:
             callback.after_round(record)
+        if progress.stopped is None and is_evaluated and is_exhausted(progress.history, patience):
+            progress.stopped = "patience"
+        if number == setup.training.rounds:
+            progress.stopped = None  # nothing was left to stop
+        elif progress.stopped is not None:
+            if not is_evaluated:
+                evaluation = _evaluate_round(setup, progress, row, counters)
+                row["seconds"] = counters.seconds()
+            break
+        counters = None
     return evaluation
+
+
+def _evaluate_round(
+    setup: RunSetup, progress: Progress, row: dict[str, Any], counters: Counters
+) -> Evaluation:
+    """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
+    number, state = row["round"], progress.state
+    earlier = [each for each in progress.history if each["round"] < number]
+    with setup.engine.clock.whole("evaluation"):
+        evaluation = evaluate(setup, progress.clients, state, number, earlier)
+    row["failures"] += counters.failures(setup.engine)
+    row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
+    row |= metrics.by_cluster(evaluation.values, state.cluster_ids)
+    loss = row.get("validation_loss")
+    best = progress.best.loss if progress.best is not None else None
+    if setup.training.select == "best" and loss is not None and is_better(loss, best):
+        progress.best = BestState(number, loss, state, setup.engine.client_state.tensors())
+        setup.engine.client_state.retain(progress.best.memory)
+    return evaluation
+
+
+def select_best(setup: RunSetup, progress: Progress, best: BestState) -> Evaluation:
+    """Return to the state of the best round, and evaluate it again."""
+    progress.state = best.state.with_num_clients(len(progress.clients))
+    setup.engine.client_state.restore(best.memory, best.round)
+    earlier = [row for row in progress.history if row["round"] < best.round]
+    return evaluate(setup, progress.clients, progress.state, best.round, earlier)
 
 
 def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
@@ -134,7 +199,8 @@ def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
     drawn = exclude_blocked(drawn, num_clients, progress.history, setup.training.max_rejections)
     method = setup.method_for(number)
     state, cohort = method.prepare_cohort(setup.federation, state, drawn, fold_in(key, "admit"))
-    state = method.round(setup.federation, state, cohort, key)
+    before, state = state, method.round(setup.federation, state, cohort, key)
+    require_updated(setup.federation, before, state)
     setup.engine.client_state.commit(number)
     progress.state = state
     return len(drawn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,10 +46,34 @@ RESERVED = frozenset(
         "by_cluster_of",
         "blocked_clients",
         "test_examples",
+        "validation_examples",
+        "selected_round",
+        "seeds",
+        "accuracy_std",
+        "stopped",
     }
 )
-
+# A name with one of these prefixes or with the suffix is the number of another split, or a count.
+_PREFIXES, _SUFFIX = ("train_", "validation_", "clients_without_"), "_tuned"
 MOST_CLUSTERS = 50  # with more clusters, a history has no accuracy per cluster
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the user's metrics need another name."""
+    return name in RESERVED or name.startswith(_PREFIXES) or name.endswith(_SUFFIX)
+
+
+def own_names(table: Mapping[str, Any]) -> list[str]:
+    """The names of the user's metrics in a summary, a round of the history or the columns of a
+    client table. What is no number is not a metric: a file may come from any source.
+    """
+    return [name for name, value in table.items() if not is_reserved(name) and _is_measured(value)]
+
+
+def _is_measured(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_measured, value))
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def mean_over_clients(values: Tensor) -> float | None:
@@ -131,6 +156,8 @@ def columns(
         "examples": population.sizes.tolist(),
         "test_examples": population.test_sizes.tolist(),
     }
+    if population.has_validation and population.validation_sizes is not None:
+        by_name["validation_examples"] = population.validation_sizes.tolist()
     for name, value in values.items():
         by_name[name] = [number if math.isfinite(number) else None for number in value.tolist()]
     return by_name

@@ -19,9 +19,20 @@ _FREE = (
     ("run", "rounds"),
     ("run", "eval_every"),
     ("run", "checkpoint_every"),
+    ("run", "patience"),
+    ("run", "metrics"),
     ("engine", "chunk"),
     ("engine", "threads"),
 )
+
+
+def _is_free(table: str, key: str, tables: Tables) -> bool:
+    """Whether a setting may change. The length of a run may not if the learning rates of earlier
+    rounds depend on it.
+    """
+    if (table, key) == ("run", "rounds") and tables.get("local", {}).get("schedule") == "cosine":
+        return False
+    return (table, key) in _FREE
 
 
 def plain(value: Any) -> Any:
@@ -33,16 +44,28 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
+def qualified_name(function: object) -> str:
+    """The name of a function, or of the class of an object."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def fingerprint(
+    tables: Tables,
+    clients: Clients | None,
+    others: Iterable[Tensor],
+    names: Iterable[str] = (),
+) -> str:
     """A hash of what must not change when a run is resumed.
 
     Args:
         tables: the run as the tables of an experiment file.
         clients: the clients; None if they are not in this process.
         others: other tensors, such as the initial model.
+        names: names of functions, such as the augmentation.
     """
     fixed = {
-        table: {key: value for key, value in values.items() if (table, key) not in _FREE}
+        table: {key: value for key, value in values.items() if not _is_free(table, key, tables)}
         for table, values in tables.items()
     }
     digest = hashlib.blake2b(
@@ -60,8 +83,12 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
             clients.test.index,
             clients.test_part_id,
         )
+        if clients.validation is not None:
+            data += (clients.validation.index, clients.validation.offsets)
     for tensor in (*data, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    for name in names:
+        digest.update(name.encode())
     return digest.hexdigest()
 
 
@@ -71,10 +98,11 @@ def difference(then: Tables, now: Tables) -> str:
         (table, key)
         for table in now
         for key in {**then.get(table, {}), **now[table]}
-        if (table, key) not in _FREE
+        if not _is_free(table, key, now)
     ]
     for table, key in keys:
         old, new = then.get(table, {}).get(key), now[table].get(key)
         if old != (list(new) if isinstance(new, tuple) else new):
-            return f"{table}.{key} was {old!r}, now {new!r}"
-    return "the data or the initial model differ"
+            why = "; the schedule 'cosine' depends on it" if key == "rounds" else ""
+            return f"{table}.{key} was {old!r}, now {new!r}{why}"
+    return "the data, the initial model or the augmentation differ"

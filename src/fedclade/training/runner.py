@@ -7,15 +7,17 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import nn
 
-from fedclade.core.federation import Aggregator
-from fedclade.core.functional_model import ExampleLoss
+from fedclade.core.augmentation import Augment
+from fedclade.core.batching import ClassWeight
+from fedclade.core.federation import Aggregator, ServerOptimizer
 from fedclade.core.local_training_config import Optimizer
+from fedclade.core.losses import ExampleLoss, LossName
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.profiler import Profile
@@ -23,6 +25,7 @@ from fedclade.engines.simulator import Precision, Simulator
 from fedclade.errors import DifferentExperimentError, InvalidInputError
 from fedclade.io.checkpoint import Checkpoint
 from fedclade.io.run_dir import RunDirectory, resumable
+from fedclade.io.schemas import Summary
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
 from fedclade.models.transformers import adapter_description
@@ -38,23 +41,24 @@ from fedclade.training.callbacks import (
 )
 from fedclade.training.config import (
     BatchNorm,
-    ClassWeight,
     EngineConfig,
     LocalConfig,
+    MetricName,
     Schedule,
     Select,
     Serve,
     ServerConfig,
-    ServerOptimizer,
     TrainingConfig,
 )
+from fedclade.training.early_stopping import is_exhausted
 from fedclade.training.evaluation import Evaluation, evaluate, final_models, summarize
 from fedclade.training.graceful_interrupt import Interrupt
-from fedclade.training.loop import Progress, start, train
+from fedclade.training.loop import Progress, select_best, start, train
+from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
 from fedclade.training.round_costs import Counters
 from fedclade.training.run_fingerprint import difference
-from fedclade.training.setup import RunSetup, prepare
+from fedclade.training.setup import RunSetup, outputs_for, prepare
 
 _log = logging.getLogger("fedclade")
 
@@ -80,8 +84,9 @@ def run(
     label_smoothing: float | None = None,
     class_weight: ClassWeight | None = None,
     batch_norm: BatchNorm | None = None,
-    loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    loss: LossName | ExampleLoss | None = None,
+    metrics: UserMetrics | Sequence[MetricName] | None = None,
+    augment: Augment | None = None,
     seed: int | None = None,
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
@@ -136,9 +141,14 @@ def run(
             default.
         batch_norm: "average", or "own" to keep BatchNorm layers at the client (FedBN); average by
             default.
-        loss: A function of (outputs, targets) with one value for each example, or a loss module of
-            torch such as `nn.MSELoss()`; None for cross-entropy.
-        metrics: More functions of the form of `loss`, by name.
+        loss: "cross_entropy", "bce", "mse", "mae" or "huber"; a function of (outputs, targets) with
+            one value for each example; or a loss module of torch such as `nn.MSELoss()`;
+            cross_entropy by default.
+        metrics: More functions of the form of `loss`, or metric objects of torchmetrics, by name;
+            or a list of names, see `TrainingConfig`; none by default.
+        augment: A function that changes the inputs of a client's batch before each training step,
+            such as a module of `torchvision.transforms.v2`; it draws from torch's generator, which
+            starts from the seed; None for none.
         seed: The seed of all random numbers; 0 by default.
         eval_every: The number of rounds between evaluations; 0 for the end only; 10 by default.
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only; 10 by
@@ -168,7 +178,8 @@ def run(
         profile: Whether to time the phases of the run (`Result.profile`), which slows it slightly.
         out: The run directory; None to write nothing.
         resume: Whether to continue the run in `out`.
-        on_round: A function that gets each round's row of the history.
+        on_round: A function that gets each round's row of the history; the run stops if it returns
+            True.
 
     Returns:
         The summary, the history, the group of each client and the clients' models.
@@ -195,6 +206,7 @@ def run(
             label_smoothing=label_smoothing,
             class_weight=class_weight,
             batch_norm=batch_norm,
+            loss=loss if isinstance(loss, str) else None,
         ),
         _settings(
             TrainingConfig,
@@ -209,11 +221,12 @@ def run(
             max_rejections=max_rejections,
             patience=patience,
             select=select,
+            metrics=None if isinstance(metrics, Mapping) else metrics,
         ),
         EngineConfig(chunk, precision, threads),
         device,
-        loss,
-        metrics,
+        None if isinstance(loss, str) else loss,
+        metrics if isinstance(metrics, Mapping) else None,
         profile,
         server=_settings(
             ServerConfig,
@@ -225,6 +238,7 @@ def run(
             momentum=server_momentum,
             serve=serve,
         ),
+        augment=augment,
     ).run(out, resume, on_round)
 
 
@@ -254,10 +268,11 @@ class TrainingRun:
     engine: EngineConfig
     device: str = "auto"
     loss: ExampleLoss | None = None
-    metrics: Mapping[str, ExampleLoss] | None = None
+    metrics: UserMetrics | None = None
     profile: bool = False
     federation: Engine | None = None
     server: ServerConfig = field(default_factory=ServerConfig)
+    augment: Augment | None = None
 
     def run(
         self,
@@ -292,7 +307,7 @@ class TrainingRun:
                 checkpoints = CheckpointFiles(setup, store, progress)
                 callbacks += [HistoryFile(store, setup.engine.clock), checkpoints]
             if on_round is not None:
-                callbacks.append(CallFunction(on_round))
+                callbacks.append(CallFunction(on_round, progress))
             callbacks.append(interrupt)
             try:
                 evaluation = train(setup, progress, callbacks, counters)
@@ -300,11 +315,19 @@ class TrainingRun:
                 if checkpoints is not None:
                     checkpoints.save_after_interrupt()
                 raise
+            if progress.stopped is not None and store is not None and checkpoints is not None:
+                # The row of the last round now has an evaluation, and the round a checkpoint.
+                store.write_history(progress.history)
+                checkpoints.save()
+            selected_round = progress.round
+            if progress.best is not None and progress.best.round != progress.round:
+                selected_round = progress.best.round
+                evaluation = select_best(setup, progress, progress.best)
             if evaluation is None:  # the run was stopped after its last round and before its end
                 evaluation = evaluate(
                     setup, progress.clients, progress.state, progress.round, progress.history[:-1]
                 )
-            return self._finish(setup, progress, evaluation, store)
+            return self._finish(setup, progress, evaluation, store, selected_round)
 
     def _finish(
         self,
@@ -312,13 +335,14 @@ class TrainingRun:
         progress: Progress,
         evaluation: Evaluation,
         store: RunDirectory | None,
+        selected_round: int,
     ) -> Result:
         """Write what a finished run leaves on disk, and make its result."""
         engine, clients, history = setup.engine, progress.clients, progress.history
         state, assignment, ids, values = evaluation
-        personalize = setup.method_for(progress.round).personalization_program()
+        personalize = setup.method_for(selected_round).personalization_program()
         engine.push_final_models(assignment, ids, personalize)
-        summary = summarize(setup, clients, evaluation, history)
+        summary = summarize(setup, clients, evaluation, history, selected_round, progress.stopped)
         columns = client_metrics.columns(clients, state.cluster_ids, values)
         models = final_models(setup, evaluation, personalize)
         features = plot_data.collect(state, setup.label_counts)
@@ -330,6 +354,7 @@ class TrainingRun:
                 state.cluster_ids,
                 clients.shape,
                 clients.classes,
+                outputs_for(self.local.loss if self.loss is None else None, clients),
             )
             if (adapter := adapter_description(setup.module)) is not None:
                 store.write_adapter(adapter)
@@ -371,6 +396,18 @@ def _latest_checkpoint(setup: RunSetup, store: RunDirectory) -> Checkpoint | Non
 def _finished(setup: RunSetup, store: RunDirectory) -> Result | None:
     """The result of a run that has ended already and is long enough, or None."""
     summary = store.summary()
-    if summary is None or summary["rounds"] < setup.training.rounds:
+    if summary is None or not _is_long_enough(setup.training, store, summary):
         return None
     return replace(load(store.folder, model=setup.module), already_finished=True)
+
+
+def _is_long_enough(training: TrainingConfig, store: RunDirectory, summary: Summary) -> bool:
+    """Whether nothing remains of a finished run. A run that was stopped continues only if its
+    settings say so: more rounds, or another patience.
+    """
+    if summary["rounds"] >= training.rounds:
+        return True
+    stopped = summary.get("stopped")
+    if stopped == "patience":
+        return is_exhausted(store.history(), training.patience)
+    return stopped == "on_round" and training.rounds <= store.tables()["run"]["rounds"]

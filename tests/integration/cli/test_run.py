@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -519,3 +520,31 @@ def test_a_damaged_checkpoint_is_skipped_with_one_line(call: Call) -> None:
     (line,) = err.splitlines()
     assert line.startswith("fedclade: run/checkpoint/round-000002.safetensors: ")
     assert "round 1" in line
+
+
+EARLY = "--set", "run.eval_every=1", "--set", "run.patience=1", "--set", "data.validation=0.2"
+
+
+def test_validation_data_and_early_stopping(call: Call) -> None:
+    # With this learning rate the loss rises.
+    settings = (*THREE[:2], "--set", "run.rounds=9", "--set", "local.lr=30.0", *EARLY)
+    code, out, _ = call(*settings, "--set", "run.select=best", "--out", "run")
+    assert code == 0
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["stopped"] == "patience"
+    assert summary["selected_round"] < summary["rounds"] < 9
+    assert re.search(rf"stopped after round {summary['rounds']} by +patience\b", out)
+    assert re.search(rf"models of round +{summary['selected_round']}\b", out)
+    assert re.search(rf"loss on validation data +{summary['validation_loss']:.4f}\b", out)
+    experiment = tomllib.loads(Path("run/experiment.toml").read_text())
+    assert experiment["data"]["validation"] == 0.2
+    assert call("run", "run/experiment.toml", "--out", "again", "-q")[0] == 0
+    assert models(Path("run")) == models(Path("again"))
+
+
+@pytest.mark.parametrize("setting", ["run.patience=2", "run.select=best"])
+def test_early_stopping_without_validation_data_is_one_line(call: Call, setting: str) -> None:
+    code, _, err = call("run", "quickstart", "--set", setting)
+    assert code == 2
+    assert err.startswith(f"fedclade: {setting.partition('=')[0]} = ")
+    assert len(err.splitlines()) == 1

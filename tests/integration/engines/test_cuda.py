@@ -101,6 +101,64 @@ def test_convolutions_with_group_norm_agree_with_the_cpu(images: Clients) -> Non
         torch.testing.assert_close(actual[name].cpu(), expected[name].cpu(), rtol=0, atol=1e-5)
 
 
+def test_several_inputs_class_weights_and_an_augmentation_agree_with_the_cpu() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.out = torch.nn.Embedding(9, 5), torch.nn.Linear(7, 3)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.cat([a, self.words(b).mean(1)], -1))
+
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        (
+            {
+                "a": torch.randn(n, 2, generator=generator),
+                "b": torch.randint(0, 9, (n, 4), generator=generator),
+            },
+            torch.arange(n) ** 2 % 3,
+        )
+        for n in (40, 31, 7, 2)
+    ]
+    results = [
+        run(
+            FedAvg(),
+            from_arrays(parts),
+            Two(),
+            rounds=3,
+            clients_per_round=1.0,
+            batch_size=4,
+            class_weight="balanced",
+            augment=augment,
+            device=device,
+            precision="float32",
+        )
+        for augment in (None, lambda x: {"a": -x["a"], "b": x["b"]})
+        for device in ("cpu", "cuda")
+    ]
+    for expected, actual in (results[:2], results[2:]):
+        other = actual.model_of(0).state_dict()
+        for name, value in expected.model_of(0).state_dict().items():
+            torch.testing.assert_close(other[name].cpu(), value, rtol=0, atol=1e-5)
+
+
+def test_a_random_augmentation_gives_the_same_bytes_in_two_runs(images: Clients) -> None:
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+    before = torch.cuda.get_rng_state()
+    first, second, other = (
+        run(FedAvg(), images, MLP(8), rounds=2, seed=seed, augment=noise, device="cuda")
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    one, two, three = (r.model_of(0).state_dict()["fc1.weight"] for r in (first, second, other))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, three)
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_chunks_agree(model: ModelSpec, images: Clients) -> None:
     expected, actual = replies(model, images, "cuda"), replies(model, images, "cuda", chunk=4)

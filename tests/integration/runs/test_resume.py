@@ -48,7 +48,8 @@ def do(clients: Clients, method: fc.Method, out: Path, **changed: Any) -> fc.Res
         "clients_per_round": 0.3,
         "lr": 0.2,
         "momentum": 0.5,
-        "lr_decay": 0.9,
+        "schedule": "exponential",
+        "decay": 0.9,
     }
     settings |= {
         "model": fc.models.MLP(8),
@@ -232,7 +233,7 @@ OTHER: list[dict[str, Any]] = [
     {"lr": 0.3},
     {"model": fc.models.MLP(9)},
     {"clients_per_round": 0.4},
-    {"lr_decay": 1.0},
+    {"decay": 1.0},
 ]
 
 

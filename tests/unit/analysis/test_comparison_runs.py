@@ -176,3 +176,24 @@ def test_one_seed_has_no_standard_deviation(tmp_path: Path) -> None:
     (row,) = execute(runs(plan(TABLES, ["fedavg"], []), 1), tmp_path, False, run_in(tmp_path))
     assert (row["seeds"], row["accuracy_std"]) == (1, None)
     assert row["accuracy"] == fc.load(tmp_path / "fedavg-seed0").summary["accuracy"]
+
+
+def test_a_row_has_the_users_metrics_and_validation_data(tmp_path: Path) -> None:
+    def metric(outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return outputs.softmax(-1).gather(-1, y[:, None])[:, 0]
+
+    sets = ["partition.clients=6", "data.validation=0.2", "run.clients_per_round=1.0"]
+    experiments = runs(plan(TABLES, ["fedavg", "local"], sets), 2)
+
+    def run(experiment: Experiment) -> fc.Result:
+        from dataclasses import replace
+
+        chosen = experiment.to_run(experiment.clients(), "cpu")
+        return replace(chosen, metrics={"sure": metric}).run(tmp_path / experiment.label)
+
+    rows = execute(experiments, tmp_path, False, run)
+    for row in rows:
+        summaries = [fc.load(tmp_path / f"{row['method']}-seed{seed}").summary for seed in (0, 1)]
+        for name in ("sure", "validation_loss", "validation_accuracy"):
+            values: list[Any] = [dict(summary)[name] for summary in summaries]
+            assert row[name] == pytest.approx(statistics.fmean(values))

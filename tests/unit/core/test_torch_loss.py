@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 import fedclade as fc
-from fedclade.core.functional_model import Objective, cross_entropy, require_per_example
+from fedclade.core.functional_model import Objective
+from fedclade.core.losses import cross_entropy, require_per_example
 from fedclade.core.torch_loss import TorchLoss
 from fedclade.data import Clients, from_arrays
 from fedclade.errors import InvalidInputError

@@ -83,7 +83,9 @@ def test_gradients_use_all_samples_of_a_client() -> None:
 
 
 def test_the_rounds_are_those_of_fedavg() -> None:
-    settings = experiment_file.experiment(experiment(local={"lr_decay": 0.5, "momentum": 0.5}))
+    settings = experiment_file.experiment(
+        experiment(local={"schedule": "exponential", "decay": 0.5, "momentum": 0.5})
+    )
     clients, local = settings.clients(), settings.local
     moved = [
         round.updates.mean(0) for round in rounds(settings, clients, "cpu", gradients=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from fedclade.integrations.tensorboard import Tracker
 from fedclade.io.schemas import RoundRecord
 from fedclade.training.callbacks import Callback, CallFunction
 from fedclade.training.graceful_interrupt import Interrupt
+from fedclade.training.loop import Progress
 
 
 def test_files_are_written_before_the_users_function_is_called(
@@ -54,7 +55,7 @@ def test_progress_tensorboard_and_functions_are_callbacks(tmp_path: Path) -> Non
     from rich.console import Console
 
     callbacks: list[Callback] = [
-        CallFunction(lambda row: None),
+        CallFunction(lambda row: None, cast(Progress, None)),
         Interrupt(),
         Tracker(tmp_path),
         display("fedavg", 3, Console(), quiet=True),

@@ -54,7 +54,7 @@ def test_a_file_with_only_the_four_names_gets_the_documented_defaults(tmp_path: 
     assert parsed.model == fc.models.MLP(200)
     local, run, engine = parsed.local, parsed.run, parsed.engine
     assert (local.lr, local.batch_size, local.epochs) == (0.1, 10, 1)
-    assert (local.momentum, local.weight_decay, local.lr_decay) == (0.0, 0.0, 1.0)
+    assert (local.momentum, local.weight_decay, local.decay) == (0.0, 0.0, 1.0)
     assert (run.rounds, run.clients_per_round, run.seed) == (100, 0.2, 0)
     assert (run.eval_every, run.checkpoint_every, run.fine_tune_epochs) == (10, 10, 0)
     assert (engine.chunk, engine.precision) == (None, "tf32")
@@ -184,8 +184,16 @@ def test_the_partition_has_the_seed_of_the_run_unless_its_seed_is_set() -> None:
         ("local.momentum=1", "local.momentum", ["1"]),
         ("local.momentum=-0.1", "local.momentum", ["-0.1", "0"]),
         ("local.weight_decay=-1", "local.weight_decay", ["-1", "0"]),
-        ("local.lr_decay=0", "local.lr_decay", ["0", "1"]),
-        ("local.lr_decay=1.1", "local.lr_decay", ["1.1", "1"]),
+        ("local.decay=0", "local.decay", ["0", "1"]),
+        ("local.decay=1.1", "local.decay", ["1.1", "1"]),
+        ("local.schedule=linear", "local.schedule", ["linear", "cosine"]),
+        ("local.warmup_rounds=-1", "local.warmup_rounds", ["-1", "0"]),
+        ("data.validation=1.0", "data.validation", ["1.0", "0"]),
+        ("data.validation=-0.1", "data.validation", ["-0.1", "0"]),
+        ("data.validation_seed=-1", "data.validation_seed", ["-1", "0"]),
+        ("run.patience=-1", "run.patience", ["-1", "0"]),
+        ("run.select=first", "run.select", ["first", "best"]),
+        ('run.metrics=["auc"]', "run.metrics", ["auc", "auroc"]),
         ("local.batch_size=0", "local.batch_size", ["0", "1"]),
         ("local.epochs=-3", "local.epochs", ["-3", "1"]),
         ("partition.clients=0", "partition.clients", ["0", "1"]),
@@ -329,7 +337,7 @@ def _keys() -> Iterator[str]:
         "epochs",
         "momentum",
         "weight_decay",
-        "lr_decay",
+        "decay",
         "rounds",
     )
     yield from (
@@ -433,7 +441,9 @@ def test_every_new_name_is_a_setting() -> None:
     ifca = {"trial_rounds=2", "num_restarts=2", 'shared_layers="trunk"'}
     noise = {"signature_delta=1e-6", "signature_clip=2.0"}
     with_sets("method.name=clade", *tables, *(f"method.{each}" for each in clade | noise))
+    with_sets("local.decay=0.9", "local.schedule=exponential")
     with_sets("method.name=ifca", *(f"method.{each}" for each in ifca))
-    named = {each.split("=")[0] for each in tables}
+    named = {"local.decay", *(each.split("=")[0] for each in tables)}
     named |= {f"method.{each.split('=')[0]}" for each in clade | noise | ifca}
-    assert named == set(experiment_file.RENAMED_KEYS.values())
+    new_names = {text.split(",")[0] for text in experiment_file.RENAMED_KEYS.values()}
+    assert named == new_names

@@ -104,7 +104,8 @@ def test_fine_tuning_is_local_sgd_from_the_clients_model_and_has_its_own_keys(
     method: fc.Method, digits: Clients
 ) -> None:
     # A batch holds all of a client's data, so that the order of samples is of no account.
-    settings: dict[str, Any] = {"batch_size": 200, "momentum": 0.5, "lr_decay": 0.5}
+    settings: dict[str, Any] = {"batch_size": 200, "momentum": 0.5}
+    settings |= {"schedule": "exponential", "decay": 0.5}
     plain = small_run(digits, method, **settings)
     result = small_run(digits, method, **settings, fine_tune_epochs=3)
     assert "accuracy_tuned" not in plain.summary
@@ -164,7 +165,7 @@ def test_a_client_that_was_never_drawn_has_a_cluster_in_the_result(digits: Clien
 
 
 def test_probe_data_of_another_shape_are_refused(digits: Clients) -> None:
-    with pytest.raises(fc.InvalidInputError, match=r"\(5, 3\).*1, 8, 8") as caught:
+    with pytest.raises(fc.InvalidInputError, match=r"\(3,\).*1, 8, 8") as caught:
         small_run(digits, fc.FLISDC(probe=torch.zeros(5, 3)))
     assert caught.value.field == "probe"
 
@@ -192,7 +193,8 @@ def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_fal
         epochs=2,
         momentum=0.9,
         weight_decay=0.02,
-        lr_decay=0.5,
+        schedule="exponential",
+        decay=0.5,
     )
     got = result.model_of(0)
     assert torch.allclose(got.weight, expected.weight, atol=1e-6)
@@ -201,7 +203,13 @@ def test_one_client_with_full_batches_is_plain_sgd_with_momentum_decay_and_a_fal
 
 @pytest.mark.parametrize(
     "changed",
-    [{"momentum": 0.9}, {"lr_decay": 0.5}, {"weight_decay": 0.1}, {"epochs": 2}, {"batch_size": 3}],
+    [
+        {"momentum": 0.9},
+        {"schedule": "exponential", "decay": 0.5},
+        {"weight_decay": 0.1},
+        {"epochs": 2},
+        {"batch_size": 3},
+    ],
 )
 def test_each_local_setting_changes_the_models(changed: dict[str, Any], digits: Clients) -> None:
     assert not same_models(small_run(digits), small_run(digits, **changed))

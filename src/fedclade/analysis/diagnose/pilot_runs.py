@@ -69,6 +69,8 @@ def without_test(clients: Clients) -> Clients:
         test_sample_id=torch.empty(0, dtype=torch.int64),
         groups=None,
         probe=None,
+        validation=None,
+        validation_origin={},
     )
 
 

@@ -11,6 +11,7 @@ from fedclade.analysis.export.finished_run import FinishedRun
 from fedclade.core.names import Names
 from fedclade.core.pytree import Tree
 from fedclade.registry import REGISTRY
+from fedclade.training.metrics import own_names
 from fedclade.training.plot_data import ClientFeatures
 
 _SHOWN_CLIENTS = 30  # in card.md; card.json lists all
@@ -54,7 +55,10 @@ def card_of(
         "test": _measured(run.columns, ids),
         "all_clients": {
             key: summary.get(key)
-            for key in ("clients", "clusters", "accuracy", "accuracy_worst10", "loss")
+            for key in (
+                *("clients", "clusters", "accuracy", "accuracy_worst10", "loss"),
+                *own_names(summary),
+            )
         },
         "model": {"name": tables["model"]["name"], **about},
         "files": dict(files),
@@ -83,21 +87,22 @@ def _labels(features: ClientFeatures | None, ids: Sequence[int]) -> dict[str, An
 
 
 def _measured(columns: Mapping[str, Sequence[Any]], ids: Sequence[int]) -> dict[str, Any]:
-    """Accuracy in percent, and loss, on the test parts of the group's clients."""
+    """Accuracy in percent, loss, and the user's metrics, on the test parts of the group's
+    clients.
+    """
     measures: dict[str, Any] = {}
-    for measure in ("accuracy", "loss"):
+    for measure in ("accuracy", "loss", *own_names(columns)):
         values = [
             value
             for client in ids
             if (value := columns.get(measure, [None] * (client + 1))[client]) is not None
         ]
         if values:
-            worst = min(values) if measure == "accuracy" else max(values)
-            measures[measure] = {
-                "mean": statistics.fmean(values),
-                "worst_client": worst,
-                "clients": len(values),
-            }
+            measures[measure] = {"mean": statistics.fmean(values), "clients": len(values)}
+            # Whether a high value of the user's metric is good is not known.
+            if measure in ("accuracy", "loss"):
+                worst = min(values) if measure == "accuracy" else max(values)
+                measures[measure]["worst_client"] = worst
     if measures and "test_examples" in columns:
         measures["samples"] = sum(columns["test_examples"][client] for client in ids)
     return measures
@@ -134,7 +139,7 @@ def _build_code(run: FinishedRun) -> str:
     if spec is None:
         return f"model = {table['name']}(){own}"
     settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")
-    call = f"({settings}).build({run.models.shape}, {run.models.classes})"
+    call = f"({settings}).build({run.models.shape}, {run.models.outputs})"
     if spec.__module__.startswith("fedclade."):
         return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{call}"
     return f"model = {spec.__name__}{call}{own}"
@@ -208,19 +213,21 @@ def _measures(test: Mapping[str, Any], everyone: Mapping[str, Any]) -> list[str]
         return ["| accuracy | not measured: no client of the group has test data |"]
     samples = f", {test['samples']:,} test samples" if "samples" in test else ""
     lines = []
-    for measure, unit, digits in (("accuracy", " %", 2), ("loss", "", 4)):
-        if measure in test:
-            group, overall = test[measure], everyone.get(measure)
-            comparison = (
-                f" (all clients of the run: {overall:.{digits}f}{unit})"
-                if overall is not None
-                else ""
-            )
-            lines.append(
-                f"| {measure} | mean {group['mean']:.{digits}f}{unit}, worst client"
-                f" {group['worst_client']:.{digits}f}{unit}, {group['clients']:,}"
-                f" clients{samples}{comparison} |"
-            )
+    for measure in (name for name in test if name != "samples"):
+        unit, digits = (" %", 2) if measure == "accuracy" else ("", 4)
+        group, overall = test[measure], everyone.get(measure)
+        comparison = (
+            f" (all clients of the run: {overall:.{digits}f}{unit})" if overall is not None else ""
+        )
+        worst = (
+            f", worst client {group['worst_client']:.{digits}f}{unit}"
+            if "worst_client" in group
+            else ""
+        )
+        lines.append(
+            f"| {measure.translate(_SPECIAL)} | mean {group['mean']:.{digits}f}{unit}{worst},"
+            f" {group['clients']:,} clients{samples}{comparison} |"
+        )
     return lines
 
 

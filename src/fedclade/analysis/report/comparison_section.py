@@ -8,6 +8,7 @@ from typing import Any
 
 from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import Metric, mean, short
+from fedclade.training.metrics import own_names
 
 _AVERAGED = ("clusters", "ari", "bytes_up", "bytes_down", "seconds", "failures")
 
@@ -28,14 +29,15 @@ def _row(title: str, runs: Sequence[StoredRun], metric: Metric) -> dict[str, Any
         "runs": [run.name for run in runs],
         "ended": all(run.summary is not None for run in runs),
         "score": mean(scores),
-        "stderr": mean(
-            [error for run in runs if (error := run.last.get(f"{metric.key}_stderr")) is not None]
-        ),
+        "stderr": _mean_of(runs, f"{metric.key}_stderr"),
         "spread": statistics.stdev(scores) if len(scores) > 1 else None,
         "worst": mean(worst),
-        "variance": mean(
-            [value for run in runs if (value := run.last.get(f"{metric.key}_variance")) is not None]
-        ),
+        "variance": _mean_of(runs, f"{metric.key}_variance"),
+        "validation": _mean_of(runs, f"validation_{metric.key}"),
+        "own": {
+            name: _mean_of(runs, name)
+            for name in dict.fromkeys(name for run in runs for name in own_names(run.last))
+        },
         "curve": _curve(runs, metric),
     }
     for key in _AVERAGED:
@@ -47,6 +49,10 @@ def _row(title: str, runs: Sequence[StoredRun], metric: Metric) -> dict[str, Any
             ]
         )
     return dict(short(row, 6))
+
+
+def _mean_of(runs: Sequence[StoredRun], name: str) -> float | None:
+    return mean([value for run in runs if (value := run.last.get(name)) is not None])
 
 
 def _worst(run: StoredRun, metric: Metric) -> float | None:

@@ -21,6 +21,7 @@ from fedclade.analysis.report.similarity_layout import (
     Related,
     project_2d,
 )
+from fedclade.training.metrics import own_names
 
 MAX_FAILURES = 500
 MAX_GROUPS = 50  # more are neither listed nor colored: Local has one for each client
@@ -45,6 +46,7 @@ def section(run: StoredRun, metric: Metric, clients: int, side: int) -> dict[str
         "config": short(run.tables, 12),
         "summary": short(run.summary, 6),
         "rounds": _rounds(run.rounds, metric),
+        "ownMetrics": _own_metrics(run),
         "byGroup": _by_group(run.rounds),
         "clients": _clients(run, metric, clients),
         "groups": _groups(run, metric),
@@ -97,6 +99,7 @@ def _rounds(rows: list[Row], metric: Metric) -> dict[str, Any]:
             "round": [row["round"] for row in rows],
             "value": [row.get(metric.key) for row in rows],
             "train": [row.get(f"train_{metric.key}") for row in rows],
+            "validation": [row.get(f"validation_{metric.key}") for row in rows],
             "worst": [row.get(f"{metric.key}_worst10") for row in rows],
             "clusters": [row["clusters"] for row in rows],
             "up": list(accumulate(row["bytes_up"] for row in rows)),
@@ -106,6 +109,21 @@ def _rounds(rows: list[Row], metric: Metric) -> dict[str, Any]:
         6,
     )
     return dict(columns)
+
+
+def _own_metrics(run: StoredRun) -> list[dict[str, Any]]:
+    """For each of the user's metrics its newest value, and [round, value] where it was measured."""
+    metrics = [
+        {
+            "name": name,
+            "value": run.last[name],
+            "points": [
+                [row["round"], row[name]] for row in run.rounds if row.get(name) is not None
+            ],
+        }
+        for name in own_names(run.last)
+    ]
+    return list(short(metrics, 6))
 
 
 def _by_group(rows: list[Row]) -> dict[str, Any] | None:
@@ -134,12 +152,14 @@ def _clients(run: StoredRun, metric: Metric, most: int) -> dict[str, Any] | None
         "true_group": "truth",
         "examples": "examples",
         metric.key: "value",
+        f"validation_{metric.key}": "validation",
     }
-    chosen = {
+    chosen: dict[str, Any] = {
         new: [columns[name][i] for i in ids] for name, new in names.items() if name in columns
     }
     if all(group is None for group in chosen["truth"]):
         del chosen["truth"]
+    chosen["own"] = {name: [columns[name][i] for i in ids] for name in own_names(columns)}
     return dict(short({"all": len(columns["client"]), "id": ids, **chosen}))
 
 

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
 from fedclade.core.inputs import Inputs
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
@@ -48,6 +55,8 @@ class RemoteClientState:
         # Whether the node answered all messages of this transaction.
         self._answered: dict[str, bool] = {}
         self._session, self._number = secrets.token_hex(4), 0
+        # The last committed transaction of each node in the state that the server may return to.
+        self._retained: dict[str, str] = {}
 
     @property
     def transaction_id(self) -> str:
@@ -55,6 +64,10 @@ class RemoteClientState:
 
     def committed_at(self, state_key: str) -> list[str]:
         return self._committed.get(state_key, [])
+
+    def retained_at(self, state_key: str) -> str:
+        """The transaction whose state the node must keep; "" for none."""
+        return self._retained.get(state_key, "")
 
     def set_answered(self, state_key: str, answered: bool) -> None:
         """Record whether the node answered a message of this transaction. If one message has no
@@ -84,11 +97,24 @@ class RemoteClientState:
             )
         }
 
+    def retain(self, tensors: Tree) -> None:
+        self._retained = {
+            state_key: transactions[-1]
+            for state_key, transactions in _committed_in(tensors).items()
+            if transactions
+        }
+
     def restore(self, tensors: Tree, version: int) -> None:
         if tensors:
-            self._committed = json.loads(bytes(tensors["committed"].tolist()))
+            self._committed = _committed_in(tensors)
         self.version = version
         self.rollback()
+
+
+def _committed_in(tensors: Tree) -> dict[str, list[str]]:
+    """The committed transactions of each node that `RemoteClientState.tensors` returned."""
+    committed: dict[str, list[str]] = json.loads(bytes(tensors["committed"].tolist()))
+    return committed
 
 
 class RemoteFederation:
@@ -101,6 +127,7 @@ class RemoteFederation:
         bind_clients_to_nodes: see `Membership`.
         client_records: the clients that are already known, in the order of their numbers.
         metadata: the clients' metadata, if the server has partitioned the data.
+        validation_origin: the settings of the nodes' validation data.
         probe: the server's probe data.
         device: the device of the server's tensors.
         note: is called with a line for each node that registers or cannot take part.
@@ -109,6 +136,7 @@ class RemoteFederation:
     name = "flower"
     holds_clients = False
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,
@@ -119,6 +147,7 @@ class RemoteFederation:
         bind_clients_to_nodes: bool = False,
         client_records: Sequence[ClientRecord] = (),
         metadata: ClientMetadata | None = None,
+        validation_origin: Mapping[str, Any] | None = None,
         probe: Inputs | None = None,
         device: str = "cpu",
         note: Note = lambda text: None,
@@ -136,6 +165,7 @@ class RemoteFederation:
         self.clock = Profiler(self.device, False)
         self.client_state = RemoteClientState()
         self._metadata, self._probe = metadata, probe
+        self._validation_origin = dict(validation_origin or {})
         self._initial_state: Tree = {}
         self._initialized: set[str] = set()  # the nodes that have the initial client state
         self._failures: list[Failure] = []
@@ -147,7 +177,8 @@ class RemoteFederation:
     def client_metadata(self) -> ClientMetadata:
         if self._metadata is not None:
             return self._metadata
-        return self.membership.metadata(self._probe)
+        metadata = self.membership.metadata(self._probe)
+        return replace(metadata, validation_origin=self._validation_origin)
 
     def refresh_membership(self) -> None:
         """Update which nodes are present, and register new ones."""
@@ -414,6 +445,7 @@ class RemoteFederation:
             "run": self.run,
             "transaction_id": self.client_state.transaction_id,
             "committed": committed,
+            "retained": self.client_state.retained_at(self.membership.state_key(node)),
             "has_client_state": bool(self._initial_state),
         }
         initial = self._initial_state if needs_initial else {}

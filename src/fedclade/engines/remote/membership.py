@@ -35,6 +35,7 @@ class ClientRecord:
         test_size: its number of test samples.
         site: the name of its site; "": the node has none.
         owner: the only node that may hold the client; "": any node.
+        validation_size: its number of validation samples.
     """
 
     node: str
@@ -44,6 +45,7 @@ class ClientRecord:
     test_size: int
     site: str = ""
     owner: str = ""
+    validation_size: int = 0
 
     @property
     def full_name(self) -> str:
@@ -105,6 +107,9 @@ class Membership:
         test_sizes = torch.tensor(
             [record.test_size for record in self.client_records], dtype=torch.int64
         )
+        validation_sizes = torch.tensor(
+            [record.validation_size for record in self.client_records], dtype=torch.int64
+        )
         classes = [header["classes"] for header in self._registered.values()]
         return ClientMetadata(
             self.sizes,
@@ -117,6 +122,7 @@ class Membership:
             dataset="federation",
             partition="sites",
             names=Names(clients=tuple(record.full_name for record in self.client_records)),
+            validation_sizes=validation_sizes if bool(validation_sizes.any()) else None,
         )
 
     def refresh(self) -> None:
@@ -250,14 +256,16 @@ class Membership:
         if header["classes"] is not None and not is_int(header["classes"], 1):
             raise ValueError("its number of classes is not a number above 0")
         counts = [
-            (int(size), int(test_size))
-            for size, test_size in zip(header["sizes"], header["test_sizes"], strict=True)
+            (int(size), int(test_size), int(validation_size))
+            for size, test_size, validation_size in zip(
+                header["sizes"], header["test_sizes"], header["validation_sizes"], strict=True
+            )
         ]
         if len(counts) != len(header["names"]) or min(map(min, counts)) < 0:
             raise ValueError("its numbers of names and sizes differ, or a size is negative")
         records = [
-            ClientRecord(node, place, name, size, test_size, site, owner)
-            for place, (name, (size, test_size)) in enumerate(
+            ClientRecord(node, place, name, size, test_size, site, owner, validation_size)
+            for place, (name, (size, test_size, validation_size)) in enumerate(
                 zip(header["names"], counts, strict=True)
             )
         ]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import ClientResults, Failure
-from fedclade.core.functional_model import ExampleLoss
 from fedclade.core.inputs import map_inputs, to_tree
+from fedclade.core.output_metric import AnyMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext, from_spec
 from fedclade.core.pytree import Tree, add_prefix, concatenate, strip_prefix, tree_index
@@ -23,7 +23,7 @@ from fedclade.engines.remote.messages import Message, to_list, unpack_assignment
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeError
 
-PROTOCOL = 3  # the version of the messages
+PROTOCOL = 4  # the version of the messages
 # Committed snapshots that a node keeps: the server's last checkpoint may be one round behind.
 MAX_COMMITTED = 2
 
@@ -92,7 +92,7 @@ class Node:
         clients: Clients,
         names: list[str],
         context: NodeContext,
-        metrics: Mapping[str, ExampleLoss],
+        metrics: Mapping[str, AnyMetric],
         compatibility_info: Mapping[str, str],
         state_stores: Callable[[str], StateStore] | None = None,
         check: Callable[[], object] = lambda: None,
@@ -142,6 +142,11 @@ class Node:
             "names": self.names,
             "sizes": to_list(data.sizes),
             "test_sizes": to_list(data.test_sizes),
+            "validation_sizes": to_list(
+                torch.zeros_like(data.sizes)
+                if data.validation_sizes is None
+                else data.validation_sizes
+            ),
             "classes": data.classes,
             "metrics": list(self.metrics),
         }
@@ -259,7 +264,8 @@ class Node:
 
         The latest snapshot of a committed transaction counts, or that of this transaction if it had
         an earlier message. Other snapshots were never part of the run: the server crashed in that
-        round, or continued without this node's answer.
+        round, or continued without this node's answer. Of the older ones the snapshot that the
+        server may return to is kept.
         """
         header, sent = message.header, strip_prefix("client_state", message.tensors)
         initial, stored = (sent, []) if sent else self.state_store.load()
@@ -270,7 +276,7 @@ class Node:
                 "Client state is missing on this node; it will be reinitialized with the next"
                 " message."
             )
-        committed_ids = set(header["committed"])
+        committed_ids = list(header["committed"])
         committed = [snapshot for snapshot in stored if snapshot.transaction_id in committed_ids]
         current = [
             snapshot
@@ -278,7 +284,11 @@ class Node:
             if snapshot.transaction_id == header["transaction_id"]
             and snapshot.transaction_id not in committed_ids
         ]
-        snapshots = [*committed[-MAX_COMMITTED:], *current]
+        # The node may have written nothing in the retained transaction itself.
+        until = committed_ids[: _length_to(header["retained"], committed_ids)]
+        retained = [i for i, each in enumerate(committed) if each.transaction_id in until][-1:]
+        newest = range(max(0, len(committed) - MAX_COMMITTED), len(committed))
+        snapshots = [*(committed[i] for i in sorted({*retained, *newest})), *current]
         self.simulator.names = torch.tensor(header["numbers"], dtype=torch.int64)
         self.simulator.init_client_state(initial)
         if snapshots:
@@ -288,6 +298,11 @@ class Node:
 
 def _two_zeros(samples: Tensor) -> Tensor:
     return samples.new_zeros(2, *samples.shape[1:])
+
+
+def _length_to(name: str, names: list[str]) -> int:
+    """The length of the part of `names` that ends with `name`; 0 if it is not there."""
+    return names.index(name) + 1 if name in names else 0
 
 
 def describe_mismatch(server: Mapping[str, str], node: Mapping[str, str]) -> str:

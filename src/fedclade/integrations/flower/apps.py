@@ -23,8 +23,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import nn
 
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.augmentation import Augment
+from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import Inputs, as_inputs
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
 from fedclade.engines.remote.membership import ClientRecord, check_site
@@ -45,7 +47,9 @@ from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
-from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
+from fedclade.training.experiment_file import DataConfig
+from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import Result
 from fedclade.training.runner import TrainingRun
 from fedclade.training.setup import inject_context, measured, metrics_for
@@ -94,15 +98,22 @@ class AppSettings:
     method: Method
     local: LocalConfig
     run: TrainingConfig
+    server: ServerConfig
     federation: FederationSettings
+    data: DataConfig
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
-        tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
+        names = ("method", "local", "run", "server", "federation")
+        tables: dict[str, dict[str, Any]] = {name: {} for name in names}
+        # Only these keys of [data]: the user's function loads the data.
+        data = {"name": "federation"}
         for key, value in run_config.items():
             table, _, name = key.partition(".")
             if table in tables:
                 tables[table][name] = value
+            elif key in ("data.validation", "data.validation_seed"):
+                data[name] = value
         method = dict(tables["method"])
         name, extra = method.pop("name", "clade"), str(method.pop("settings", ""))
         try:
@@ -113,6 +124,9 @@ class AppSettings:
                 f" 'clusters = 3; shared_layers = \"trunk\"' ({error}).",
                 "method.settings",
             ) from error
+        names = tables["run"].get("metrics", "")
+        if isinstance(names, str):  # Flower's configuration has no lists
+            tables["run"]["metrics"] = [name.strip() for name in names.split(",") if name.strip()]
         run = {
             "clients_per_round": 1.0,
             "eval_every": 0,
@@ -127,7 +141,9 @@ class AppSettings:
             experiment_file.build(find("method", str(name), "method.name"), method, "method"),
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
+            experiment_file.build(ServerConfig, tables["server"], "server"),
             experiment_file.build(FederationSettings, federation, "federation"),
+            experiment_file.build(DataConfig, data, "data"),
         )
 
     def module(self, build_model: BuildModel) -> nn.Module:
@@ -141,7 +157,8 @@ def client_app(
     load_data: LoadData,
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
+    augment: Augment | None = None,
 ) -> ClientApp:
     """A ClientApp for all clients of a node.
 
@@ -151,6 +168,7 @@ def client_app(
         build_model: returns the model; server and nodes must build the same.
         loss: as in `fc.run`.
         metrics: as in `fc.run`.
+        augment: as in `fc.run`.
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
@@ -167,7 +185,7 @@ def client_app(
         )
         if key not in nodes:
             torch.set_num_threads(1)
-            nodes[key] = _node(context, load_data, build_model, loss, metrics)
+            nodes[key] = _node(context, load_data, build_model, loss, metrics, augment)
         return Message(
             records_from_message(nodes[key].answer(message_from_records(message.content))),
             reply_to=message,
@@ -181,7 +199,8 @@ def _node(
     load_data: LoadData,
     build_model: BuildModel,
     loss: ExampleLoss | None,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
+    augment: Augment | None = None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
     site = site_name(node_config, context.node_id)
@@ -190,13 +209,19 @@ def _node(
     # In the order of names: load_data may list a node's files in any order.
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
-    clients = from_arrays({name: by_name[name] for name in names})
-    objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
+    clients = settings.data.with_validation(from_arrays({name: by_name[name] for name in names}))
+    objective = Objective(
+        settings.module(build_model),
+        settings.local.loss_for(loss),
+        as_inputs(clients.metadata.x),
+        augment,
+    )
     evaluated = (
         objective,
         clients.metadata,
         metrics,
         torch.device("cpu"),
+        settings.run.metrics,
     )
     method = inject_context(settings.method, clients.metadata, settings.run.seed)
     base = node_config.get("home", os.environ.get("FEDCLADE_HOME", Path.home() / ".fedclade"))
@@ -255,8 +280,9 @@ def _secret(node_config: Mapping[str, Any], home: Path, method: Method) -> int:
 def server_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     probe: Inputs | None = None,
+    augment: Augment | None = None,
 ) -> ServerApp:
     """A ServerApp that runs the configured method.
 
@@ -265,13 +291,15 @@ def server_app(
         loss: as in `fc.run`.
         metrics: as in `fc.run`.
         probe: unlabelled inputs that the server has, for FLIS and PCA with a shared basis.
+        augment: as in `fc.run`; the nodes apply it.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = AppSettings.of(context.run_config)
-        result = serve(grid, settings, settings.module(build_model), loss, metrics, probe)
+        module = settings.module(build_model)
+        result = serve(grid, settings, module, loss, metrics, probe, augment)
         accuracy = result.summary["accuracy"]
         accuracy_text = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         _log.info(
@@ -290,8 +318,9 @@ def serve(
     settings: AppSettings,
     module: nn.Module,
     loss: ExampleLoss | None = None,
-    metrics: Mapping[str, ExampleLoss] | None = None,
+    metrics: UserMetrics | None = None,
     probe: Inputs | None = None,
+    augment: Augment | None = None,
 ) -> Result:
     """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
     base = Path(settings.federation.out).expanduser().resolve()
@@ -308,10 +337,11 @@ def serve(
     latest = base / f"run-{number}"
     if number and RunDirectory(latest).summary() is None:
         try:
-            return _serve_in(latest, grid, settings, module, loss, metrics, probe)
+            return _serve_in(latest, grid, settings, module, loss, metrics, probe, augment)
         except DifferentExperimentError as error:
             note(f"{error} It stays unchanged; this is a new run.")
-    return _serve_in(base / f"run-{number + 1}", grid, settings, module, loss, metrics, probe)
+    folder = base / f"run-{number + 1}"
+    return _serve_in(folder, grid, settings, module, loss, metrics, probe, augment)
 
 
 def _serve_in(
@@ -320,20 +350,22 @@ def _serve_in(
     settings: AppSettings,
     module: nn.Module,
     loss: ExampleLoss | None,
-    metrics: Mapping[str, ExampleLoss] | None,
+    metrics: UserMetrics | None,
     probe: Inputs | None,
+    augment: Augment | None,
 ) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     registry = ClientRegistry(folder / "federation.json")
     options = settings.federation
     fed = FlowerFederation(
         grid,
-        compatibility_info(Objective(module, loss)),
+        compatibility_info(Objective(module, settings.local.loss_for(loss), augment=augment)),
         deadline=options.deadline,
         min_nodes=options.min_nodes,
         run=registry.run,
         bind_clients_to_nodes=options.bind_clients_to_nodes,
         client_records=registry.client_records(),
+        validation_origin=settings.data.validation_origin,
         probe=probe,
         note=note,
     )
@@ -350,6 +382,8 @@ def _serve_in(
         loss,
         metrics,
         federation=fed,
+        augment=augment,
+        server=settings.server,
     )
 
     def on_round(row: RoundRecord) -> None:

@@ -20,9 +20,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
+from torch import nn
 
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import as_inputs
+from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
@@ -86,8 +88,9 @@ def simulate(
     experiment = experiment_file.experiment(tables)
     check_precision(experiment.engine.precision, torch.device("cpu"))
     objective = Objective(
-        module_for(experiment.model, clients.metadata, experiment.run.seed),
-        x=as_inputs(clients.metadata.x),
+        _module(experiment, clients.metadata),
+        experiment.local.loss_for(None),
+        as_inputs(clients.metadata.x),
         bf16=experiment.engine.precision == "bf16",
     )
     outcome: list[Result | BaseException] = []
@@ -162,13 +165,16 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
     objective = Objective(
-        module_for(experiment.model, metadata, experiment.run.seed),
-        x=as_inputs(metadata.x),
+        _module(experiment, metadata),
+        experiment.local.loss_for(None),
+        as_inputs(metadata.x),
         bf16=experiment.engine.precision == "bf16",
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
-    metrics = measured(objective, clients.metadata, None, torch.device("cpu"))
+    metrics = measured(
+        objective, clients.metadata, None, torch.device("cpu"), experiment.run.metrics
+    )
     home = Path(homes) / str(number)
     return Node(
         clients.only(ids),
@@ -181,6 +187,10 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
         compatibility_info(objective),
         lambda run: DiskStateStore(home, run),
     )
+
+
+def _module(experiment: experiment_file.Experiment, clients: ClientMetadata) -> nn.Module:
+    return module_for(experiment.model, clients, experiment.run.seed, experiment.local.loss)
 
 
 def _backend() -> Any:

@@ -22,6 +22,7 @@ from flwr.app import Message as FlowerMessage
 import fedclade as fc
 from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
 from fedclade.core.functional_model import Objective
+from fedclade.core.losses import mse
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import Node, StateSnapshot
@@ -240,6 +241,22 @@ def test_settings_of_an_app() -> None:
         0.5,
     )
     assert AppSettings.of({}).method == fc.Clade()
+    assert (AppSettings.of({}).data.validation, AppSettings.of({}).run.metrics) == (0.0, ())
+
+
+def test_validation_and_metrics_of_an_app() -> None:
+    actual = AppSettings.of(
+        {
+            "data.validation": 0.25,
+            "data.path": "own",
+            "run.metrics": "auroc, f1",
+            "run.patience": 2,
+            "run.eval_every": 1,
+        }
+    )
+    assert actual.data.validation_origin == {"validation": 0.25}
+    assert actual.run.metrics == ("auroc", "f1")
+    assert AppSettings.of({"run.metrics": ""}).run.metrics == ()
 
 
 @pytest.mark.parametrize(
@@ -252,6 +269,8 @@ def test_settings_of_an_app() -> None:
         ),
         ({"method.name": "ifca", "method.settings": "cluster = 3"}, "method.cluster"),
         ({"run.round": 3}, "run.round"),
+        ({"run.metrics": "auc"}, "run.metrics = ['auc']"),
+        ({"data.validation": 1.0}, "data.validation = 1.0"),
         ({"federation.nodes": 0}, "federation.nodes = 0"),
         ({"federation.deadline": 0}, "federation.deadline = 0.0"),
     ],
@@ -294,9 +313,14 @@ def test_numbers_outlast_the_server(tmp_path: Path) -> None:
     assert again.client_records() == [replace(record, node="", place=-1) for record in records]
 
 
-def node_of(load_data: Any, tmp_path: Path, **node_config: Any) -> Node:
+NODE_SIZES = (("a", 8), ("b", 3))
+
+
+def node_of(
+    load_data: Any, tmp_path: Path, run_config: dict[str, Any] | None = None, **node_config: Any
+) -> Node:
     context = SimpleNamespace(
-        run_config={}, node_id=77, node_config={"home": str(tmp_path), **node_config}
+        run_config=run_config or {}, node_id=77, node_config={"home": str(tmp_path), **node_config}
     )
     return _node(context, load_data, lambda: MLP(4).build((3,), 2), None, None)  # type: ignore[arg-type]
 
@@ -316,6 +340,47 @@ def test_a_node_lists_its_clients_by_name(tmp_path: Path) -> None:
     assert float(one.clients.arrays("ward-a")[0][0, 0]) == 1.0
     listed = node_of(lambda config: list(arrays.values()), tmp_path)
     assert listed.names == ["0", "1"]
+
+
+def test_a_node_has_the_loss_of_the_settings_and_the_augmentation_of_the_app(
+    tmp_path: Path,
+) -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.cat([a, b], -1))
+
+    x = {"a": torch.zeros(4, 1), "b": torch.zeros(4, 2)}
+    context = SimpleNamespace(
+        run_config={"local.loss": "mse"}, node_id=77, node_config={"home": str(tmp_path)}
+    )
+    node = _node(context, lambda config: [(x, torch.arange(4.0))], Two, None, None, dict)  # type: ignore[arg-type]
+    objective = node.context.objective
+    assert objective.example_loss is mse
+    assert objective.augment is dict
+    server = Objective(Two(), mse, augment=dict)
+    assert node.compatibility_info == compatibility_info(server)
+    assert node.compatibility_info != compatibility_info(Objective(Two(), mse))
+    answer = node.answer(Message({"kind": "register"}))
+    assert answer.header["inputs"] == "dict"
+    assert set(answer.tensors) == {"x/a", "x/b", "y"}
+
+
+def test_a_node_keeps_validation_data_as_clients_in_python_do(tmp_path: Path) -> None:
+    arrays = {name: (torch.randn(size, 3), torch.arange(size) % 2) for name, size in NODE_SIZES}
+    node = node_of(lambda config: arrays, tmp_path, {"data.validation": 0.25})
+    expected = fc.data.from_arrays(arrays).with_validation(0.25)
+    assert node.clients.validation is not None
+    assert expected.validation is not None
+    assert torch.equal(node.clients.validation.index, expected.validation.index)
+    assert node.clients.sizes.tolist() == [6, 3]
+    registration = node.answer(Message({"kind": "register"})).header
+    assert registration["sizes"] == [6, 3]
+    assert registration["validation_sizes"] == [2, 0]
+    assert node_of(lambda config: arrays, tmp_path).clients.validation is None
 
 
 def test_a_site_has_the_name_in_the_configuration_or_its_partition() -> None:

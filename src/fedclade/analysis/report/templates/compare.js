@@ -15,6 +15,13 @@ function drawCompare() {
     ...(several ? [{ label: "Seeds", value: (row) => row.runs.length, numeric: true }] : []),
     { label: withUnit(data.metric.label), value: (row) => row.score, numeric: true, format: (value, row) => scoreText(value, row) },
     column("Worst tenth", "worst", (value) => (data.metric.unit ? fixed(value) : number(value))),
+    column(`${data.metric.label}, validation data`, "validation", (value) => (data.metric.unit ? fixed(value) : number(value))),
+    ...[...new Set(rows.flatMap((row) => Object.keys(row.own)))].map((name) => ({
+      label: name,
+      value: (row) => row.own[name] ?? null,
+      numeric: true,
+      format: (value) => number(value),
+    })),
     column("Variance", "variance", (value) => fixed(value)),
     column("Groups", "clusters", (value) => number(value, 3)),
     column("True groups (ARI)", "ari", (value) => fixed(value, 2)),

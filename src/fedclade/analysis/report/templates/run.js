@@ -44,10 +44,14 @@ function tiles(run) {
     ["Method", run.method],
     ["Clients", number(summary.clients)],
     ["Groups", number(summary.clusters ?? run.rounds.clusters.at(-1))],
-    [data.metric.label, metricText(known(run.rounds.value).at(-1))],
+    [data.metric.label, metricText(summary[data.metric.key] ?? known(run.rounds.value).at(-1))],
     ["Worst tenth", metricText(worst)],
+    [`${data.metric.label}, validation data`, metricText(summary[`validation_${data.metric.key}`] ?? known(run.rounds.validation).at(-1))],
+    ...run.ownMetrics.map(({ name, value }) => [name, number(value)]),
     ["True groups (ARI)", summary.ari === null || summary.ari === undefined ? null : fixed(summary.ari, 2)],
     ["Rounds", number(run.rounds.round.at(-1))],
+    ["Stopped by", summary.stopped ?? null],
+    ["Selected round", summary.selected_round === summary.rounds ? null : number(summary.selected_round)],
     ["Sent by clients", bytes(run.rounds.up.at(-1))],
     ["Sent to clients", bytes(run.rounds.down.at(-1))],
     ["Seconds", number(run.rounds.seconds.at(-1), 3)],
@@ -57,12 +61,13 @@ function tiles(run) {
 }
 
 function learning(run) {
-  const { round, value, train, worst } = run.rounds;
+  const { round, value, train, validation, worst } = run.rounds;
   const points = (column) => round.map((at, place) => [at, column[place]]).filter(([, y]) => y !== null);
   const series = [
     { name: "mean client", index: 0, points: points(value) },
     { name: "worst tenth", index: 1, points: points(worst) },
     { name: "mean client, training data", index: 7, points: points(train), dashed: true },
+    { name: "mean client, validation data", index: 2, points: points(validation), dashed: true },
   ];
   const { label } = data.metric;
   const any = series.some((line) => line.points.length) || run.byGroup;
@@ -73,6 +78,13 @@ function learning(run) {
     yLabel: withUnit(label),
     series,
     format: metricText,
+    zoom: true,
+  });
+  lines("learning-metrics", {
+    label: "Other metrics of the mean client by round",
+    xLabel: "Round",
+    yLabel: "Value",
+    series: run.ownMetrics.map(({ name, points }, index) => ({ name, index, points })),
     zoom: true,
   });
   const of = run.byGroup?.of ?? "accuracy";
@@ -170,6 +182,10 @@ function fairness(run) {
     ...(clients.truth ? [{ label: "True group", value: (place) => clients.truth[place], numeric: true }] : []),
     { label: "Examples", value: (place) => clients.examples[place], numeric: true },
     ...(clients.value ? [{ label: withUnit(label), value: (place) => clients.value[place], numeric: true, format: shortMetric }] : []),
+    ...(clients.validation
+      ? [{ label: `${label}, validation data`, value: (place) => clients.validation[place], numeric: true, format: shortMetric }]
+      : []),
+    ...Object.entries(clients.own).map(([name, values]) => ({ label: name, value: (place) => values[place], numeric: true, format: (value) => number(value) })),
     { label: "Labels", value: (place) => mixOf(run, clients.id[place]) },
   ];
   table("clients-table", { caption: `Clients${some}${chosen.group === null ? "" : ` of ${groupName(chosen.group)}`}`, columns, rows: at });
