@@ -18,6 +18,7 @@ from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import fold_in, hash_bits
+from fedclade.errors import require
 from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
 
 SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
@@ -64,7 +65,7 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     if kind == "gradient":
         is_large = outputs * (inputs + 1) * size > LARGEST_PROJECTION
         onto = projection(key, outputs if is_large else outputs * (inputs + 1), size, device)
-        onto_h = projection(fold_in(key, "inputs"), inputs + 1, size, device) * math.sqrt(size)
+        onto_h = math.sqrt(size) * projection(fold_in(key, "inputs"), inputs + 1, size, device)
 
         def gradient(params: Tree, batch: Batch) -> Tensor:
             h, z = objective.features(params, batch.x)
@@ -90,6 +91,12 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
         return torch.cat([u(params, batch), u(params, batch) ** 2], -1)
 
     def joint(params: Tree, batch: Batch) -> Tensor:
+        require(
+            batch.y.ndim == 1,
+            "method.signature",
+            kind,
+            "needs one label for each sample, and these are sequences; use 'gradient'",
+        )
         values = torch.cat([torch.ones_like(batch.weight[:, None]), u(params, batch)], -1)
         classes = F.one_hot(batch.y, outputs).to(values.dtype)
         return torch.einsum("bc,bu->bcu", classes, values).flatten(1)

@@ -315,3 +315,16 @@ def test_clade_has_signatures_of_frozen_and_of_adapted_heads(
     result = fc.run(fc.Clade(), next_words(), adapted(gpt2(), targets=targets), **RUN)
     assert len(result.clusters) == CLIENTS
     assert int(result.clusters.min()) >= 0
+
+
+@pytest.mark.parametrize(
+    ("method", "field"),
+    [
+        (fc.Clade(signature="joint"), "method.signature"),  # sequences have no one label
+        (fc.LGFedAvg(), "base_model.model.lm_head"),  # a frozen head cannot be shared
+    ],
+    ids=["joint", "lg_fedavg"],
+)
+def test_what_a_frozen_language_model_cannot_do_is_named(method: fc.Method, field: str) -> None:
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == field):
+        fc.run(method, next_words(), adapted(gpt2()), **RUN)

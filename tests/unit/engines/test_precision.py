@@ -46,13 +46,15 @@ class Convolutional(nn.Module):
         return outputs
 
 
-@pytest.mark.parametrize("model", ["mlp", "convolutional", "columns"])
+@pytest.mark.parametrize("model", ["mlp", "convolutional", "columns", "client by client"])
 @pytest.mark.usefixtures("with_bf16")
 def test_accuracy_is_within_a_point_and_the_same_seed_gives_the_same_bytes(
     model: str, digits: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if model == "columns":  # as on CUDA
+    if model in ("columns", "client by client"):  # as on CUDA
         monkeypatch.setattr(activation_taps, "in_columns", lambda x: True)
+        large = model == "client by client"
+        monkeypatch.setattr(activation_taps, "is_large", lambda layer, x, columns: large)
 
     def run(precision: Any) -> fc.Result:
         torch.manual_seed(0)

@@ -75,17 +75,20 @@ class _Conv2d(nn.Conv2d):
         if passing is None or not in_columns(x):
             return super().forward(x)
         is_plain = _is_plain(self)
-        if is_large(self, x, columns=is_plain):
-            outputs: Tensor = PerClientConvolution.apply(x, self.weight, settings_of(self))  # type: ignore[no-untyped-call]
-            return outputs if self.bias is None else outputs + self.bias[:, None, None]
-        if not is_plain:
+        alone = is_large(self, x, columns=is_plain)
+        if not alone and not is_plain:
             return super().forward(x)
-        assert not isinstance(self.padding, str)
-        weight = self.weight.permute(0, 2, 3, 1)
-        if torch.is_autocast_enabled(x.device.type):  # autocast has no rule for it
+        weight, bias = self.weight, self.bias
+        if torch.is_autocast_enabled(x.device.type):  # autocast has no rule for these functions
             x, weight = x.bfloat16(), weight.bfloat16()
+            bias = None if bias is None else bias.bfloat16()
+        if alone:
+            outputs: Tensor = PerClientConvolution.apply(x, weight, settings_of(self))  # type: ignore[no-untyped-call]
+            return outputs if bias is None else outputs + bias[:, None, None]
+        assert not isinstance(self.padding, str)
+        weight = weight.permute(0, 2, 3, 1)
         outputs, columns = Convolution.apply(x.movedim(1, -1), weight, *self.padding)  # type: ignore[no-untyped-call]
-        outputs = outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
+        outputs = outputs if bias is None else outputs + bias
         return passing.through(self.path, columns, outputs).movedim(-1, 1)
 
 
