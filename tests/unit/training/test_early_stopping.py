@@ -16,9 +16,9 @@ import torch
 import fedclade as fc
 from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
 from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import as_inputs
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data import Clients
-from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.remote.federation import RemoteFederation
 from fedclade.engines.remote.node import InMemoryStateStore, Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError
