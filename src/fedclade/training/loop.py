@@ -63,10 +63,10 @@ def _restore(setup: RunSetup, last: Checkpoint) -> State:
     device = setup.engine.device
     try:
         state = checkpoint.restore(setup.method.state, last.state)
-        models, server_state = (
-            {name: value.to(device) for name, value in tree.items()}
-            for tree in (state.models, state.server_state)
-        )
+        # A file has its names in alphabetical order, and CFL's secret order depends on theirs.
+        names = dict.fromkeys((*setup.objective.names, *state.models))
+        models = {name: state.models[name].to(device) for name in names if name in state.models}
+        server_state = {name: value.to(device) for name, value in state.server_state.items()}
         state = replace(state, models=models, server_state=server_state)
         setup.engine.client_state.restore(last.memory, last.round)
     except (KeyError, RuntimeError) as error:
