@@ -141,7 +141,7 @@ def served_state(state: S) -> S:
     keeps them (`serve_mean`), else the models themselves.
     """
     mean = strip_prefix("mean", state.server_state)
-    return replace(state, models=mean) if mean else state
+    return replace(state, models={name: mean[name] for name in state.models}) if mean else state
 
 
 def require_updated(fed: Federation, before: State, after: State) -> None:

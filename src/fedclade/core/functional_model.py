@@ -508,9 +508,9 @@ class Objective:
         with _layer_of_failure(self.module) as where:
             try:
                 return self.outputs(self.params(), x)
-            except InvalidInputError:
-                raise
             except Exception as error:
+                if isinstance(error, InvalidInputError) and error.field == "model":
+                    raise
                 raise InvalidInputError(
                     f"model{where()}: it cannot take inputs of shape {describe_inputs(x)}: {error}",
                     "model",

@@ -42,7 +42,7 @@ NEEDS: dict[Needs, str] = {
     "probe": "each client's trained model in clear, which it runs on probe data",
 }
 Groups: TypeAlias = Literal["none", "given", "found", "known"]
-COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKG") + "."
+COST_LEGEND = "; ".join(f"{letter}: {SYMBOLS[letter]}" for letter in "WKGV") + "."
 GROUPS: dict[Groups, str] = {
     "none": "makes none",
     "given": "needs their number",

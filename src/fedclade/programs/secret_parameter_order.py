@@ -46,12 +46,13 @@ def revealed(models: Tree, secret: int, statistics: tuple[str, ...] = ()) -> Tre
 
 def _reordered(models: Tree, statistics: tuple[str, ...], order: Callable[[int], Tensor]) -> Tree:
     result: Tree = {}
-    for names in ([name for name in models if name not in statistics], statistics):
+    for names in (models.keys() - set(statistics), statistics):
         if names:
-            part = {name: models[name] for name in names}
+            # Sorted: a tree from a checkpoint has its names in another order.
+            part = {name: models[name] for name in sorted(names)}
             rows = flatten(part)
             result |= unflatten(rows[:, order(rows.shape[1]).to(rows.device)], part)
-    return result
+    return {name: result[name] for name in models}
 
 
 @serializable_program
