@@ -46,13 +46,12 @@ def revealed(models: Tree, secret: int, statistics: tuple[str, ...] = ()) -> Tre
 
 def _reordered(models: Tree, statistics: tuple[str, ...], order: Callable[[int], Tensor]) -> Tree:
     result: Tree = {}
-    for names in (models.keys() - set(statistics), statistics):
+    for names in ([name for name in models if name not in statistics], statistics):
         if names:
-            # Sorted: a tree from a checkpoint has its names in another order.
-            part = {name: models[name] for name in sorted(names)}
+            part = {name: models[name] for name in names}
             rows = flatten(part)
             result |= unflatten(rows[:, order(rows.shape[1]).to(rows.device)], part)
-    return {name: result[name] for name in models}
+    return result
 
 
 @serializable_program

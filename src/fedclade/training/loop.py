@@ -86,19 +86,11 @@ def _restore(setup: RunSetup, last: Checkpoint) -> Progress:
 def _restored_state(setup: RunSetup, last: Checkpoint, stored: Tree) -> State:
     device = setup.engine.device
     try:
-<<<<<<< HEAD
         state = checkpoint.restore(setup.method.state, stored)
-        models, server_state = (
-            {name: value.to(device) for name, value in tree.items()}
-            for tree in (state.models, state.server_state)
-        )
-=======
-        state = checkpoint.restore(setup.method.state, last.state)
         # A file has its names in alphabetical order, and CFL's secret order depends on theirs.
         names = dict.fromkeys((*setup.objective.names, *state.models))
         models = {name: state.models[name].to(device) for name in names if name in state.models}
         server_state = {name: value.to(device) for name, value in state.server_state.items()}
->>>>>>> i20-B
         state = replace(state, models=models, server_state=server_state)
         setup.engine.client_state.restore(last.memory, last.round)
     except (KeyError, RuntimeError) as error:
