@@ -22,28 +22,30 @@ class Accumulator:
 
     Args:
         reduce: the sums.
-        segments: the segments to sum; None for all.
+        all_segments: whether to have sums of all segments, or only of those with a client in the
+            replies that `add` gets, once.
     """
 
-    def __init__(self, reduce: SegmentSum, segments: Tensor | None = None) -> None:
+    def __init__(self, reduce: SegmentSum, all_segments: bool = True) -> None:
         self.reduce = reduce
-        self.segments = torch.arange(reduce.num_segments) if segments is None else segments
-        self._weight = ExactSum(len(self.segments), 1, torch.device("cpu"))
+        self._all_segments, self._segments = all_segments, torch.arange(reduce.num_segments)
+        self._weights: list[Tensor] = []  # (clients, all segments) for each chunk
         self._rows: ExactSum | None = None  # the sums of packed rows
         self._empty: Tree = {}  # the summed outputs of 0 clients: their names and shapes
 
     @classmethod
     def of_chunk(cls, reduce: SegmentSum, places: Tensor, reply: Tree) -> Accumulator:
         """The sums of one chunk, of the segments with a client in it."""
-        weighted = contribution_matrix(reduce, places, reply).any(0)
-        chunk = cls(reduce, torch.nonzero(weighted).flatten())
+        chunk = cls(reduce, all_segments=False)
         chunk.add(places, reply)
         return chunk
 
     @property
     def weight(self) -> Tensor:
         """(segments,) the sum of the weights."""
-        return self._weight.total().flatten()
+        none = torch.zeros(1, self.reduce.num_segments, dtype=torch.float64)
+        columns = torch.cat([none, *self._weights]).T.tolist()
+        return torch.tensor([math.fsum(column) for column in columns], dtype=torch.float64)
 
     @property
     def sums(self) -> Tree:
@@ -71,11 +73,13 @@ class Accumulator:
         if not len(places):
             return
         matrix = contribution_matrix(self.reduce, places, reply)
-        terms = Terms.of(matrix[:, self.segments])
+        if not self._all_segments:
+            self._segments = torch.nonzero(matrix.any(0)).flatten()
         summed = {name: reply[name] for name in self.keys(reply)}
         if summed:
+            terms = Terms.of(matrix[:, self._segments])
             self._rows_like(summed).add(_parts(summed), terms)
-        self._weight.add([torch.ones(len(places), 1)], terms)
+        self._weights.append(matrix)
 
     def merge(self, chunk: Accumulator) -> None:
         """Add the sums of other clients. If memory runs out, nothing has been added.
@@ -84,14 +88,14 @@ class Accumulator:
             chunk: the sums of some of the segments.
         """
         if chunk._rows is not None:
-            self._rows_like(chunk._empty).merge(chunk._rows, chunk.segments)
-        self._weight.merge(chunk._weight, chunk.segments)
+            self._rows_like(chunk._empty).merge(chunk._rows, chunk._segments)
+        self._weights += chunk._weights
 
     def _rows_like(self, summed: Tree) -> ExactSum:
         """The sums of packed rows, which are made for the first reply."""
         if self._rows is None:
             device = next(iter(summed.values())).device
-            self._rows = ExactSum(len(self.segments), column_offsets(summed)[-1], device)
+            self._rows = ExactSum(len(self._segments), column_offsets(summed)[-1], device)
             self._empty = {
                 name: value.new_empty(0, *value.shape[1:]) for name, value in summed.items()
             }

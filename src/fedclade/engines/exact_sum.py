@@ -142,7 +142,8 @@ class ExactSum:
 
     def total(self, begin: int = 0, end: int | None = None) -> Tensor:
         """The sums of these columns, in a tensor that nothing else uses."""
-        self._carry(self._buffer())
+        if self._terms_since_carry:
+            self._carry(self._buffer())
         first, second, third = self._bins[..., begin:end]
         result = torch.add(second, third, alpha=1 / _BASE)
         return result.mul_(1 / _BASE).add_(first).mul_(_UNIT)
@@ -154,8 +155,6 @@ class ExactSum:
 
     def _carry(self, buffer: Tensor) -> None:
         """Reduce the lower bins to [-_BASE / 2, _BASE / 2). `buffer` is a temporary tensor."""
-        if not self._terms_since_carry:
-            return
         self._terms_since_carry = 0
         for begin, end in self._blocks(self._bins.shape[1]):
             bins = self._bins[..., begin:end]
