@@ -509,7 +509,7 @@ class Objective:
             try:
                 return self.outputs(self.params(), x)
             except Exception as error:
-                if isinstance(error, InvalidInputError) and error.field == "model":
+                if isinstance(error, InvalidInputError) and not where():  # not of a layer
                     raise
                 raise InvalidInputError(
                     f"model{where()}: it cannot take inputs of shape {describe_inputs(x)}: {error}",
