@@ -195,7 +195,7 @@ def training(settings: dict[str, Setting], quick: bool) -> Study:
                 assert clients.probe is not None
                 inputs = {
                     "noise": noise(clients.shape, seed),
-                    "images": fc.data.federated_dataset.as_inputs(clients.probe[:MC_SAMPLES]),
+                    "images": fc.core.inputs.as_inputs(clients.probe[:MC_SAMPLES]),
                 }
                 for number, weights in trained(clients, local, at[-1], seed):
                     if number in at:

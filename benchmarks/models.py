@@ -137,7 +137,7 @@ JOBS = {
         20,
         10,
     ),
-    "leaf_cnn": Job(lambda: fc.models.LeafCNN().build((1, 28, 28), 10), (1, 28, 28), 10, 10, 10),
+    "leaf_cnn": Job(lambda: fc.models.LeafCNN().build((1, 28, 28), 10), (1, 28, 28), 40, 50, 10),
     "resnet18_gn": Job(lambda: resnet18(group_norm), (3, 32, 32), 10, 10, 20),
     "resnet18_bn": Job(lambda: resnet18(nn.BatchNorm2d), (3, 32, 32), 10, 10, 20),
     "resnet18_gn_large": Job(lambda: resnet18(group_norm), (3, 32, 32), 20, 4, 64),

@@ -8,7 +8,6 @@ fedclade run quickstart --import examples/ditto.py --set method.name=ditto
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 import fedclade as fc
@@ -16,7 +15,6 @@ from fedclade.core import (
     Batch,
     Federation,
     LocalTraining,
-    ModelAssignment,
     Program,
     State,
     Tree,
@@ -111,10 +109,8 @@ class Ditto(fc.FedAvg):
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
         return fedavg_round(fed, train_both(self.local, self.lam), state, cohort, key)
 
-    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
-        return ModelAssignment(
-            state.models, torch.zeros_like(ids), local_params=tuple(state.models)
-        )
+    def local_params(self) -> tuple[str, ...]:
+        return self.local.objective.names
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedclade.analysis.export import export
     from fedclade.analysis.report import write_report as report
     from fedclade.conformance.runner import check_method
-    from fedclade.core.functional_model import accuracy, cross_entropy
+    from fedclade.core.losses import accuracy, cross_entropy
     from fedclade.engines.simulator import Simulator
     from fedclade.errors import (
         FedcladeError,
@@ -114,7 +114,7 @@ _MODULES = {
     "fedclade.analysis.export": "export",
     "fedclade.analysis.report": "report",
     "fedclade.conformance.runner": "check_method",
-    "fedclade.core.functional_model": "accuracy cross_entropy",
+    "fedclade.core.losses": "accuracy cross_entropy",
     "fedclade.engines.simulator": "Simulator",
     "fedclade.errors": (
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"

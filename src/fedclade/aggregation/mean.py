@@ -35,8 +35,9 @@ def weighted_mean(
     empty = bool((weights <= 0).any())
     weights = weights.to(next(iter(sums.values())).device)
     buffer = packed(sums)
-    if buffer is not None and not empty and list(sums) == list(fallback):
-        return unpacked((buffer / weights[:, None]).to(next(iter(fallback.values())).dtype), sums)
+    dtypes = {value.dtype for value in fallback.values()}
+    if buffer is not None and not empty and list(sums) == list(fallback) and len(dtypes) == 1:
+        return unpacked((buffer / weights[:, None]).to(dtypes.pop()), sums)
     result = {}
     for name, old in fallback.items():
         total = sums[name]

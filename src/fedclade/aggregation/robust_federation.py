@@ -14,6 +14,7 @@ from fedclade.core.federation import (
     Federation,
     ModelAssignment,
     SegmentSum,
+    ServerUpdate,
     contribution_matrix,
 )
 from fedclade.core.program import AnyProgram
@@ -36,6 +37,10 @@ class RobustFederation:
     @property
     def sizes(self) -> Tensor:
         return self.federation.sizes
+
+    @property
+    def server_update(self) -> ServerUpdate:
+        return self.federation.server_update
 
     def map(
         self,

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedclade.cli.console import out_console, print_out
 from fedclade.cli.options import DataRootOption
+from fedclade.core.inputs import shape_of
 from fedclade.errors import FedcladeError, InvalidInputError, nearest
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def _differences(published: Published, data: Dataset) -> list[str]:
     if published.texts or len(published.samples) < 2:
         return []
     expected = (*published.samples, published.shape, published.classes)
-    actual = (len(data.y_train), len(data.y_test), tuple(data.x_train.shape[1:]), data.classes)
+    actual = (len(data.y_train), len(data.y_test), shape_of(data.x_train), data.classes)
     names = ("training samples", "test samples", "shape", "classes")
     return [
         f"{name}: expected {published_size}, found {size}"
@@ -217,7 +218,7 @@ def _differences(published: Published, data: Dataset) -> list[str]:
 
 
 def _size_text(data: Dataset) -> str:
-    shape = " × ".join(map(str, data.x_train.shape[1:]))
+    shape = " × ".join(map(str, shape_of(data.x_train) or ()))
     return (
         f"{len(data.y_train):,} + {len(data.y_test):,} samples of {shape}, {data.classes} classes"
     )

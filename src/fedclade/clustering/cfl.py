@@ -21,6 +21,7 @@ from fedclade.clustering.cosine import cosine
 from fedclade.clustering.graph import check_symmetric
 from fedclade.clustering.linkage import cut_number
 from fedclade.clustering.linkage import linkage as linkage_matrix
+from fedclade.core.method_state import State
 from fedclade.errors import require
 
 UNASSIGNED = -1
@@ -154,7 +155,7 @@ def update_norms(updates: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ParameterTree:
+class ParameterTree(State):
     """A tree of models that grows by splitting leaves in two, and the clients in its leaves.
 
     Node 0 is the root. Children have higher numbers than their parent. The models of leaves are
@@ -177,8 +178,6 @@ class ParameterTree:
         latest_at: (clients,) the node in which the client made its latest update, or -1.
     """
 
-    models: dict[str, Tensor]
-    cluster_ids: Tensor
     parent: Tensor
     age: Tensor
     scale: Tensor
@@ -302,11 +301,9 @@ class ParameterTree:
         def two_more(values: Tensor, new: int) -> Tensor:
             return torch.cat([values, values.new_full((2,), new)])
 
+        rows = torch.cat([torch.arange(len(self)), torch.tensor([node, node])])
         return replace(
-            self,
-            models={
-                name: torch.cat([value, value[[node, node]]]) for name, value in self.models.items()
-            },
+            self.at_rows(rows),
             cluster_ids=cluster.index_copy(0, ids, child),
             parent=two_more(self.parent, node),
             age=two_more(self.age, 0),
@@ -329,8 +326,7 @@ class ParameterTree:
             return torch.where(label < 0, label, new_number[label])
 
         return replace(
-            self,
-            models={name: value[remaining] for name, value in self.models.items()},
+            self.at_rows(torch.nonzero(remaining).flatten()),
             cluster_ids=renumbered(self.cluster_ids),
             parent=renumbered(self.parent[remaining]),
             age=self.age[remaining],

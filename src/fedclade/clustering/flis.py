@@ -17,6 +17,7 @@ from torch.func import vmap
 from fedclade.clustering.cosine import cosine
 from fedclade.clustering.linkage import ROUNDING, cut_height
 from fedclade.clustering.linkage import linkage as linkage_matrix
+from fedclade.core.inputs import Inputs, map_inputs, samples_in, select
 from fedclade.errors import require
 
 # How many models and samples run at a time: bounds the memory of their activations.
@@ -24,9 +25,9 @@ MODELS_PER_CHUNK, SAMPLES_PER_CHUNK = 8, 256
 
 
 def predictions(
-    outputs: Callable[[dict[str, Tensor], Tensor], Tensor],
+    outputs: Callable[[dict[str, Tensor], Inputs], Tensor],
     models: dict[str, Tensor],
-    inputs: Tensor,
+    inputs: Inputs,
     labels: Literal["onehot", "soft"],
 ) -> Tensor:
     """(M, samples × classes) the predictions B_i of each model, on the models' device.
@@ -40,7 +41,11 @@ def predictions(
     """
     first = next(iter(models.values()))
     run = vmap(outputs, in_dims=(0, None))
-    samples = torch.split(inputs.to(first.device), SAMPLES_PER_CHUNK)
+    on_device = map_inputs(lambda value: value.to(first.device), inputs)
+    samples = [
+        select(on_device, slice(start, start + SAMPLES_PER_CHUNK))
+        for start in range(0, samples_in(inputs), SAMPLES_PER_CHUNK)
+    ]
     rows = []
     for start in range(0, len(first), MODELS_PER_CHUNK):
         chunk = {name: value[start : start + MODELS_PER_CHUNK] for name, value in models.items()}

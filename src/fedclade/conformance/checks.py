@@ -16,6 +16,7 @@ from torch import Tensor
 from fedclade.conformance.example_clients import first_clients, ragged_clients, small_digits
 from fedclade.conformance.method_run import MethodUnderTest, cohorts_of
 from fedclade.core.cost_formula import evaluate_cost
+from fedclade.core.inputs import map_inputs
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, tree_map
 from fedclade.core.rng import fold_in
@@ -25,7 +26,7 @@ from fedclade.methods import METHODS
 from fedclade.methods.base import Method, Needs, hyperparameters
 
 CHUNKS = (1, 2, 5)
-RTOL, ATOL = 1e-5, 1e-6  # of models on two engines: sums are formed in another order
+RTOL, ATOL = 1e-5, 1e-6  # of models on two engines
 
 
 class ConformanceError(FedcladeError, AssertionError):
@@ -306,7 +307,7 @@ def new_clients_are_added(method: MethodUnderTest) -> None:
     )
     before = state.cluster_ids[known]
     joining = torch.cat([unknown, torch.arange(3, len(everyone))])
-    state = later.method.add_clients(later.fed, state, joining, key=fold_in(0, "admit"))
+    state = later.method.add_clients(later.view, state, joining, key=fold_in(0, "admit"))
     _require(
         len(state.cluster_ids) == len(everyone),
         "add_clients must return a state with all clients: use"
@@ -346,7 +347,7 @@ def round_can_be_repeated(method: MethodUnderTest) -> None:
     run, once = method.start(), method.start()
     everyone = torch.arange(len(run.clients))
     state = run.init()
-    run.method.round(run.fed, state, everyone, fold_in(0, "round", 1))
+    run.method.round(run.view, state, everyone, fold_in(0, "round", 1))
     run.fed.client_state.rollback()
     repeated = run.round(state, 1, everyone)
     _require(
@@ -362,7 +363,7 @@ def uses_no_test_data(method: MethodUnderTest) -> None:
     generator = torch.Generator().manual_seed(0)
     noise = replace(
         clients,
-        x_test=torch.randn(clients.x_test.shape, generator=generator),
+        x_test=map_inputs(lambda x: torch.randn(x.shape, generator=generator), clients.x_test),
         y_test=torch.zeros_like(clients.y_test),
     )
     served = []
@@ -390,10 +391,10 @@ def traffic_is_as_declared(method: MethodUnderTest) -> None:
     run = method.start()
     state = run.rounds(run.init(), torch.arange(len(run.clients)))
     state, cohort = run.method.prepare_cohort(
-        run.fed, state, torch.arange(0, len(run.clients), 2), fold_in(0, "admit", 2)
+        run.view, state, torch.arange(0, len(run.clients), 2), fold_in(0, "admit", 2)
     )
     symbols, before = run.method.cost_symbols(state), replace(run.fed.traffic)
-    run.method.round(run.fed, state, cohort, fold_in(0, "round", 2))
+    run.method.round(run.view, state, cohort, fold_in(0, "round", 2))
     for name, counted in (
         ("upload_cost", run.fed.traffic.up - before.up),
         ("download_cost", run.fed.traffic.down - before.down),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedclade.conformance.example_clients import ragged_clients
 from fedclade.conformance.in_process_federation import InProcessFederation
@@ -23,7 +24,8 @@ from fedclade.engines.simulator import Faults, Simulator
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder, NeedsSecret
 from fedclade.models import MLP
-from fedclade.training.setup import inject_context
+from fedclade.training.config import BatchNorm, LocalConfig
+from fedclade.training.setup import inject_context, own_batch_norm_of
 
 EngineName: TypeAlias = Literal["simulator", "remote"]
 ENGINES: tuple[EngineName, ...] = ("simulator", "remote")
@@ -41,6 +43,7 @@ class MethodRun:
         engine: the name of the engine.
         clients: the clients' data.
         faults: changes or drops replies.
+        batch_norm: for a model with BatchNorm layers, how they are treated; None for an MLP.
         options: options of the engine.
     """
 
@@ -50,12 +53,14 @@ class MethodRun:
         engine: EngineName,
         clients: Clients,
         faults: Faults | None = None,
+        batch_norm: BatchNorm | None = None,
         **options: Any,
     ) -> None:
         # Methods that need true groups get some.
         groups = torch.arange(len(clients)) % 2 if clients.groups is None else clients.groups
         with_context = inject_context(method, replace(clients, groups=groups).metadata, seed=0)
-        self.clients, self.objective = clients, _objective(clients)
+        self.clients, self.batch_norm = clients, batch_norm
+        self.objective = _objective(clients, batch_norm)
         self.method: Method = with_context.with_local_config(
             LocalTraining(self.objective, lr=0.05, batch_size=4, epochs=2)
         )
@@ -64,8 +69,15 @@ class MethodRun:
             self.fed = Simulator(clients, faults=faults, **options)
         else:
             self.fed = InProcessFederation(clients, self._node_context(), faults, **options)
+        self.own = own_batch_norm_of(
+            self.method, self.objective, LocalConfig(batch_norm=batch_norm or "average")
+        )
+        self.view = self.own.federation(self.fed)  # what the method works with
         self.params = self.objective.params()
-        self.fed.init_client_state(self.method.initial_client_state(self.params))
+        self.fed.init_client_state(
+            self.method.initial_client_state(self.own.shared(self.params))
+            | self.own.client_state(self.params)
+        )
 
     def _node_context(self) -> NodeContext:
         module = self.method.encoder_module if isinstance(self.method, NeedsEncoder) else None
@@ -77,16 +89,18 @@ class MethodRun:
 
     def init(self) -> State:
         """The state before the first round."""
-        state: State = self.method.init(self.fed, self.params, key=fold_in(0, "init"))
+        state: State = self.method.init(
+            self.view, self.own.shared(self.params), key=fold_in(0, "init")
+        )
         self.fed.client_state.commit(0)
         return state
 
     def round(self, state: State, number: int, cohort: Tensor) -> State:
         """The state after one round."""
         state, cohort = self.method.prepare_cohort(
-            self.fed, state, cohort, fold_in(0, "admit", number)
+            self.view, state, cohort, fold_in(0, "admit", number)
         )
-        state = self.method.round(self.fed, state, cohort, fold_in(0, "round", number))
+        state = self.method.round(self.view, state, cohort, fold_in(0, "round", number))
         self.fed.client_state.commit(number)
         return state
 
@@ -102,14 +116,14 @@ class MethodRun:
         unknown = ids[state.cluster_ids[ids] == UNKNOWN]
         if len(unknown):
             key = fold_in(0, "admit", _FAR_ROUND)
-            state = self.method.add_clients(self.fed, state, unknown, key)
+            state = self.method.add_clients(self.view, state, unknown, key)
         known = ids[state.cluster_ids != UNKNOWN]
         memory = (
             self.fed.read(known)
             if isinstance(self.fed, InProcessFederation)
             else self.fed.client_state.read(known)
         )
-        return self.method.assign_models(state, known).gather(memory)
+        return self.own.assignment(self.method.assign_models(state, known)).gather(memory)
 
     def continue_from(self, other: MethodRun, number: int) -> None:
         """Take the clients' states of another run after round `number`, as from a checkpoint."""
@@ -121,15 +135,19 @@ class MethodRun:
 
     def with_lr(self, lr: float, new_objective: bool) -> None:
         """Change the learning rate. A new objective has the same weights and no cached program."""
-        objective = _objective(self.clients) if new_objective else self.objective
+        objective = _objective(self.clients, self.batch_norm) if new_objective else self.objective
         local = replace(self.method.local, objective=objective, lr=lr)
         self.method = self.method.with_local_config(local)
 
 
-def _objective(clients: Clients) -> Objective:
+def _objective(clients: Clients, batch_norm: BatchNorm | None) -> Objective:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Objective(MLP(8).build(clients.shape, _CLASSES))
+        shape = clients.shape or ()
+        if batch_norm is None:
+            return Objective(MLP(8).build(shape, _CLASSES))
+        layers = (nn.Linear(math.prod(shape), 8), nn.BatchNorm1d(8), nn.Tanh())
+        return Objective(nn.Sequential(nn.Flatten(), *layers, nn.Linear(8, _CLASSES)))
 
 
 def cohorts_of(clients: int) -> list[Tensor]:
@@ -152,10 +170,12 @@ class MethodUnderTest:
     Args:
         method: the method.
         engine: the engine of the runs.
+        batch_norm: see `MethodRun`.
     """
 
     method: Method
     engine: EngineName = "simulator"
+    batch_norm: BatchNorm | None = None
     _plain: dict[EngineName, Outcome] = field(default_factory=dict)
 
     def start(
@@ -163,7 +183,7 @@ class MethodUnderTest:
     ) -> MethodRun:
         """A new run, on the ragged clients unless others are given."""
         clients = ragged_clients() if clients is None else clients
-        return MethodRun(self.method, self.engine, clients, faults, **options)
+        return MethodRun(self.method, self.engine, clients, faults, self.batch_norm, **options)
 
     def plain_run(self) -> Outcome:
         """Three rounds on the ragged clients without faults."""

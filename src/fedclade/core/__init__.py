@@ -15,13 +15,7 @@ from fedclade.core.federation import (
     SegmentSum,
 )
 from fedclade.core.functional_encoder import Encoder
-from fedclade.core.functional_model import (
-    Batch,
-    ClientStackedBatch,
-    Objective,
-    accuracy,
-    cross_entropy,
-)
+from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.local_sgd import (
     chain_training,
     effective_steps,
@@ -32,6 +26,7 @@ from fedclade.core.local_sgd import (
     sgd_step,
 )
 from fedclade.core.local_training_config import LocalTraining
+from fedclade.core.losses import accuracy, cross_entropy
 from fedclade.core.method_state import UNKNOWN, Features, State
 from fedclade.core.program import AnyProgram, ChainedProgram, Program, chain, natively_batched
 from fedclade.core.program_cache import cached_program

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedclade.core.rng import counter_block, hash_with
 from fedclade.errors import require_int
+
+ClassWeight: TypeAlias = Literal["none", "balanced"]
 
 WHOLE_BLOCK = 64
 
@@ -26,12 +30,17 @@ class Batches:
         epochs: passes over the data.
         shuffle: whether each epoch has a random order.
         group: batches per step.
+        class_weight: "balanced" weights an example of class c by n / (C n_c), where the client has
+            n examples of C classes, n_c of them of class c.
+        augment: what changes the inputs of a batch first; None for nothing.
     """
 
     size: int
     epochs: int = 1
     shuffle: bool = True
     group: int = 1
+    class_weight: ClassWeight = "none"
+    augment: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):

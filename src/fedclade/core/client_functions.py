@@ -6,6 +6,9 @@
 - Attention is written as two matrix products and a softmax. The fused kernels of torch have no
   batching rule for their backward pass: under vmap they run in a loop, draw their own randomness or
   fail on CUDA.
+- GroupNorm on CUDA keeps the layout of its inputs (kernels/group_norm.py).
+- Average pooling to one number is a mean. torch's function sets the strides of its result, which
+  vmap does in a loop.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedclade.core.rng import hash_bits, uniform
+from fedclade.core.inputs import Inputs, call
+from fedclade.core.kernels.group_norm import GroupNorm
+from fedclade.core.rng import bernoulli, hash_bits
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _DROPOUTS: dict[Any, bool] = {  # function: whether a mask drops whole channels
@@ -40,10 +45,18 @@ _MULTI_HEAD = FunctionType(
     "multi_head_attention_forward",
     F.multi_head_attention_forward.__defaults__,
 )
-REPLACED = (F.batch_norm, _ATTENTION, F.multi_head_attention_forward, *_DROPOUTS)
+_POOLING = F.adaptive_avg_pool2d
+REPLACED = (
+    F.batch_norm,
+    F.group_norm,
+    _ATTENTION,
+    F.multi_head_attention_forward,
+    _POOLING,
+    *_DROPOUTS,
+)
 
 
-def uses_replaced_functions(module: nn.Module, x: Tensor | None) -> bool:
+def uses_replaced_functions(module: nn.Module, x: Inputs | None) -> bool:
     """Whether a forward pass calls one of the functions that are replaced here.
 
     Args:
@@ -65,10 +78,29 @@ def uses_replaced_functions(module: nn.Module, x: Tensor | None) -> bool:
 
     try:
         with torch.random.fork_rng(), torch.no_grad(), Record():
-            module(x)
+            call(module, x)
     except Exception:  # a model that cannot take these inputs is refused later, with the reason
         return True
     return not called.isdisjoint(REPLACED)
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    if weight is None or bias is None or input.ndim < 3:
+        return F.group_norm(input, num_groups, weight, bias, eps)
+    outputs: Tensor = GroupNorm.apply(input, weight, bias, num_groups, eps)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _adaptive_pooling(input: Tensor, output_size: Any) -> Tensor:
+    if output_size in (1, (1, 1), [1, 1]):
+        return input.mean((-2, -1), keepdim=True)
+    return _POOLING(input, output_size)
 
 
 class ClientFunctions(TorchFunctionMode):
@@ -79,11 +111,14 @@ class ClientFunctions(TorchFunctionMode):
     Args:
         key: the randomness of the step; None in evaluation.
         weight: (B,) the weight of each example, 0 for padding; None if all are real.
+        alone: whether the client runs outside of vmap.
     """
 
-    def __init__(self, key: Tensor | None = None, weight: Tensor | None = None) -> None:
+    def __init__(
+        self, key: Tensor | None = None, weight: Tensor | None = None, alone: bool = False
+    ) -> None:
         super().__init__()
-        self.key, self.weight = key, weight
+        self.key, self.weight, self.alone = key, weight, alone
         self.calls = count()
 
     def __torch_function__(
@@ -106,6 +141,10 @@ class ClientFunctions(TorchFunctionMode):
         elif func is F.multi_head_attention_forward:
             with self:
                 return _MULTI_HEAD(*args, **kwargs)
+        elif func is F.group_norm and args[0].device.type == "cuda" and not self.alone:
+            return _group_norm(*args, **kwargs)
+        elif func is _POOLING and not self.alone:
+            return _adaptive_pooling(*args, **kwargs)
         elif func in _DROPOUTS:
             return self._dropout(_DROPOUTS[func], *args, **kwargs)
         return func(*args, **kwargs)
@@ -123,8 +162,8 @@ class ClientFunctions(TorchFunctionMode):
         if not training or self.key is None or p == 0.0:
             return x
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else tuple(x.shape)
-        keep = uniform(hash_bits(self.key, next(self.calls)), shape) >= p
-        return x * keep / (1.0 - p) if p < 1 else torch.zeros_like(x)
+        dropped = bernoulli(hash_bits(self.key, next(self.calls)), p, shape)
+        return x.masked_fill(dropped, 0.0) / (1.0 - p) if p < 1 else torch.zeros_like(x)
 
     def _attention(
         self,
@@ -137,6 +176,10 @@ class ClientFunctions(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if self.alone and (dropout_p == 0.0 or self.key is None):
+            return _ATTENTION(
+                query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         if enable_gqa:
             key, value = (
                 each.repeat_interleave(query.shape[-3] // each.shape[-3], -3)
@@ -172,7 +215,8 @@ class ClientFunctions(TorchFunctionMode):
         x = input
         axes, channels = (0, *range(2, x.ndim)), (1, -1, *[1] * (x.ndim - 2))
         # A model may have merged the axes of examples and of positions in a sequence.
-        mask = self.weight.repeat_interleave(len(x) // len(self.weight))
+        real = (self.weight > 0).to(self.weight.dtype)
+        mask = real.repeat_interleave(len(x) // len(self.weight))
         count = mask.sum() * math.prod(x.shape[2:])
         share = (mask / count.clamp_min(1)).view(-1, *[1] * (x.ndim - 1))
         mean = (x * share).sum(axes)

@@ -12,6 +12,7 @@ SYMBOLS = {
     "W": "bytes of a model",
     "K": "models that the server has",
     "G": "bytes of the shared layers",
+    "V": "bytes of a control variate: of the trained weights of a model",
     "M": "clients",
     "n": "clients of a round",
     "T": "rounds",

@@ -17,6 +17,37 @@ Aggregator: TypeAlias = Literal["mean", "median", "trimmed_mean", "clipped_mean"
 """How the models of a cluster are aggregated: the mean weighted by examples, or a mean that is
 robust to a few bad models.
 """
+ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
+"""How the mean of a cluster's models becomes its new model."""
+
+
+@dataclass(frozen=True)
+class ServerUpdate:
+    """What the server does with the means of the clusters; see `aggregation.update_models`.
+
+    Args:
+        optimizer: "fedavg" takes the mean; the others take its difference from the old model as a
+            gradient.
+        lr: the learning rate; None for the default of the optimizer.
+        momentum: the momentum of "fedavgm", or β1 of the adaptive optimizers; None for the default.
+        serve_mean: whether to keep the mean of each cluster's models over the rounds.
+        statistics: the names of running statistics, which are always averaged.
+    """
+
+    optimizer: ServerOptimizer = "fedavg"
+    lr: float | None = None
+    momentum: float | None = None
+    serve_mean: bool = False
+    statistics: tuple[str, ...] = ()
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the new models are the means, and nothing is kept between rounds."""
+        return self.optimizer == "fedavg" and not self.serve_mean
+
+
+OWN_BATCH_NORM = "batch_norm"
+"""The prefix of a client's own BatchNorm layers in its state."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +59,7 @@ class ModelAssignment:
         models: a stack of models.
         model_ids: (K,) the row of `models` for each client.
         local_params: names of parameters that are in the client's state instead of `models`. They
-            never leave the client.
+            never leave the client. In the state, a name may have the prefix "batch_norm/".
     """
 
     models: Tree
@@ -53,7 +84,8 @@ class ModelAssignment:
             if models
             else {}
         )
-        return rows | {name: memory[name] for name in self.local_params}
+        prefix = f"{OWN_BATCH_NORM}/"
+        return rows | {name.removeprefix(prefix): memory[name] for name in self.local_params}
 
 
 @dataclass(frozen=True)
@@ -139,6 +171,10 @@ class Federation(Protocol):
     @property
     def aggregator(self) -> Aggregator:
         """How to aggregate models. Sums with `robust_ok` are aggregated so already."""
+
+    @property
+    def server_update(self) -> ServerUpdate:
+        """How the new models are made from the means; `aggregation.update_models` applies it."""
 
     @property
     def sizes(self) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedclade.core.functional_model import Batch, PerThread
+from fedclade.core.inputs import Inputs, one_tensor
 from fedclade.core.pytree import Tree
 from fedclade.errors import FedcladeError, InvalidInputError
 
@@ -53,8 +54,9 @@ class Encoder:
         """The weights that embedding needs: all but the decoder's."""
         return {name: value for name, value in weights.items() if not name.startswith("decoder.")}
 
-    def codes(self, weights: Tree, x: Tensor) -> Tensor:
+    def codes(self, weights: Tree, x: Inputs) -> Tensor:
         """(samples, e): the embeddings of a batch."""
+        x = one_tensor(x, "method flt", "method.name")
         codes: Tensor = functional_call(
             self._encode.own, {f"module.{name}": value for name, value in weights.items()}, (x,)
         )
@@ -62,15 +64,14 @@ class Encoder:
 
     def loss(self, trained: Tree, sent: Tree, batch: Batch) -> Tensor:
         """Mean squared error of the reconstruction of a batch."""
-        if not batch.x.is_floating_point():
+        x = one_tensor(batch.x, "method flt", "method.name")
+        if not x.is_floating_point():
             raise InvalidInputError(
                 "method.encoder: an autoencoder cannot reconstruct integer inputs. Use a trained"
                 " encoder and method.fine_tune = 'none'.",
                 "method.encoder",
             )
-        errors: Tensor = (
-            functional_call(self._module.own, {**sent, **trained}, (batch.x,)) - batch.x
-        ) ** 2
+        errors: Tensor = (functional_call(self._module.own, {**sent, **trained}, (x,)) - x) ** 2
         return (errors.flatten(1).mean(1) * batch.weight).sum() / batch.weight.sum().clamp_min(1)
 
 

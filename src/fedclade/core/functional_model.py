@@ -9,26 +9,43 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedclade.core.client_functions import ClientFunctions, uses_replaced_functions
+from fedclade.core.inputs import (
+    Inputs,
+    call,
+    describe_inputs,
+    device_of,
+    from_tensors,
+    map_inputs,
+    outputs_tensor,
+    samples_in,
+    select,
+    tensors_of,
+)
 from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
-from fedclade.core.one_by_one import one_by_one
-from fedclade.core.pytree import Tree, stack, tree_index
+from fedclade.core.losses import ExampleLoss, cross_entropy, example_loss, require_per_example
+from fedclade.core.one_by_one import one_by_one, refuse_tracing
+from fedclade.core.pytree import Tree
 from fedclade.core.rng import hash_bits
 from fedclade.core.running_statistics import batch_norm_names, statistic_names
-from fedclade.core.torch_loss import TorchLoss, is_plain_cross_entropy
+from fedclade.core.seeded_generator import seeded_generator
+from fedclade.core.transformers_attention import always_make_masks
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError, nearest
 
-ExampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one number per example. Metrics have the same type."""
+# On the CPU a batch with more operations than this in its forward pass runs client by client: the
+# stacked kernels of convolutions and attention are slower than torch's own. Measured on one core
+# with the models of fedclade.models and with transformer encoders (benchmarks/models.py): below
+# this number vmap is up to three times as fast, above it up to 1.6 times as slow.
+CPU_STACK_FLOPS = 3e8
 
 
 class Batch(NamedTuple):
@@ -37,11 +54,12 @@ class Batch(NamedTuple):
     Attributes:
         x: the inputs.
         y: the targets.
-        weight: 1 for each example, and 0 for padding.
+        weight: the weight of each example in the mean of the loss: 1, or that of its class
+            (`Batches.class_weight`); 0 for padding.
         key: the randomness of the step.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     weight: Tensor
     key: Tensor
@@ -49,12 +67,15 @@ class Batch(NamedTuple):
     @property
     def examples(self) -> Tensor:
         """The number of real examples."""
-        return self.weight.sum(-1)
+        return (self.weight > 0).to(self.weight.dtype).sum(-1)
 
     def member(self, number: int) -> Batch:
         """One batch of a step that has several (`Batches.group`), with its own key."""
         return Batch(
-            self.x[number], self.y[number], self.weight[number], hash_bits(self.key, number)
+            select(self.x, number),
+            self.y[number],
+            self.weight[number],
+            hash_bits(self.key, number),
         )
 
 
@@ -66,99 +87,35 @@ class ClientStackedBatch(Batch):
     share: Tensor
 
     def __new__(
-        cls, x: Tensor, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None
+        cls, x: Inputs, y: Tensor, weight: Tensor, key: Tensor, share: Tensor | None = None
     ) -> ClientStackedBatch:
         stack = super().__new__(cls, x, y, weight, key)
         stack.share = share_of(weight) if share is None else share
         return stack
 
     def member(self, number: int) -> ClientStackedBatch:
-        x, y, weight, share = (
-            value[:, number] for value in (self.x, self.y, self.weight, self.share)
-        )
+        y, weight, share = (value[:, number] for value in (self.y, self.weight, self.share))
+        x = select(self.x, (slice(None), number))
         return ClientStackedBatch(x, y, weight, hash_bits(self.key, number), share)
+
+    def of_client(self, row: int) -> Batch:
+        """The batch of one client, without padding."""
+        real = self.weight[row] > 0
+        if bool(real.all()):
+            return Batch(select(self.x, row), self.y[row], self.weight[row], self.key[row])
+        x = map_inputs(lambda value: value[row][real], self.x)
+        return Batch(x, self.y[row][real], self.weight[row][real], self.key[row])
 
 
 def share_of(weight: Tensor) -> Tensor:
     """The weight of each example in the mean of its batch; 0 for padding."""
-    return weight / weight.sum(-1, keepdim=True).clamp_min(1)
+    return weight / _total(weight, keepdim=True)
 
 
-def cross_entropy(outputs: Tensor, y: Tensor) -> Tensor:
-    """The default loss, one value per example. For a sequence of labels it is the mean over its
-    positions.
-    """
-    if y.ndim == 1:
-        return F.cross_entropy(outputs, y, reduction="none")
-    return (
-        F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none")
-        .view(y.shape)
-        .flatten(1)
-        .mean(1)
-    )
-
-
-def accuracy(outputs: Tensor, y: Tensor) -> Tensor:
-    """1 if the largest output is the label. For a sequence of labels it is the mean over its
-    positions.
-    """
-    right = (outputs.argmax(-1) == y).to(torch.float32)
-    return right if y.ndim == 1 else right.flatten(1).mean(1)
-
-
-def _example_loss(loss: ExampleLoss | None, module: nn.Module) -> ExampleLoss:
-    if loss is None or is_plain_cross_entropy(loss):
-        return cross_entropy
-    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
-        return TorchLoss(loss, next(module.parameters(), torch.empty(0)).device)
-    if isinstance(loss, type) or not callable(loss):
-        raise InvalidInputError(
-            f"loss = {loss!r}: give a function of (outputs, targets) or a torch loss such as"
-            " nn.MSELoss().",
-            "loss",
-        )
-    return loss
-
-
-def require_per_example(field: str, function: ExampleLoss, outputs: Tensor, y: Tensor) -> None:
-    """Raise `InvalidInputError` unless a loss or metric gives each example a value of its own.
-
-    Outputs (n, 1) and targets (n,) broadcast to (n, n): every value would then depend on all
-    targets, and a wrong model would be trained without an error.
-
-    Args:
-        field: the name in the message.
-        function: the loss or metric.
-        outputs: the model's outputs for a few examples, of which two have different targets.
-        y: the targets of these examples.
-    """
-    try:
-        values = function(outputs, y)
-        singles = torch.cat(
-            [function(outputs[i : i + 1], y[i : i + 1]).reshape(-1) for i in range(len(y))]
-        )
-    except Exception as error:
-        raise InvalidInputError(
-            f"{field}: it cannot take outputs of shape {tuple(outputs.shape)} and targets of shape"
-            f" {tuple(y.shape)} ({y.dtype}): {error}",
-            field,
-        ) from error
-    if not isinstance(values, Tensor) or values.shape != y.shape[:1]:
-        shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise InvalidInputError(
-            f"{field}: it must give one value for each example, shape ({len(y)},), got {shape}:"
-            " leave the mean out (reduction='none').",
-            field,
-        )
-    if values.shape != singles.shape or not torch.allclose(
-        values.float(), singles.float(), 1e-3, 1e-5, equal_nan=True
-    ):
-        raise InvalidInputError(
-            f"{field}: the value of an example changes with the other examples of the batch."
-            f" Outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)} may"
-            " broadcast: give both the same shape, as outputs.squeeze(1) does for one output.",
-            field,
-        )
+def _total(weight: Tensor, keepdim: bool = False) -> Tensor:
+    """The sum of the weights; 1 for a batch without examples."""
+    total = weight.sum(-1, keepdim=keepdim)
+    return torch.where(total > 0, total, 1.0)
 
 
 class PerThread(threading.local):
@@ -180,6 +137,7 @@ class Objective:
         x: a few inputs, to find out which buffers training changes and whether the model can run
             on many clients at once. None: only BatchNorm and InstanceNorm have such buffers, and
             it can.
+        augment: what training does with the inputs of a batch first (core/augmentation.py).
 
     Attributes:
         trained: the names of the trained weights.
@@ -188,13 +146,20 @@ class Objective:
     """
 
     def __init__(
-        self, module: nn.Module, loss: ExampleLoss | None = None, x: Tensor | None = None
+        self,
+        module: nn.Module,
+        loss: ExampleLoss | None = None,
+        x: Inputs | None = None,
+        augment: Callable[[Any], Any] | None = None,
     ) -> None:
         plain = copy.deepcopy(module).requires_grad_(False).eval()
+        always_make_masks(plain)
         for layer in plain.modules():
             if isinstance(layer, nn.TransformerEncoder):
                 layer.use_nested_tensor = False  # vmap has no nested tensors
-        self.example_loss = _example_loss(loss, module)
+        device = next(module.parameters(), torch.empty(0)).device
+        self.example_loss = example_loss(loss, device)
+        self.augment = augment
         # Frozen parameters stay in the module: they are neither trained nor sent.
         self.trained = tuple(
             name for name, value in module.named_parameters() if value.requires_grad
@@ -219,8 +184,10 @@ class Objective:
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
         # None: not tried yet
         self._not_vectorized: str | None = None
+        self._flops = 0.0  # of the forward pass of an example
         if x is not None:
             self._not_vectorized = self._why_not_vectorized(x)
+            self._flops = self._count_flops(x)
 
     @property
     def vectorized(self) -> bool:
@@ -228,6 +195,37 @@ class Objective:
         one.
         """
         return not self._not_vectorized
+
+    def runs_alone(self, examples: int, device: torch.device) -> bool:
+        """Whether clients run one by one: because the model cannot be vectorized, or because that
+        is faster.
+
+        Args:
+            examples: the number of examples of a batch.
+            device: the device of the batch.
+        """
+        is_large = self._dense is None and self._flops * examples > CPU_STACK_FLOPS
+        return not self.vectorized or (is_large and device.type == "cpu")
+
+    def execution(self, examples: int, device: torch.device) -> str:
+        """How clients with batches of this size run, as text for `--profile`."""
+        if not self.runs_alone(examples, device):
+            return "Clients run together, many in one step."
+        if self._not_vectorized:
+            return f"Clients run one by one. {self._not_vectorized}"
+        flops = self._flops * examples
+        return (
+            f"Clients run one by one: on the CPU this is faster for a batch of {flops:.1e}"
+            f" operations (more than {CPU_STACK_FLOPS:.0e})."
+        )
+
+    def _count_flops(self, x: Inputs) -> float:
+        try:
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                outputs = self._outputs(self.params(), x)
+        except Exception:  # a model that cannot take these inputs is refused later, with the reason
+            return 0.0
+        return float(counter.get_total_flops()) / max(1, len(outputs))
 
     @property
     def module(self) -> nn.Module:
@@ -247,20 +245,21 @@ class Objective:
             for name in self.names
         }
 
-    def outputs(self, params: Tree, x: Tensor, key: Tensor | None = None) -> Tensor:
+    def outputs(self, params: Tree, x: Inputs, key: Tensor | None = None) -> Tensor:
         """The model's outputs. With a key it is in training mode, with dropout."""
         if key is not None:
-            return self.training_outputs(params, x, key, torch.ones(len(x), device=x.device))[0]
-        if self.vectorized:
+            weight = torch.ones(samples_in(x), device=device_of(x))
+            return self.training_outputs(params, x, key, weight)[0]
+        if not self.runs_alone(samples_in(x), device_of(x)):
             return self._outputs(params, x)
         return self._one_by_one(lambda params, x: (self._outputs(params, x),), params, x)[0]
 
-    def _outputs(self, params: Tree, x: Tensor) -> Tensor:
+    def _outputs(self, params: Tree, x: Inputs) -> Tensor:
         with ClientFunctions() if self._replaces_functions else nullcontext():
             return self._call(self._in_use.own, self._as_buffers(params), x)
 
     def training_outputs(
-        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tree]:
         """The model's outputs in training mode, with dropout, and its new running statistics.
 
@@ -273,8 +272,8 @@ class Objective:
         if self.vectorized:
             return self._training_outputs(params, x, key, weight)
 
-        def run(params: Tree, *tensors: Tensor) -> tuple[Tensor, ...]:
-            outputs, statistics = self._training_outputs(params, *tensors)
+        def run(params: Tree, x: Inputs, key: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+            outputs, statistics = self._training_outputs(params, x, key, weight)
             return outputs, *statistics.values()
 
         outputs, *statistics = self._one_by_one(run, params, x, key, weight)
@@ -283,13 +282,13 @@ class Objective:
         }
 
     def _training_outputs(
-        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor | None, alone: bool = False
     ) -> tuple[Tensor, Tree]:
         values = self._as_buffers(params)
         values |= {name: values[name].clone() for name in self.statistics}
         with (
-            ClientFunctions(key, weight) if self._replaces_functions else nullcontext(),
-            nullcontext() if self.vectorized else _seeded(key),
+            ClientFunctions(key, weight, alone) if self._replaces_functions else nullcontext(),
+            nullcontext() if self.vectorized else seeded_generator(key),
         ):
             outputs = self._call(self._in_training.own, values, x)
         # functional_call leaves the new values of buffers in `values`.
@@ -298,16 +297,16 @@ class Objective:
         }
 
     def _one_by_one(
-        self, run: Callable[..., tuple[Tensor, ...]], params: Tree, *tensors: Tensor
+        self, run: Callable[..., tuple[Tensor, ...]], params: Tree, x: Inputs, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
-        """`run(params, *tensors)` for each client alone."""
-        names = tuple(params)
+        """`run(params, x, *tensors)` for each client alone."""
+        names, parts = tuple(params), tensors_of(x)
 
         def flat(*values: Tensor) -> tuple[Tensor, ...]:
-            own = dict(zip(names, values, strict=False))
-            return run(own, *values[len(names) :])
+            own, rest = dict(zip(names, values, strict=False)), values[len(names) :]
+            return run(own, from_tensors(rest[: len(parts)], x), *rest[len(parts) :])
 
-        return one_by_one(flat, *params.values(), *tensors)
+        return one_by_one(flat, *params.values(), *parts, *tensors)
 
     def _as_buffers(self, params: Tree) -> Tree:
         """The tree with counters as the integers that the module expects."""
@@ -316,18 +315,20 @@ class Objective:
         }
 
     @staticmethod
-    def _call(module: nn.Module, values: Tree, x: Tensor) -> Tensor:
-        outputs: Tensor = functional_call(module, values, (x,))
-        return outputs
+    def _call(module: nn.Module, values: Tree, x: Inputs) -> Tensor:
+        def run(*args: Tensor, **kwargs: Tensor) -> object:
+            return functional_call(module, values, args, kwargs)
 
-    def features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+        return outputs_tensor(call(run, x), module)
+
+    def features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
-        if self.vectorized:
+        if not self.runs_alone(samples_in(x), device_of(x)):
             return self._features(params, x)
         features, outputs = self._one_by_one(self._features, params, x)
         return features, outputs
 
-    def _features(self, params: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         captured: list[Tensor] = []
         hook = self.head_layer().register_forward_pre_hook(
             lambda _, inputs: captured.append(inputs[0])
@@ -372,13 +373,13 @@ class Objective:
         )
 
     def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """The mean loss of the real examples of a batch in training."""
+        """The weighted mean loss of the examples of a batch in training."""
         return self._loss_and_statistics(params, batch)[0]
 
     def _loss_and_statistics(self, params: Tree, batch: Batch) -> tuple[Tensor, Tree]:
         outputs, statistics = self.training_outputs(params, batch.x, batch.key, batch.weight)
         losses = self.example_loss(outputs, batch.y)
-        return (losses * batch.weight).sum() / batch.examples.clamp_min(1), statistics
+        return (losses * batch.weight).sum() / _total(batch.weight), statistics
 
     def _stacked_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         if self.example_loss is cross_entropy:  # per example, so clients can be flattened
@@ -406,10 +407,14 @@ class Objective:
                 name: statistics[name] if name in statistics else value + scale * gradient[name]
                 for name, value in base.items()
             }
-        if not self.vectorized:
-            return self._add_gradients_one_by_one(base, scale, params, batch)
+        if self.runs_alone(batch.weight.shape[-1], batch.weight.device):
+            return self._add_gradients_one_by_one(base, scale, params, batch, overwrite)
         share = batch.share * scale.view(-1, 1)
-        if self._dense is not None and (self._dense.flattens or batch.x.ndim == 3):
+        if (
+            self._dense is not None
+            and isinstance(batch.x, Tensor)
+            and (self._dense.flattens or batch.x.ndim == 3)
+        ):
             loss = None if self.example_loss is cross_entropy else self.example_loss
             return mlp.add_scaled_gradient(
                 self._dense, loss, base, params, batch.x, batch.y, share, overwrite
@@ -417,36 +422,31 @@ class Objective:
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 
     def _add_gradients_one_by_one(
-        self, base: Tree, scale: Tensor, params: Tree, batch: ClientStackedBatch
+        self, base: Tree, scale: Tensor, params: Tree, batch: ClientStackedBatch, overwrite: bool
     ) -> Tree:
         """`add_scaled_gradient` by ordinary autograd, without padding."""
+        refuse_tracing()
+        result = base if overwrite else {name: value.clone() for name, value in base.items()}
         scales = scale.reshape(-1).expand(len(batch.weight))
-        rows: list[Tree] = []
         for row in range(len(batch.weight)):
-            real = batch.weight[row] > 0
-            own = Batch(
-                batch.x[row][real], batch.y[row][real], batch.weight[row][real], batch.key[row]
-            )
-            model = tree_index(params, torch.tensor(row))
-            leaves = {name: model[name].detach().requires_grad_() for name in self.trained}
+            own = batch.of_client(row)
+            model = {name: value[row].detach() for name, value in params.items()}
+            leaves = {name: model[name].requires_grad_() for name in self.trained if name in base}
             with torch.enable_grad():
-                outputs, statistics = self._training_outputs(
-                    model | leaves, own.x, own.key, own.weight
-                )
-                loss = self.example_loss(outputs, own.y).mean()
+                # torch's BatchNorm refuses a single example; there is no padding otherwise.
+                weight = own.weight if len(own.weight) == 1 else None
+                outputs, statistics = self._training_outputs(model, own.x, own.key, weight, True)
+                losses = self.example_loss(outputs, own.y)
+                loss = (losses * own.weight).sum() / own.weight.sum()
                 gradients = torch.autograd.grad(
                     loss, tuple(leaves.values()), materialize_grads=True
                 )
-            gradient = dict(zip(leaves, gradients, strict=True))
-            rows.append(
-                {
-                    name: statistics[name]
-                    if name in statistics
-                    else value[row] + scales[row] * gradient[name]
-                    for name, value in base.items()
-                }
-            )
-        return stack(rows)
+            for name, gradient in zip(leaves, gradients, strict=True):
+                result[name][row].addcmul_(gradient, scales[row])
+            for name, value in statistics.items():
+                if name in result:
+                    result[name][row].copy_(value)
+        return result
 
     def _gradient_of_one(self, params: Tree, batch: Batch) -> tuple[Tree, Tree]:
         fixed = {name: params[name] for name in params if name not in self.trained}
@@ -468,18 +468,20 @@ class Objective:
             zeros, batch.weight.new_ones(()), params, batch, overwrite=True
         )
 
-    def checked_outputs(self, x: Tensor) -> Tensor:
+    def checked_outputs(self, x: Inputs) -> Tensor:
         """The outputs for a few inputs. Raises an error if the model cannot take them."""
         with _layer_of_failure(self.module) as where:
             try:
                 return self.outputs(self.params(), x)
+            except InvalidInputError:
+                raise
             except Exception as error:
                 raise InvalidInputError(
-                    f"model{where()}: it cannot take inputs of shape {tuple(x.shape[1:])}: {error}",
+                    f"model{where()}: it cannot take inputs of shape {describe_inputs(x)}: {error}",
                     "model",
                 ) from error
 
-    def check(self, x: Tensor, y: Tensor) -> None:
+    def check(self, x: Inputs, y: Tensor) -> None:
         """Raise an error if the model or the loss cannot run on these data or on several clients at
         once.
         """
@@ -495,12 +497,13 @@ class Objective:
             )
         self._check_training(x, y)
 
-    def _why_not_vectorized(self, x: Tensor) -> str:
+    def _why_not_vectorized(self, x: Inputs) -> str:
         """Why the model cannot run on two clients at once; "" if it can."""
-        key, weight = torch.arange(2, device=x.device), torch.ones(2, len(x), device=x.device)
+        device = device_of(x)
+        key, weight = torch.arange(2, device=device), torch.ones(2, samples_in(x), device=device)
         with _layer_of_failure(self._in_training.own) as where, torch.no_grad():
             try:
-                two, inputs = self._two_clients(), torch.stack([x, x])
+                two, inputs = self._two_clients(), _twice(x)
                 vmap(self._training_outputs)(two, inputs, key, weight)
                 vmap(self._outputs)(two, inputs)
             except Exception as error:
@@ -510,10 +513,10 @@ class Objective:
     def _two_clients(self) -> Tree:
         return {name: torch.stack([value, value]) for name, value in self.params().items()}
 
-    def _check_training(self, x: Tensor, y: Tensor) -> None:
+    def _check_training(self, x: Inputs, y: Tensor) -> None:
         """Try a gradient for two clients, as a program has it that is written for one client."""
-        x, y, weight = (torch.stack([v, v]) for v in (x, y, torch.ones(len(y), device=x.device)))
-        batch = Batch(x, y, weight, torch.arange(2, device=x.device))
+        y, weight = (torch.stack([v, v]) for v in (y, torch.ones(len(y), device=y.device)))
+        batch = Batch(_twice(x), y, weight, torch.arange(2, device=y.device))
         with _layer_of_failure(self._in_training.own) as where:
             try:
                 vmap(self._gradient_of_one)(self._two_clients(), batch)
@@ -522,12 +525,8 @@ class Objective:
                 raise VectorizationError(_why_not(error, what), what.partition(",")[0]) from error
 
 
-@contextmanager
-def _seeded(key: Tensor) -> Iterator[None]:
-    """Random numbers that a model draws itself come from the step's key."""
-    with torch.random.fork_rng():
-        torch.manual_seed(int(key))
-        yield
+def _twice(x: Inputs) -> Inputs:
+    return map_inputs(lambda value: torch.stack([value, value]), x)
 
 
 def _why_not(error: Exception, what: str) -> str:

@@ -88,7 +88,7 @@ def optimizer_step(
         state: the optimizer's state, as `initial_optimizer_state` and this function return it.
         batch: the batch of one client, or a `ClientStackedBatch`.
         lr: the learning rate.
-        plus: a tree that is added to the gradient.
+        plus: a tree that is added to the gradient, where it has a value.
 
     Returns:
         The new weights and the new state.
@@ -137,7 +137,7 @@ def _gradient(
     statistics.
     """
     zeros = {name: torch.zeros_like(at[name]) for name in objective.trained}
-    base = zeros if plus is None else {name: plus[name].clone() for name in zeros}
+    base = {**zeros, **{name: value.clone() for name, value in (plus or {}).items()}}
     after = objective.add_scaled_gradient(
         base | {name: at[name] for name in objective.statistics},
         batch.weight.new_ones(()),
@@ -153,6 +153,11 @@ def _gradient(
         factor = (clip_norm / (norm + 1e-6)).clamp_max(1.0)  # as in torch's clip_grad_norm_
         gradient = tree_map(lambda g: g * _like(factor, g), gradient)
     return gradient, {name: after[name] for name in objective.statistics}
+
+
+def _added(tree: Tree, plus: Tree) -> Tree:
+    """The tree plus another one, which may lack some names."""
+    return {name: value + plus[name] if name in plus else value for name, value in tree.items()}
 
 
 def _like(value: Tensor, tensor: Tensor) -> Tensor:
@@ -196,7 +201,7 @@ def sgd_step(
         momentum: the momentum.
         weight_decay: the weight decay.
         clip_norm: the largest norm of g; 0 for no limit.
-        plus: a tree that is added to the gradient g.
+        plus: a tree that is added to the gradient g, where it has a value.
         at: the weights at which g is taken; None for w.
 
     Returns:
@@ -211,11 +216,14 @@ def sgd_step(
         plus = clipped
     if weight_decay:
         decay = tree_map(lambda w: weight_decay * w, w)
-        plus = decay if plus is None else tree_map(torch.add, decay, plus)
+        more = plus or {}
+        plus = {
+            name: value + more[name] if name in more else value for name, value in decay.items()
+        }
     velocity = tree_map(lambda v: momentum * v, {name: velocity[name] for name in w if momentum})
     base, scale = (velocity, torch.ones_like(lr)) if momentum else (w, -lr)
     if plus is not None:
-        base = tree_map(lambda base, more: base + scale * more, base, plus)
+        base = _added(base, {name: scale * plus[name] for name in base if name in plus})
     if clipped is None:
         base = objective.add_scaled_gradient(base | statistics, scale, at, batch, overwrite=True)
         statistics = {name: base.pop(name) for name in statistics}

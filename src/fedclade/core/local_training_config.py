@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from fedclade.core.batching import Batches
+from fedclade.core.batching import Batches, ClassWeight
 from fedclade.core.functional_model import Objective
 
 Optimizer: TypeAlias = Literal["sgd", "adam", "adamw"]
@@ -24,6 +24,8 @@ class LocalTraining:
         weight_decay: the weight decay.
         optimizer: "sgd", "adam" or "adamw", as torch.optim defines them.
         clip_norm: the largest norm of a gradient; 0 for no limit.
+        class_weight: "balanced" weights the classes of a client so that each has the same total
+            weight.
     """
 
     objective: Objective
@@ -34,8 +36,14 @@ class LocalTraining:
     weight_decay: float = 0.0
     optimizer: Optimizer = "sgd"
     clip_norm: float = 0.0
+    class_weight: ClassWeight = "none"
 
     @property
     def batches(self) -> Batches:
         """The batches of one round of training."""
-        return Batches(self.batch_size, self.epochs)
+        return Batches(
+            self.batch_size,
+            self.epochs,
+            class_weight=self.class_weight,
+            augment=self.objective.augment,
+        )

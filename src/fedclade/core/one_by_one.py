@@ -46,13 +46,19 @@ def _rows(
     return stacks, (0,) * len(stacks)
 
 
+def refuse_tracing() -> None:
+    """Raise an error inside a trace, which would hold the branches, the sizes and the random
+    numbers of one batch.
+    """
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")  # the import takes seconds
+    if tracer is not None and tracer.get_proxy_mode() is not None:
+        raise RuntimeError("a function that runs client by client cannot be traced")
+
+
 class _OneByOne(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, *tensors: Tensor) -> tuple[Tensor, ...]:
-        # A trace would hold the branch that this batch takes. Importing the tracer takes seconds.
-        tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
-        if tracer is not None and tracer.get_proxy_mode() is not None:
-            raise RuntimeError("a function that runs client by client cannot be traced")
+        refuse_tracing()
         return function(*tensors)
 
     @staticmethod

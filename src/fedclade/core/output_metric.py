@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from fedclade.core.functional_model import ExampleLoss
+from fedclade.core.losses import ExampleLoss
 
 
 @dataclass(frozen=True)

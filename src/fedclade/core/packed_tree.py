@@ -14,8 +14,10 @@ from torch import Tensor
 _ALIGNED = 4  # 16-byte alignment for coalesced GPU loads
 
 
-def _places(tree: dict[str, Tensor]) -> list[int]:
-    """The offset of each value in a row, and the length of the row."""
+def column_offsets(tree: dict[str, Tensor]) -> list[int]:
+    """The offset of each value in a row, and the length of the row. There may be padding between
+    values.
+    """
     places = [0]
     for value in tree.values():
         places.append(places[-1] + -(-math.prod(value.shape[1:]) // _ALIGNED) * _ALIGNED)
@@ -31,7 +33,7 @@ def packed(tree: dict[str, Tensor]) -> Tensor | None:
         or values[0].stride(0) == math.prod(values[0].shape[1:])
     ):
         return None
-    *places, length = _places(tree)
+    *places, length = column_offsets(tree)
     begin, dtype, size = values[0].data_ptr(), values[0].dtype, values[0].element_size()
     for value, place in zip(values, places, strict=True):
         if (
@@ -46,7 +48,7 @@ def packed(tree: dict[str, Tensor]) -> Tensor | None:
 def unpacked(whole: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
     """The values of a packed tensor, with the names and shapes of `like`."""
     result = {}
-    for (name, value), place in zip(like.items(), _places(like), strict=False):
+    for (name, value), place in zip(like.items(), column_offsets(like), strict=False):
         shape = (len(whole), *value.shape[1:])
         result[name] = whole.as_strided(
             shape, _strides(shape, whole.shape[1]), whole.storage_offset() + place
@@ -71,7 +73,7 @@ def packed_like(tree: dict[str, Tensor], zeros: bool = True) -> dict[str, Tensor
         value.dtype == values[0].dtype and value.ndim > 1 for value in values
     ):
         make = values[0].new_zeros if zeros else values[0].new_empty
-        return unpacked(make((len(values[0]), _places(tree)[-1])), tree)
+        return unpacked(make((len(values[0]), column_offsets(tree)[-1])), tree)
     return {
         name: torch.empty_like(value, memory_format=torch.contiguous_format)
         for name, value in tree.items()

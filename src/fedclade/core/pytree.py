@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -46,7 +47,8 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
 
 def flatten(models: Tree) -> Tensor:
     """(models, P): each model of a stack as one vector."""
-    return torch.cat([value.reshape(len(value), -1) for value in models.values()], 1)
+    rows = [value.reshape(len(value), math.prod(value.shape[1:])) for value in models.values()]
+    return torch.cat(rows, 1)
 
 
 def unflatten(vectors: Tensor, like: Tree) -> Tree:

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fedclade.core.inputs import Inputs, call, map_inputs
 
-def statistic_names(module: nn.Module, x: Tensor | None = None) -> tuple[str, ...]:
+
+def statistic_names(module: nn.Module, x: Inputs | None = None) -> tuple[str, ...]:
     """The names of the module's running statistics: all buffers of BatchNorm and InstanceNorm
     layers, found by their type, and other buffers that a forward pass in training changes.
 
@@ -34,12 +36,11 @@ def statistic_names(module: nn.Module, x: Tensor | None = None) -> tuple[str, ..
     return tuple(name for name, _ in module.named_buffers() if name in names)
 
 
-def _changed_buffers(module: nn.Module, x: Tensor) -> set[str]:
+def _changed_buffers(module: nn.Module, x: Inputs) -> set[str]:
     trained = copy.deepcopy(module).train()
     try:
         with torch.random.fork_rng(), torch.no_grad():
-            # A server has samples of zeros, which may leave a running mean at zero.
-            trained(x + torch.rand_like(x) if x.is_floating_point() else x)
+            call(trained, map_inputs(_varied, x))
     except Exception:  # a model that cannot take these inputs is refused later, with the reason
         return set()
     before = dict(module.named_buffers())
@@ -48,6 +49,11 @@ def _changed_buffers(module: nn.Module, x: Tensor) -> set[str]:
         for name, after in trained.named_buffers()
         if name in before and not torch.equal(before[name], after)
     }
+
+
+def _varied(x: Tensor) -> Tensor:
+    """A server has samples of zeros, which may leave a running mean at zero."""
+    return x + torch.rand_like(x) if x.is_floating_point() else x
 
 
 def batch_norm_names(module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:

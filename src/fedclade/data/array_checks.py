@@ -4,11 +4,14 @@ which is also the error's field: `what` in this file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, describe_inputs, map_inputs, samples_in, tensors_of
 from fedclade.errors import InvalidInputError
 
 # A larger label is an id, or a regression target stored as an integer. Tables by class would not
@@ -27,9 +30,46 @@ _NOT_NUMBERS = {
 }
 
 
-def inputs(array: object, what: str) -> Tensor:
-    """Check inputs, which have one row per sample. uint8 stays (images of 0 … 255), other integers
-    become int64, floats float32.
+def inputs(arrays: object, what: str) -> Inputs:
+    """Check inputs: an array with one row per sample, or a tuple or dictionary of such arrays."""
+    if isinstance(arrays, Mapping):
+        names = [str(name) for name in arrays]
+        if not all(name.isidentifier() for name in names) or not names:
+            raise InvalidInputError(
+                f"{what} has the names {', '.join(names) or 'none'}: give the names of the model's"
+                " arguments.",
+                what,
+            )
+        x: Inputs = {
+            str(name): _one_input(array, f"{what}[{name!r}]") for name, array in arrays.items()
+        }
+    elif isinstance(arrays, tuple) and arrays and all(map(_is_array, arrays)):
+        x = tuple(_one_input(array, f"{what}[{place}]") for place, array in enumerate(arrays))
+    else:
+        return _inputs(arrays, what)
+    if len({len(value) for value in tensors_of(x)}) > 1:
+        lengths = ", ".join(str(len(value)) for value in tensors_of(x))
+        raise InvalidInputError(
+            f"{what} has tensors of {lengths} samples: the numbers must be equal.", what
+        )
+    return x
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _one_input(array: object, what: str) -> Tensor:
+    """One of the arrays of an input. A mask stays a mask, and a sample may be a single number."""
+    x = _tensor(array, what)
+    if x.ndim == 1 and len(x):
+        _finite(x, what)
+        return x
+    return x if x.dtype == torch.bool and x.ndim > 1 and x.numel() else _inputs(x, what)
+
+
+def _inputs(array: object, what: str) -> Tensor:
+    """uint8 stays (images of 0 … 255), other integers become int64, floats float32.
 
     Images become channels first: uint8 (N, H, W) becomes (N, 1, H, W); (N, H, W, C) with C of 1 or
     3 becomes (N, C, H, W), unless the second axis can be the channels.
@@ -74,7 +114,7 @@ def targets(array: object, what: str) -> Tensor:
     if y.ndim > 2 or (y.ndim == 2 and _is_one_hot(y)):
         raise InvalidInputError(
             f"{what} has shape {tuple(y.shape)}: give one class number per sample (one-hot labels:"
-            " use y.argmax(1)), or one for each position of a sequence.",
+            " use y.argmax(1)), one for each position of a sequence, or floats for several labels.",
             what,
         )
     y = y.to(torch.int64)
@@ -105,7 +145,7 @@ def _is_one_hot(y: Tensor) -> bool:
 
 def samples(
     x: object, y: object, x_name: str, y_name: str, where: str = ""
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Inputs, Tensor]:
     """Check inputs and targets, which must have the same length.
 
     Args:
@@ -116,9 +156,10 @@ def samples(
         where: what messages start with, such as "client 3: ".
     """
     checked_x, checked_y = inputs(x, where + x_name), targets(y, where + y_name)
-    if len(checked_x) != len(checked_y):
+    inputs_count, targets_count = samples_in(checked_x), len(checked_y)
+    if inputs_count != targets_count:
         raise InvalidInputError(
-            f"{where}{x_name} has {len(checked_x)} samples and {y_name} has {len(checked_y)}: the"
+            f"{where}{x_name} has {inputs_count} samples and {y_name} has {targets_count}: the"
             " numbers must be equal.",
             where + x_name,
         )
@@ -126,13 +167,13 @@ def samples(
 
 
 def require_same_kind(
-    x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor, what: str, other: str
+    x: Inputs, y: Tensor, other_x: Inputs, other_y: Tensor, what: str, other: str
 ) -> None:
     """Check that one model can read both sets of samples: same shape and type of inputs and
     targets. `what` and `other` are their names in messages.
     """
     for kind, a, b in (("inputs", x, other_x), ("targets", y, other_y)):
-        if (a.shape[1:], a.dtype) != (b.shape[1:], b.dtype):
+        if _one_sample(a) != _one_sample(b):
             raise InvalidInputError(
                 f"{what} has {kind} of {_one_sample(a)}, {other} of {_one_sample(b)}: shape and"
                 " type must be equal.",
@@ -149,15 +190,20 @@ class Pool:
         y: targets of the same kind.
     """
 
-    def __init__(self, rows: int, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = (like.new_empty(rows, *like.shape[1:]) for like in (x, y))
+    def __init__(self, rows: int, x: Inputs, y: Tensor) -> None:
+        def empty(like: Tensor) -> Tensor:
+            return like.new_empty(rows, *like.shape[1:])
+
+        self.x, self.y = map_inputs(empty, x), empty(y)
         self.offsets = [0]  # the start of each part, and the end of the last
 
-    def add(self, x: Tensor, y: Tensor, what: str, other: str) -> None:
+    def add(self, x: Inputs, y: Tensor, what: str, other: str) -> None:
         """Append a part. `what` is its name in messages, `other` that of the first part."""
         require_same_kind(x, y, self.x, self.y, what, other)
         start, end = self.offsets[-1], self.offsets[-1] + len(y)
-        self.x[start:end], self.y[start:end] = x, y
+        pairs = zip(tensors_of(self.x), tensors_of(x), strict=True)
+        for into, values in (*pairs, (self.y, y)):
+            into[start:end] = values
         self.offsets.append(end)
 
 
@@ -262,8 +308,9 @@ def _finite(tensor: Tensor, what: str) -> None:
     )
 
 
-def _one_sample(tensor: Tensor) -> str:
-    return f"shape {tuple(tensor.shape[1:])} and type {type_name(tensor)}"
+def _one_sample(x: Inputs) -> str:
+    types = ", ".join(map(type_name, tensors_of(x)))
+    return f"shape {describe_inputs(x)} and type {types}"
 
 
 def type_name(tensor: Tensor) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, shape_of
 from fedclade.core.names import NO_NAMES, Names
 
 
@@ -19,11 +20,11 @@ class ClientMetadata:
     sizes: Tensor  # (clients,) training examples
     test_sizes: Tensor  # (clients,) test examples
     test_samples: int  # distinct test samples: several clients may be tested on one
-    x: Tensor  # a few inputs of this kind
+    x: Inputs  # a few inputs of this kind
     y: Tensor  # a few targets
     classes: int | None = None  # None: the targets are not class labels
     groups: Tensor | None = None  # (clients,) the true group of each, where it is known
-    probe: Tensor | None = None  # inputs that the server has
+    probe: Inputs | None = None  # inputs that the server has
     dataset: str = "arrays"
     partition: str = "arrays"
     # the partition's fields as an experiment file has them
@@ -43,6 +44,6 @@ class ClientMetadata:
         return self.validation_sizes is not None and bool((self.validation_sizes > 0).any())
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.x.shape[1:])
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of one input; None if an input is several tensors."""
+        return shape_of(self.x)

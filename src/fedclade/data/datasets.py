@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, describe_inputs, select
 from fedclade.core.names import NO_NAMES, Names, checked_client_names, checked_names
 from fedclade.data import array_checks
 from fedclade.data.federated_dataset import Clients, RaggedIndex
@@ -45,9 +46,9 @@ class Dataset:
     """
 
     name: str
-    x_train: Tensor
+    x_train: Inputs
     y_train: Tensor
-    x_test: Tensor
+    x_test: Inputs
     y_test: Tensor
     keys: dict[str, tuple[Tensor, Tensor | None]]
     key_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -73,7 +74,8 @@ def dataset(
     copied.
 
     Args:
-        x_train: The training inputs, one row per sample. uint8 inputs are images, which models read
+        x_train: The training inputs, one row per sample: an array, or a tuple or dictionary of
+            arrays, which are the arguments of the model. uint8 inputs are images, which models read
             as x / 255; floats become float32, other integers int64.
         y_train: The training targets. Integers are class labels, floats are regression targets.
         x_test: The test inputs; None for no test part. Clients then have no test part either,
@@ -276,7 +278,7 @@ def _build(
     x_train, y_train = array_checks.samples(
         arrays["x_train"], arrays["y_train"], "x_train", "y_train", where
     )
-    x_test, y_test = x_train[:0], y_train[:0]
+    x_test, y_test = select(x_train, slice(0)), y_train[:0]
     if "x_test" in arrays:
         x_test, y_test = array_checks.samples(
             arrays["x_test"], arrays["y_test"], "x_test", "y_test", where
@@ -305,7 +307,7 @@ def _names(
     class_names: object,
     feature_names: object,
     classes: int | None,
-    x: Tensor,
+    x: Inputs,
     where: str = "",
 ) -> Names:
     """The names of classes and features, if there are enough of them."""
@@ -323,11 +325,11 @@ def _names(
             )
     if feature_names is not None:
         features = checked_names(feature_names, f"{where}feature_names")
-        if x.ndim != 2 or len(features) != x.shape[1]:
+        if not isinstance(x, Tensor) or x.ndim != 2 or len(features) != x.shape[1]:
             raise InvalidInputError(
                 f"{where}feature_names has {len(features)} names for inputs of shape"
-                f" {tuple(x.shape)}: give one name for each feature of inputs of shape (samples,"
-                " features).",
+                f" {describe_inputs(x)}: give one name for each feature of inputs of shape"
+                " (samples, features).",
                 f"{where}feature_names",
             )
     return Names(classes=labels[:classes] if labels is not None else None, features=features)

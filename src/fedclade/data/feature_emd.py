@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from fedclade.core.inputs import as_inputs, one_tensor
 from fedclade.data.array_checks import type_name
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.data.partitioning.base import Index
 from fedclade.errors import InvalidInputError, require_int
 
@@ -76,10 +77,11 @@ def earth_movers_distance(
     require_int("earth_movers_distance.samples", samples, 2)
     require_int("earth_movers_distance.seed", seed, 0)
     rng = np.random.default_rng([seed, STREAM])
+    x = one_tensor(clients.x, "the earth mover's distance", "clients")
     pool = clients.train.index.numpy()
-    encode = features or principal_components(clients.x[some(pool, FITTED, rng)], rng)
+    encode = features or principal_components(x[some(pool, FITTED, rng)], rng)
     measure = Measure(
-        lambda rows: codes_of(clients.x[rows], encode), pool, clients.sizes.numpy(), samples, rng
+        lambda rows: codes_of(x[rows], encode), pool, clients.sizes.numpy(), samples, rng
     )
     return measure([clients.train[client].numpy() for client in range(len(clients))])
 

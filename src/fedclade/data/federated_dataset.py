@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.validation_split import validation_positions
@@ -17,11 +18,6 @@ from fedclade.errors import InvalidInputError, is_number, require, require_int
 
 SHOWN_CLIENTS = 20
 SHOWN_CLASSES = 20  # more would not fit on a line
-
-
-def as_inputs(x: Tensor) -> Tensor:
-    """Samples as a model reads them: pixels of uint8 as x / 255, everything else as it is."""
-    return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,10 +56,10 @@ class Clients:
     evaluated on it once.
     """
 
-    x: Tensor
+    x: Inputs
     y: Tensor
     train: RaggedIndex
-    x_test: Tensor
+    x_test: Inputs
     y_test: Tensor
     test: RaggedIndex
     # (clients,) the part of `test` that is the client's own; -1 where it has none
@@ -73,7 +69,7 @@ class Clients:
     groups: Tensor | None = None  # (clients,) the true group of each, where it is known
     classes: int | None = None  # None: the targets are not class labels
     # inputs set apart before the partition: in no client's train or test part
-    probe: Tensor | None = None
+    probe: Inputs | None = None
     dataset: str = "arrays"
     partition: str = "arrays"
     origin: dict[str, Any] = field(
@@ -114,9 +110,9 @@ class Clients:
         return self.validation.sizes if self.validation is not None else None
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.x.shape[1:])
+    def shape(self) -> tuple[int, ...] | None:
+        """Shape of one input; None if an input is several tensors."""
+        return shape_of(self.x)
 
     @cached_property
     def metadata(self) -> ClientMetadata:
@@ -126,7 +122,7 @@ class Clients:
             sizes=self.sizes,
             test_sizes=self.test_sizes,
             test_samples=self._distinct_test_samples(),
-            x=self.x[trial],
+            x=select(self.x, trial),
             y=self.y[trial],
             classes=self.classes,
             groups=self.groups,
@@ -202,7 +198,7 @@ class Clients:
 
     def arrays(
         self, client: int | str
-    ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Inputs, Tensor] | tuple[Inputs, Tensor, Inputs, Tensor]:
         """The samples of one client: (x, y), and (x_test, y_test) if it has a test part. Validation
         data is not included.
 
@@ -212,9 +208,14 @@ class Clients:
         number = client_number(client, self.names.clients or range(len(self)))
         rows, part = self.train[number], int(self.test_part_id[number])
         if part < 0:
-            return self.x[rows], self.y[rows]
+            return select(self.x, rows), self.y[rows]
         held = self.test[part]
-        return self.x[rows], self.y[rows], self.x_test[held], self.y_test[held]
+        return (
+            select(self.x, rows),
+            self.y[rows],
+            select(self.x_test, held),
+            self.y_test[held],
+        )
 
     def only(self, ids: Sequence[int]) -> Clients:
         """Some of the clients, numbered from 0 in this order, with the samples of these clients.
@@ -231,7 +232,7 @@ class Clients:
         places = torch.split(place, [len(part) for part in (*train, *validation)])
         return replace(
             self,
-            x=self.x[rows],
+            x=select(self.x, rows),
             y=self.y[rows],
             train=RaggedIndex.of(places[: len(train)]),
             validation=None if self.validation is None else RaggedIndex.of(places[len(train) :]),

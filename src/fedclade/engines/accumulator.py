@@ -1,23 +1,24 @@
-"""Sums of the clients' replies in float64, and the results of a call of `map`."""
+"""Sums of the clients' replies, and the results of a call of `map`."""
 
 from __future__ import annotations
+
+import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from fedclade.core.federation import ClientResults, Failure, SegmentSum, contribution_matrix
-from fedclade.core.packed_tree import packed, unpacked
+from fedclade.core.packed_tree import column_offsets, packed
 from fedclade.core.pytree import Tree, concatenate, tree_index
+from fedclade.engines.exact_sum import ExactSum, Terms
 from fedclade.engines.reply_validation import as_rows
 from fedclade.errors import InvalidInputError
 
 
 class Accumulator:
-    """Adds replies in float64 as chunks arrive.
-
-    On the CPU it adds one client after another, in the order of arrival. This order is the same for
-    every chunk size, so chunking does not change a bit. On CUDA it adds a matrix product for each
-    chunk.
+    """Adds replies as chunks arrive. Additions are exact (`exact_sum`), so neither the order of the
+    clients nor the chunks change a bit of the sums.
 
     Args:
         reduce: the sums.
@@ -25,57 +26,76 @@ class Accumulator:
 
     def __init__(self, reduce: SegmentSum) -> None:
         self.reduce = reduce
-        self.sums: Tree = {}
-        self.weight = torch.zeros(reduce.num_segments, dtype=torch.float64)
+        self._weight = ExactSum(reduce.num_segments, 1, torch.device("cpu"))
+        self._rows: ExactSum | None = None  # the sums of packed rows
+        self._empty: Tree = {}  # the summed outputs of 0 clients: their names and shapes
+
+    @property
+    def weight(self) -> Tensor:
+        """(segments,) the sum of the weights."""
+        return self._weight.total().flatten()
+
+    @property
+    def sums(self) -> Tree:
+        """(segments, …) the sum of each output; empty if no client replied."""
+        if self._rows is None:
+            return {}
+        # On CUDA the sums are packed: one kernel then divides all of them.
+        whole = self._rows.total() if self._rows.device.type != "cpu" else None
+        result = {}
+        for (name, empty), begin in zip(
+            self._empty.items(), column_offsets(self._empty), strict=False
+        ):
+            end = begin + math.prod(empty.shape[1:])
+            columns = self._rows.total(begin, end) if whole is None else whole[:, begin:end]
+            result[name] = columns.view(len(columns), *empty.shape[1:])
+        return result
 
     def keys(self, reply: Tree) -> tuple[str, ...]:
         return self.reduce.summed_keys(reply)
 
     def copy(self) -> Accumulator:
-        """A copy whose `add` leaves these sums unchanged on CUDA. On the CPU both share their
-        tensors.
+        """A copy whose `add` leaves these sums unchanged on CUDA. On the CPU both share the sums of
+        the outputs.
         """
         other = Accumulator(self.reduce)
-        other.sums, other.weight = dict(self.sums), self.weight
+        other._weight, other._rows, other._empty = self._weight.copy(), self._rows, self._empty
+        if self._rows is not None and self._rows.device.type != "cpu":
+            other._rows = self._rows.copy()
         return other
 
     def add(self, places: Tensor, reply: Tree) -> None:
-        """Add the replies of the clients at these places of the call's `ids`."""
+        """Add the replies of the clients at these places of the call's `ids`. If memory runs out,
+        no output has been added.
+        """
         if not len(places):
             return
-        contributions = contribution_matrix(self.reduce, places, reply)
-        # One after another, like the sums: a subtotal of each chunk would depend on the chunk size.
-        self.weight = torch.cat([self.weight[None], contributions]).cumsum(0)[-1]
-        names = self.keys(reply)
-        if any(reply[name].device.type != "cpu" for name in names):
-            self._add_products(contributions.to(reply[names[0]].device), names, reply)
+        terms = Terms.of(contribution_matrix(self.reduce, places, reply))
+        self._weight.add([torch.ones(len(places), 1)], terms)
+        summed = {name: reply[name] for name in self.keys(reply)}
+        if not summed:
             return
-        clients, segments = torch.nonzero(contributions, as_tuple=True)
-        weights = contributions[clients, segments].tolist()
-        terms = list(zip(clients.tolist(), segments.tolist(), weights, strict=True))
-        # All allocations come first: if memory runs out, nothing has been added yet.
-        for name in names:
-            if name not in self.sums:
-                self.sums[name] = reply[name].new_zeros(
-                    (self.reduce.num_segments, *reply[name].shape[1:]), dtype=torch.float64
-                )
-        lengths = {name: as_rows(reply[name]).shape[1] for name in names}
-        buffer = torch.empty(max(lengths.values(), default=0), dtype=torch.float64)
-        for name in names:
-            as_double = buffer[: lengths[name]].view(reply[name].shape[1:])
-            for client, segment, weight in terms:
-                self.sums[name][segment].add_(as_double.copy_(reply[name][client]), alpha=weight)
+        if self._rows is None:
+            self._empty = {
+                name: value.new_empty(0, *value.shape[1:]) for name, value in summed.items()
+            }
+            device = next(iter(summed.values())).device
+            columns = column_offsets(summed)[-1]
+            self._rows = ExactSum(self.reduce.num_segments, columns, device)
+        self._rows.add(_parts(summed), terms)
 
-    def _add_products(self, contributions: Tensor, names: tuple[str, ...], reply: Tree) -> None:
-        summed = {name: reply[name] for name in names}
-        matrix = packed(summed)
-        if matrix is not None and not self.sums:
-            self.sums = unpacked(contributions.T @ matrix.double(), summed)
-            return
-        for name in names:
-            value = reply[name]
-            total = (contributions.T @ as_rows(value).double()).view(-1, *value.shape[1:])
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
+
+def _parts(summed: Tree) -> list[Tensor]:
+    """Matrices with the columns of the packed outputs: each output, then its padding."""
+    matrix = packed(summed)
+    if matrix is not None:
+        return [matrix]
+    zero = next(iter(summed.values())).new_zeros(1, 1)
+    parts: list[Tensor] = []
+    for value, (begin, end) in zip(summed.values(), pairwise(column_offsets(summed)), strict=True):
+        rows = as_rows(value)
+        parts += [rows, zero.expand(len(rows), end - begin - rows.shape[1])]
+    return parts
 
 
 def check_sum(reduce: SegmentSum, clients: int) -> None:

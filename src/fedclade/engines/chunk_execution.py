@@ -11,7 +11,6 @@ from torch.func import vmap
 
 from fedclade.core import rng
 from fedclade.core.batching import Batches
-from fedclade.core.functional_model import Batch
 from fedclade.core.packed_tree import packed_like
 from fedclade.core.program import (
     AnyProgram,
@@ -231,7 +230,7 @@ def _run_steps(
             active, steps = remaining, len(list(group))
             run: StackStep | None = None
             for read in reads[first : first + steps]:
-                batch = dataset.batch(
+                batch = reader.batch(
                     *(read if active == len(counts) else (value[:active] for value in read))
                 )
                 run = run or traces.step(step, steps, broadcast, const, carry, batch)
@@ -263,14 +262,8 @@ def _one_by_one(
         )
         reads = reader.steps()
         for step in range(reader.counts[0]):
-            batch = clients.dataset.batch(*(value[step] for value in reads))
-            real = batch.weight[0] > 0
-            carry = program.step(
-                broadcast,
-                const,
-                carry,
-                Batch(batch.x[0][real], batch.y[0][real], batch.weight[0][real], batch.key[0]),
-            )
+            batch = reader.batch(*(value[step] for value in reads))
+            carry = program.step(broadcast, const, carry, batch.of_client(0))
         reply, state = program.finish(broadcast, const, carry)
         replies.append(reply)
         states.append(state)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedclade.core.augmentation import augmented
 from fedclade.core.batching import Batches, make_plan
 from fedclade.core.functional_model import ClientStackedBatch, share_of
+from fedclade.core.inputs import Inputs, as_inputs, map_inputs
 from fedclade.core.rng import client_keys
-from fedclade.data.federated_dataset import RaggedIndex, as_inputs
+from fedclade.data.federated_dataset import RaggedIndex
 from fedclade.engines.profiler import Profiler
 
 
@@ -22,7 +25,7 @@ class Steps(NamedTuple):
     """
 
     rows: Tensor  # (steps, clients, group, size); without the group axis if a group is one batch
-    weight: Tensor  # same shape: 1, or 0 for padding
+    weight: Tensor  # same shape: 1 or the weight of the class, 0 for padding
     key: Tensor  # (steps, clients)
     share: Tensor  # same shape as rows: the weight divided by its batch's total
 
@@ -39,10 +42,10 @@ class DeviceDataset:
     """
 
     def __init__(
-        self, x: Tensor, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
+        self, x: Inputs, y: Tensor, parts: RaggedIndex, device: torch.device, clock: Profiler
     ) -> None:
         self.device, self.clock = device, clock
-        self.x, self.y = x.to(device), y.to(device)
+        self.x, self.y = map_inputs(lambda value: value.to(device), x), y.to(device)
         # Sizes are on the CPU and on the device: reading a size must not wait for the device.
         self.sizes = parts.sizes
         self.longest = max(1, int(self.sizes.max())) if len(self.sizes) else 1
@@ -60,10 +63,13 @@ class DeviceDataset:
             longest: the number of samples of the largest part.
         """
         plan = make_plan(batches, self._sizes[part_ids], keys, longest)
-        rows = self._index[self._offsets[part_ids][:, None, None, None] + plan.position]
+        place = self._offsets[part_ids][:, None, None, None] + plan.position
+        rows = self._index[place]
         weight = (torch.arange(rows.shape[-1], device=self.device) < plan.valid[..., None]).to(
             torch.float32
         )
+        if batches.class_weight == "balanced":
+            weight = weight * self._balanced_weights[place]
         if batches.group == 1:
             rows, weight = rows[:, :, 0], weight[:, :, 0]
         return Steps(
@@ -73,17 +79,27 @@ class DeviceDataset:
             )
         )
 
+    @cached_property
+    def _balanced_weights(self) -> Tensor:
+        """The weight of each sample of each part by its class: n / (C n_c) in a part of n samples
+        and C classes, where n_c samples have the class.
+        """
+        part = torch.arange(len(self._sizes), device=self.device).repeat_interleave(self._sizes)
+        pairs = torch.stack([part, self.y[self._index]])
+        kinds, kind, counts = torch.unique(pairs, dim=1, return_inverse=True, return_counts=True)
+        classes = kinds[0].bincount(minlength=len(self._sizes))
+        weights: Tensor = self._sizes[part].double() / (classes[part] * counts[kind])
+        return weights.float()
+
     def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
         """The batch of one step for each client."""
         flat = rows.flatten()
-        inputs = as_inputs(self.x.index_select(0, flat).view(*rows.shape, *self.x.shape[1:]))
-        return ClientStackedBatch(
-            inputs,
-            self.y.index_select(0, flat).view(*rows.shape, *self.y.shape[1:]),
-            weight,
-            key,
-            share,
-        )
+
+        def read(values: Tensor) -> Tensor:
+            return values.index_select(0, flat).view(*rows.shape, *values.shape[1:])
+
+        x = as_inputs(map_inputs(read, self.x))
+        return ClientStackedBatch(x, read(self.y), weight, key, share)
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,12 @@ class BatchReader:
     def keys(self) -> Tensor:
         """(K,) the key of each client, computed in numpy: fastest for a few numbers."""
         return torch.from_numpy(client_keys(self.key, self.client_ids.numpy()))
+
+    def batch(self, rows: Tensor, weight: Tensor, key: Tensor, share: Tensor) -> ClientStackedBatch:
+        """The batch of one step for each client, augmented if the program trains with that."""
+        batch = self.dataset.batch(rows, weight, key, share)
+        augment = self.batches.augment
+        return batch if augment is None else augmented(batch, augment)
 
     def steps(self) -> Steps:
         device = self.dataset.device

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedclade.core.functional_model import ClientStackedBatch
+from fedclade.core.inputs import from_tensors, tensors_of
 from fedclade.core.program import StackStep, Step, batch_step
 from fedclade.core.pytree import Tree, shapes, tree_map
 from fedclade.engines.compile_cache import LazyLRUCache
@@ -57,14 +58,19 @@ class TraceCache:
         self._steps_run += steps
         if self._steps_run < WARMUP_STEPS and "torch._inductor" not in sys.modules:
             return batch_step(step)
-        key = (step, shapes(broadcast, const, carry, batch._asdict()))
+        tensors = {str(place): value for place, value in enumerate(_tensors(batch))}
+        key = (step, shapes(broadcast, const, carry, tensors))
         return self._traces.get(
             key, lambda: _trace(step, broadcast, const, carry, batch), steps
         ) or batch_step(step)
 
 
 def _flat(broadcast: Tree, const: Tree, carry: Tree, batch: ClientStackedBatch) -> list[Tensor]:
-    return [*broadcast.values(), *const.values(), *carry.values(), *batch, batch.share]
+    return [*broadcast.values(), *const.values(), *carry.values(), *_tensors(batch)]
+
+
+def _tensors(batch: ClientStackedBatch) -> list[Tensor]:
+    return [*tensors_of(batch.x), batch.y, batch.weight, batch.key, batch.share]
 
 
 def _trace(
@@ -79,7 +85,8 @@ def _trace(
         shared, fixed, changing = (
             {name: next(remaining) for name in tree} for tree in (broadcast, const, carry)
         )
-        after = run(shared, fixed, changing, ClientStackedBatch(*remaining))
+        x = from_tensors([next(remaining) for _ in tensors_of(batch.x)], batch.x)
+        after = run(shared, fixed, changing, ClientStackedBatch(x, *remaining))
         return [after[name] for name in names]
 
     try:

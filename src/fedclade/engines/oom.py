@@ -26,7 +26,7 @@ _OUT_OF_MEMORY = (
 class OomRetry:
     """Halves the chunk size when memory runs out. Later calls use the smaller size too.
 
-    Only clients without a result run again. Sums are the same for every chunk size (`Simulator`),
+    Only clients without a result run again. Sums are the same for every chunk size (`exact_sum`),
     so the result is that of a call that started with the smaller chunk.
 
     Args:

@@ -93,16 +93,21 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """The seconds of each phase of a run, and the numbers of requested and computed steps."""
+    """The seconds of each phase of a run, the numbers of requested and computed steps, and how
+    clients run: together or one by one.
+    """
 
     lines: list[Line]
     rounds: int
     workers: int
     asked: int
     computed: int
+    execution: str
 
     @classmethod
-    def from_profiler(cls, profiler: Profiler, rounds: int, workers: int) -> Profile:
+    def from_profiler(
+        cls, profiler: Profiler, rounds: int, workers: int, execution: str
+    ) -> Profile:
         """The profile of a run. The server's own part of a round is the remainder."""
         seconds = profiler.seconds
 
@@ -126,6 +131,7 @@ class Profile:
             workers,
             profiler.asked,
             profiler.computed,
+            execution,
         )
 
     @property
@@ -145,4 +151,5 @@ class Profile:
         if self.workers > 1:
             text.append(f"The indented phases of clients are sums over {self.workers} workers.")
         text.append(f"{self.asked:,} client steps, plus {100 * self.padded:.1f}% padding.")
+        text.append(self.execution)
         return "\n".join(text)

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram, ChainedProgram
 from fedclade.core.pytree import Tree, concatenate, nbytes, stack, tree_index
@@ -87,6 +94,7 @@ class Simulator:
     name = "simulator"
     holds_clients = True
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,
@@ -620,8 +628,6 @@ def pick_device(device: str) -> torch.device:
 def _by_size(dataset: DeviceDataset, parts: Tensor) -> Tensor:
     """Places sorted by descending size, then by part, so that the active clients of a chunk are a
     prefix.
-
-    The order is the same for every chunk size, so sums are the same to the bit.
     """
     return torch.from_numpy(np.lexsort((parts.numpy(), -dataset.sizes[parts].numpy())))
 

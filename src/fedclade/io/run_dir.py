@@ -174,8 +174,9 @@ class RunDirectory:
         fixed: Tree,
         assignment: Tensor,
         clusters: Tensor,
-        shape: tuple[int, ...],
+        shape: tuple[int, ...] | None,
         classes: int | None,
+        outputs: int | None,
     ) -> None:
         """Write models/models.safetensors.
 
@@ -184,12 +185,14 @@ class RunDirectory:
             fixed: buffers and frozen weights, which all models share (`fixed/…`).
             assignment: (clients,) the row of each client's model; -1 for none.
             clusters: (clients,) the cluster of each client; -1 for none.
-            shape: the shape of one input.
+            shape: the shape of one input; None if an input is several tensors.
             classes: the number of classes; None if the targets are not class labels.
+            outputs: the number of outputs of a model that is built by its name; None if the targets
+                do not give it.
         """
         with translate_os_errors(self.folder / "models"):
             (self.folder / "models").mkdir(exist_ok=True)
-        metadata = {"shape": shape, "classes": classes}
+        metadata = {"shape": shape, "classes": classes, "outputs": outputs}
         tensors = {
             "assignment": assignment,
             "clusters": clusters,
@@ -265,8 +268,10 @@ class StoredModels:
                     for name in stored
                     if name.startswith("models/")
                 ]
-            self.shape: tuple[int, ...] = tuple(metadata["shape"])
+            shape = metadata["shape"]
+            self.shape: tuple[int, ...] | None = None if shape is None else tuple(shape)
             self.classes: int | None = metadata["classes"]
+            self.outputs: int | None = metadata["outputs"]
             self._check(shapes)
         except InvalidInputError:
             raise
@@ -297,10 +302,12 @@ class StoredModels:
                 raise ValueError(f"'{name}' has values outside -1 … {most - 1}")
         if not all(
             type(side) is int and side > 0
-            for side in (*self.shape, 1 if self.classes is None else self.classes)
+            for side in (*(self.shape or ()), self.classes, self.outputs)
+            if side is not None
         ):
             raise ValueError(
-                f"shape {self.shape} and classes {self.classes} must be whole numbers above 0"
+                f"shape {self.shape}, classes {self.classes} and outputs {self.outputs} must be"
+                " whole numbers above 0"
             )
 
     def weights_of(self, client: int) -> Tree | None:

@@ -26,7 +26,7 @@ from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.program import AnyProgram
-from fedclade.core.pytree import Tree, nbytes
+from fedclade.core.pytree import Tree, nbytes, tree_index
 from fedclade.errors import FedcladeError, require
 from fedclade.methods.required_context import INJECTED, is_injected
 
@@ -104,6 +104,8 @@ class Method(ABC, Generic[S]):
     download_cost: ClassVar[str] = "W"
     extra_traffic: ClassVar[str] = ""
     custom_aggregation: ClassVar[str] = ""
+    # why the server cannot use an optimizer or serve means over rounds, as text
+    no_server_optimizer: ClassVar[str] = ""
     # why clients must train by SGD, as text; then `local.optimizer` cannot be set
     needs_sgd: ClassVar[str] = ""
     state: ClassVar[type[State]] = State
@@ -127,11 +129,15 @@ class Method(ABC, Generic[S]):
             )
         return self.local_config
 
+    def why_no_own_batch_norm(self) -> str:
+        """Why clients cannot keep their own BatchNorm layers, as text; "" if they can."""
+        return ""
+
     def initial_client_state(self, params: Tree) -> Tree:
         """The state of each client before it trains. Most methods need none.
 
         Args:
-            params: the initial model.
+            params: the initial model, without the layers that clients keep (FedBN).
         """
         return {}
 
@@ -180,6 +186,10 @@ class Method(ABC, Generic[S]):
             cohort = cohort[state.cluster_ids[cohort] != UNKNOWN]
         return state, cohort
 
+    def local_params(self) -> tuple[str, ...]:
+        """The names of the parameters that are in the clients' state instead of the models."""
+        return ()
+
     def assign_models(self, state: S, ids: Tensor) -> ModelAssignment:
         """The model that each client uses now.
 
@@ -187,7 +197,7 @@ class Method(ABC, Generic[S]):
             state: the state.
             ids: the clients.
         """
-        return ModelAssignment(state.models, state.cluster_ids[ids])
+        return ModelAssignment(state.models, state.cluster_ids[ids], self.local_params())
 
     def personalization_program(self) -> AnyProgram | None:
         """The program by which a client adapts its model on its training data before it uses it;
@@ -197,4 +207,4 @@ class Method(ABC, Generic[S]):
 
     def cost_symbols(self, state: State) -> dict[str, int]:
         """The values of the letters in `upload_cost` and `download_cost` now."""
-        return {"W": nbytes(self.local.objective.params()), "K": len(state)}
+        return {"W": nbytes(tree_index(state.models, slice(1))), "K": len(state)}

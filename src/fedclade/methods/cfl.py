@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import segment_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.clustering.cfl import WARM_UP, ParameterTree, bisect, project, update_norms
 from fedclade.core.federation import ClientResults, Federation, ModelAssignment, SegmentSum
 from fedclade.core.local_sgd import sgd
@@ -32,7 +33,7 @@ AUTO_EPS1, AUTO_EPS2 = 0.2, 0.5  # of a cluster's scale; measured, see docs/meth
 
 
 @dataclass(frozen=True)
-class CFLState(ParameterTree, State):
+class CFLState(ParameterTree):
     """The parameter tree: `models` has a row for each node, and `cluster_ids` is the leaf of each
     client. `parent`, `children` and `members` describe the tree.
     """
@@ -124,6 +125,9 @@ class CFL(NeedsSecret, Method[CFLState]):
     def one_secret_for_all(self) -> bool:
         return self.permute
 
+    def why_no_own_batch_norm(self) -> str:
+        return "permutes all layers together with permute = true" if self.permute else ""
+
     def init(self, fed: Federation, params: Tree, key: int) -> CFLState:
         models = stack([params])
         if self.permute:
@@ -155,12 +159,10 @@ class CFL(NeedsSecret, Method[CFLState]):
                 if side is not None:
                     state = state.split(leaf, results.ids[members], side, projected[members])
         state = state.trained(results.ids, update_norms(updates), projected)
-        return replace(
-            state,
-            models=segment_mean(
-                results.outputs, state.cluster_ids[results.ids], size, state.models, fed.aggregator
-            ),
+        means = segment_mean(
+            results.outputs, state.cluster_ids[results.ids], size, state.models, fed.aggregator
         )
+        return update_models(fed, state, means)
 
     def add_clients(self, fed: Federation, state: CFLState, ids: Tensor, key: int) -> CFLState:
         state, ids, depth = state.with_num_clients(len(fed.sizes)), ids.sort().values, 0
@@ -205,7 +207,8 @@ class CFL(NeedsSecret, Method[CFLState]):
 
     def _weights(self, models: Tree) -> Tensor:
         """The trained weights of models as vectors."""
-        return flatten({name: models[name] for name in self.local.objective.trained})
+        trained = self.local.objective.trained
+        return flatten({name: models[name] for name in trained if name in models})
 
     def _projected(self, updates: Tensor) -> Tensor:
         bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))

@@ -224,7 +224,8 @@ class Clade(DPSignatureMethod[CladeState]):
             broadcast=state.models,
             key=key,
         )
-        cluster[losses.ids] = losses.outputs["loss"].argmin(1).cpu()
+        if len(losses.ids):
+            cluster[losses.ids] = losses.outputs["loss"].argmin(1).cpu()
         for group in torch.unique(cluster[cluster != UNKNOWN]).tolist():
             ids = torch.nonzero(cluster == group).flatten()
             replies = self._signatures(fed, ModelAssignment(state.models, cluster[ids]), ids, key)
@@ -239,7 +240,7 @@ class Clade(DPSignatureMethod[CladeState]):
                     names[inner],
                     torch.cat([parent, torch.full((int(inner.max()),), group)]),
                 )
-        return replace(state, models=tree_index(state.models, parent), cluster_ids=cluster)
+        return replace(state.at_rows(parent), cluster_ids=cluster)
 
     def add_clients(self, fed: Federation, state: CladeState, ids: Tensor, key: int) -> CladeState:
         state = state.with_num_clients(len(fed.sizes))

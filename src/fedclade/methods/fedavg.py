@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import State
@@ -26,7 +27,7 @@ def fedavg_round(
     local_params: tuple[str, ...] = (),
 ) -> S:
     """One round of FedAvg inside each cluster: the new model of a cluster is the mean of its
-    clients' trained weights, weighted by examples.
+    clients' trained weights, weighted by examples, or what the server's optimizer makes of it.
 
     Args:
         fed: the federation.
@@ -46,9 +47,8 @@ def fedavg_round(
             segment_ids=clusters, weights=fed.sizes[cohort], num_segments=len(state), robust_ok=True
         ),
     )
-    return replace(
-        state, models=weighted_mean(results.sums, results.total_weight, fallback=state.models)
-    )
+    means = weighted_mean(results.sums, results.total_weight, fallback=state.models)
+    return update_models(fed, state, means)
 
 
 @dataclass(frozen=True)

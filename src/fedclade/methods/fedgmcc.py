@@ -71,6 +71,7 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
         "the trained weights in clear, once a round; a late client also sends the number of the"
         " model that it chose"
     )
+    no_server_optimizer: ClassVar[str] = "makes new models in every round"
     server_visibility: ClassVar[Needs] = "updates"
     groups: ClassVar[Groups] = "found"
     custom_aggregation: ClassVar[str] = "the mean along paths between models"
@@ -106,6 +107,9 @@ class FedGMCC(NeedsInputShape, LossSelectionMethod[FedGMCCState]):
         ):
             require_int(f"method.{name}", value, least)
         require(self.curve_lr > 0, "method.curve_lr", self.curve_lr, "must be above 0")
+
+    def why_no_own_batch_norm(self) -> str:
+        return "runs the clients' models at the server"
 
     def init(self, fed: Federation, params: Tree, key: int) -> FedGMCCState:
         if self.input_shape is None:

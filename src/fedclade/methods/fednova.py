@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.local_sgd import effective_steps, sgd
 from fedclade.core.method_state import State
@@ -64,4 +65,4 @@ class FedNova(FedAvg):
             for name, x in state.models.items()
             if name not in self.local.objective.statistics
         }
-        return replace(state, models=models)
+        return update_models(fed, state, models)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import segment_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.clustering.fedsem import kmeans_labels, nearest_center
 from fedclade.core.federation import Federation, ModelAssignment
 from fedclade.core.local_sgd import sgd
@@ -87,12 +88,11 @@ class FedSEM(Method[FedSEMState]):
         if not len(replies.ids):
             return state
         nearest = nearest_center(self._points(replies.outputs), self._points(state.models))
-        models = segment_mean(
+        means = segment_mean(
             replies.outputs, nearest, fed.sizes[replies.ids], state.models, fed.aggregator
         )
-        return replace(
-            state, models=models, cluster_ids=state.cluster_ids.index_copy(0, replies.ids, nearest)
-        )
+        cluster = state.cluster_ids.index_copy(0, replies.ids, nearest)
+        return update_models(fed, replace(state, cluster_ids=cluster), means)
 
     def add_clients(
         self, fed: Federation, state: FedSEMState, ids: Tensor, key: int
@@ -127,7 +127,7 @@ class FedSEM(Method[FedSEMState]):
         """(rows, P): the parameters that distances are computed on, in the model's order."""
         objective = self.local.objective
         names = objective.trained if self.layers == "all" else objective.head_param_names()
-        return flatten({name: models[name] for name in names})
+        return flatten({name: models[name] for name in names if name in models})
 
 
 def _copy(models: Tree) -> Tree:

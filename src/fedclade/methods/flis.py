@@ -48,6 +48,9 @@ class _FLIS(NeedsProbe, Method[S]):
         check_choices(self)
         require(0 <= self.beta <= 1, "method.beta", self.beta, "must be between 0 and 1")
 
+    def why_no_own_batch_norm(self) -> str:
+        return "runs the clients' models at the server"
+
     def _predictions(self, models: Tree) -> Tensor:
         how = (
             "models are compared on unlabeled inputs: set some apart with partition(…, probe=n),"
@@ -82,6 +85,7 @@ class FLISDC(_FLIS[State], LossSelectionMethod[State]):
     client_disclosure: ClassVar[str] = (
         "once a round the trained weights in clear, and the number of the model that it chose"
     )
+    no_server_optimizer: ClassVar[str] = "makes new models in every round"
     upload_cost: ClassVar[str] = "W + 8"
     download_cost: ClassVar[str] = "K*W"
     extra_traffic: ClassVar[str] = (

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedclade.aggregation.mean import add_weighted_models, weighted_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.clustering.flt import (
     Cut,
     Distance,
@@ -200,7 +201,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             old = torch.zeros(len(state), len(state), dtype=torch.float64)
             old.index_add_(1, state.row[absent], state.mixing[:, absent] * sizes[absent])
             sums, weight = add_weighted_models(sums, weight, old, state.models)
-        return replace(state, models=weighted_mean(sums, weight, fallback=state.models))
+        return update_models(fed, state, weighted_mean(sums, weight, fallback=state.models))
 
     def add_clients(self, fed: Federation, state: FLTState, ids: Tensor, key: int) -> FLTState:
         """A new client takes the model and the row of Ã of the known client nearest to it. If no

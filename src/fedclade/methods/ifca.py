@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
+from fedclade.aggregation.server_optimizer import initial_server_state, update_models
 from fedclade.core.federation import ClientResults, Federation, SegmentSum
 from fedclade.core.local_sgd import sgd
 from fedclade.core.method_state import UNKNOWN, State
@@ -89,14 +90,14 @@ class IFCA(LossSelectionMethod[IFCAState]):
         state = IFCAState(
             stack([params]), torch.zeros(len(fed.sizes), dtype=torch.int64), rounds=torch.tensor(0)
         )
-        return state if self.warm_up else self._drawn(state, key)
+        return state if self.warm_up else self._drawn(fed, state, key)
 
     def round(self, fed: Federation, state: IFCAState, cohort: Tensor, key: int) -> IFCAState:
         state = replace(state, rounds=state.rounds + 1)
         past = int(state.rounds) - self.warm_up
         if past <= 0:
             state = fedavg_round(fed, sgd(self.local), state, cohort, key)
-            return self._drawn(state, key) if past == 0 else state
+            return self._drawn(fed, state, key) if past == 0 else state
         draws = torch.split(torch.arange(len(state)), int(self.clusters))
         trained = [
             self._train(
@@ -104,26 +105,28 @@ class IFCA(LossSelectionMethod[IFCAState]):
             )
             for rows in draws
         ]
-        # Until the trial ends, clients use the models of the first draw.
-        models, results = concatenate([models for models, _ in trained]), trained[0][1]
+        state = update_models(fed, state, concatenate([means for means, _ in trained]))
+        best = 0  # until the trial ends, clients use the models of the first draw
         if (
             len(draws) > 1
             and past >= self.trial_rounds
             and any(len(results.ids) for _, results in trained)
         ):
-            models, results = min(trained, key=lambda draw: _mean_loss(fed, draw[1]))
-            state = replace(state, cluster_ids=torch.full_like(state.cluster_ids, UNKNOWN))
+            best = min(range(len(draws)), key=lambda draw: _mean_loss(fed, trained[draw][1]))
+            unknown = torch.full_like(state.cluster_ids, UNKNOWN)
+            state = replace(state.at_rows(draws[best]), cluster_ids=unknown)
+        results = trained[best][1]
         cluster = (
             state.cluster_ids.index_copy(0, results.ids, results.outputs["row"].cpu())
             if len(results.ids)
             else state.cluster_ids
         )
-        return replace(state, models=models, cluster_ids=cluster)
+        return replace(state, cluster_ids=cluster)
 
     def _train(
         self, fed: Federation, models: Tree, cohort: Tensor, key: int, report_loss: bool
     ) -> tuple[Tree, ClientResults]:
-        """One round with these k models."""
+        """One round with these k models: the means of their clients' models."""
         program = choose_then(self.local.objective, sgd(self.local), report_loss)
         reduce = SegmentSum(
             segment_ids="row",
@@ -149,7 +152,7 @@ class IFCA(LossSelectionMethod[IFCAState]):
             after |= {name: value.expand_as(after[name]).clone() for name, value in trunk.items()}
         return after, results
 
-    def _drawn(self, state: IFCAState, key: int) -> IFCAState:
+    def _drawn(self, fed: Federation, state: IFCAState, key: int) -> IFCAState:
         """k models per restart, made from one model by permuting its weights.
 
         After a warm-up only the heads are permuted, those of all k models: every client would
@@ -169,9 +172,14 @@ class IFCA(LossSelectionMethod[IFCAState]):
                 row |= {
                     name: _shuffled(row[name], fold_in(key, "model", number, name))
                     for name in names
+                    if name in row
                 }
+        models = stack(rows)
         return replace(
-            state, models=stack(rows), cluster_ids=torch.full_like(state.cluster_ids, UNKNOWN)
+            state,
+            models=models,
+            cluster_ids=torch.full_like(state.cluster_ids, UNKNOWN),
+            server_state=initial_server_state(fed.server_update, models),
         )
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedclade.core.federation import Federation, ModelAssignment
+from fedclade.core.federation import Federation
 from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
@@ -62,8 +62,7 @@ class LGFedAvg(FedAvg):
 
     local_layers: tuple[str, ...] | None = None
 
-    @property
-    def own(self) -> tuple[str, ...]:
+    def local_params(self) -> tuple[str, ...]:
         """The names of the parameters that stay with the client."""
         objective = self.local.objective
         if self.local_layers is None:
@@ -84,19 +83,17 @@ class LGFedAvg(FedAvg):
         return own
 
     def initial_client_state(self, params: Tree) -> Tree:
-        return {name: params[name] for name in self.own}
+        return {name: params[name] for name in self.local_params()}
 
     def init(self, fed: Federation, params: Tree, key: int) -> State:
-        own = self.own
+        own = self.local_params()
         return super().init(
             fed, {name: value for name, value in params.items() if name not in own}, key
         )
 
     def round(self, fed: Federation, state: State, cohort: Tensor, key: int) -> State:
-        return fedavg_round(fed, sgd_keeping(self.local, self.own), state, cohort, key, self.own)
-
-    def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
-        return ModelAssignment(state.models, state.cluster_ids[ids], local_params=self.own)
+        own = self.local_params()
+        return fedavg_round(fed, sgd_keeping(self.local, own), state, cohort, key, own)
 
     def cost_symbols(self, state: State) -> dict[str, int]:
         return super().cost_symbols(state) | {"G": nbytes(state.models)}

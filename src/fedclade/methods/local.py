@@ -50,6 +50,7 @@ class Local(Method[State]):
     title: ClassVar[str] = "Local training: each client trains alone"
     paper: ClassVar[str] = "the baseline called Local in FLT and SOLO in FLIS"
     client_disclosure: ClassVar[str] = "nothing"
+    no_server_optimizer: ClassVar[str] = "has no model at the server"
     server_visibility: ClassVar[Needs] = "nothing"
     upload_cost: ClassVar[str] = "0"
     download_cost: ClassVar[str] = "0"
@@ -68,7 +69,8 @@ class Local(Method[State]):
         state = state.with_num_clients(len(fed.sizes))
         return replace(state, cluster_ids=state.cluster_ids.index_copy(0, ids, ids))
 
+    def local_params(self) -> tuple[str, ...]:
+        return self.local.objective.names
+
     def assign_models(self, state: State, ids: Tensor) -> ModelAssignment:
-        return ModelAssignment(
-            state.models, torch.zeros_like(ids), local_params=tuple(state.models)
-        )
+        return ModelAssignment(state.models, torch.zeros_like(ids), self.local_params())

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fedclade.core.inputs import Inputs
+
 INJECTED = {"injected": True}
 """Metadata of a field that is not a hyper-parameter: the runner sets it, and no experiment file
 names it.
@@ -26,7 +28,7 @@ class NeedsProbe:
     apart.
     """
 
-    probe: Tensor | None = field(
+    probe: Inputs | None = field(
         default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
     )
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedclade.aggregation.mean import weighted_mean
+from fedclade.aggregation.server_optimizer import update_models
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
 from fedclade.core.functional_model import Batch
 from fedclade.core.local_sgd import effective_steps, sgd, sgd_step
@@ -16,7 +17,7 @@ from fedclade.core.local_training_config import LocalTraining
 from fedclade.core.method_state import State
 from fedclade.core.program import Program, natively_batched
 from fedclade.core.program_serialization import serializable_program
-from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_map
+from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix, tree_map
 from fedclade.errors import require
 from fedclade.methods.base import Method, Needs, check_choices
 
@@ -126,8 +127,8 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         " only their weighted sums"
     )
     server_visibility: ClassVar[Needs] = "sum"
-    upload_cost: ClassVar[str] = "2*W"
-    download_cost: ClassVar[str] = "2*W"
+    upload_cost: ClassVar[str] = "W + V"
+    download_cost: ClassVar[str] = "W + V"
     state: ClassVar[type[State]] = SCAFFOLDState
 
     server_lr: float = 1.0
@@ -139,7 +140,8 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         require(self.server_lr > 0, "method.server_lr", self.server_lr, "must be above 0")
 
     def initial_client_state(self, params: Tree) -> Tree:
-        return {name: torch.zeros_like(params[name]) for name in self.local.objective.trained}
+        trained = self.local.objective.trained
+        return {name: torch.zeros_like(params[name]) for name in trained if name in params}
 
     def init(self, fed: Federation, params: Tree, key: int) -> SCAFFOLDState:
         return SCAFFOLDState(
@@ -177,7 +179,8 @@ class SCAFFOLD(Method[SCAFFOLDState]):
             for name, x in state.models.items()
             if name in state.c
         }
-        return replace(state, models=y | moved, c=c)  # running statistics are just averaged
+        # Running statistics are just averaged.
+        return update_models(fed, replace(state, c=c), y | moved)
 
     def add_clients(
         self, fed: Federation, state: SCAFFOLDState, ids: Tensor, key: int
@@ -188,6 +191,10 @@ class SCAFFOLD(Method[SCAFFOLDState]):
         state = replace(state, c=tree_map(lambda c: c * share, state.c))
         state = state.with_num_clients(len(fed.sizes))
         return replace(state, cluster_ids=state.cluster_ids.index_fill(0, ids, 0))
+
+    def cost_symbols(self, state: State) -> dict[str, int]:
+        assert isinstance(state, SCAFFOLDState)
+        return super().cost_symbols(state) | {"V": nbytes(state.c)}
 
     def _p(self, fed: Federation) -> Tensor:
         """The weight of each client, up to a factor."""

@@ -14,6 +14,7 @@ from torch.func import grad, vmap
 from fedclade.core.batching import Batches
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
+from fedclade.core.inputs import one_tensor
 from fedclade.core.kmeans import kmeans, single_threaded
 from fedclade.core.local_sgd import chain_training
 from fedclade.core.program import AnyProgram, Program
@@ -143,11 +144,12 @@ def private_signature(encoder: Encoder, clip: float, noise: float, secret: int) 
         return weights, {"trace": trace_of(clip, noise, *weights.values())}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
+        x = one_tensor(batch.x, "method flt", "method.name")
         # Each example alone: if examples could affect each other, the sensitivity would differ.
-        codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(batch.x).double(), clip)
+        codes = clipped(vmap(lambda x: encoder.codes(const, x[None])[0])(x).double(), clip)
         batch_sums = {"sum": codes.sum(0), "size": codes.new_tensor(len(codes))}
         sums = tree_map(torch.add, batch_sums, carry) if "sum" in carry else batch_sums
-        return sums | {"trace": after(carry["trace"], batch.x)}
+        return sums | {"trace": after(carry["trace"], x)}
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         error = SUM * clip * noise * noise_for(carry["trace"], secret, like=carry["sum"])

@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedclade.core.batching import Batches
-from fedclade.core.functional_model import Batch, ExampleLoss, Objective
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import Program
 from fedclade.core.program_cache import cached_program
@@ -83,12 +84,17 @@ def evaluate_losses(objective: Objective) -> Program:
         return params, {"loss": torch.zeros(len(first), dtype=torch.float64, device=first.device)}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        def total(params: Tree) -> Tensor:
-            return (
-                objective.example_loss(objective.outputs(params, batch.x), batch.y) * batch.weight
-            ).sum(dtype=torch.float64)
+        def total(params: Tree, y: Tensor) -> Tensor:
+            losses = objective.example_loss(objective.outputs(params, batch.x), y)
+            return (losses * batch.weight).sum(dtype=torch.float64)
 
-        return {"loss": carry["loss"] + vmap(total)(const or broadcast)}
+        if batch.y.is_floating_point():
+            # torch's losses of numbers have a wrong batching rule where only the outputs have an
+            # axis of models.
+            y = batch.y.expand(len(carry["loss"]), *batch.y.shape)
+            return {"loss": carry["loss"] + vmap(total)(const or broadcast, y)}
+        sums = vmap(total, in_dims=(0, None))(const or broadcast, batch.y)
+        return {"loss": carry["loss"] + sums}
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         return carry, None

@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 
 from fedclade.core.batching import Batches
 from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.inputs import Inputs, select, tensors_of
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, tree_map
@@ -154,14 +155,14 @@ def private_signature(
         return params, {"trace": trace_of(kind, size, key, clip, noise, *params.values())}
 
     def step(broadcast: Tree, const: Tree, carry: Tree, batch: Batch) -> Tree:
-        def alone(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            return sketch(const, Batch(x[None], y[None], weight[None], batch.key))[0]
+        def alone(x: Inputs, y: Tensor, weight: Tensor) -> Tensor:
+            return sketch(const, Batch(select(x, None), y[None], weight[None], batch.key))[0]
 
         # Each example alone: if examples could affect each other, the sensitivity would differ.
         g = clipped(vmap(alone)(batch.x, batch.y, batch.weight).double(), clip)
         block = {"sum": g.sum(0), "moment": g.T @ g, "count": g.new_tensor(len(g))}
         sums = tree_map(torch.add, block, carry) if "sum" in carry else block
-        return sums | {"trace": after(carry["trace"], batch.x, batch.y)}
+        return sums | {"trace": after(carry["trace"], *tensors_of(batch.x), batch.y)}
 
     def finish(broadcast: Tree, const: Tree, carry: Tree) -> tuple[Tree, None]:
         count, e = carry["count"], len(carry["sum"])

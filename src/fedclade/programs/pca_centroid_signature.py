@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Batch
+from fedclade.core.inputs import Inputs, one_tensor
 from fedclade.core.pca import principal_axes
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
@@ -31,8 +32,9 @@ def pca_basis(x: Tensor, components: int) -> Tree:
     return {"mean": mean.float(), "axes": torch.where(varies[:, None], axes, 0.0).float()}
 
 
-def flat(x: Tensor) -> Tensor:
+def flat(x: Inputs) -> Tensor:
     """Inputs as vectors of numbers: (n, d)."""
+    x = one_tensor(x, "method pca_hc", "method.name")
     if not x.is_floating_point():
         raise InvalidInputError(
             f"data: inputs of type {x.dtype} (tokens) have no principal components. Use another"

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from fedclade.core.functional_encoder import Encoder
+from fedclade.core.inputs import select
 from fedclade.core.pytree import nbytes
 from fedclade.data.datasets import Dataset, is_available, load
 from fedclade.data.federated_dataset import Clients
@@ -243,9 +244,9 @@ def thinned(data: Dataset, samples: int) -> Dataset:
     }
     return Dataset(
         data.name,
-        data.x_train[train],
+        select(data.x_train, train),
         data.y_train[train],
-        data.x_test[test],
+        select(data.x_test, test),
         data.y_test[test],
         keys,
         data.key_names,
@@ -318,7 +319,7 @@ def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> N
         "T": summary["rounds"],
         "W": nbytes(models.row(0)),
     }
-    if isinstance(method, FLT) and isinstance(method.k, int):
+    if isinstance(method, FLT) and isinstance(method.k, int) and models.shape is not None:
         encoder = Encoder(encoders.resolve(method.encoder, models.shape, experiment.run.seed))
         sent = encoder.needed(encoder.weights())
         symbols |= {

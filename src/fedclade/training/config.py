@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
+from torch import nn
 
-from fedclade.core.federation import Aggregator
+from fedclade.core.batching import ClassWeight
+from fedclade.core.federation import Aggregator, ServerOptimizer, ServerUpdate
 from fedclade.core.functional_model import Objective
 from fedclade.core.local_training_config import LocalTraining, Optimizer
+from fedclade.core.losses import LOSSES, ExampleLoss, LossName
 from fedclade.engines.simulator import Precision
 from fedclade.errors import is_int, is_number, require, require_int
 
 Schedule: TypeAlias = Literal["constant", "step", "exponential", "cosine"]
-LossName: TypeAlias = Literal["cross_entropy", "bce", "mse", "mae", "huber"]
-ClassWeight: TypeAlias = Literal["none", "balanced"]
 BatchNorm: TypeAlias = Literal["average", "own"]
-ServerOptimizer: TypeAlias = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Serve: TypeAlias = Literal["last", "mean"]
 Select: TypeAlias = Literal["last", "best"]
 MetricName: TypeAlias = Literal["auroc", "f1", "ece", "mae", "rmse", "r2"]
@@ -143,6 +143,7 @@ class LocalConfig:
             self.label_smoothing,
             "must be at least 0 and below 1",
         )
+        self._require_smoothing_of(self.loss)
         _require_choice("local.class_weight", self.class_weight, ClassWeight)
         _require_choice("local.batch_norm", self.batch_norm, BatchNorm)
 
@@ -185,6 +186,26 @@ class LocalConfig:
             self.weight_decay,
             self.optimizer,
             self.clip_norm,
+            self.class_weight,
+        )
+
+    def loss_for(self, loss: ExampleLoss | None) -> ExampleLoss | None:
+        """The loss of a run, as `Objective` takes it: `loss`, or the loss of this name if it is
+        None.
+        """
+        if loss is not None:
+            self._require_smoothing_of("a loss in Python")
+            return loss
+        if self.label_smoothing:
+            return nn.CrossEntropyLoss(label_smoothing=self.label_smoothing)
+        return LOSSES[self.loss]
+
+    def _require_smoothing_of(self, loss: str) -> None:
+        require(
+            not self.label_smoothing or loss == "cross_entropy",
+            "local.label_smoothing",
+            self.label_smoothing,
+            f"only the loss 'cross_entropy' has it; leave it at 0 with {loss}",
         )
 
 
@@ -328,6 +349,12 @@ class ServerConfig:
                 "only the other optimizers of the server have it; set server.optimizer",
             )
         _require_choice("server.serve", self.serve, Serve)
+
+    def update(self, statistics: tuple[str, ...]) -> ServerUpdate:
+        """How the new models are made from the means, for a model with these running statistics."""
+        return ServerUpdate(
+            self.optimizer, self.lr, self.momentum, self.serve == "mean", statistics
+        )
 
 
 @dataclass(frozen=True)

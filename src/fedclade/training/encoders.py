@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedclade.core.inputs import as_inputs, one_tensor
 from fedclade.core.rng import fold_in
 from fedclade.data import Dataset, load
-from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError, require, require_int
@@ -127,17 +127,18 @@ def pretrain(
     require(lr > 0, "pretrain.lr", lr, "must be a number above 0")
     target = _writable(out) if out is not None else None
     data = data if isinstance(data, Dataset) else load(data, root)
-    if data.x_train.dtype not in (torch.uint8, torch.float32, torch.float64):
+    x = one_tensor(data.x_train, "an autoencoder", "pretrain.data")
+    if x.dtype not in (torch.uint8, torch.float32, torch.float64):
         raise InvalidInputError(
             f"pretrain.data: the inputs of '{data.name}' are whole numbers, which an autoencoder"
             " cannot reconstruct. Use images or measurements.",
             "pretrain.data",
         )
-    shape = tuple(data.x_train.shape[1:])
+    shape = tuple(x.shape[1:])
     spec = spec_for(shape, code)
     module = _built(spec, shape, seed)
     order = torch.Generator().manual_seed(fold_in(seed, "pretrain"))
-    _train(module.to(pick_device(device)), data.x_train, epochs, lr, batch_size, order, on_epoch)
+    _train(module.to(pick_device(device)), x, epochs, lr, batch_size, order, on_epoch)
     module.cpu().pretrained = True
     if target is not None:
         settings = {

@@ -10,9 +10,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from fedclade.aggregation.server_optimizer import served_state
 from fedclade.core.federation import ModelAssignment
-from fedclade.core.functional_model import cross_entropy
 from fedclade.core.local_sgd import chain_training, sgd
+from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
@@ -96,7 +97,8 @@ def _serve(
         state = method.add_clients(setup.federation, state, unknown, key)
         setup.engine.client_state.rollback()
     ids = everyone[state.cluster_ids != UNKNOWN]
-    return state, method.assign_models(state, ids), ids
+    assignment = method.assign_models(served_state(state), ids)
+    return state, setup.own_batch_norm.assignment(assignment), ids
 
 
 def _with_affix(metric: str, affix: str) -> str:

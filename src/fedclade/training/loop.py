@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from fedclade.aggregation.server_optimizer import require_updated
 from fedclade.core.method_state import State
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
@@ -59,8 +60,9 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
         store: the run directory; None to write nothing.
         last: the last checkpoint; None for a new run.
     """
-    params, method = setup.objective.params(), setup.method_for(1)
-    setup.engine.init_client_state(method.initial_client_state(params))
+    whole, method, own = setup.objective.params(), setup.method_for(1), setup.own_batch_norm
+    params = own.shared(whole)
+    setup.engine.init_client_state(method.initial_client_state(params) | own.client_state(whole))
     if store is not None:
         store.begin(setup.tables, last.history if last is not None else [])
         store.write_names(setup.metadata.names)  # a report of a running run reads them
@@ -85,8 +87,11 @@ def _restored_state(setup: RunSetup, last: Checkpoint, stored: Tree) -> State:
     device = setup.engine.device
     try:
         state = checkpoint.restore(setup.method.state, stored)
-        models = {name: value.to(device) for name, value in state.models.items()}
-        state = replace(state, models=models)
+        models, server_state = (
+            {name: value.to(device) for name, value in tree.items()}
+            for tree in (state.models, state.server_state)
+        )
+        state = replace(state, models=models, server_state=server_state)
         setup.engine.client_state.restore(last.memory, last.round)
     except (KeyError, RuntimeError) as error:
         if is_out_of_memory(error):
@@ -194,7 +199,8 @@ def _train_round(setup: RunSetup, progress: Progress, number: int) -> int:
     drawn = exclude_blocked(drawn, num_clients, progress.history, setup.training.max_rejections)
     method = setup.method_for(number)
     state, cohort = method.prepare_cohort(setup.federation, state, drawn, fold_in(key, "admit"))
-    state = method.round(setup.federation, state, cohort, key)
+    before, state = state, method.round(setup.federation, state, cohort, key)
+    require_updated(setup.federation, before, state)
     setup.engine.client_state.commit(number)
     progress.state = state
     return len(drawn)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.functional_model import Objective
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.torch_loss import TorchLoss
 from fedclade.errors import InvalidInputError
@@ -125,7 +126,7 @@ def _named(
             outputs, y = outputs.reshape(-1, num_outputs), y.reshape(-1, num_outputs)
             if task != "regression":
                 outputs = outputs if is_probability else outputs.sigmoid()
-                y = y.to(torch.int64)
+                y = (y > 0.5).to(torch.int64)
         return function(outputs, y, task)
 
     return OutputMetric(value)

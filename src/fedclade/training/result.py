@@ -240,8 +240,10 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
         )
     try:
         spec = REGISTRY["model"][name](**table)
+        if models.shape is None or models.outputs is None:
+            raise ValueError("the run has no shape of its inputs or no number of outputs")
         _check_size(spec, models, weights)
-        module: nn.Module = spec.build(models.shape, models.classes)
+        module: nn.Module = spec.build(models.shape, models.outputs)
     except (TypeError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -257,7 +259,7 @@ def _check_size(spec: Any, models: StoredModels, weights: Tree) -> None:
     """Refuse to build another model than the run's, or one that the machine cannot hold."""
     try:
         with torch.device("meta"):  # the module's shapes, without its memory
-            module = spec.build(models.shape, models.classes)
+            module = spec.build(models.shape, models.outputs)
     except RuntimeError:
         # build() inspects tensor values, which meta tensors do not have; no model of the package
         # does that

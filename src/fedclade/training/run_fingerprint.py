@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fedclade.core.inputs import tensors_of
 from fedclade.data.federated_dataset import Clients
 
 Tables = dict[str, dict[str, Any]]
@@ -43,13 +44,25 @@ def plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor]) -> str:
+def qualified_name(function: object) -> str:
+    """The name of a function, or of the class of an object."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def fingerprint(
+    tables: Tables,
+    clients: Clients | None,
+    others: Iterable[Tensor],
+    names: Iterable[str] = (),
+) -> str:
     """A hash of what must not change when a run is resumed.
 
     Args:
         tables: the run as the tables of an experiment file.
         clients: the clients; None if they are not in this process.
         others: other tensors, such as the initial model.
+        names: names of functions, such as the augmentation.
     """
     fixed = {
         table: {key: value for key, value in values.items() if not _is_free(table, key, tables)}
@@ -61,9 +74,9 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
     data: tuple[Tensor, ...] = ()
     if clients is not None:
         data = (
-            clients.x,
+            *tensors_of(clients.x),
             clients.y,
-            clients.x_test,
+            *tensors_of(clients.x_test),
             clients.y_test,
             clients.train.index,
             clients.train.offsets,
@@ -74,6 +87,8 @@ def fingerprint(tables: Tables, clients: Clients | None, others: Iterable[Tensor
             data += (clients.validation.index, clients.validation.offsets)
     for tensor in (*data, *others):
         digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+    for name in names:
+        digest.update(name.encode())
     return digest.hexdigest()
 
 
@@ -90,4 +105,4 @@ def difference(then: Tables, now: Tables) -> str:
         if old != (list(new) if isinstance(new, tuple) else new):
             why = "; the schedule 'cosine' depends on it" if key == "rounds" else ""
             return f"{table}.{key} was {old!r}, now {new!r}{why}"
-    return "the data or the initial model differ"
+    return "the data, the initial model or the augmentation differ"

@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fedclade.core.federation import Aggregator
-from fedclade.core.functional_model import ExampleLoss
+from fedclade.core.augmentation import Augment
+from fedclade.core.batching import ClassWeight
+from fedclade.core.federation import Aggregator, ServerOptimizer
 from fedclade.core.local_training_config import Optimizer
+from fedclade.core.losses import ExampleLoss, LossName
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.profiler import Profile
@@ -39,7 +41,6 @@ from fedclade.training.callbacks import (
 )
 from fedclade.training.config import (
     BatchNorm,
-    ClassWeight,
     EngineConfig,
     LocalConfig,
     MetricName,
@@ -47,7 +48,6 @@ from fedclade.training.config import (
     Select,
     Serve,
     ServerConfig,
-    ServerOptimizer,
     TrainingConfig,
 )
 from fedclade.training.early_stopping import is_exhausted
@@ -58,7 +58,7 @@ from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
 from fedclade.training.round_costs import Counters
 from fedclade.training.run_fingerprint import difference
-from fedclade.training.setup import RunSetup, prepare
+from fedclade.training.setup import RunSetup, outputs_for, prepare
 
 _log = logging.getLogger("fedclade")
 
@@ -84,8 +84,9 @@ def run(
     label_smoothing: float | None = None,
     class_weight: ClassWeight | None = None,
     batch_norm: BatchNorm | None = None,
-    loss: ExampleLoss | None = None,
+    loss: LossName | ExampleLoss | None = None,
     metrics: UserMetrics | Sequence[MetricName] | None = None,
+    augment: Augment | None = None,
     seed: int | None = None,
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
@@ -140,10 +141,14 @@ def run(
             default.
         batch_norm: "average", or "own" to keep BatchNorm layers at the client (FedBN); average by
             default.
-        loss: A function of (outputs, targets) with one value for each example, or a loss module of
-            torch such as `nn.MSELoss()`; None for cross-entropy.
+        loss: "cross_entropy", "bce", "mse", "mae" or "huber"; a function of (outputs, targets) with
+            one value for each example; or a loss module of torch such as `nn.MSELoss()`;
+            cross_entropy by default.
         metrics: More functions of the form of `loss`, or metric objects of torchmetrics, by name;
             or a list of names, see `TrainingConfig`; none by default.
+        augment: A function that changes the inputs of a client's batch before each training step,
+            such as a module of `torchvision.transforms.v2`; it draws from torch's generator, which
+            starts from the seed; None for none.
         seed: The seed of all random numbers; 0 by default.
         eval_every: The number of rounds between evaluations; 0 for the end only; 10 by default.
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only; 10 by
@@ -200,6 +205,7 @@ def run(
             label_smoothing=label_smoothing,
             class_weight=class_weight,
             batch_norm=batch_norm,
+            loss=loss if isinstance(loss, str) else None,
         ),
         _settings(
             TrainingConfig,
@@ -218,7 +224,7 @@ def run(
         ),
         EngineConfig(chunk, precision, threads),
         device,
-        loss,
+        None if isinstance(loss, str) else loss,
         metrics if isinstance(metrics, Mapping) else None,
         profile,
         server=_settings(
@@ -231,6 +237,7 @@ def run(
             momentum=server_momentum,
             serve=serve,
         ),
+        augment=augment,
     ).run(out, resume, on_round)
 
 
@@ -264,6 +271,7 @@ class TrainingRun:
     profile: bool = False
     federation: Engine | None = None
     server: ServerConfig = field(default_factory=ServerConfig)
+    augment: Augment | None = None
 
     def run(
         self,
@@ -345,11 +353,17 @@ class TrainingRun:
                 state.cluster_ids,
                 clients.shape,
                 clients.classes,
+                outputs_for(self.local.loss if self.loss is None else None, clients),
             )
             write_outcome(store, columns, features, summary, clients.names)
         profile = None
         if self.profile and isinstance(engine, Simulator):
-            profile = Profile.from_profiler(engine.clock, len(history), engine.workers.count)
+            profile = Profile.from_profiler(
+                engine.clock,
+                len(history),
+                engine.workers.count,
+                setup.objective.execution(setup.local.batch_size, engine.device),
+            )
         return Result(
             summary,
             history,

@@ -14,19 +14,36 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedclade.aggregation.optimizer_federation import OptimizerFederation
+from fedclade.aggregation.own_batch_norm import OwnBatchNorm
 from fedclade.aggregation.robust_federation import RobustFederation
-from fedclade.core.federation import Aggregator, Federation
-from fedclade.core.functional_model import (
+from fedclade.core.augmentation import augment_inputs
+from fedclade.core.federation import Federation
+from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import (
+    Inputs,
+    as_inputs,
+    describe_inputs,
+    device_of,
+    map_inputs,
+    one_tensor,
+    samples_in,
+    tensors_of,
+)
+from fedclade.core.losses import (
+    REGRESSION,
     ExampleLoss,
-    Objective,
+    LossName,
     accuracy,
+    bce,
     cross_entropy,
+    label_accuracy,
     require_per_example,
 )
 from fedclade.core.output_metric import AnyMetric
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.base import Engine
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import FedcladeWarning, InvalidInputError, is_int, require
@@ -39,7 +56,7 @@ from fedclade.methods.required_context import (
 )
 from fedclade.models import ModelSpec
 from fedclade.training import encoders, plot_data
-from fedclade.training.config import LocalConfig, MetricName, TrainingConfig
+from fedclade.training.config import LocalConfig, MetricName, ServerConfig, TrainingConfig
 from fedclade.training.metrics import is_reserved
 from fedclade.training.output_metrics import (
     UserMetrics,
@@ -48,7 +65,7 @@ from fedclade.training.output_metrics import (
     from_torchmetrics,
     is_torchmetric,
 )
-from fedclade.training.run_fingerprint import Tables, fingerprint, plain
+from fedclade.training.run_fingerprint import Tables, fingerprint, plain, qualified_name
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
@@ -68,6 +85,7 @@ class RunSetup:
     module: nn.Module
     objective: Objective
     metrics: dict[str, AnyMetric]
+    own_batch_norm: OwnBatchNorm
     local: LocalConfig
     training: TrainingConfig
     tables: Tables  # the run as the tables of an experiment file
@@ -85,8 +103,10 @@ class RunSetup:
     def fingerprint(self) -> str:
         """The hash by which a checkpoint of another experiment is recognized."""
         probe = self.method.probe if isinstance(self.method, NeedsProbe) else None
-        others = (*self.objective.params().values(), *([] if probe is None else [probe]))
-        return fingerprint(self.tables, self.clients, others)
+        others = (*self.objective.params().values(), *(() if probe is None else tensors_of(probe)))
+        augment = self.objective.augment
+        names = [] if augment is None else [qualified_name(augment)]
+        return fingerprint(self.tables, self.clients, others, names)
 
     @cached_property
     def label_counts(self) -> Tensor | None:
@@ -107,21 +127,29 @@ def prepare(run: TrainingRun) -> RunSetup:
         f"must be 'sgd': method {run.method.name} {run.method.needs_sgd}",
     )
     engine = run.federation or _simulator(run)
-    federation = federation_view(run.method, engine, run.server.aggregator)
+    _check_server(run.method, run.server)
     metadata = engine.client_metadata()
     require(len(metadata) > 0, "clients", 0, "there must be at least one")
     run.settings.cohort_size(len(metadata))
     if is_int(run.settings.clients_per_round, 1, 1) and len(metadata) > 1:
         _warn_of_one_client(len(metadata))
     method = inject_context(run.method, metadata, run.settings.seed)
-    module = module_for(run.model, metadata, run.settings.seed)
-    x = as_inputs(metadata.x.to(engine.device))
-    objective = Objective(module.to(engine.device), run.loss, x)
+    loss_name = run.local.loss if run.loss is None else None
+    _require_classes(run.local, loss_name, metadata)
+    if loss_name == "bce":
+        _require_labels(metadata.y if run.clients is None else run.clients.y)
+    module = module_for(run.model, metadata, run.settings.seed, loss_name)
+    x = _on_device(metadata.x, engine.device)
+    loss = run.local.loss_for(run.loss)
+    objective = Objective(module.to(engine.device), loss, x, run.augment)
     _require_validation(run.settings, metadata)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
+    _check_augmentation(objective, x)
+    own_batch_norm = own_batch_norm_of(method, objective, run.local)
     return RunSetup(
         engine=engine,
-        federation=federation,
+        federation=federation_view(own_batch_norm.federation(engine), run.server, objective),
+        own_batch_norm=own_batch_norm,
         clients=run.clients,
         metadata=metadata,
         method=method,
@@ -148,6 +176,18 @@ def _require_validation(training: TrainingConfig, metadata: ClientMetadata) -> N
         )
 
 
+def _check_augmentation(objective: Objective, x: Inputs) -> None:
+    """Try the augmentation on a few inputs, and the model on the result."""
+    if objective.augment is None:
+        return
+    if isinstance(objective.augment, type) or not callable(objective.augment):
+        raise InvalidInputError(
+            f"augment = {objective.augment!r}: give a function of the inputs of a batch.", "augment"
+        )
+    key = torch.zeros((), dtype=torch.int64, device=device_of(x))
+    objective.checked_outputs(augment_inputs(x, key, objective.augment))
+
+
 def _warn_of_one_client(clients: int) -> None:
     """A user who writes 1 may mean all clients."""
     field = "run.clients_per_round"
@@ -155,16 +195,61 @@ def _warn_of_one_client(clients: int) -> None:
     warnings.warn(FedcladeWarning(message, field), stacklevel=5)
 
 
-def federation_view(method: Method, federation: Federation, aggregator: Aggregator) -> Federation:
-    """The federation that a method works with."""
-    allowed = f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'"
+def _check_server(method: Method, server: ServerConfig) -> None:
+    """Raise `InvalidInputError` if the method cannot use these settings."""
     require(
-        aggregator == "mean" or not method.custom_aggregation,
+        server.aggregator == "mean" or not method.custom_aggregation,
         "server.aggregator",
-        aggregator,
-        allowed,
+        server.aggregator,
+        f"method {method.name} has only {method.custom_aggregation}; leave it at 'mean'",
     )
-    return federation if aggregator == "mean" else RobustFederation(federation, aggregator)
+    for field, value, default in (
+        ("server.optimizer", server.optimizer, "fedavg"),
+        ("server.serve", server.serve, "last"),
+    ):
+        require(
+            value == default or not method.no_server_optimizer,
+            field,
+            value,
+            f"method {method.name} {method.no_server_optimizer}; leave it at '{default}'",
+        )
+
+
+def federation_view(
+    federation: Federation, server: ServerConfig, objective: Objective
+) -> Federation:
+    """The federation that a method works with."""
+    update = server.update(objective.statistics)
+    if server.aggregator != "mean":
+        federation = RobustFederation(federation, server.aggregator)
+    return federation if update.is_mean else OptimizerFederation(federation, update)
+
+
+def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) -> OwnBatchNorm:
+    """The BatchNorm layers that clients keep, besides those that they keep in this method anyway.
+
+    Args:
+        method: the method.
+        objective: the model.
+        local: the settings of local training.
+    """
+    if local.batch_norm == "average":
+        return OwnBatchNorm(objective)
+    require(
+        bool(objective.batch_norm),
+        "local.batch_norm",
+        local.batch_norm,
+        "the model has no BatchNorm layer; leave it at 'average'",
+    )
+    reason = method.why_no_own_batch_norm()
+    require(
+        not reason,
+        "local.batch_norm",
+        local.batch_norm,
+        f"method {method.name} {reason}; leave it at 'average'",
+    )
+    kept = method.with_local_config(local.training(objective)).local_params()
+    return OwnBatchNorm(objective, tuple(n for n in objective.batch_norm if n not in kept))
 
 
 def _simulator(run: TrainingRun) -> Simulator:
@@ -202,39 +287,105 @@ def inject_context(method: Method, clients: ClientMetadata, seed: int) -> Method
     `methods.required_context`. A value that the user gave stays.
     """
     context: dict[str, Any] = {}
-    if isinstance(method, NeedsEncoder) and method.encoder_module is None:
-        context["encoder_module"] = encoders.resolve(method.encoder_source, clients.shape, seed)
+    if isinstance(method, NeedsEncoder):
+        shape = tuple(one_tensor(clients.x, f"method {method.name}", "method.name").shape[1:])
+        if method.encoder_module is None:
+            context["encoder_module"] = encoders.resolve(method.encoder_source, shape, seed)
     if isinstance(method, NeedsProbe):
         probe = clients.probe if method.probe is None else method.probe
-        context["probe"] = None if probe is None else _probe(probe, clients.shape)
+        context["probe"] = None if probe is None else _probe(probe, clients.x)
     if isinstance(method, NeedsTrueGroups) and method.truth is None:
         context["truth"] = clients.groups
-    if isinstance(method, NeedsInputShape) and clients.x.dtype in (
-        torch.uint8,
-        torch.float32,
-        torch.float64,
+    if (
+        isinstance(method, NeedsInputShape)
+        and isinstance(clients.x, Tensor)
+        and clients.x.dtype in (torch.uint8, torch.float32, torch.float64)
     ):
         context["input_shape"] = clients.shape
     return replace(method, **context) if context else method
 
 
-def _probe(probe: Any, shape: tuple[int, ...]) -> Tensor:
-    """Probe inputs, as a client would read them."""
+def _on_device(x: Inputs, device: torch.device) -> Inputs:
+    """Inputs as a model reads them."""
+    return as_inputs(map_inputs(lambda value: value.to(device), x))
+
+
+def _probe(probe: Any, like: Inputs) -> Inputs:
+    """Probe inputs, as a client would read them; `like` are inputs of the clients."""
     try:
-        x = as_inputs(torch.as_tensor(probe))
+        x = as_inputs(
+            map_inputs(torch.as_tensor, probe)
+            if isinstance(probe, dict | tuple)
+            else torch.as_tensor(probe)
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidInputError(f"probe: not an array of inputs ({error}).", "probe") from error
-    if tuple(x.shape[1:]) != shape or len(x) == 0:
+    if describe_inputs(x) != describe_inputs(like) or samples_in(x) == 0:
         raise InvalidInputError(
-            f"probe: its shape is {tuple(x.shape)}, it must be (samples,"
-            f" {', '.join(map(str, shape))}), as the clients' inputs.",
+            f"probe: {samples_in(x)} inputs of shape {describe_inputs(x)}. It must have at least"
+            f" one, of shape {describe_inputs(like)} as the clients' inputs.",
             "probe",
         )
     return x
 
 
-def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int) -> nn.Module:
-    """The user's module, or the spec's with weights that depend on the seed alone."""
+def _require_classes(
+    local: LocalConfig, loss_name: LossName | None, clients: ClientMetadata
+) -> None:
+    """Weights of classes need one class per sample."""
+    require(
+        local.class_weight == "none"
+        or (
+            clients.classes is not None
+            and clients.y.ndim == 1
+            and loss_name not in ("mse", "mae", "huber")
+        ),
+        "local.class_weight",
+        local.class_weight,
+        "the targets must be one class for each sample; leave it at 'none'",
+    )
+
+
+def _require_labels(y: Tensor) -> None:
+    """The loss bce has no minimum for other targets."""
+    low, high = float(y.min()), float(y.max())
+    if low < 0 or high > 1:
+        raise InvalidInputError(
+            f"local.loss = 'bce': needs targets of 0 and 1, and they go from {low:g} to {high:g}."
+            " Use 'cross_entropy' for classes, 'mse' for numbers.",
+            "local.loss",
+        )
+
+
+def outputs_for(loss_name: LossName | None, clients: ClientMetadata) -> int | None:
+    """The number of outputs of a model: one for each class, label or number of a target; None if
+    the targets do not give it.
+
+    Args:
+        loss_name: the name of the loss; None for a function of the user.
+        clients: the clients.
+    """
+    if loss_name in (None, "cross_entropy"):
+        return clients.classes
+    if clients.y.ndim > 2:
+        return None
+    return clients.y.shape[1] if clients.y.ndim == 2 else 1
+
+
+def module_for(
+    model: ModelSpec | nn.Module,
+    clients: ClientMetadata,
+    seed: int,
+    loss_name: LossName | None = "cross_entropy",
+) -> nn.Module:
+    """The user's module, or the spec's with weights that depend on the seed alone.
+
+    Args:
+        model: the user's module, or a spec.
+        clients: the clients.
+        seed: the seed of the weights.
+        loss_name: the name of the loss; None for a function of the user.
+    """
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
     if isinstance(model, type) or not hasattr(model, "build"):
@@ -243,16 +394,18 @@ def module_for(model: ModelSpec | nn.Module, clients: ClientMetadata, seed: int)
             " nn.Module.",
             "model",
         )
-    if clients.classes is None:
+    outputs = outputs_for(loss_name, clients)
+    if outputs is None:
         raise InvalidInputError(
             "model: the targets are not class labels, so there is no number of outputs; give an"
-            " nn.Module and a loss.",
+            " nn.Module and a loss, or a loss by name (local.loss).",
             "model",
         )
+    shape = tuple(one_tensor(clients.x, f"the model {model.name}", "model").shape[1:])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(fold_in(seed, "model"))
         try:
-            return model.build(clients.shape, clients.classes)
+            return model.build(shape, outputs)
         except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
             raise InvalidInputError(
                 f"model: {model!r} cannot be built ({error}).", "model"
@@ -267,10 +420,11 @@ def metrics_for(
     names: Sequence[MetricName] = (),
 ) -> dict[str, AnyMetric]:
     """Try the objective and the user's metrics on a few samples, and give what is measured:
-    accuracy, for class labels, those metrics, and the metrics over all outputs with these names.
+    accuracy, for class labels and for labels of 0 and 1 with the loss bce, those metrics, and the
+    metrics over all outputs with these names.
     """
     measured_metrics = measured(objective, clients, metrics, device, names)
-    objective.check(as_inputs(clients.x.to(device)), clients.y.to(device))
+    objective.check(_on_device(clients.x, device), clients.y.to(device))
     return measured_metrics
 
 
@@ -284,9 +438,13 @@ def measured(
     """`metrics_for` without a gradient step, which takes seconds the first time: every message to
     a node starts a process.
     """
-    x, y = as_inputs(clients.x.to(device)), clients.y.to(device)
+    x, y = _on_device(clients.x, device), clients.y.to(device)
     outputs = objective.checked_outputs(x)
-    classifies = clients.classes is not None and outputs.shape[:-1] == y.shape
+    classifies = (
+        clients.classes is not None
+        and outputs.shape[:-1] == y.shape
+        and objective.example_loss not in REGRESSION
+    )
     default_loss = objective.example_loss is cross_entropy
     if default_loss and not classifies:
         shape, labels = (
@@ -296,7 +454,7 @@ def measured(
         what = labels if clients.classes is not None else "none"
         raise InvalidInputError(
             f"loss: cross-entropy needs class labels ({what} here) and an output for each class,"
-            f" the model gives {shape}; give a loss.",
+            f" the model gives {shape}; give another loss (local.loss, such as 'mse').",
             "loss",
         )
     if default_loss and clients.classes is not None and clients.classes > outputs.shape[-1]:
@@ -319,5 +477,10 @@ def measured(
         else:
             require_per_example(field, cast(ExampleLoss, metric), outputs, y)
             user[name] = cast(ExampleLoss, metric)
-    own: dict[str, AnyMetric] = {"accuracy": accuracy} if classifies else {}
+    own: dict[str, AnyMetric] = {}
+    if objective.example_loss is bce:
+        require_per_example("loss", bce, outputs, y)
+        own["accuracy"] = label_accuracy
+    elif classifies:
+        own["accuracy"] = accuracy
     return own | user | by_name(names, objective, clients.classes, outputs, y)

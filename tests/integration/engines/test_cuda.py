@@ -8,6 +8,7 @@ import gc
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedclade import (
     FLT,
@@ -19,9 +20,11 @@ from fedclade import (
     run,
 )
 from fedclade.core import LocalTraining, ModelAssignment, sgd
+from fedclade.core.federation import SegmentSum
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
+from fedclade.engines.accumulator import Accumulator
 from fedclade.errors import FedcladeWarning
 from fedclade.methods import METHODS
 from fedclade.models import MLP, CflCNN, GmccCNN, LeafCNN, LeNet5, ModelSpec, SmallCNN
@@ -85,6 +88,64 @@ def test_convolutions_with_group_norm_agree_with_the_cpu(images: Clients) -> Non
     expected, actual = (result.model_of(0).state_dict() for result in results)
     for name in expected:
         torch.testing.assert_close(actual[name].cpu(), expected[name].cpu(), rtol=0, atol=1e-5)
+
+
+def test_several_inputs_class_weights_and_an_augmentation_agree_with_the_cpu() -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.out = torch.nn.Embedding(9, 5), torch.nn.Linear(7, 3)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.cat([a, self.words(b).mean(1)], -1))
+
+    generator = torch.Generator().manual_seed(0)
+    parts = [
+        (
+            {
+                "a": torch.randn(n, 2, generator=generator),
+                "b": torch.randint(0, 9, (n, 4), generator=generator),
+            },
+            torch.arange(n) ** 2 % 3,
+        )
+        for n in (40, 31, 7, 2)
+    ]
+    results = [
+        run(
+            FedAvg(),
+            from_arrays(parts),
+            Two(),
+            rounds=3,
+            clients_per_round=1.0,
+            batch_size=4,
+            class_weight="balanced",
+            augment=augment,
+            device=device,
+            precision="float32",
+        )
+        for augment in (None, lambda x: {"a": -x["a"], "b": x["b"]})
+        for device in ("cpu", "cuda")
+    ]
+    for expected, actual in (results[:2], results[2:]):
+        other = actual.model_of(0).state_dict()
+        for name, value in expected.model_of(0).state_dict().items():
+            torch.testing.assert_close(other[name].cpu(), value, rtol=0, atol=1e-5)
+
+
+def test_a_random_augmentation_gives_the_same_bytes_in_two_runs(images: Clients) -> None:
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+    before = torch.cuda.get_rng_state()
+    first, second, other = (
+        run(FedAvg(), images, MLP(8), rounds=2, seed=seed, augment=noise, device="cuda")
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    one, two, three = (r.model_of(0).state_dict()["fc1.weight"] for r in (first, second, other))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, three)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
@@ -231,3 +292,26 @@ def test_when_a_device_runs_out_of_memory_chunks_become_smaller() -> None:
     assert fields == {"engine.chunk"}
     for name, value in expected.items():
         torch.testing.assert_close(retried[name], value, rtol=0, atol=1e-4)
+
+
+def test_sums_have_the_same_bytes_as_on_the_cpu() -> None:
+    """The replies are equal. The orders and the chunks differ."""
+    generator = torch.Generator().manual_seed(0)
+    reply = {
+        "w": torch.randn(600, 31, 7, generator=generator),
+        "b": torch.randn(600, 5, generator=generator),
+    }
+    reduce = SegmentSum(torch.rand(600, 3, generator=generator, dtype=torch.float64), 3)
+
+    def sums(device: str, places: Tensor, chunk: int) -> Tree:
+        total = Accumulator(reduce)
+        for part in places.split(chunk):
+            total = total.copy()
+            total.add(part, {name: value[part].to(device) for name, value in reply.items()})
+        return {name: value.cpu() for name, value in total.sums.items()}
+
+    expected = sums("cpu", torch.arange(600), 1)
+    shuffled = torch.randperm(600, generator=generator)
+    for chunk in (7, 600):
+        actual = sums("cuda", shuffled, chunk)
+        assert all(torch.equal(actual[name], expected[name]) for name in expected)

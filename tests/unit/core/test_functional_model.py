@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fedclade.core.functional_model import Batch, Objective, accuracy, cross_entropy
+from fedclade.core.functional_model import Batch, Objective
+from fedclade.core.losses import accuracy, cross_entropy
 from fedclade.core.pytree import Tree, stack
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import fedclade as fc
-from fedclade.core.functional_model import ClientStackedBatch, Objective, accuracy, cross_entropy
+from fedclade.core.functional_model import ClientStackedBatch, Objective
+from fedclade.core.losses import accuracy, cross_entropy
 
 
 class Tagger(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedclade as fc
+from fedclade.core import functional_model
 from fedclade.core.functional_model import Objective
 from fedclade.data import Clients, from_arrays
 
@@ -147,3 +148,60 @@ def test_a_model_that_cannot_be_traced_is_never_traced(
     with pytest.warns(fc.FedcladeWarning):
         plain = fc.run(fc.FedAvg(), clients, Sign(), rounds=3, epochs=20, batch_size=2)
     assert all(map(torch.equal, traced.model_of(0).parameters(), plain.model_of(0).parameters()))
+
+
+class Mixed(nn.Module):
+    """Attention, dropout and BatchNorm, which run differently with and without vmap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.BatchNorm1d(5)
+        self.up = nn.Linear(1, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(self.up(self.norm(x)[..., None])).mean(1))
+
+
+@pytest.mark.parametrize("batch_size", [4, 1])
+def test_large_models_run_alone_on_the_cpu_with_the_same_results(
+    batch_size: int, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> fc.Result:
+        return fc.run(
+            fc.FedAvg(),
+            clients,
+            Mixed(),
+            rounds=3,
+            clients_per_round=1.0,
+            batch_size=batch_size,
+            device="cpu",
+            profile=True,
+        )
+
+    together = run()
+    monkeypatch.setattr(functional_model, "CPU_STACK_FLOPS", 1.0)
+    alone = run()
+    assert together.profile is not None
+    assert alone.profile is not None
+    assert "together" in together.profile.execution
+    assert "one by one" in alone.profile.execution
+    models = zip(
+        together.model_of(0).state_dict().values(),
+        alone.model_of(0).state_dict().values(),
+        strict=True,
+    )
+    for first, second in models:
+        assert torch.allclose(first, second, atol=1e-5)
+    assert together.summary["loss"] == pytest.approx(alone.summary["loss"], abs=1e-5)
+
+
+def test_the_choice_depends_on_the_operations_of_a_batch() -> None:
+    objective = Objective(nn.Sequential(nn.Conv2d(1, 10, 3, padding=1), nn.Flatten()), x=X[:, None])
+    flops = 2 * 10 * 9 * 12 * 5  # of an example
+    most = int(functional_model.CPU_STACK_FLOPS // flops)
+    assert not objective.runs_alone(most, torch.device("cpu"))
+    assert objective.runs_alone(most + 1, torch.device("cpu"))
+    assert not objective.runs_alone(most + 1, torch.device("cuda"))

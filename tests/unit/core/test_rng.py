@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 from torch.func import vmap
 
+from fedclade.core import rng
 from fedclade.core.rng import client_keys, fold_in, hash_bits, uniform
 
 WORD = 1 << 32
@@ -188,3 +189,17 @@ def test_client_keys_use_both_halves_of_the_servers_key() -> None:
     ids, key = torch.arange(1000), fold_in(0, "sgd")
     for other in (key ^ 1, key ^ (1 << 32), key ^ (1 << 61)):
         assert int((client_keys(key, ids) == client_keys(other, ids)).sum()) == 0
+
+
+@pytest.mark.parametrize("key", [0, 5, 12345678, 2**32 - 1])
+@pytest.mark.parametrize("probability", [0.0, 1e-7, 0.1, 0.5, 0.999, 1.0])
+def test_bernoulli_compares_uniform_numbers(key: int, probability: float) -> None:
+    shape = (7, 1001)
+    expected = rng.uniform(torch.tensor(key), shape) < probability
+    assert torch.equal(rng.bernoulli(torch.tensor(key), probability, shape), expected)
+
+
+def test_bernoulli_of_a_large_shape_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    cached = rng.bernoulli(torch.tensor(3), 0.4, (1000,))
+    monkeypatch.setattr(rng, "_CACHED_COUNTERS", 10)
+    assert torch.equal(rng.bernoulli(torch.tensor(3), 0.4, (1000,)), cached)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 import fedclade as fc
-from fedclade.core.functional_model import Objective, cross_entropy, require_per_example
+from fedclade.core.functional_model import Objective
+from fedclade.core.losses import cross_entropy, require_per_example
 from fedclade.core.torch_loss import TorchLoss
 from fedclade.data import Clients, from_arrays
 from fedclade.errors import InvalidInputError
@@ -122,6 +123,30 @@ def test_a_loss_that_broadcasts_is_refused_at_the_start(
     """Outputs (n, 1) minus targets (n,) is (n, n): a wrong model, without an error of torch."""
     with pytest.raises(InvalidInputError, check=lambda e: e.field == "loss"):
         fc.run(fc.FedAvg(), numbers, nn.Linear(6, 1), rounds=1, loss=loss)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("outputs", "loss", "field"),
+    [
+        (2, None, "model"),  # labels go up to 9
+        (10, nn.BCEWithLogitsLoss(), "loss"),  # one label for ten outputs
+        (10, lambda outputs, y: (outputs[:, 10] - y) ** 2, "loss"),  # there is no output 10
+    ],
+)
+def test_a_model_whose_outputs_do_not_fit_the_loss_is_refused_at_the_start(
+    outputs: int, loss: Callable[[Tensor, Tensor], Tensor] | None, field: str, digits: Clients
+) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+    with pytest.raises(InvalidInputError, check=lambda e: e.field == field):
+        fc.run(fc.FedAvg(), digits, model, rounds=1, loss=loss)
+
+
+@pytest.mark.parametrize("inner", [nn.Unflatten(1, (2, 5)), nn.Unflatten(1, (10, 1))])
+def test_outputs_of_more_than_one_dimension_need_a_loss(inner: nn.Module, digits: Clients) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), inner)
+    with pytest.raises(InvalidInputError, check=lambda e: e.field == "loss"):
+        fc.run(fc.FedAvg(), digits, model, rounds=1)
 
 
 def test_a_metric_that_broadcasts_is_refused_at_the_start(numbers: Clients) -> None:

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from fedclade.core.batching import Batches, make_plan
 from fedclade.core.federation import ClientResults, ModelAssignment, SegmentSum
-from fedclade.core.functional_model import Batch, Objective, accuracy
+from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.local_sgd import sgd
 from fedclade.core.local_training_config import LocalTraining
+from fedclade.core.losses import accuracy
 from fedclade.core.program import Program, chain
 from fedclade.core.pytree import Tree, add_prefix, nbytes, stack, strip_prefix
 from fedclade.core.rng import client_keys, fold_in

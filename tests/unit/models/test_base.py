@@ -11,14 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import fedclade as fc
-from fedclade.core.functional_model import (
-    Batch,
-    ClientStackedBatch,
-    ExampleLoss,
-    Objective,
-    cross_entropy,
-)
+from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
 from fedclade.core.kernels import activation_taps
+from fedclade.core.losses import ExampleLoss, cross_entropy
 from fedclade.data import from_arrays
 from fedclade.models import (
     MLP,

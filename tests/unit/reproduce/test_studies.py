@@ -16,8 +16,9 @@ import fedclade as fc
 from fedclade.clustering.cosine import cosine
 from fedclade.clustering.mode_connectivity import SCORED_AT
 from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import as_inputs
 from fedclade.core.pytree import flatten, stack
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.reproduce import execute
 from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Options, TableEntry, plan

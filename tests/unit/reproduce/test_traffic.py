@@ -85,7 +85,7 @@ def encoder_bytes() -> tuple[int, int]:
     """The bytes of the encoder that FLT sends for digits, and the length of a code."""
     module = encoders.resolve("default", (1, 8, 8), seed=0)
     sent = [value for name, value in module.state_dict().items() if not name.startswith("decoder.")]
-    code = module.encode(fc.data.federated_dataset.as_inputs(fc.data.load("digits").x_test[:1]))  # type: ignore[operator]
+    code = module.encode(fc.core.inputs.as_inputs(fc.data.load("digits").x_test[:1]))  # type: ignore[operator]
     return sum(value.numel() * value.element_size() for value in sent), code.shape[1]
 
 

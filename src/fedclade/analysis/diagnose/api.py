@@ -23,9 +23,11 @@ from fedclade.analysis.diagnose.hypothesis_tests import Difference
 from fedclade.analysis.diagnose.members import members
 from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots, without_test
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import as_inputs, map_inputs
+from fedclade.core.losses import ExampleLoss, LossName
 from fedclade.core.rng import fold_in
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.methods.fedavg import FedAvg
@@ -128,7 +130,7 @@ def diagnose(
     batch_size: int = 10,
     epochs: int = 2,
     momentum: float = 0.0,
-    loss: ExampleLoss | None = None,
+    loss: LossName | ExampleLoss | None = None,
     probe_rounds: int = PROBE_ROUNDS,
     threads: int | None = None,
 ) -> Diagnosis:
@@ -149,7 +151,7 @@ def diagnose(
         batch_size: batch size of the clients in the pilot runs.
         epochs: local epochs per round of the pilot runs.
         momentum: momentum of the clients' SGD in the pilot runs.
-        loss: the loss of each example; default: cross-entropy.
+        loss: the loss, as in `fc.run`; default: cross-entropy.
         probe_rounds: rounds of each method's pilot run; 0 for no pilot runs, and then no gain is
             estimated.
         threads: number of CPU threads; default: chosen automatically.
@@ -164,11 +166,17 @@ def diagnose(
         FedAvg(),
         clients,
         model or DEFAULT_MODEL,
-        LocalConfig(lr, batch_size, epochs, momentum),
+        LocalConfig(
+            lr,
+            batch_size,
+            epochs,
+            momentum,
+            loss=loss if isinstance(loss, str) else "cross_entropy",
+        ),
         TrainingConfig(seed=seed),
         EngineConfig(threads=threads),
         device,
-        loss,
+        None if isinstance(loss, str) else loss,
     )
     return diagnose_run(run, probe_rounds)
 
@@ -231,12 +239,14 @@ def _number(grouping: Grouping) -> int | None:
 
 def _objectives(clients: Clients, run: TrainingRun, fed: Simulator) -> list[Objective]:
     """The model with several initial weights. An nn.Module of the user has only one."""
+    name = run.local.loss if run.loss is None else None
     modules = [
-        module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number))
+        module_for(run.model, clients.metadata, fold_in(run.settings.seed, "look", number), name)
         for number in range(CLUSTERINGS)
     ]
-    x = as_inputs(clients.metadata.x.to(fed.device))
-    objectives = [Objective(module.to(fed.device), run.loss, x) for module in modules]
+    x = as_inputs(map_inputs(lambda value: value.to(fed.device), clients.metadata.x))
+    loss = run.local.loss_for(run.loss)
+    objectives = [Objective(module.to(fed.device), loss, x) for module in modules]
     metrics_for(objectives[0], fed.client_metadata(), None, fed.device)
     objectives[0].head_layer()
     return objectives

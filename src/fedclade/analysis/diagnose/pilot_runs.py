@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedclade.clustering.graph import canonical_labels
+from fedclade.core.inputs import select
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients, RaggedIndex
 from fedclade.errors import InvalidInputError
@@ -61,7 +62,7 @@ def without_test(clients: Clients) -> Clients:
     no_test_part = torch.full((len(clients),), -1)
     return replace(
         clients,
-        x_test=clients.x[:0],
+        x_test=select(clients.x, slice(0)),
         y_test=clients.y[:0],
         test=RaggedIndex.of([]),
         test_part_id=no_test_part,
@@ -93,7 +94,7 @@ def held_out(clients: Clients, seed: int) -> Clients:
         y_test=clients.y,
         test=RaggedIndex.of(test),
         test_part_id=test_part_id,
-        test_sample_id=torch.arange(len(clients.x)),
+        test_sample_id=torch.arange(len(clients.y)),
     )
 
 

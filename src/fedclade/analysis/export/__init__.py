@@ -125,6 +125,8 @@ def _onnx_writer(
             f"no ONNX: the model '{run.tables['model']['name']}' is not registered. Use --import"
             " with the file that registers it."
         )
+    elif run.models.shape is None:
+        problem = "no ONNX: the model takes several tensors. Export safetensors."
     else:
         return OnnxWriter(run.models.shape)
     if "safetensors" not in formats:

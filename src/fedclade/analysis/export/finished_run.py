@@ -59,12 +59,12 @@ class FinishedRun:
 
     @property
     def input_dtype(self) -> str | None:
-        """float32, or int64 if the model has an embedding; None if the module is not known."""
-        return (
-            None
-            if self.module is None
-            else str(samples_for(self.module, self.models.shape, 1).dtype).removeprefix("torch.")
-        )
+        """float32, or int64 if the model has an embedding; None if the module is not known or takes
+        several tensors.
+        """
+        if self.module is None or self.models.shape is None:
+            return None
+        return str(samples_for(self.module, self.models.shape, 1).dtype).removeprefix("torch.")
 
     def groups(self) -> list[tuple[str, int, list[int]]]:
         """Name, row and clients of each model. The name has the number of the cluster if each

@@ -34,7 +34,7 @@ def card_of(
     """The card of one group, as JSON."""
     summary, tables, models = run.summary, run.tables, run.models
     about: dict[str, Any] = {
-        "input_shape": list(models.shape),
+        "input_shape": None if models.shape is None else list(models.shape),
         "input_dtype": run.input_dtype,
         "classes": models.classes,
         "parameters": sum(value.numel() for value in state.values()),
@@ -117,10 +117,11 @@ def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
             f'model.load_state_dict(load_file("{files["safetensors"]}"))\nmodel.eval()'
         )
     if "onnx" in files:
+        shape = (1, *(run.models.shape or ()))
         snippets["onnx"] = (
             "import numpy as np\nimport onnxruntime\n\nsession ="
             f' onnxruntime.InferenceSession("{files["onnx"]}")\nx ='
-            f" np.zeros({(1, *run.models.shape)}, np.{run.input_dtype})  # your samples\n(outputs,)"
+            f" np.zeros({shape}, np.{run.input_dtype})  # your samples\n(outputs,)"
             ' = session.run(None, {"x": x})'
         )
     return snippets
@@ -132,7 +133,7 @@ def _build_code(run: FinishedRun) -> str:
     if spec is None:
         return f"model = {table['name']}(){own}"
     settings = ", ".join(f"{key}={value!r}" for key, value in table.items() if key != "name")
-    call = f"({settings}).build({run.models.shape}, {run.models.classes})"
+    call = f"({settings}).build({run.models.shape}, {run.models.outputs})"
     if spec.__module__.startswith("fedclade."):
         return f"import fedclade as fc\n\nmodel = fc.models.{spec.__name__}{call}"
     return f"model = {spec.__name__}{call}{own}"
@@ -143,7 +144,7 @@ def markdown(card: Mapping[str, Any]) -> str:
     clients, model, everyone = card["clients"], card["model"], card["all_clients"]
     shown = _listed(clients, _SHOWN_CLIENTS)
     size, kind = (
-        ", ".join(map(str, model["input_shape"])),
+        ", ".join(map(str, model["input_shape"] or ["several tensors"])),
         f"{model['input_dtype']} " if model["input_dtype"] else "",
     )
     pixels = "; divide pixels from 0 to 255 by 255" if model["input_dtype"] == "float32" else ""

@@ -3,8 +3,8 @@
 The gradient of a linear layer's weight is a product of its inputs and the error of its outputs.
 Autograd would store it, as large as the weights of all clients, then scale and add it. Here a zero
 tensor, the tap, is added to the layer's outputs: its gradient is the error, and a single product
-adds the weight's gradient to its target. Convolutions on CUDA work the same way with im2col inputs
-(im2col.py).
+adds the weight's gradient to its target. Small convolutions on CUDA work the same way with im2col
+inputs (im2col.py); large ones run client by client (per_client_convolution.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vmap
 
+from fedclade.core.inputs import Inputs, select, tensors_of
 from fedclade.core.kernels.im2col import Convolution, in_columns
 from fedclade.core.kernels.mlp import add_product, add_sum, plus
+from fedclade.core.kernels.per_client_convolution import (
+    PerClientConvolution,
+    is_large,
+    settings_of,
+)
 from fedclade.core.pytree import Tree, tree_index
 
 if TYPE_CHECKING:
@@ -65,6 +71,12 @@ class _Conv2d(nn.Conv2d):
         passing = _passing.get()
         if passing is None or not in_columns(x):
             return super().forward(x)
+        is_plain = _is_plain(self)
+        if is_large(self, x, columns=is_plain):
+            outputs: Tensor = PerClientConvolution.apply(x, self.weight, settings_of(self))  # type: ignore[no-untyped-call]
+            return outputs if self.bias is None else outputs + self.bias[:, None, None]
+        if not is_plain:
+            return super().forward(x)
         assert not isinstance(self.padding, str)
         weight = self.weight.permute(0, 2, 3, 1)
         outputs, columns = Convolution.apply(x.movedim(1, -1), weight, *self.padding)  # type: ignore[no-untyped-call]
@@ -75,7 +87,7 @@ class _Conv2d(nn.Conv2d):
 def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
     """Add taps to the layers of `module` that can have one, in place, and return their names.
 
-    These are linear layers and plain convolutions whose weight is trained and not shared.
+    These are linear layers and convolutions whose weight is trained and not shared.
     """
     holders = Counter(id(value) for _, value in module.named_parameters(remove_duplicate=False))
     tapped: list[str] = []
@@ -87,7 +99,11 @@ def with_taps(module: nn.Module, trained: tuple[str, ...]) -> tuple[str, ...]:
         # Only the class changes: the layer keeps its parameters, names and hooks.
         if type(layer) is nn.Linear:
             layer.__class__ = _Linear
-        elif type(layer) is nn.Conv2d and _is_plain(layer):
+        elif (
+            type(layer) is nn.Conv2d
+            and layer.padding_mode == "zeros"
+            and not isinstance(layer.padding, str)
+        ):
             layer.__class__ = _Conv2d
         else:
             continue
@@ -106,10 +122,8 @@ def _add_gradient(base: Tensor, error: Tensor, rows: Tensor, overwrite: bool) ->
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    simple = (
-        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-    )
-    return simple and set(layer.dilation) == set(layer.stride) == {1}
+    """Whether a convolution can be computed in columns."""
+    return layer.groups == 1 and set(layer.dilation) == set(layer.stride) == {1}
 
 
 class Tapped:
@@ -124,12 +138,12 @@ class Tapped:
 
     def __init__(
         self,
-        outputs: Callable[[Tree, Tensor, Tensor, Tensor], tuple[Tensor, Tree]],
+        outputs: Callable[[Tree, Inputs, Tensor, Tensor], tuple[Tensor, Tree]],
         losses: Callable[[Tensor, Tensor], Tensor],
         statistics: tuple[str, ...] = (),
     ) -> None:
         self._outputs, self._losses, self._statistics = outputs, losses, statistics
-        self._known: dict[tuple[int, ...], dict[str, torch.Size]] = {}
+        self._known: dict[tuple[torch.Size, ...], dict[str, torch.Size]] = {}
 
     def add_scaled_gradient(
         self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool
@@ -152,7 +166,7 @@ class Tapped:
         }
 
         def forward(
-            params: Tree, taps: Tree, x: Tensor, key: Tensor, weight: Tensor
+            params: Tree, taps: Tree, x: Inputs, key: Tensor, weight: Tensor
         ) -> tuple[Tensor, Tree, Tree]:
             passing = _Passing(taps)
             outputs, statistics = self._pass(params, x, key, weight, passing)
@@ -182,7 +196,7 @@ class Tapped:
         return {name: result[name] for name in base}
 
     def _pass(
-        self, params: Tree, x: Tensor, key: Tensor, weight: Tensor, passing: _Passing
+        self, params: Tree, x: Inputs, key: Tensor, weight: Tensor, passing: _Passing
     ) -> tuple[Tensor, Tree]:
         token = _passing.set(passing)
         try:
@@ -194,13 +208,13 @@ class Tapped:
         """The shape of each tap for such a batch. Only layers that are used once have a tap;
         autograd handles the others.
         """
-        kind = tuple(batch.x.shape[1:])
+        kind = tuple(value.shape[1:] for value in tensors_of(batch.x))
         if kind not in self._known:
             passing = _Passing({})
             with torch.no_grad():
                 self._pass(
                     tree_index(params, torch.tensor(0)),
-                    batch.x[0],
+                    select(batch.x, 0),
                     batch.key[0],
                     batch.weight[0],
                     passing,

@@ -19,7 +19,7 @@ from torch.func import grad, vmap
 from fedclade.core.pytree import Tree
 
 if TYPE_CHECKING:
-    from fedclade.core.functional_model import ExampleLoss
+    from fedclade.core.losses import ExampleLoss
 
 
 class Layer(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, join_inputs, select
 from fedclade.core.names import checked_client_names
 from fedclade.data.array_checks import Pool
 from fedclade.data.datasets import Dataset
@@ -95,7 +96,7 @@ def partition(
         test_sample_id=source,
         groups=groups,
         classes=dataset.classes,
-        probe=dataset.x_train[apart] if len(apart) else None,
+        probe=select(dataset.x_train, apart) if len(apart) else None,
         dataset=dataset.name,
         partition=scheme.name,
         origin={**_fields(scheme), "seed": int(seed), "probe": len(apart)},
@@ -184,7 +185,7 @@ def _split_without_probe(
 class _WithoutProbe(Dataset):
     """A data set without its probe samples. Inputs are copied only for schemes that read them."""
 
-    pool: Tensor
+    pool: Inputs
     keep: Tensor
 
     @staticmethod
@@ -206,13 +207,13 @@ class _WithoutProbe(Dataset):
         return rest
 
     @cached_property
-    def x_train(self) -> Tensor:
-        return self.pool[self.keep]
+    def x_train(self) -> Inputs:
+        return select(self.pool, self.keep)
 
 
 def _train(
     data: Dataset, train: Sequence[Index], split: Split
-) -> tuple[Tensor, Tensor, RaggedIndex]:
+) -> tuple[Inputs, Tensor, RaggedIndex]:
     parts = RaggedIndex.of([torch.from_numpy(rows) for rows in train])
     if split.transform is None:
         return data.x_train, data.y_train, parts
@@ -222,14 +223,14 @@ def _train(
     blocks = [(g, parts.index[order[group[order] == g]]) for g in sorted(set(group.tolist()))]
     pool = None
     for g, rows in blocks:
-        x, y = split.transform(data.x_train[rows], data.y_train[rows], g)
+        x, y = split.transform(select(data.x_train, rows), data.y_train[rows], g)
         pool = pool or Pool(len(order), x, y)
         pool.add(x, y, f"group {g}", f"group {blocks[0][0]}")
     assert pool is not None  # every client has samples
     return pool.x, pool.y, RaggedIndex(order.argsort(), parts.offsets)
 
 
-def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, RaggedIndex, Tensor, Tensor]:
+def _test(data: Dataset, split: Split) -> tuple[Inputs, Tensor, RaggedIndex, Tensor, Tensor]:
     """The inputs and targets of the test pool, its parts, the part of each client (-1 for none) and
     the original sample of each row.
 
@@ -254,25 +255,24 @@ def _test(data: Dataset, split: Split) -> tuple[Tensor, Tensor, RaggedIndex, Ten
     ]
     if not blocks:
         return (
-            data.x_test[:0],
+            select(data.x_test, slice(0)),
             data.y_test[:0],
             RaggedIndex.of([]),
             of_client,
             torch.empty(0, dtype=torch.int64),
         )
-    x, y, source = (torch.cat(tensors) for tensors in zip(*blocks, strict=True))
+    xs, ys, sources = zip(*blocks, strict=True)
+    x, y, source = join_inputs(torch.cat, xs), torch.cat(ys), torch.cat(sources)
     offsets = torch.tensor([0, *(len(block[1]) for block in blocks)]).cumsum(0)
     return x, y, RaggedIndex(torch.arange(len(y)), offsets), of_client, source
 
 
 def _block(
     data: Dataset, test: Index, held_out: Index, group: int, transform: Transform | None
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Inputs, Tensor, Tensor]:
     rows, held = torch.from_numpy(test), torch.from_numpy(held_out)
-    x, y = (
-        torch.cat([data.x_test[rows], data.x_train[held]]),
-        torch.cat([data.y_test[rows], data.y_train[held]]),
-    )
+    x = join_inputs(torch.cat, [select(data.x_test, rows), select(data.x_train, held)])
+    y = torch.cat([data.y_test[rows], data.y_train[held]])
     if transform is not None:
         x, y = transform(x, y, group)
     return x, y, torch.cat([rows, held + len(data.y_test)])

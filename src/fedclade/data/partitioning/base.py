@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs
 from fedclade.data.datasets import Dataset
 from fedclade.errors import InvalidInputError, require
 
 Index = NDArray[np.int64]
-Transform = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
+Transform = Callable[[Inputs, Tensor, int], tuple[Inputs, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,9 @@ from typing import ClassVar
 import numpy as np
 from scipy.optimize import brentq, linear_sum_assignment
 from scipy.spatial.distance import cdist
+from torch import Tensor
 
+from fedclade.core.inputs import one_tensor
 from fedclade.data.datasets import Dataset
 from fedclade.data.feature_emd import (
     FITTED,
@@ -75,7 +77,7 @@ class FeatureClusters:
             A function from inputs, as a model reads them, to codes with one row per sample.
         """
         return principal_components(
-            data.x_train[some(np.arange(len(data.y_train)), FITTED, rng)], rng
+            _inputs_of(data)[some(np.arange(len(data.y_train)), FITTED, rng)], rng
         )
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
@@ -89,8 +91,9 @@ class FeatureClusters:
             f" without the probe; ask for at most {smallest} clients",
         )
         features = self.encoder(data, rng)
-        codes = codes_of(data.x_train, features)
-        test_codes = codes_of(data.x_test, features) if len(data.x_test) else codes[:0]
+        codes = codes_of(_inputs_of(data), features)
+        x_test = one_tensor(data.x_test, f"the partition {self.name}", "partition.name")
+        test_codes = codes_of(x_test, features) if len(x_test) else codes[:0]
         centers = _centers(codes, labels, clients, rng)
         train = _ClusteredRows(codes, labels, centers, rng)
         test = _ClusteredRows(test_codes, data.y_test.numpy(), centers, rng)
@@ -196,3 +199,7 @@ def assign_with_capacity(codes: Codes, centers: Codes, capacity: Index) -> Index
     )
     assignment: Index = np.asarray(plan).argmax(1)
     return assignment
+
+
+def _inputs_of(data: Dataset) -> Tensor:
+    return one_tensor(data.x_train, f"the partition {FeatureClusters.name}", "partition.name")

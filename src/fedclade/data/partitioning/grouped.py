@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 
+from fedclade.core.inputs import one_tensor
 from fedclade.data.array_checks import type_name
 from fedclade.data.datasets import Dataset
 from fedclade.data.partitioning.base import (
@@ -329,7 +330,8 @@ class Rotation:
             require_int("partition.samples", self.samples, 1)
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
-        x = data.x_test  # of the same kind as x_train, which would be copied
+        # Of the same kind as x_train, which would be copied.
+        x = one_tensor(data.x_test, f"the partition {self.name}", "partition.name")
         if (
             x.ndim not in (3, 4)
             or x.shape[-1] != x.shape[-2]

@@ -9,6 +9,7 @@ import torch
 from scipy import ndimage
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, one_tensor
 from fedclade.data.partitioning.base import Index, Transform
 
 
@@ -16,7 +17,7 @@ def relabel(tables: Index) -> Transform:
     """A transform in which label y of group g becomes `tables[g, y]`."""
     lookup = torch.from_numpy(tables)
 
-    def transform(x: Tensor, y: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    def transform(x: Inputs, y: Tensor, group: int) -> tuple[Inputs, Tensor]:
         return x, lookup[group][y]
 
     return transform
@@ -27,7 +28,8 @@ def rotate(clusters: int) -> Transform:
     counterclockwise.
     """
 
-    def transform(x: Tensor, y: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    def transform(x: Inputs, y: Tensor, group: int) -> tuple[Inputs, Tensor]:
+        x = one_tensor(x, "a rotation", "partition.name")
         if 4 * group % clusters == 0:
             return torch.rot90(x, 4 * group // clusters, (-2, -1)), y
         rotated = ndimage.rotate(

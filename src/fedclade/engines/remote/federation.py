@@ -11,7 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core.federation import Aggregator, ClientResults, Failure, ModelAssignment, SegmentSum
+from fedclade.core.federation import (
+    Aggregator,
+    ClientResults,
+    Failure,
+    ModelAssignment,
+    SegmentSum,
+    ServerUpdate,
+)
+from fedclade.core.inputs import Inputs
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import to_spec
 from fedclade.core.pytree import Tree, add_prefix, stack, strip_prefix, tree_index
@@ -128,6 +136,7 @@ class RemoteFederation:
     name = "flower"
     holds_clients = False
     aggregator: Aggregator = "mean"
+    server_update = ServerUpdate()
 
     def __init__(
         self,
@@ -139,7 +148,7 @@ class RemoteFederation:
         client_records: Sequence[ClientRecord] = (),
         metadata: ClientMetadata | None = None,
         validation_origin: Mapping[str, Any] | None = None,
-        probe: Tensor | None = None,
+        probe: Inputs | None = None,
         device: str = "cpu",
         note: Note = lambda text: None,
     ) -> None:

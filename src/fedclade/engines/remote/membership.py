@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.inputs import Inputs, InputsKind, describe_inputs, from_tree, tensors_of
 from fedclade.core.names import Names, checked_client_names, checked_names
-from fedclade.core.pytree import Tree
+from fedclade.core.pytree import Tree, strip_prefix
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.messages import Message, NodeError, Transport
 from fedclade.engines.remote.node import describe_mismatch
@@ -88,12 +89,13 @@ class Membership:
         self._registered: dict[str, dict[str, Any]] = {}  # the header of each node's registration
         self._blocked: set[str] = set()
         self._samples: Tree = {}  # two empty samples, for their shape and dtype
+        self._inputs_kind: InputsKind = "tensor"
 
     @property
     def sizes(self) -> Tensor:
         return torch.tensor([record.size for record in self.client_records], dtype=torch.int64)
 
-    def metadata(self, probe: Tensor | None) -> ClientMetadata:
+    def metadata(self, probe: Inputs | None) -> ClientMetadata:
         """What the nodes have reported about their clients."""
         if not self._registered:
             self.refresh()
@@ -113,7 +115,7 @@ class Membership:
             self.sizes,
             test_sizes,
             int(test_sizes.sum()),
-            self._samples["x"],
+            from_tree(self._inputs_kind, strip_prefix("x", self._samples)),
             self._samples["y"],
             None if None in classes else max(classes),
             probe=probe,
@@ -201,12 +203,18 @@ class Membership:
     def _register_node(self, node: str, answer: Message) -> str | None:
         """Register a node and its clients, or return why it cannot take part."""
         header, samples = answer.header, dict(answer.tensors)
-        if self._samples and spec_of(samples) != spec_of(self._samples):
-            theirs, ours = tuple(samples["x"].shape[1:]), tuple(self._samples["x"].shape[1:])
+        kind: InputsKind = header["inputs"]
+        x = from_tree(kind, strip_prefix("x", samples))
+        if self._samples and (kind, spec_of(samples)) != (
+            self._inputs_kind,
+            spec_of(self._samples),
+        ):
+            ours = from_tree(self._inputs_kind, strip_prefix("x", self._samples))
             return (
-                f"its samples differ from the others': {theirs} of {samples['x'].dtype}, the"
-                f" others' {ours} of {self._samples['x'].dtype}"
+                f"its samples differ from the others': {_kind_of(x)}, the others' {_kind_of(ours)}"
             )
+        if not tensors_of(x):
+            return "its samples have no inputs"
         if not header["names"]:
             return "it has no clients"
         records = self._read_records(node, header)
@@ -214,7 +222,8 @@ class Membership:
         if reason := self._conflict(node, records):
             self.conflicts[node] = reason
             return reason
-        self._samples = self._samples or samples
+        if not self._samples:
+            self._samples, self._inputs_kind = samples, kind
         # A node that has left and whose site is now here must register again if it returns.
         self._registered = {
             other: earlier
@@ -293,3 +302,8 @@ def check_site(site: object) -> None:
 
 def _site(answer: Message | NodeError) -> str:
     return str(answer.header.get("site", "")) if isinstance(answer, Message) else ""
+
+
+def _kind_of(x: Inputs) -> str:
+    types = ", ".join(str(value.dtype) for value in tensors_of(x))
+    return f"{describe_inputs(x)} of {types}"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedclade.core.federation import ClientResults, Failure
+from fedclade.core.inputs import map_inputs, to_tree
 from fedclade.core.output_metric import AnyMetric
 from fedclade.core.program import AnyProgram
 from fedclade.core.program_serialization import NodeContext, from_spec
@@ -150,13 +151,9 @@ class Node:
             "metrics": list(self.metrics),
         }
         # Of the samples only shape and dtype are sent.
-        return Message(
-            header,
-            {
-                "x": data.x.new_zeros(2, *data.x.shape[1:]),
-                "y": data.y.new_zeros(2, *data.y.shape[1:]),
-            },
-        )
+        x = map_inputs(_two_zeros, data.x)
+        header["inputs"], tensors = to_tree(x)
+        return Message(header, {**add_prefix("x", tensors), "y": _two_zeros(data.y)})
 
     def _map(self, message: Message) -> Message:
         header = message.header
@@ -302,6 +299,10 @@ class Node:
 def _length_to(name: str, names: list[str]) -> int:
     """The length of the part of `names` that ends with `name`; 0 if it is not there."""
     return names.index(name) + 1 if name in names else 0
+
+
+def _two_zeros(samples: Tensor) -> Tensor:
+    return samples.new_zeros(2, *samples.shape[1:])
 
 
 def describe_mismatch(server: Mapping[str, str], node: Mapping[str, str]) -> str:

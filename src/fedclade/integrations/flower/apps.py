@@ -21,12 +21,14 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor, nn
+from torch import nn
 
-from fedclade.core.functional_model import ExampleLoss, Objective
+from fedclade.core.augmentation import Augment
+from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import Inputs, as_inputs
+from fedclade.core.losses import ExampleLoss
 from fedclade.core.rng import fold_in
 from fedclade.data import from_arrays
-from fedclade.data.federated_dataset import as_inputs
 from fedclade.engines.remote.membership import ClientRecord, check_site
 from fedclade.engines.remote.node import Node
 from fedclade.errors import DifferentExperimentError, InvalidInputError, require
@@ -45,7 +47,7 @@ from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsSecret
 from fedclade.registry import find
 from fedclade.training import experiment_file
-from fedclade.training.config import EngineConfig, LocalConfig, TrainingConfig
+from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
 from fedclade.training.experiment_file import DataConfig
 from fedclade.training.output_metrics import UserMetrics
 from fedclade.training.result import Result
@@ -96,12 +98,14 @@ class AppSettings:
     method: Method
     local: LocalConfig
     run: TrainingConfig
+    server: ServerConfig
     federation: FederationSettings
     data: DataConfig
 
     @staticmethod
     def of(run_config: Mapping[str, Any]) -> AppSettings:
-        tables: dict[str, dict[str, Any]] = {"method": {}, "local": {}, "run": {}, "federation": {}}
+        names = ("method", "local", "run", "server", "federation")
+        tables: dict[str, dict[str, Any]] = {name: {} for name in names}
         # Only these keys of [data]: the user's function loads the data.
         data = {"name": "federation"}
         for key, value in run_config.items():
@@ -137,6 +141,7 @@ class AppSettings:
             experiment_file.build(find("method", str(name), "method.name"), method, "method"),
             experiment_file.build(LocalConfig, tables["local"], "local"),
             experiment_file.build(TrainingConfig, run, "run"),
+            experiment_file.build(ServerConfig, tables["server"], "server"),
             experiment_file.build(FederationSettings, federation, "federation"),
             experiment_file.build(DataConfig, data, "data"),
         )
@@ -153,6 +158,7 @@ def client_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
     metrics: UserMetrics | None = None,
+    augment: Augment | None = None,
 ) -> ClientApp:
     """A ClientApp for all clients of a node.
 
@@ -162,6 +168,7 @@ def client_app(
         build_model: returns the model; server and nodes must build the same.
         loss: as in `fc.run`.
         metrics: as in `fc.run`.
+        augment: as in `fc.run`.
     """
     app = ClientApp()
     # A process may serve several nodes, as in a simulation, and several messages.
@@ -178,7 +185,7 @@ def client_app(
         )
         if key not in nodes:
             torch.set_num_threads(1)
-            nodes[key] = _node(context, load_data, build_model, loss, metrics)
+            nodes[key] = _node(context, load_data, build_model, loss, metrics, augment)
         return Message(
             records_from_message(nodes[key].answer(message_from_records(message.content))),
             reply_to=message,
@@ -193,6 +200,7 @@ def _node(
     build_model: BuildModel,
     loss: ExampleLoss | None,
     metrics: UserMetrics | None,
+    augment: Augment | None = None,
 ) -> Node:
     settings, node_config = AppSettings.of(context.run_config), dict(context.node_config)
     site = site_name(node_config, context.node_id)
@@ -202,7 +210,12 @@ def _node(
     by_name = {str(name): arrays for name, arrays in pairs}
     names = sorted(by_name)
     clients = settings.data.with_validation(from_arrays({name: by_name[name] for name in names}))
-    objective = Objective(settings.module(build_model), loss, as_inputs(clients.metadata.x))
+    objective = Objective(
+        settings.module(build_model),
+        settings.local.loss_for(loss),
+        as_inputs(clients.metadata.x),
+        augment,
+    )
     evaluated = (
         objective,
         clients.metadata,
@@ -268,7 +281,8 @@ def server_app(
     build_model: BuildModel,
     loss: ExampleLoss | None = None,
     metrics: UserMetrics | None = None,
-    probe: Tensor | None = None,
+    probe: Inputs | None = None,
+    augment: Augment | None = None,
 ) -> ServerApp:
     """A ServerApp that runs the configured method.
 
@@ -277,13 +291,15 @@ def server_app(
         loss: as in `fc.run`.
         metrics: as in `fc.run`.
         probe: unlabelled inputs that the server has, for FLIS and PCA with a shared basis.
+        augment: as in `fc.run`; the nodes apply it.
     """
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         settings = AppSettings.of(context.run_config)
-        result = serve(grid, settings, settings.module(build_model), loss, metrics, probe)
+        module = settings.module(build_model)
+        result = serve(grid, settings, module, loss, metrics, probe, augment)
         accuracy = result.summary["accuracy"]
         accuracy_text = f", accuracy {accuracy:.2f} %" if accuracy is not None else ""
         _log.info(
@@ -303,7 +319,8 @@ def serve(
     module: nn.Module,
     loss: ExampleLoss | None = None,
     metrics: UserMetrics | None = None,
-    probe: Tensor | None = None,
+    probe: Inputs | None = None,
+    augment: Augment | None = None,
 ) -> Result:
     """Run the method on the grid's nodes. An unfinished run with the same settings is resumed."""
     base = Path(settings.federation.out).expanduser().resolve()
@@ -320,10 +337,11 @@ def serve(
     latest = base / f"run-{number}"
     if number and RunDirectory(latest).summary() is None:
         try:
-            return _serve_in(latest, grid, settings, module, loss, metrics, probe)
+            return _serve_in(latest, grid, settings, module, loss, metrics, probe, augment)
         except DifferentExperimentError as error:
             note(f"{error} It stays unchanged; this is a new run.")
-    return _serve_in(base / f"run-{number + 1}", grid, settings, module, loss, metrics, probe)
+    folder = base / f"run-{number + 1}"
+    return _serve_in(folder, grid, settings, module, loss, metrics, probe, augment)
 
 
 def _serve_in(
@@ -333,14 +351,15 @@ def _serve_in(
     module: nn.Module,
     loss: ExampleLoss | None,
     metrics: UserMetrics | None,
-    probe: Tensor | None,
+    probe: Inputs | None,
+    augment: Augment | None,
 ) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     registry = ClientRegistry(folder / "federation.json")
     options = settings.federation
     fed = FlowerFederation(
         grid,
-        compatibility_info(Objective(module, loss)),
+        compatibility_info(Objective(module, settings.local.loss_for(loss), augment=augment)),
         deadline=options.deadline,
         min_nodes=options.min_nodes,
         run=registry.run,
@@ -363,6 +382,8 @@ def _serve_in(
         loss,
         metrics,
         federation=fed,
+        augment=augment,
+        server=settings.server,
     )
 
     def on_round(row: RoundRecord) -> None:

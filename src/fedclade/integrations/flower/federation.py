@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.serverapp import Grid
-from torch import Tensor
 
 from fedclade import __version__
 from fedclade.core.functional_encoder import Encoder
 from fedclade.core.functional_model import Objective
+from fedclade.core.inputs import Inputs
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.remote.federation import RemoteFederation
@@ -22,22 +22,27 @@ from fedclade.errors import FedcladeError, InvalidInputError
 from fedclade.integrations.flower.grid_transport import GridTransport
 from fedclade.methods.base import Method
 from fedclade.methods.required_context import NeedsEncoder
+from fedclade.training.run_fingerprint import qualified_name
 
 _POLL_SECONDS = 1.0
 
 
 def compatibility_info(objective: Objective) -> dict[str, str]:
-    """What server and nodes must share: versions, and a model with the same parameters and loss."""
+    """What server and nodes must share: versions, a model with the same parameters and loss, and
+    the name of the augmentation.
+    """
     params = objective.params()
     weights = {name: params[name] for name in objective.trained}
     parts = sorted((name, tuple(value.shape), str(value.dtype)) for name, value in weights.items())
     loss = getattr(objective.example_loss, "__qualname__", type(objective.example_loss).__name__)
     digest = hashlib.blake2b(repr((parts, loss)).encode(), digest_size=6).hexdigest()
     count = sum(value.numel() for value in weights.values())
+    augment = objective.augment
     return {
         "fedclade": __version__,
         "protocol": str(PROTOCOL),
         "model": f"{digest} ({count} parameters, loss {loss})",
+        **({} if augment is None else {"augment": qualified_name(augment)}),
     }
 
 
@@ -64,7 +69,7 @@ class FlowerFederation(RemoteFederation):
         client_records: Sequence[ClientRecord] = (),
         metadata: ClientMetadata | None = None,
         validation_origin: Mapping[str, Any] | None = None,
-        probe: Tensor | None = None,
+        probe: Inputs | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(

@@ -20,9 +20,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
+from torch import nn
 
 from fedclade.core.functional_model import Objective
-from fedclade.data.federated_dataset import Clients, as_inputs
+from fedclade.core.inputs import as_inputs
+from fedclade.data.client_metadata import ClientMetadata
+from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
 from fedclade.errors import FedcladeError, InvalidInputError, require
@@ -83,8 +86,9 @@ def simulate(
         )
     experiment = experiment_file.experiment(tables)
     objective = Objective(
-        module_for(experiment.model, clients.metadata, experiment.run.seed),
-        x=as_inputs(clients.metadata.x),
+        _module(experiment, clients.metadata),
+        experiment.local.loss_for(None),
+        as_inputs(clients.metadata.x),
     )
     outcome: list[Result | BaseException] = []
     server = ServerApp()
@@ -158,7 +162,7 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
     objective = Objective(
-        module_for(experiment.model, metadata, experiment.run.seed), x=as_inputs(metadata.x)
+        _module(experiment, metadata), experiment.local.loss_for(None), as_inputs(metadata.x)
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))
@@ -177,6 +181,10 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
         compatibility_info(objective),
         lambda run: DiskStateStore(home, run),
     )
+
+
+def _module(experiment: experiment_file.Experiment, clients: ClientMetadata) -> nn.Module:
+    return module_for(experiment.model, clients, experiment.run.seed, experiment.local.loss)
 
 
 def _backend() -> Any:

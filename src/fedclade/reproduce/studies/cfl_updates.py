@@ -115,7 +115,8 @@ def rounds(
         Simulator(clients, device=device, **asdict(experiment.engine)),
         torch.arange(len(clients)),
     )
-    objective = Objective(module_for(experiment.model, clients.metadata, seed).to(fed.device))
+    module = module_for(experiment.model, clients.metadata, seed, experiment.local.loss)
+    objective = Objective(module.to(fed.device), experiment.local.loss_for(None))
     model = stack([objective.params()])
     for number in range(1, experiment.run.rounds + 1):
         assignment, key = (

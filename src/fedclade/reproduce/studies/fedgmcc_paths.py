@@ -45,7 +45,8 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     require(len(clients) >= 2, "partition.clients", len(clients), "must be at least 2")
     seed = experiment.run.seed
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
-    objective = Objective(module_for(experiment.model, clients.metadata, seed).to(fed.device))
+    module = module_for(experiment.model, clients.metadata, seed, experiment.local.loss)
+    objective = Objective(module.to(fed.device), experiment.local.loss_for(None))
     ids = torch.arange(len(clients) // 2 * 2)
     assignment = ModelAssignment.all_same(stack([objective.params()]), len(ids))
     trained = fed.map(
@@ -55,7 +56,8 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
         key=fold_in(seed, "round", 1),
     ).outputs
     inputs = uniform(
-        client_keys(fold_in(seed, "inputs"), torch.tensor(0)), (method.mc_samples, *clients.shape)
+        client_keys(fold_in(seed, "inputs"), torch.tensor(0)),
+        (method.mc_samples, *(clients.shape or ())),
     ).to(fed.device)
     pairs = []
     # One pair at a time, because the backward pass of a pair needs much memory.

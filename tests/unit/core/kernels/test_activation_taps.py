@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedclade.core.functional_model import Batch, ClientStackedBatch, Objective
-from fedclade.core.kernels import activation_taps, im2col
+from fedclade.core.kernels import activation_taps, im2col, per_client_convolution
+from fedclade.core.kernels.per_client_convolution import is_large
 from fedclade.core.pytree import Tree
 
 CLIENTS, SIZE = 3, 4
@@ -54,17 +55,17 @@ def frozen() -> nn.Module:
 
 
 def convolutions(
-    *, kernel: int = 3, channels: int = 4, padding: int = 1, stride: int = 1
+    *, kernel: int = 3, channels: int = 4, padding: int = 1, stride: int = 1, groups: int = 1
 ) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, channels, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(channels, 5, kernel, padding=padding, stride=stride, bias=False),
+        nn.Conv2d(channels, 6, kernel, stride, padding, groups=groups, bias=False),
         nn.Tanh(),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.LayerNorm(20),
-        nn.Linear(20, 3),
+        nn.LayerNorm(24),
+        nn.Linear(24, 3),
     )
 
 
@@ -90,6 +91,7 @@ MODELS = {
     "no padding": (lambda: convolutions(padding=0), IMAGES),
     "odd channels": (lambda: convolutions(channels=3), IMAGES),
     "strides": (lambda: convolutions(stride=2), IMAGES),
+    "groups": (lambda: convolutions(groups=2), IMAGES),
 }
 
 
@@ -120,14 +122,16 @@ def expected_of(
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("by", ["kernels of the CPU", "columns"])
+@pytest.mark.parametrize("by", ["kernels of the CPU", "columns", "client by client"])
 def test_a_stack_has_the_gradients_of_each_client(
     name: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objective, base, params, scale, batch = problem(name)
     expected = expected_of(objective, base, params, scale, batch)
-    if by == "columns":
+    if by != "kernels of the CPU":
         monkeypatch.setattr(activation_taps, "in_columns", lambda x: True)
+    if by == "client by client":
+        monkeypatch.setattr(activation_taps, "is_large", lambda layer, x, columns: True)
     got = objective.add_scaled_gradient(base, scale, params, batch)
     for parameter, value in expected.items():
         torch.testing.assert_close(got[parameter], value, rtol=1e-5, atol=1e-5)
@@ -169,7 +173,11 @@ def test_layers_are_tapped_where_their_weight_is_trained_and_theirs_alone() -> N
         "unused",
     )
     module = convolutions(stride=2)
-    assert activation_taps.with_taps(module, tuple(dict(module.named_parameters()))) == ("0", "7")
+    assert activation_taps.with_taps(module, tuple(dict(module.named_parameters()))) == (
+        "0",
+        "2",
+        "7",
+    )
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (1, 2), (2, 0)])
@@ -194,3 +202,12 @@ def test_columns_give_the_convolution_and_the_error_of_its_input(
         torch.testing.assert_close(outputs[client].movedim(-1, 1), expected, rtol=1e-4, atol=1e-5)
         (back,) = torch.autograd.grad(expected, plain, error[client].movedim(-1, 1))
         torch.testing.assert_close(got[client].movedim(-1, 1), back, rtol=1e-4, atol=1e-5)
+
+
+def test_a_convolution_is_large_by_its_multiplications() -> None:
+    layer, x = nn.Conv2d(8, 6, 3, groups=2), torch.zeros(10, 8, 5, 5)
+    multiplications = 10 * 8 * 5 * 5 * 9 * 6 / 2
+    times = int(per_client_convolution._MORE_THAN_GROUPS // multiplications)
+    assert not is_large(layer, x.expand(times, *x.shape), columns=False)
+    assert is_large(layer, x.expand(times + 1, *x.shape), columns=False)
+    assert not is_large(layer, x.expand(times + 1, *x.shape), columns=True)

@@ -12,7 +12,8 @@ import torch
 
 import fedclade as fc
 from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
-from fedclade.core.functional_model import Objective, accuracy
+from fedclade.core.functional_model import Objective
+from fedclade.core.losses import accuracy
 from fedclade.core.program_serialization import NodeContext
 from fedclade.data import Clients
 from fedclade.engines.remote.federation import RemoteFederation

@@ -22,6 +22,7 @@ from flwr.app import Message as FlowerMessage
 import fedclade as fc
 from fedclade.conformance.in_process_federation import COMPATIBILITY_INFO, InProcessTransport
 from fedclade.core.functional_model import Objective
+from fedclade.core.losses import mse
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.messages import Message, NodeError
 from fedclade.engines.remote.node import Node, StateSnapshot
@@ -353,6 +354,33 @@ def test_a_node_keeps_validation_data_as_clients_in_python_do(tmp_path: Path) ->
     assert registration["sizes"] == [6, 3]
     assert registration["validation_sizes"] == [2, 0]
     assert node_of(lambda config: arrays, tmp_path).clients.validation is None
+
+
+def test_a_node_has_the_loss_of_the_settings_and_the_augmentation_of_the_app(
+    tmp_path: Path,
+) -> None:
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3, 1)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.cat([a, b], -1))
+
+    x = {"a": torch.zeros(4, 1), "b": torch.zeros(4, 2)}
+    context = SimpleNamespace(
+        run_config={"local.loss": "mse"}, node_id=77, node_config={"home": str(tmp_path)}
+    )
+    node = _node(context, lambda config: [(x, torch.arange(4.0))], Two, None, None, dict)  # type: ignore[arg-type]
+    objective = node.context.objective
+    assert objective.example_loss is mse
+    assert objective.augment is dict
+    server = Objective(Two(), mse, augment=dict)
+    assert node.compatibility_info == compatibility_info(server)
+    assert node.compatibility_info != compatibility_info(Objective(Two(), mse))
+    answer = node.answer(Message({"kind": "register"}))
+    assert answer.header["inputs"] == "dict"
+    assert set(answer.tensors) == {"x/a", "x/b", "y"}
 
 
 def test_a_site_has_the_name_in_the_configuration_or_its_partition() -> None:
