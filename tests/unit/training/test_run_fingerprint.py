@@ -31,11 +31,13 @@ def with_value(table: str, key: str, value: object) -> Tables:
     return changed
 
 
-DATA_OR_MODEL = "the data or the initial model differ"
+DATA_OR_MODEL = "the data, the initial model or the augmentation differ"
 FREE = [
     ("run", "rounds"),
     ("run", "eval_every"),
     ("run", "checkpoint_every"),
+    ("run", "patience"),
+    ("run", "metrics"),
     ("engine", "chunk"),
     ("engine", "threads"),
 ]
