@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         Oracle,
         PerFedAvg,
     )
+    from fedclade.models.transformers import LoRA
     from fedclade.registry import register
     from fedclade.training.config import LocalConfig, ServerConfig, TrainingConfig
     from fedclade.training.encoders import pretrain
@@ -80,6 +81,7 @@ __all__ = [
     "FedcladeWarning",
     "InvalidInputError",
     "LGFedAvg",
+    "LoRA",
     "Local",
     "LocalConfig",
     "Method",
@@ -123,6 +125,7 @@ _MODULES = {
         "CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
         "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
     ),
+    "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",
     "fedclade.training.config": "LocalConfig ServerConfig TrainingConfig",
     "fedclade.training.encoders": "pretrain",

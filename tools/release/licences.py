@@ -19,8 +19,8 @@ HEAD = """# Licenses
 fedclade is under Apache-2.0. `python tools/release/licences.py` makes this page from what torch and
 each package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11. `pip install
 fedclade` installs the packages marked *needed*. The others come with an extra (`flower`, `onnx`,
-`track`, `ot`, `docs`, `browser`) or are for developers only. No code of them is copied into
-fedclade.
+`track`, `ot`, `transformers`, `docs`, `browser`) or are for developers only. No code of them is
+copied into fedclade.
 
 | package | version | license | |
 | --- | --- | --- | --- |

@@ -4,7 +4,6 @@ trained in one step.
 
 from __future__ import annotations
 
-import copy
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -33,6 +32,7 @@ from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.losses import ExampleLoss, cross_entropy, example_loss, require_per_example
+from fedclade.core.module_copy import copy_sharing, frozen_parameters
 from fedclade.core.one_by_one import one_by_one, refuse_tracing
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import hash_bits
@@ -120,11 +120,11 @@ def _total(weight: Tensor, keepdim: bool = False) -> Tensor:
 
 class PerThread(threading.local):
     """A module with one copy per thread, since `functional_call` sets the weights of the module
-    while it runs.
+    while it runs. It does not write into them, so the copies share the memory of their weights.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.own = copy.deepcopy(module)
+        self.own = copy_sharing(module, module.parameters())
 
 
 class Objective:
@@ -138,6 +138,8 @@ class Objective:
             on many clients at once. None: only BatchNorm and InstanceNorm have such buffers, and
             it can.
         augment: what training does with the inputs of a batch first (core/augmentation.py).
+        bf16: whether the model computes its matrix products in bfloat16 (torch's autocast).
+            Weights, losses and sums stay in float32.
 
     Attributes:
         trained: the names of the trained weights.
@@ -151,8 +153,10 @@ class Objective:
         loss: ExampleLoss | None = None,
         x: Inputs | None = None,
         augment: Callable[[Any], Any] | None = None,
+        bf16: bool = False,
     ) -> None:
-        plain = copy.deepcopy(module).requires_grad_(False).eval()
+        self.bf16 = bf16
+        plain = copy_sharing(module, frozen_parameters(module)).requires_grad_(False).eval()
         always_make_masks(plain)
         for layer in plain.modules():
             if isinstance(layer, nn.TransformerEncoder):
@@ -179,7 +183,8 @@ class Objective:
             )
         self._dense = None if self._replaces_functions else dense_form(plain, self.trained)
         with_taps(plain, self.trained)
-        self._in_use, self._in_training = PerThread(plain), PerThread(copy.deepcopy(plain).train())
+        self._in_use = PerThread(plain)
+        self._in_training = PerThread(copy_sharing(plain, plain.parameters()).train())
         self._tapped = Tapped(self.training_outputs, self._stacked_losses, self.statistics)
         self.programs: dict[Hashable, Any] = {}  # see core/program_cache.py
         # None: not tried yet
@@ -314,12 +319,15 @@ class Objective:
             name: params[name].round().to(dtype) for name, dtype in self._dtypes.items()
         }
 
-    @staticmethod
-    def _call(module: nn.Module, values: Tree, x: Inputs) -> Tensor:
+    def _call(self, module: nn.Module, values: Tree, x: Inputs) -> Tensor:
         def run(*args: Tensor, **kwargs: Tensor) -> object:
             return functional_call(module, values, args, kwargs)
 
-        return outputs_tensor(call(run, x), module)
+        if not self.bf16:
+            return outputs_tensor(call(run, x), module)
+        # Without the cache of casts, which a CUDA graph cannot hold.
+        with torch.autocast(device_of(x).type, torch.bfloat16, cache_enabled=False):
+            return outputs_tensor(call(run, x), module).float()
 
     def features(self, params: Tree, x: Inputs) -> tuple[Tensor, Tensor]:
         """The inputs of the last linear layer, and the model's outputs."""
@@ -337,7 +345,34 @@ class Objective:
             outputs = self._outputs(params, x)
         finally:
             hook.remove()
-        return captured[-1], outputs
+        if not captured:
+            raise InvalidInputError(
+                "model: its last linear layer is not used, so its features and that layer's"
+                " gradient are not defined. Define the output layer last, or use another method.",
+                "model",
+            )
+        return captured[-1].to(outputs.dtype), outputs
+
+    def head_error(self, params: Tree, batch: Batch) -> Tensor:
+        """The gradient of the sum of a batch's losses by the outputs of the last linear layer, for
+        one client, in evaluation mode. For a model that does more after that layer.
+        """
+        if not self.runs_alone(samples_in(batch.x), device_of(batch.x)):
+            return self._head_error(params, batch.x, batch.y)[0]
+        return self._one_by_one(self._head_error, params, batch.x, batch.y)[0]
+
+    def _head_error(self, params: Tree, x: Inputs, y: Tensor) -> tuple[Tensor, ...]:
+        h, _ = self._features(params, x)
+        head = self.head_layer()
+
+        def loss(tap: Tensor) -> Tensor:
+            hook = head.register_forward_hook(lambda _, inputs, outputs: outputs + tap)
+            try:
+                return self.example_loss(self._outputs(params, x), y).sum()
+            finally:
+                hook.remove()
+
+        return (grad(loss)(h.new_zeros(*h.shape[:-1], head.out_features)),)
 
     def head_layer(self) -> nn.Linear:
         """The model's head: its last linear layer."""
@@ -417,7 +452,7 @@ class Objective:
         ):
             loss = None if self.example_loss is cross_entropy else self.example_loss
             return mlp.add_scaled_gradient(
-                self._dense, loss, base, params, batch.x, batch.y, share, overwrite
+                self._dense, loss, base, params, batch.x, batch.y, share, overwrite, self.bf16
             )
         return self._tapped.add_scaled_gradient(base, params, batch, share, overwrite)
 

@@ -7,7 +7,6 @@ step.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedclade.core.inputs import Inputs, call, map_inputs
+from fedclade.core.module_copy import copy_sharing, frozen_parameters
 
 
 def statistic_names(module: nn.Module, x: Inputs | None = None) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def statistic_names(module: nn.Module, x: Inputs | None = None) -> tuple[str, ..
 
 
 def _changed_buffers(module: nn.Module, x: Inputs) -> set[str]:
-    trained = copy.deepcopy(module).train()
+    trained = copy_sharing(module, frozen_parameters(module)).train()
     try:
         with torch.random.fork_rng(), torch.no_grad():
             call(trained, map_inputs(_varied, x))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ from fedclade.engines.worker_threads import ThreadPool, cores, keep_freed_memory
 from fedclade.errors import InvalidInputError, require, require_int
 from fedclade.programs.evaluation import evaluate_metrics, evaluate_outputs
 
-Precision: TypeAlias = Literal["tf32", "float32"]
+Precision: TypeAlias = Literal["tf32", "float32", "bf16"]
 Faults: TypeAlias = Callable[[int, int, Tree], Tree | None]
 """(key, client, reply) -> the reply that arrives, or None if none arrives. For experiments with
 absent and malicious clients.
@@ -83,7 +84,8 @@ class Simulator:
         device: "cpu", "cuda" or "auto" (CUDA if there is a CUDA device).
         chunk: how many clients run in one step; None chooses by memory, 1 is the sequential
             reference.
-        precision: "tf32" or "float32", the precision of matrix products on CUDA.
+        precision: "tf32" or "float32", the precision of matrix products on CUDA; "bf16" for models
+            that compute in bfloat16 (`Objective`), on CUDA or a CPU with instructions for it.
         threads: how many threads run chunks on the CPU; None for one thread for each core that the
             process may use.
         faults: (key, client, reply) -> the reply that arrives, or None if none arrives. For
@@ -110,13 +112,8 @@ class Simulator:
         for name, value in (("chunk", chunk), ("threads", threads)):
             if value is not None:
                 require_int(f"engine.{name}", value, 1)
-        require(
-            precision in ("tf32", "float32"),
-            "engine.precision",
-            precision,
-            "must be 'tf32' or 'float32'",
-        )
         self.device = pick_device(device)
+        check_precision(precision, self.device)
         self.chunk, self.precision, self.faults = chunk, precision, faults
         self.traffic = Traffic()
         self.client_state = ClientStateStore({}, len(clients))
@@ -594,7 +591,7 @@ class Simulator:
         before = (cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark)
         torch.set_num_threads(1)
         if self.device.type == "cuda":
-            fast = self.precision == "tf32"
+            fast = self.precision != "float32"
             torch.set_float32_matmul_precision("high" if fast else "highest")
             # Kernels must not be chosen by timing: two runs could differ.
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = fast, True, False
@@ -604,6 +601,36 @@ class Simulator:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = before
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Raise `InvalidInputError` unless the device can compute in this precision."""
+    require(
+        precision in get_args(Precision),
+        "engine.precision",
+        precision,
+        "must be 'tf32', 'float32' or 'bf16'",
+    )
+    if precision == "bf16":
+        require(
+            has_bf16(device),
+            "engine.precision",
+            precision,
+            f"this {'GPU' if device.type == 'cuda' else 'CPU'} has no instructions for bfloat16;"
+            " use 'tf32' or 'float32'",
+        )
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Whether the device has instructions for bfloat16. Without them torch computes in float32 and
+    rounds, which is slower than float32 alone.
+    """
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if platform.machine() in ("arm64", "aarch64"):
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
 def pick_device(device: str) -> torch.device:

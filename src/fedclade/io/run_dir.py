@@ -201,6 +201,23 @@ class RunDirectory:
         }
         write_tensors(self.folder / "models" / "models.safetensors", tensors, metadata)
 
+    def write_adapter(self, description: dict[str, Any]) -> None:
+        """Write models/adapter.json.
+
+        Args:
+            description: the configuration of the adapter and its names, as JSON.
+        """
+        write_text(self._adapter_path, json.dumps(description, indent=1) + "\n")
+
+    def adapter(self) -> dict[str, Any] | None:
+        """models/adapter.json; None if the run trained no adapter of peft."""
+        path = self._adapter_path
+        return schemas.read(path, schemas.adapter) if path.exists() else None
+
+    @property
+    def _adapter_path(self) -> Path:
+        return self.folder / "models" / "adapter.json"
+
     def save_checkpoint(self, point: Checkpoint) -> None:
         """Write a checkpoint, and remove all but the last two."""
         checkpoint.save(self.folder / "checkpoint", point)
@@ -259,10 +276,6 @@ class StoredModels:
                 self.assignment: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
                 stored = list(file.keys())
-                names = [name for name in stored if name.startswith("fixed/")]
-                self.fixed: Tree = {
-                    name.removeprefix("fixed/"): file.get_tensor(name) for name in names
-                }
                 shapes = [
                     file.get_slice(name).get_shape()
                     for name in stored
@@ -309,6 +322,13 @@ class StoredModels:
                 f"shape {self.shape}, classes {self.classes} and outputs {self.outputs} must be"
                 " whole numbers above 0"
             )
+
+    @property
+    def fixed(self) -> Tree:
+        """Buffers and frozen weights, read from disk: they may be as large as a language model."""
+        with safe_open(self.path, framework="pt") as file:
+            names = [name for name in list(file.keys()) if name.startswith("fixed/")]
+            return {name.removeprefix("fixed/"): file.get_tensor(name) for name in names}
 
     def weights_of(self, client: int) -> Tree | None:
         """All weights of this client's model; None if the run has no model of it."""

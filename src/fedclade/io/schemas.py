@@ -151,6 +151,11 @@ def comparison(text: str) -> Table:
     return _validated(_Comparison, safe_read.parse_json(text))
 
 
+def adapter(text: str) -> Table:
+    """adapter.json, which a run has if it trained an adapter of peft."""
+    return _validated(_Adapter, safe_read.parse_json(text))
+
+
 def diagnosis(text: str) -> Table:
     """diagnosis.json."""
     return _validated(_Diagnosis, safe_read.parse_json(text))
@@ -283,6 +288,11 @@ class _Differences(_Open):
 class _Comparison(_Open):
     folders: dict[Text, list[Text]] = {}
     differences: _Differences = _Differences()
+
+
+class _Adapter(_Open):
+    config: dict[Text, Any]
+    keys: dict[Text, Text]
 
 
 class _Diagnosis(_Open):

@@ -8,6 +8,7 @@ from fedclade.models.cnn import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 from fedclade.models.mlp import MLP, Logistic
 from fedclade.models.recurrent import BiLstmTagger, LstmLanguageModel
 from fedclade.models.resnet import ResNet9
+from fedclade.models.transformers import LoRA, from_transformers
 
 _SPECS: tuple[type[ModelSpec], ...] = (
     MLP,
@@ -35,10 +36,12 @@ __all__ = [
     "GmccCNN",
     "LeNet5",
     "LeafCNN",
+    "LoRA",
     "Logistic",
     "LstmLanguageModel",
     "ModelSpec",
     "ResNet9",
     "ResidualAutoencoder",
     "SmallCNN",
+    "from_transformers",
 ]

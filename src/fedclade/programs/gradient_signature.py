@@ -17,7 +17,7 @@ from fedclade.core.inputs import Inputs, select, tensors_of
 from fedclade.core.program import Program
 from fedclade.core.program_serialization import serializable_program
 from fedclade.core.pytree import Tree, tree_map
-from fedclade.core.rng import hash_bits
+from fedclade.core.rng import fold_in, hash_bits
 from fedclade.programs.gaussian_mechanism import MOMENT, SUM, after, clipped, noise_for, trace_of
 
 SignatureKind: TypeAlias = Literal["gradient", "features", "joint"]
@@ -25,6 +25,10 @@ Sketch: TypeAlias = Callable[[Tree, Batch], Tensor]
 """(params, batch) -> (samples, e): a vector per sample."""
 
 _FEATURES_PER_CLASS = 4
+LARGEST_PROJECTION = 2**26
+"""The largest number of entries of one projection matrix. A language model with 50 000 words would
+need a matrix of many gigabytes.
+"""
 
 
 def projection(key: int, inputs: int, outputs: int, device: torch.device) -> Tensor:
@@ -42,7 +46,9 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     """The sketch of one kind.
 
     "gradient": the gradient of the sample's loss with respect to the last layer, (d loss / d
-    outputs) x [h(x), 1], projected to `size` numbers. It depends on p(x), p(y) and p(y | x).
+    outputs) x [h(x), 1], projected to `size` numbers. It depends on p(x), p(y) and p(y | x). The
+    signs of the projection of a very large layer are products of a sign for each output and one
+    for each input.
     "features": u(x), a projection of h(x), and its squares. It depends on p(x) only and needs no
     labels. "joint": for each class an indicator and a few numbers of u(x), so that the means are
     class counts and class-conditional means.
@@ -56,12 +62,20 @@ def sketch_of(objective: Objective, kind: SignatureKind, size: int, key: int) ->
     head = objective.head_layer()
     inputs, outputs, device = head.in_features, head.out_features, head.weight.device
     if kind == "gradient":
-        onto = projection(key, outputs * (inputs + 1), size, device)
+        is_large = outputs * (inputs + 1) * size > LARGEST_PROJECTION
+        onto = projection(key, outputs if is_large else outputs * (inputs + 1), size, device)
+        onto_h = projection(fold_in(key, "inputs"), inputs + 1, size, device) * math.sqrt(size)
 
         def gradient(params: Tree, batch: Batch) -> Tensor:
             h, z = objective.features(params, batch.x)
-            error = grad(lambda z: objective.example_loss(z, batch.y).sum())(z)
+            if z.shape == (*h.shape[:-1], outputs):
+                error = grad(lambda z: objective.example_loss(z, batch.y).sum())(z)
+            else:  # such as a classifier of all positions, of which the last one counts
+                error = objective.head_error(params, batch)
             h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
+            if is_large:
+                products: Tensor = (error @ onto) * (h @ onto_h)
+                return products.flatten(1, -2).sum(1) if h.ndim > 2 else products
             return torch.einsum("b...c,b...u->bcu", error, h).flatten(1) @ onto
 
         return gradient

@@ -363,7 +363,8 @@ class EngineConfig:
 
     Args:
         chunk: The number of clients in one step; None to choose it by device and model.
-        precision: The precision of matrix products on CUDA, "tf32" or "float32".
+        precision: The precision of matrix products on CUDA, "tf32" or "float32"; "bf16" for models
+            that compute in bfloat16, also on a CPU that has it.
         threads: The number of CPU threads; None for one per core.
     """
 

@@ -170,7 +170,8 @@ def untrained(module: nn.Module, trained: Collection[str]) -> Tree:
     return {
         name: value
         for name, value in module.state_dict().items()
-        if names.get(name, name) not in trained
+        # of a tied weight only the first name, under which it is one value
+        if names.get(name, name) == name and name not in trained
     }
 
 
@@ -178,8 +179,18 @@ def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
     """A copy of the module, on the CPU and ready to predict, in which everything named in `weights`
     is replaced.
     """
+    _check_form(module, weights)
     result = copy.deepcopy(module).cpu().eval()
     names, state = _names(result), result.state_dict()
+    result.load_state_dict(
+        {name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()}
+    )
+    return result
+
+
+def _check_form(module: nn.Module, weights: Tree) -> None:
+    """Raise `InvalidInputError` unless the module has all of `weights`, in their shapes."""
+    state = module.state_dict()
     for name, value in weights.items():
         if name not in state or state[name].shape != value.shape:
             shape = tuple(state[name].shape) if name in state else "none of that name"
@@ -188,10 +199,6 @@ def with_weights(module: nn.Module, weights: Tree) -> nn.Module:
                 f" {shape}.",
                 "model",
             )
-    result.load_state_dict(
-        {name: weights.get(names.get(name, name), value).cpu() for name, value in state.items()}
-    )
-    return result
 
 
 def _names(module: nn.Module) -> dict[str, str]:
@@ -225,7 +232,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     weights = models.fixed | models.row(0)
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
     # A module of another form is refused here, not at the first prediction.
-    with_weights(module, weights)
+    _check_form(module, weights)
     names = store.names()
     return Result(summary, history, models.clusters, clients, module, models, path, names=names)
 
@@ -233,9 +240,12 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:
     name = table.pop("name")
     if name not in REGISTRY["model"]:
+        module = "such a module"
+        if RunDirectory(folder).adapter() is not None:
+            module = "the base model with an adapter of the same form (fc.models.from_transformers)"
         raise InvalidInputError(
-            f"{folder}: the run used the model '{name}', which is not registered: give such a"
-            " module, load(…, model=…).",
+            f"{folder}: the run used the model '{name}', which is not registered: give {module},"
+            " load(…, model=…).",
             "model",
         )
     try:
@@ -243,7 +253,7 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
         if models.shape is None or models.outputs is None:
             raise ValueError("the run has no shape of its inputs or no number of outputs")
         _check_size(spec, models, weights)
-        module: nn.Module = spec.build(models.shape, models.outputs)
+        built: nn.Module = spec.build(models.shape, models.outputs)
     except (TypeError, ValueError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
@@ -252,7 +262,7 @@ def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights:
             " load(…, model=…).",
             "model",
         ) from error
-    return module
+    return built
 
 
 def _check_size(spec: Any, models: StoredModels, weights: Tree) -> None:

@@ -4,7 +4,6 @@ only a run sees test data and the disk.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import time
@@ -29,6 +28,7 @@ from fedclade.io.run_dir import RunDirectory, resumable
 from fedclade.io.schemas import Summary
 from fedclade.methods.base import Method
 from fedclade.models import ModelSpec
+from fedclade.models.transformers import adapter_description
 from fedclade.training import metrics as client_metrics
 from fedclade.training import plot_data
 from fedclade.training.callbacks import (
@@ -172,7 +172,8 @@ def run(
         server: The settings of the server as one object.
         device: "auto", "cpu" or "cuda".
         chunk: The number of clients in one step; None to choose it by device and model.
-        precision: The precision of matrix products on CUDA, "tf32" or "float32".
+        precision: The precision of matrix products on CUDA, "tf32" or "float32"; "bf16" for models
+            that compute in bfloat16, also on a CPU that has it.
         threads: The number of CPU threads; None for one per core.
         profile: Whether to time the phases of the run (`Result.profile`), which slows it slightly.
         out: The run directory; None to write nothing.
@@ -355,6 +356,8 @@ class TrainingRun:
                 clients.classes,
                 outputs_for(self.local.loss if self.loss is None else None, clients),
             )
+            if (adapter := adapter_description(setup.module)) is not None:
+                store.write_adapter(adapter)
             write_outcome(store, columns, features, summary, clients.names)
         profile = None
         if self.profile and isinstance(engine, Simulator):
@@ -369,7 +372,7 @@ class TrainingRun:
             history,
             state.cluster_ids,
             columns,
-            copy.deepcopy(setup.module).cpu(),
+            setup.module.cpu(),  # its frozen weights may be large, so it is no copy
             models,
             folder=store.folder if store is not None else None,
             profile=profile,

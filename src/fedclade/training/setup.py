@@ -141,7 +141,8 @@ def prepare(run: TrainingRun) -> RunSetup:
     module = module_for(run.model, metadata, run.settings.seed, loss_name)
     x = _on_device(metadata.x, engine.device)
     loss = run.local.loss_for(run.loss)
-    objective = Objective(module.to(engine.device), loss, x, run.augment)
+    bf16 = run.engine.precision == "bf16"
+    objective = Objective(module.to(engine.device), loss, x, run.augment, bf16)
     _require_validation(run.settings, metadata)
     metrics = metrics_for(objective, metadata, run.metrics, engine.device, run.settings.metrics)
     _check_augmentation(objective, x)
@@ -162,6 +163,18 @@ def prepare(run: TrainingRun) -> RunSetup:
     )
 
 
+def _check_augmentation(objective: Objective, x: Inputs) -> None:
+    """Try the augmentation on a few inputs, and the model on the result."""
+    if objective.augment is None:
+        return
+    if isinstance(objective.augment, type) or not callable(objective.augment):
+        raise InvalidInputError(
+            f"augment = {objective.augment!r}: give a function of the inputs of a batch.", "augment"
+        )
+    key = torch.zeros((), dtype=torch.int64, device=device_of(x))
+    objective.checked_outputs(augment_inputs(x, key, objective.augment))
+
+
 def _require_validation(training: TrainingConfig, metadata: ClientMetadata) -> None:
     for field, value, default in (
         ("run.patience", training.patience, 0),
@@ -174,18 +187,6 @@ def _require_validation(training: TrainingConfig, metadata: ClientMetadata) -> N
             "no client has validation data; set data.validation = 0.1, or use"
             " clients.with_validation(0.1)",
         )
-
-
-def _check_augmentation(objective: Objective, x: Inputs) -> None:
-    """Try the augmentation on a few inputs, and the model on the result."""
-    if objective.augment is None:
-        return
-    if isinstance(objective.augment, type) or not callable(objective.augment):
-        raise InvalidInputError(
-            f"augment = {objective.augment!r}: give a function of the inputs of a batch.", "augment"
-        )
-    key = torch.zeros((), dtype=torch.int64, device=device_of(x))
-    objective.checked_outputs(augment_inputs(x, key, objective.augment))
 
 
 def _warn_of_one_client(clients: int) -> None:
@@ -477,10 +478,8 @@ def measured(
         else:
             require_per_example(field, cast(ExampleLoss, metric), outputs, y)
             user[name] = cast(ExampleLoss, metric)
-    own: dict[str, AnyMetric] = {}
+    own: dict[str, AnyMetric] = {"accuracy": accuracy} if classifies else {}
     if objective.example_loss is bce:
         require_per_example("loss", bce, outputs, y)
-        own["accuracy"] = label_accuracy
-    elif classifies:
-        own["accuracy"] = accuracy
+        own = {"accuracy": label_accuracy}
     return own | user | by_name(names, objective, clients.classes, outputs, y)

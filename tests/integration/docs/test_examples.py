@@ -20,9 +20,12 @@ PAGE = ROOT / "docs" / "extend.md"
         ("own_data", "mean absolute error"),
         ("own_things", "--import"),
         ("ditto", "Ditto: "),
+        ("lora_groups", "clade: next word right 9"),
     ],
 )
 def test_example_runs(name: str, says: str, tmp_path: Path) -> None:
+    if name == "lora_groups":
+        pytest.importorskip("peft", reason="pip install 'fedclade[transformers]'")
     done = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py"],
         capture_output=True,

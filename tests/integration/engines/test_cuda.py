@@ -25,9 +25,20 @@ from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import Tree, stack
 from fedclade.data import Clients, Iid, dataset, from_arrays, partition
 from fedclade.engines.accumulator import Accumulator
+from fedclade.engines.simulator import Precision
 from fedclade.errors import FedcladeWarning
 from fedclade.methods import METHODS
-from fedclade.models import MLP, CflCNN, GmccCNN, LeafCNN, LeNet5, ModelSpec, SmallCNN
+from fedclade.models import (
+    MLP,
+    CflCNN,
+    GmccCNN,
+    LeafCNN,
+    LeNet5,
+    LoRA,
+    ModelSpec,
+    SmallCNN,
+    from_transformers,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 MODELS = [MLP(50, dropout=0.5), SmallCNN(), LeNet5(), LeafCNN(), CflCNN(), GmccCNN()]
@@ -292,6 +303,91 @@ def test_when_a_device_runs_out_of_memory_chunks_become_smaller() -> None:
     assert fields == {"engine.chunk"}
     for name, value in expected.items():
         torch.testing.assert_close(retried[name], value, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model", [MLP(50), SmallCNN()], ids=lambda model: model.name)
+def test_bfloat16_gives_equal_bytes_twice_and_is_near_float32(
+    model: ModelSpec, images: Clients
+) -> None:
+    def trained(precision: Precision) -> Tree:
+        result = run(
+            FedAvg(),
+            images,
+            model,
+            rounds=3,
+            clients_per_round=1.0,
+            lr=0.01,
+            device="cuda",
+            precision=precision,
+        )
+        return dict(result.model_of(0).state_dict())
+
+    full, half, again = trained("float32"), trained("bf16"), trained("bf16")
+    for name, value in half.items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, again[name])
+        torch.testing.assert_close(value, full[name], atol=1e-2, rtol=0)
+
+
+@pytest.mark.filterwarnings("error::fedclade.errors.FedcladeWarning")  # it is vectorized
+@pytest.mark.parametrize("method", [FedAvg(), Clade()], ids=lambda method: method.name)
+def test_adapters_and_masked_attention_agree_with_the_cpu(method: Method) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for client in range(6):
+        words = torch.randint(3, 40, (40, 9), generator=generator)
+        mask = (torch.arange(9) < torch.randint(3, 10, (40, 1), generator=generator)).long()
+        x = {"input_ids": words * mask, "attention_mask": mask}
+        parts.append((x, (words[:, 0] + client % 2) % 4, x, words[:, 0] % 4))
+
+    def trained(device: str) -> Tree:
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=40,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            max_position_embeddings=9,
+            num_labels=4,
+        )
+        model = from_transformers(
+            transformers.BertForSequenceClassification(config), LoRA(r=4, dropout=0.1)
+        )
+        result = run(
+            method,
+            from_arrays(parts),
+            model,
+            rounds=1,
+            clients_per_round=1.0,
+            lr=0.1,
+            device=device,
+            precision="float32",
+        )
+        return dict(result.model_of(0).state_dict())
+
+    expected, actual, again = trained("cpu"), trained("cuda"), trained("cuda")
+    for name, value in actual.items():
+        assert torch.equal(value, again[name])
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0)
+
+
+def test_frozen_weights_are_on_the_device_once() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(500_000, 32), torch.nn.Flatten(), torch.nn.Linear(96, 3)
+    )
+    model[0].requires_grad_(False)
+    frozen = sum(value.nbytes for value in model[0].parameters())
+    clients = from_arrays(
+        [(torch.randint(0, 100, (30, 3)), torch.arange(30) % 3) for _ in range(20)]
+    )
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run(FedAvg(), clients, model, rounds=3, clients_per_round=1.0, device="cuda")
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * frozen
 
 
 def test_sums_have_the_same_bytes_as_on_the_cpu() -> None:

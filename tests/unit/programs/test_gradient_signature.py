@@ -12,7 +12,9 @@ from fedclade.core import Batch, ModelAssignment
 from fedclade.core.functional_model import Objective
 from fedclade.core.pytree import stack
 from fedclade.data import Clients
+from fedclade.errors import InvalidInputError
 from fedclade.models import MLP
+from fedclade.programs import gradient_signature
 from fedclade.programs.gradient_signature import (
     dimensions,
     projection,
@@ -54,6 +56,67 @@ def test_gradient_sketch_is_the_projected_gradient_of_the_last_layer(
         weight, bias = torch.autograd.grad(loss, [params["fc2.weight"], params["fc2.bias"]])
         expected = torch.cat([weight, bias[:, None]], 1).flatten() @ onto
         torch.testing.assert_close(got[sample], expected, rtol=1e-4, atol=1e-6)
+
+
+class LastPosition(torch.nn.Module):
+    """A classifier of all positions, of which the last one counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.tanh())[:, -1]
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_gradient_sketch_of_a_model_that_does_more_after_its_last_layer(vectorized: bool) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 6, 4), torch.tensor([0, 1, 2, 0, 1])
+    objective = Objective(LastPosition())
+    if not vectorized:
+        objective._not_vectorized = "it is tested"
+    batch = Batch(x, y, torch.ones(5), torch.tensor(0))
+    got = sketch_of(objective, "gradient", 8, KEY)(objective.params(), batch)
+    params = {name: value.requires_grad_() for name, value in objective.params().items()}
+    onto = projection(KEY, 3 * 5, 8, torch.device("cpu"))
+    for sample in range(5):
+        outputs = objective.outputs(params, x[sample : sample + 1])
+        loss = F.cross_entropy(outputs, y[sample : sample + 1])
+        weight, bias = torch.autograd.grad(loss, [params["head.weight"], params["head.bias"]])
+        expected = torch.cat([weight, bias[:, None]], 1).flatten() @ onto
+        torch.testing.assert_close(got[sample], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(40, 7), (40, 5, 7)])
+def test_a_large_layer_has_a_sketch_that_keeps_inner_products(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    objective = Objective(torch.nn.Sequential(torch.nn.Linear(7, 6)))
+    x, y = torch.randn(*shape), torch.randint(0, 6, shape[:-1])
+    batch = Batch(x, y, torch.ones(40), torch.tensor(0))
+    exact = sketch_of(objective, "gradient", 4096, KEY)(objective.params(), batch)
+    monkeypatch.setattr(gradient_signature, "LARGEST_PROJECTION", 4096)
+    sketch = sketch_of(objective, "gradient", 4096, KEY)(objective.params(), batch)
+    assert not torch.equal(sketch, exact)
+    products, expected = sketch @ sketch.T, exact @ exact.T
+    assert (products - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+def test_a_model_whose_last_layer_is_not_used_is_refused() -> None:
+    class Unused(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.used(x)
+            return y
+
+    objective = Objective(Unused())
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "model"):
+        objective.features(objective.params(), torch.zeros(2, 4))
 
 
 def test_features_sketch_has_a_projection_and_its_squares_and_ignores_labels(

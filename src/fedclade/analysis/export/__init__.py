@@ -52,7 +52,8 @@ def export(
     Args:
         run: a `Result` whose run wrote a folder, or the path of the folder.
         out: the folder to write, new or empty; default: export/ in the run's folder.
-        formats: any of "safetensors" and "onnx".
+        formats: any of "safetensors" and "onnx". Of an adapter of peft, "safetensors" writes
+            adapter_model.safetensors and adapter_config.json, and there is no ONNX.
         model: an `nn.Module` of the same architecture, for a folder whose run used your own module;
             without it, such a run has no ONNX files.
         on_group: called with each model card when its group is written.
@@ -120,6 +121,8 @@ def _onnx_writer(
             f"no ONNX: {' and '.join(missing)} not installed. Install with: pip install"
             " 'fedclade[onnx]'"
         )
+    elif run.adapter is not None:
+        problem = "no ONNX: the run trained an adapter, which is exported without its base model."
     elif run.module is None:
         problem = (
             f"no ONNX: the model '{run.tables['model']['name']}' is not registered. Use --import"
@@ -147,12 +150,15 @@ def _write_group(
     folder, state, files = result.folder / name, run.state(row), {}
     folder.mkdir(parents=True)
     if "safetensors" in formats:
+        file = "model.safetensors" if run.adapter is None else "adapter_model.safetensors"
         # Copies, because tied weights share memory, which the format does not allow.
         save_file(
             {key: value.clone().contiguous() for key, value in state.items()},
-            folder / "model.safetensors",
+            folder / file,
         )
-        files["safetensors"] = "model.safetensors"
+        files["safetensors" if run.adapter is None else "adapter"] = file
+    if run.adapter is not None:
+        _write(folder / "adapter_config.json", run.adapter["config"])
     checked = None
     if onnx is not None and run.module is not None:
         try:

@@ -49,7 +49,7 @@ class FinishedRun:
             store.read_clients(summary["clients"]),
             plot_data.read(folder),
         )
-        self.names = store.names()
+        self.names, self.adapter = store.names(), store.adapter()
         known = model is not None or self.tables["model"]["name"] in REGISTRY["model"]
         self.module = load(folder, model).module if known else None
 
@@ -94,7 +94,18 @@ class FinishedRun:
         return self._named_by_client(groups)
 
     def state(self, row: int) -> Tree:
-        """The state dict of one model."""
+        """The state dict of one model; of an adapter only what it adds to the base model, under
+        peft's names.
+        """
+        if self.adapter is not None:
+            own = self.models.row(row)
+            if own.keys() != self.adapter["keys"].keys():
+                raise InvalidInputError(
+                    "export: models/adapter.json has not the weights of models.safetensors. One of"
+                    " the files is damaged.",
+                    "run",
+                )
+            return {self.adapter["keys"][name]: value for name, value in own.items()}
         weights = self.models.fixed | self.models.row(row)
         return (
             weights

@@ -116,6 +116,12 @@ def _snippets(run: FinishedRun, files: Mapping[str, str]) -> dict[str, str]:
             f"from safetensors.torch import load_file\n\n{_build_code(run)}\n"
             f'model.load_state_dict(load_file("{files["safetensors"]}"))\nmodel.eval()'
         )
+    if "adapter" in files:
+        snippets["adapter"] = (
+            "from peft import PeftModel\n\n"
+            "# base: the frozen model of the run, without an adapter\n"
+            'model = PeftModel.from_pretrained(base, ".").eval()'
+        )
     if "onnx" in files:
         shape = (1, *(run.models.shape or ()))
         snippets["onnx"] = (

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -34,18 +34,21 @@ if TYPE_CHECKING:
     from fedclade.core.functional_model import Batch
 
 
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype]
+
+
 class _Passing:
     """One forward pass of one client: the tap and the inputs of each tapped layer."""
 
     def __init__(self, taps: Tree) -> None:
         self.taps = taps
         self.inputs: Tree = {}
-        self.outputs: dict[str, torch.Size] = {}
+        self.outputs: dict[str, _Kind] = {}
         self.calls: Counter[str] = Counter()
 
     def through(self, layer: str, inputs: Tensor, outputs: Tensor) -> Tensor:
         self.calls[layer] += 1
-        self.outputs[layer] = outputs.shape
+        self.outputs[layer] = (outputs.shape, outputs.dtype)
         if layer not in self.taps:
             return outputs
         self.inputs[layer] = inputs
@@ -79,8 +82,10 @@ class _Conv2d(nn.Conv2d):
             return super().forward(x)
         assert not isinstance(self.padding, str)
         weight = self.weight.permute(0, 2, 3, 1)
+        if torch.is_autocast_enabled(x.device.type):  # autocast has no rule for it
+            x, weight = x.bfloat16(), weight.bfloat16()
         outputs, columns = Convolution.apply(x.movedim(1, -1), weight, *self.padding)  # type: ignore[no-untyped-call]
-        outputs = outputs if self.bias is None else outputs + self.bias
+        outputs = outputs if self.bias is None else outputs + self.bias.to(outputs.dtype)
         return passing.through(self.path, columns, outputs).movedim(-1, 1)
 
 
@@ -143,7 +148,7 @@ class Tapped:
         statistics: tuple[str, ...] = (),
     ) -> None:
         self._outputs, self._losses, self._statistics = outputs, losses, statistics
-        self._known: dict[tuple[torch.Size, ...], dict[str, torch.Size]] = {}
+        self._known: dict[tuple[torch.Size, ...], dict[str, _Kind]] = {}
 
     def add_scaled_gradient(
         self, base: Tree, params: Tree, batch: Batch, share: Tensor, overwrite: bool
@@ -155,8 +160,8 @@ class Tapped:
         """
         clients = len(share)
         taps = {
-            layer: share.new_zeros(clients, *shape).requires_grad_()
-            for layer, shape in self._shapes(params, batch).items()
+            layer: share.new_zeros(clients, *shape, dtype=dtype).requires_grad_()
+            for layer, (shape, dtype) in self._kinds(params, batch).items()
         }
         by_product = {f"{layer}.{kind}" for layer in taps for kind in ("weight", "bias")}
         others = {
@@ -204,9 +209,9 @@ class Tapped:
         finally:
             _passing.reset(token)
 
-    def _shapes(self, params: Tree, batch: Batch) -> dict[str, torch.Size]:
-        """The shape of each tap for such a batch. Only layers that are used once have a tap;
-        autograd handles the others.
+    def _kinds(self, params: Tree, batch: Batch) -> dict[str, _Kind]:
+        """The shape and dtype of each tap for such a batch. Only layers that are used once have a
+        tap; autograd handles the others.
         """
         kind = tuple(value.shape[1:] for value in tensors_of(batch.x))
         if kind not in self._known:
@@ -220,8 +225,8 @@ class Tapped:
                     passing,
                 )
             self._known[kind] = {
-                layer: shape
-                for layer, shape in passing.outputs.items()
+                layer: output
+                for layer, output in passing.outputs.items()
                 if passing.calls[layer] == 1
             }
         return self._known[kind]

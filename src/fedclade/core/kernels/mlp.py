@@ -89,14 +89,18 @@ def add_scaled_gradient(
     y: Tensor,
     share: Tensor,
     overwrite: bool,
+    bf16: bool = False,
 ) -> Tree:
     """For K clients, base + the gradient at `params` of the sum of a batch's losses, each times its
     `share`.
 
     x (K, B, …), y and share (K, B), the parameters (K, …). loss: None is cross-entropy. overwrite:
-    the result may take base's memory.
+    the result may take base's memory. bf16: the products are in bfloat16, the loss and the result
+    are not.
     """
     layers = dense.layers
+    if bf16:
+        x, params = x.bfloat16(), {name: value.bfloat16() for name, value in params.items()}
     inputs = [x.flatten(2)]
     for layer in layers:
         product = _product(
@@ -105,11 +109,10 @@ def add_scaled_gradient(
             params[layer.bias] if layer.bias is not None else None,
         )
         inputs.append(product.relu_() if layer.relu else product)
+    outputs = inputs[-1].float() if bf16 else inputs[-1]
     error = (
-        _cross_entropy_error(inputs[-1], y, share)
-        if loss is None
-        else _error(loss, inputs[-1], y, share)
-    )
+        _cross_entropy_error(outputs, y, share) if loss is None else _error(loss, outputs, y, share)
+    ).to(inputs[-1].dtype)
     result: Tree = {}
     for number in reversed(range(len(layers))):
         layer, layer_error = layers[number], error
@@ -133,12 +136,14 @@ def add_product(base: Tensor, error: Tensor, inputs: Tensor, overwrite: bool) ->
     """base (K, out, in) + errorᵀ inputs, for error (K, N, out) and inputs (K, N, in): the gradient
     of a weight, in one pass over it.
     """
+    if error.dtype != base.dtype:  # the product has the precision of the error, the sum has base's
+        return plus(base, error.mT @ inputs.to(error.dtype), overwrite)
     return base.baddbmm_(error.mT, inputs) if overwrite else torch.baddbmm(base, error.mT, inputs)
 
 
 def add_sum(base: Tensor, error: Tensor, overwrite: bool) -> Tensor:
     """base (K, out) + the sum of error (K, N, out): the gradient of a bias."""
-    return plus(base, error.sum(1), overwrite)
+    return plus(base, error.sum(1, dtype=base.dtype), overwrite)
 
 
 def plus(base: Tensor, gradient: Tensor, overwrite: bool) -> Tensor:

@@ -296,13 +296,13 @@ class Node:
         return snapshots
 
 
+def _two_zeros(samples: Tensor) -> Tensor:
+    return samples.new_zeros(2, *samples.shape[1:])
+
+
 def _length_to(name: str, names: list[str]) -> int:
     """The length of the part of `names` that ends with `name`; 0 if it is not there."""
     return names.index(name) + 1 if name in names else 0
-
-
-def _two_zeros(samples: Tensor) -> Tensor:
-    return samples.new_zeros(2, *samples.shape[1:])
 
 
 def describe_mismatch(server: Mapping[str, str], node: Mapping[str, str]) -> str:

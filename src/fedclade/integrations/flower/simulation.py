@@ -28,6 +28,7 @@ from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.remote.membership import ClientRecord
 from fedclade.engines.remote.node import Node
+from fedclade.engines.simulator import check_precision
 from fedclade.errors import FedcladeError, InvalidInputError, require
 from fedclade.integrations.flower.client_state_store import DiskStateStore
 from fedclade.integrations.flower.federation import (
@@ -85,10 +86,12 @@ def simulate(
             "--engine",
         )
     experiment = experiment_file.experiment(tables)
+    check_precision(experiment.engine.precision, torch.device("cpu"))
     objective = Objective(
         _module(experiment, clients.metadata),
         experiment.local.loss_for(None),
         as_inputs(clients.metadata.x),
+        bf16=experiment.engine.precision == "bf16",
     )
     outcome: list[Result | BaseException] = []
     server = ServerApp()
@@ -162,7 +165,10 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     clients = experiment.clients(options["root"])
     metadata = clients.metadata
     objective = Objective(
-        _module(experiment, metadata), experiment.local.loss_for(None), as_inputs(metadata.x)
+        _module(experiment, metadata),
+        experiment.local.loss_for(None),
+        as_inputs(metadata.x),
+        bf16=experiment.engine.precision == "bf16",
     )
     method = inject_context(experiment.method, metadata, experiment.run.seed)
     ids = list(range(number, len(clients), nodes))

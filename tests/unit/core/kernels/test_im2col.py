@@ -26,7 +26,7 @@ def expected(x: Tensor, weight: Tensor, top: int, left: int) -> Tensor:
     return outputs.permute(0, 2, 3, 1)
 
 
-# Four channels of float32 are copied as one wide number, others are not.
+# Channels of 16 bytes are copied as one wide number, such as four of float32.
 CASES = pytest.mark.parametrize(
     ("channels", "dtype"), [(4, torch.float32), (3, torch.float32), (4, torch.float64)]
 )
@@ -70,6 +70,15 @@ def test_the_error_of_the_input_is_that_of_torch(
     )
     (wanted,) = torch.autograd.grad(wanted_outputs, x, error)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+def test_columns_of_bfloat16_are_copies(channels: int) -> None:
+    x, weight = (value.bfloat16() for value in inputs(channels, 3, 3, torch.float32))
+    columns = Convolution.apply(x[0], weight[0], 1, 1)[1]
+    wanted = Convolution.apply(x[0].float(), weight[0].float(), 1, 1)[1]
+    assert columns.dtype == torch.bfloat16
+    assert torch.equal(columns.float(), wanted)
 
 
 def test_one_weight_for_all_clients() -> None:

@@ -342,20 +342,6 @@ def test_a_node_lists_its_clients_by_name(tmp_path: Path) -> None:
     assert listed.names == ["0", "1"]
 
 
-def test_a_node_keeps_validation_data_as_clients_in_python_do(tmp_path: Path) -> None:
-    arrays = {name: (torch.randn(size, 3), torch.arange(size) % 2) for name, size in NODE_SIZES}
-    node = node_of(lambda config: arrays, tmp_path, {"data.validation": 0.25})
-    expected = fc.data.from_arrays(arrays).with_validation(0.25)
-    assert node.clients.validation is not None
-    assert expected.validation is not None
-    assert torch.equal(node.clients.validation.index, expected.validation.index)
-    assert node.clients.sizes.tolist() == [6, 3]
-    registration = node.answer(Message({"kind": "register"})).header
-    assert registration["sizes"] == [6, 3]
-    assert registration["validation_sizes"] == [2, 0]
-    assert node_of(lambda config: arrays, tmp_path).clients.validation is None
-
-
 def test_a_node_has_the_loss_of_the_settings_and_the_augmentation_of_the_app(
     tmp_path: Path,
 ) -> None:
@@ -381,6 +367,20 @@ def test_a_node_has_the_loss_of_the_settings_and_the_augmentation_of_the_app(
     answer = node.answer(Message({"kind": "register"}))
     assert answer.header["inputs"] == "dict"
     assert set(answer.tensors) == {"x/a", "x/b", "y"}
+
+
+def test_a_node_keeps_validation_data_as_clients_in_python_do(tmp_path: Path) -> None:
+    arrays = {name: (torch.randn(size, 3), torch.arange(size) % 2) for name, size in NODE_SIZES}
+    node = node_of(lambda config: arrays, tmp_path, {"data.validation": 0.25})
+    expected = fc.data.from_arrays(arrays).with_validation(0.25)
+    assert node.clients.validation is not None
+    assert expected.validation is not None
+    assert torch.equal(node.clients.validation.index, expected.validation.index)
+    assert node.clients.sizes.tolist() == [6, 3]
+    registration = node.answer(Message({"kind": "register"})).header
+    assert registration["sizes"] == [6, 3]
+    assert registration["validation_sizes"] == [2, 0]
+    assert node_of(lambda config: arrays, tmp_path).clients.validation is None
 
 
 def test_a_site_has_the_name_in_the_configuration_or_its_partition() -> None:
