@@ -126,7 +126,7 @@ def _named(
             outputs, y = outputs.reshape(-1, num_outputs), y.reshape(-1, num_outputs)
             if task != "regression":
                 outputs = outputs if is_probability else outputs.sigmoid()
-                y = y.to(torch.int64)
+                y = (y > 0.5).to(torch.int64)
         return function(outputs, y, task)
 
     return OutputMetric(value)

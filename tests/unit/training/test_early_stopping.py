@@ -273,6 +273,27 @@ def test_a_resumed_run_selects_the_same_round_and_bytes(
             assert torch.equal(got, wanted)
 
 
+def test_the_best_round_has_the_state_of_the_server(
+    clients: Clients, losses: Losses, tmp_path: Path
+) -> None:
+    losses(LOSSES)
+    server: dict[str, Any] = {"server_optimizer": "fedadam", "serve": "mean"}
+
+    def interrupt(row: RoundRecord) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        do(clients, select="best", out=tmp_path, on_round=interrupt, **server)
+    result = do(clients, select="best", out=tmp_path, resume=True, **server)
+    assert result.summary["selected_round"] == 2
+    expected = do(clients, rounds=2, **server)
+    for got, wanted in zip(
+        result.model_of(0).parameters(), expected.model_of(0).parameters(), strict=True
+    ):
+        assert torch.equal(got, wanted)
+
+
 def test_a_run_that_patience_stopped_does_not_continue(
     clients: Clients, losses: Losses, tmp_path: Path
 ) -> None:

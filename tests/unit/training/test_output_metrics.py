@@ -227,6 +227,40 @@ def test_regression_in_a_run() -> None:
         assert result.clients["r2"][client] == pytest.approx(r2, abs=1e-4)
 
 
+def test_labels_of_0_and_1_and_inputs_of_two_tensors_in_a_run() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 1)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(torch.cat([a, b], -1))
+            return outputs
+
+    generator = torch.Generator().manual_seed(6)
+    arrays = []
+    for size in (20, 33):
+        a, b = (torch.randn(size, width, generator=generator) for width in (2, 3))
+        y = (a[:, 0] + torch.randn(size, generator=generator) > 0).long()
+        arrays.append(({"a": a, "b": b}, y, {"a": a, "b": b}, y))
+    result = fc.run(
+        fc.FedAvg(),
+        fc.data.from_arrays(arrays).with_validation(0.2),
+        Two(),
+        rounds=2,
+        clients_per_round=1.0,
+        loss="bce",
+        metrics=["auroc", "f1"],
+    )
+    for client, (x, y, *_) in enumerate(arrays):
+        scores = result.model_of(client)(**x).detach()[:, 0]
+        auroc = sklearn_metrics.roc_auc_score(y, scores)
+        assert result.clients["auroc"][client] == pytest.approx(auroc, abs=1e-6)
+        f1 = sklearn_metrics.f1_score(y, scores > 0)
+        assert result.clients["f1"][client] == pytest.approx(f1, abs=1e-6)
+    assert result.clients["validation_examples"] == [4, 6]
+
+
 @pytest.mark.parametrize(
     ("name", "outputs", "y"),
     [

@@ -36,6 +36,8 @@ FREE = [
     ("run", "rounds"),
     ("run", "eval_every"),
     ("run", "checkpoint_every"),
+    ("run", "patience"),
+    ("run", "metrics"),
     ("engine", "chunk"),
     ("engine", "threads"),
 ]
