@@ -258,3 +258,16 @@ def test_a_resumed_run_has_the_same_bytes(method: str, tmp_path: Path) -> None:
     half.run(tmp_path)
     expected, actual = weights(first_run("vit_tiny", method)), weights(whole.run(tmp_path, True))
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@every_case
+def test_on_cuda_two_runs_give_the_same_bytes_near_the_loss_of_the_cpu(
+    model: str, method: str
+) -> None:
+    run = replace(run_of(model, method), engine=EngineConfig(precision="float32"), device="cuda")
+    first, second = run.run(), run.run()
+    for name, value in weights(first).items():
+        assert torch.equal(value, weights(second)[name]), name
+    on_cpu = first_run(model, method).summary["train_loss"]
+    assert first.summary["train_loss"] == pytest.approx(on_cpu, rel=0.02)
