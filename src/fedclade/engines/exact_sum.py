@@ -1,23 +1,22 @@
 """Sums that are independent of the order of their terms, to the bit.
 
 A sum of floats depends on the order because each addition rounds. Here no addition rounds. A term
-weight · value is one float64, so its own rounding has no order. It is split into three digits, all
-integers, in the units 2^-10, 2^-56 and 2^-102: `round` gives a digit, and the rest times 2^46 gives
-the next one. Each digit is added to a bin, a float64. Sums of integers up to 2^53 are exact:
+weight · value is one float64, so its own rounding has no order. It is split into two digits, both
+integers, in the units 2^-20 and 2^-66: `round` gives a digit, and the rest times 2^46 gives the
+next one. Each digit is added to a bin, a float64. Sums of integers up to 2^53 are exact:
 
-- The sum of the first digits is exact while the sum of |terms| is below 2^43, about 9e12.
-- The other digits are at most 2^45, since a rest is at most 1/2. With 250 of them a bin is below
-  252 · 2^45 < 2^53. Then it carries: c = floor(bin / 2^46 + 1/2) is added to the bin above, and
-  2^46 c is subtracted from the bin. This is exact too.
+- The sum of the first digits is exact while the sum of |terms| is below 2^33, about 8.6e9.
+- A second digit is at most 2^45, since a rest is at most 1/2. With 250 of them the bin is below
+  252 · 2^45 < 2^53. Then it carries: c = floor(bin / 2^46 + 1/2) is added to the first bin, and
+  2^46 c is subtracted from the second. This is exact too.
 
-So the bins have the exact total of the terms, except for bits of a term below 2^-102 (2e-31). Terms
-of at least 2^-50 (9e-16) have no such bits. After a carry the lower bins are in [-2^45, 2^45). A
-number has only one such form, so the bins depend on the total, not on the order of additions and
-carries. The same holds for the result, which is computed from them. It is less than one unit in the
-last place from the total: the lower bins are rounded to one number first, with an error of at most
-2^-55 first units, and that is a quarter of a unit in the last place if the first bin is not 0.
+So the bins have the exact total of the terms, except for bits of a term below 2^-66 (1.4e-20): a
+term of 1e-12 keeps the precision of a float32. Without a carry each bin is a sum of digits, which
+has no order. After a carry the second bin is in [-2^45, 2^45). A number has only one such form, so
+the bins depend on the total, not on the order of additions and carries. Which of the two forms a
+result has depends on the number of terms alone (`_FEW_TERMS`). The result is one rounding of it.
 
-If the sum of |terms| is 2^43 or more, the first bin rounds like any float64 sum. The result is as
+If the sum of |terms| is 2^33 or more, the first bin rounds like any float64 sum. The result is as
 precise as such a sum, but its last bits may depend on the order.
 """
 
@@ -32,10 +31,12 @@ from torch import Tensor
 
 AddRows: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(sums, rows) adds each row to the sum of its segment."""
-_UNIT = 2.0**-10
+_UNIT = 2.0**-20
 _BASE = 2.0**46
-_BINS = 3
 _MAX_TERMS = 250
+# Sums of at most this number of terms never carry, in whatever parts they are added and merged: a
+# merge counts as one more term.
+_FEW_TERMS = _MAX_TERMS // 2
 # The numbers in a temporary tensor. On the CPU larger tensors do not fit in the cache; on CUDA
 # smaller ones need more kernels.
 _CPU_BLOCK = 2**17
@@ -82,8 +83,8 @@ class ExactSum:
     """
 
     def __init__(self, segments: int, columns: int, device: torch.device) -> None:
-        self._bins = torch.zeros(_BINS, segments, columns, dtype=torch.float64, device=device)
-        self._terms_since_carry = 0
+        self._bins = torch.zeros(2, segments, columns, dtype=torch.float64, device=device)
+        self._terms = self._terms_since_carry = 0
         self._block = _CPU_BLOCK if device.type == "cpu" else _CUDA_BLOCK
 
     @property
@@ -119,6 +120,7 @@ class ExactSum:
             if self._terms_since_carry + len(weights) > _MAX_TERMS:
                 self._carry(digits)
             self._terms_since_carry += len(weights)
+            self._terms += len(weights)
             for begin, end in self._blocks(len(weights)):
                 block = _view(products, len(weights), end - begin)
                 _read(block, begin, parts, rows, selected)
@@ -133,8 +135,9 @@ class ExactSum:
         """
         if self._terms_since_carry + other._terms_since_carry + 1 > _MAX_TERMS:
             self._carry(self._buffer())
-        # The lower bins of `other` may have the rest of a carry, which is at most one digit.
+        # The second bin of `other` may have the rest of a carry, which is at most one digit.
         self._terms_since_carry += other._terms_since_carry + 1
+        self._terms += other._terms
         if len(segments) == self._bins.shape[1]:
             self._bins.add_(other._bins)
         else:
@@ -142,11 +145,10 @@ class ExactSum:
 
     def total(self, begin: int = 0, end: int | None = None) -> Tensor:
         """The sums of these columns, in a tensor that nothing else uses."""
-        if self._terms_since_carry:
+        if self._terms > _FEW_TERMS and self._terms_since_carry:
             self._carry(self._buffer())
-        first, second, third = self._bins[..., begin:end]
-        result = torch.add(second, third, alpha=1 / _BASE)
-        return result.mul_(1 / _BASE).add_(first).mul_(_UNIT)
+        first, second = self._bins[..., begin:end]
+        return torch.add(first, second, alpha=1 / _BASE).mul_(_UNIT)
 
     def _buffer(self) -> Tensor:
         """A temporary tensor for `_carry`."""
@@ -154,15 +156,14 @@ class ExactSum:
         return self._bins.new_empty(max(segments, min(segments * columns, self._block)))
 
     def _carry(self, buffer: Tensor) -> None:
-        """Reduce the lower bins to [-_BASE / 2, _BASE / 2). `buffer` is a temporary tensor."""
+        """Reduce the second bin to [-_BASE / 2, _BASE / 2). `buffer` is a temporary tensor."""
         self._terms_since_carry = 0
         for begin, end in self._blocks(self._bins.shape[1]):
-            bins = self._bins[..., begin:end]
-            carried = _view(buffer, bins.shape[1], end - begin)
-            for level in range(_BINS - 1, 0, -1):
-                torch.mul(bins[level], 1 / _BASE, out=carried).add_(0.5).floor_()
-                bins[level - 1].add_(carried)
-                bins[level].sub_(carried, alpha=_BASE)
+            first, second = self._bins[..., begin:end]
+            carried = _view(buffer, *first.shape)
+            torch.mul(second, 1 / _BASE, out=carried).add_(0.5).floor_()
+            first.add_(carried)
+            second.sub_(carried, alpha=_BASE)
 
     def _blocks(self, height: int) -> Iterator[tuple[int, int]]:
         """Ranges of columns. A block of this height and these columns fits in a buffer."""
@@ -200,24 +201,9 @@ def _read(
 
 def _add_digits(bins: Tensor, terms: Tensor, buffer: Tensor, add_rows: AddRows) -> None:
     """Add the digits of the terms to the bins. The terms are overwritten."""
-    digits = _view(buffer, *terms.shape)
-    for level, target in enumerate(bins):
-        torch.round(terms, out=digits)
-        add_rows(target, digits)
-        if level == _BINS - 1:
-            return
-        terms.sub_(digits)
-        # Float32 values of at least 1e-10 with integer weights have no third digit. On CUDA the
-        # test would wait for the device.
-        if level == _BINS - 2 and terms.device.type == "cpu" and not _any(terms):
-            return
-        terms.mul_(_BASE)
-
-
-def _any(terms: Tensor) -> bool:
-    """Whether a term is not 0. Squares that underflow are of terms without a third digit."""
-    flat = terms.view(-1)
-    return float(torch.dot(flat, flat)) != 0
+    first = torch.round(terms, out=_view(buffer, *terms.shape))
+    add_rows(bins[0], first)
+    add_rows(bins[1], terms.sub_(first).mul_(_BASE).round_())
 
 
 def _by_index(segments: Tensor, count: int) -> AddRows:
@@ -227,5 +213,7 @@ def _by_index(segments: Tensor, count: int) -> AddRows:
 
 def _by_product(segments: Tensor, count: int) -> AddRows:
     """Adds a matrix product. It is exact as well: its factors are 0, 1 and integers."""
+    if len(segments) == count == 1:  # faster than a product with one number
+        return lambda target, digits: target.add_(digits)
     one_hot = (segments == torch.arange(count, device=segments.device)[:, None]).double()
     return lambda target, digits: target.addmm_(one_hot, digits)

@@ -88,7 +88,7 @@ def spec_for(shape: tuple[int, ...], code: int = CODE) -> Spec:
 
 def _built(spec: Spec, shape: tuple[int, ...], seed: int) -> Autoencoder:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold_in(seed, "encoder"))
+        torch.default_generator.manual_seed(fold_in(seed, "encoder"))
         return spec.build(shape)
 
 

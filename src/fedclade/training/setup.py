@@ -404,7 +404,7 @@ def module_for(
         )
     shape = tuple(one_tensor(clients.x, f"the model {model.name}", "model").shape[1:])
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(fold_in(seed, "model"))
+        torch.default_generator.manual_seed(fold_in(seed, "model"))
         try:
             return model.build(shape, outputs)
         except (RuntimeError, OverflowError, TypeError, MemoryError) as error:

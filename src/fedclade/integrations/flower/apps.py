@@ -149,7 +149,7 @@ class AppSettings:
     def module(self, build_model: BuildModel) -> nn.Module:
         """The user's model, with initial weights that depend on the seed alone."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(fold_in(self.run.seed, "model"))
+            torch.default_generator.manual_seed(fold_in(self.run.seed, "model"))
             return build_model()
 
 
