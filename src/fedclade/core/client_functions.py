@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedclade.core.inputs import Inputs, call
+from fedclade.core.kernels.activation_taps import in_stacked_pass
 from fedclade.core.kernels.group_norm import GroupNorm
 from fedclade.core.rng import bernoulli, hash_bits
 
@@ -141,7 +142,7 @@ class ClientFunctions(TorchFunctionMode):
         elif func is F.multi_head_attention_forward:
             with self:
                 return _MULTI_HEAD(*args, **kwargs)
-        elif func is F.group_norm and args[0].device.type == "cuda" and not self.alone:
+        elif func is F.group_norm and args[0].device.type == "cuda" and in_stacked_pass():
             return _group_norm(*args, **kwargs)
         elif func is _POOLING and not self.alone:
             return _adaptive_pooling(*args, **kwargs)

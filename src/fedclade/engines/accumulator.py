@@ -87,7 +87,9 @@ class Accumulator:
         Args:
             chunk: the sums of some of the segments.
         """
-        if chunk._rows is not None:
+        if self._rows is None and len(chunk._segments) == len(self._segments):
+            self._rows, self._empty = chunk._rows, chunk._empty
+        elif chunk._rows is not None:
             self._rows_like(chunk._empty).merge(chunk._rows, chunk._segments)
         self._weights += chunk._weights
 

@@ -2,21 +2,21 @@
 
 A sum of floats depends on the order because each addition rounds. Here no addition rounds. A term
 weight · value is one float64, so its own rounding has no order. It is split into two digits, both
-integers, in the units 2^-20 and 2^-66: `round` gives a digit, and the rest times 2^46 gives the
+integers, in the units 2^-14 and 2^-60: `round` gives a digit, and the rest times 2^46 gives the
 next one. Each digit is added to a bin, a float64. Sums of integers up to 2^53 are exact:
 
-- The sum of the first digits is exact while the sum of |terms| is below 2^33, about 8.6e9.
+- The sum of the first digits is exact while the sum of |terms| is below 2^39, about 5.5e11.
 - A second digit is at most 2^45, since a rest is at most 1/2. With 250 of them the bin is below
   252 · 2^45 < 2^53. Then it carries: c = floor(bin / 2^46 + 1/2) is added to the first bin, and
   2^46 c is subtracted from the second. This is exact too.
 
-So the bins have the exact total of the terms, except for bits of a term below 2^-66 (1.4e-20): a
-term of 1e-12 keeps the precision of a float32. Without a carry each bin is a sum of digits, which
+So the bins have the exact total of the terms, except for bits of a term below 2^-60 (8.7e-19): a
+term of 2e-11 keeps the precision of a float32. Without a carry each bin is a sum of digits, which
 has no order. After a carry the second bin is in [-2^45, 2^45). A number has only one such form, so
 the bins depend on the total, not on the order of additions and carries. Which of the two forms a
 result has depends on the number of terms alone (`_FEW_TERMS`). The result is one rounding of it.
 
-If the sum of |terms| is 2^33 or more, the first bin rounds like any float64 sum. The result is as
+If the sum of |terms| is 2^39 or more, the first bin rounds like any float64 sum. The result is as
 precise as such a sum, but its last bits may depend on the order.
 """
 
@@ -31,7 +31,7 @@ from torch import Tensor
 
 AddRows: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(sums, rows) adds each row to the sum of its segment."""
-_UNIT = 2.0**-20
+_UNIT = 2.0**-14
 _BASE = 2.0**46
 _MAX_TERMS = 250
 # Sums of at most this number of terms never carry, in whatever parts they are added and merged: a
@@ -69,9 +69,6 @@ class Terms:
     def __getitem__(self, places: slice) -> Terms:
         return Terms(self.rows[places], self.segments[places], self.weights[places])
 
-    def to(self, device: torch.device) -> Terms:
-        return Terms(self.rows.to(device), self.segments.to(device), self.weights.to(device))
-
 
 class ExactSum:
     """Weighted sums of rows, one for each segment.
@@ -108,14 +105,13 @@ class ExactSum:
             dtype: torch.empty(0 if everyone else size, dtype=dtype, device=device)
             for dtype in {part.dtype for part in parts}
         }
-        terms = terms.to(device)
         by_index = device.type == "cpu" and segments > 1
         batches = []
         for first in range(0, len(terms), _MAX_TERMS):
             batch = terms[first : first + _MAX_TERMS]
-            rows = slice(first, first + len(batch)) if everyone else batch.rows
-            add_rows = (_by_index if by_index else _by_product)(batch.segments, segments)
-            batches.append((rows, (batch.weights / _UNIT)[:, None], add_rows))
+            rows = slice(first, first + len(batch)) if everyone else batch.rows.to(device)
+            add_rows = (_by_index if by_index else _by_product)(batch.segments, segments, device)
+            batches.append((rows, (batch.weights / _UNIT)[:, None].to(device), add_rows))
         for rows, weights, add_rows in batches:
             if self._terms_since_carry + len(weights) > _MAX_TERMS:
                 self._carry(digits)
@@ -206,14 +202,15 @@ def _add_digits(bins: Tensor, terms: Tensor, buffer: Tensor, add_rows: AddRows) 
     add_rows(bins[1], terms.sub_(first).mul_(_BASE).round_())
 
 
-def _by_index(segments: Tensor, count: int) -> AddRows:
+def _by_index(segments: Tensor, count: int, device: torch.device) -> AddRows:
     """Adds each row to the row of its segment."""
-    return lambda target, digits: target.index_add_(0, segments, digits)
+    on_device = segments.to(device)
+    return lambda target, digits: target.index_add_(0, on_device, digits)
 
 
-def _by_product(segments: Tensor, count: int) -> AddRows:
+def _by_product(segments: Tensor, count: int, device: torch.device) -> AddRows:
     """Adds a matrix product. It is exact as well: its factors are 0, 1 and integers."""
     if len(segments) == count == 1:  # faster than a product with one number
         return lambda target, digits: target.add_(digits)
-    one_hot = (segments == torch.arange(count, device=segments.device)[:, None]).double()
+    one_hot = (segments == torch.arange(count)[:, None]).double().to(device)
     return lambda target, digits: target.addmm_(one_hot, digits)

@@ -32,13 +32,13 @@ def decimal(exponent: float, digits: float, negative: bool) -> float:
 
 
 values = st.builds(decimal, st.floats(-12, 6), st.floats(1, 9), st.booleans())
-weights = st.one_of(st.integers(1, 10_000).map(float), st.floats(0.01, 100))
+weights = st.one_of(st.integers(1, 1000).map(float), st.floats(0.01, 100))
 # Terms at the limits between the digits, where a rest is exactly one half or close to it.
 ties = st.builds(
     lambda count, power, more: math.ldexp(count, power) + more,
     st.integers(-3, 3),
-    st.sampled_from([-20, -21, -66, -67]),
-    st.sampled_from([0.0, 2.0**-67, -(2.0**-67), 2.0**-66]),
+    st.sampled_from([-14, -15, -60, -61]),
+    st.sampled_from([0.0, 2.0**-61, -(2.0**-61), 2.0**-60]),
 )
 pairs = st.lists(
     st.one_of(st.tuples(weights, values), st.tuples(st.just(1.0), ties)), min_size=2, max_size=40
@@ -70,18 +70,18 @@ def test_a_plain_sum_of_such_terms_depends_on_the_order() -> None:
 @settings(max_examples=300, deadline=None)
 def test_a_sum_is_right_to_the_last_place(pairs: list[Pair]) -> None:
     expected = math.fsum(weight * value for weight, value in pairs)
-    dropped = len(pairs) * 2.0**-67  # at most half of the second unit in each term
-    assert abs(total(pairs, 7).item() - expected) <= dropped + math.ulp(expected) / 2
+    dropped = len(pairs) * 2.0**-61  # at most half of the second unit in each term
+    assert abs(total(pairs, 7).item() - expected) <= dropped + math.ulp(expected)
 
 
 def test_terms_that_cancel_leave_the_exact_rest() -> None:
     assert total([(1.0, 2.0**30), (1.0, 2.0**-60), (1.0, -(2.0**30))], 1).item() == 2.0**-60
-    assert total([(3.0, 1e6), (1.0, 2.0**-66), (-3.0, 1e6)], 1).item() == 2.0**-66
+    assert total([(3.0, 1e6), (1.0, 2.0**-60), (-3.0, 1e6)], 1).item() == 2.0**-60
 
 
 def test_equal_totals_of_different_terms_have_the_same_bytes() -> None:
     """Both are 1.5 first units and a little, once with a first digit and once without."""
-    unit, little = 2.0**-20, 1.375 * 2.0**-63
+    unit, little = 2.0**-14, 1.375 * 2.0**-57
     first = total([(1.0, unit), (1.0, unit / 2), (1.0, little)], 3)
     second = total([(1.0, unit / 2)] * 3 + [(1.0, little)], 4)
     assert torch.equal(first, second)
@@ -92,7 +92,7 @@ def test_thousands_of_terms_carry_and_stay_exact(chunk: int) -> None:
     """Every rest is as large as possible, with one sign: without a carry its bins would round."""
     generator = torch.Generator().manual_seed(1)
     terms = (
-        2.0**-21 - 2.0**-66 * torch.randint(1, 9, (5000,), generator=generator).double()
+        2.0**-15 - 2.0**-60 * torch.randint(1, 9, (5000,), generator=generator).double()
     ).tolist()
     assert total([(1.0, term) for term in terms], chunk).item() == math.fsum(terms)
 
@@ -152,8 +152,8 @@ def test_a_sum_beyond_the_exact_range_is_as_precise_as_a_float64_sum() -> None:
 
 
 def test_bits_below_the_last_unit_are_dropped() -> None:
-    assert total([(1.0, 2.0**-66)] * 3, 2).item() == 3 * 2.0**-66
-    assert total([(1.0, 2.0**-68)] * 3, 2).item() == 0
+    assert total([(1.0, 2.0**-60)] * 3, 2).item() == 3 * 2.0**-60
+    assert total([(1.0, 2.0**-62)] * 3, 2).item() == 0
 
 
 @given(pairs=pairs, data=st.data(), parts=st.lists(st.integers(0, 40), max_size=6))
@@ -176,7 +176,7 @@ def test_merged_sums_have_the_same_bytes(
 
 def test_thousands_of_merged_terms_carry_and_stay_exact() -> None:
     generator = torch.Generator().manual_seed(1)
-    rests = 2.0**-21 - 2.0**-66 * torch.randint(1, 9, (5000,), generator=generator).double()
+    rests = 2.0**-15 - 2.0**-60 * torch.randint(1, 9, (5000,), generator=generator).double()
     merged = ExactSum(1, 1, CPU)
     for part in rests.split(170):
         alone = ExactSum(1, 1, CPU)

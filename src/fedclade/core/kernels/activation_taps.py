@@ -58,6 +58,13 @@ class _Passing:
 _passing: ContextVar[_Passing | None] = ContextVar("passing", default=None)
 
 
+def in_stacked_pass() -> bool:
+    """Whether a model runs on a stack of clients whose gradients autograd takes outside of vmap.
+    Only there a kernel needs no gradient inside vmap.
+    """
+    return _passing.get() is not None
+
+
 class _Linear(nn.Linear):
     path: str
 
