@@ -13,7 +13,6 @@ from rich.table import Table
 
 from fedclade.cli.console import out_console, print_out
 from fedclade.cli.options import DataRootOption
-from fedclade.core.inputs import shape_of
 from fedclade.errors import FedcladeError, InvalidInputError, nearest
 
 if TYPE_CHECKING:
@@ -207,6 +206,8 @@ def _differences(published: Published, data: Dataset) -> list[str]:
     """
     if published.texts or len(published.samples) < 2:
         return []
+    from fedclade.core.inputs import shape_of  # torch, which other commands do not need
+
     expected = (*published.samples, published.shape, published.classes)
     actual = (len(data.y_train), len(data.y_test), shape_of(data.x_train), data.classes)
     names = ("training samples", "test samples", "shape", "classes")
@@ -218,6 +219,8 @@ def _differences(published: Published, data: Dataset) -> list[str]:
 
 
 def _size_text(data: Dataset) -> str:
+    from fedclade.core.inputs import shape_of  # torch, which other commands do not need
+
     shape = " × ".join(map(str, shape_of(data.x_train) or ()))
     return (
         f"{len(data.y_train):,} + {len(data.y_test):,} samples of {shape}, {data.classes} classes"

@@ -129,11 +129,9 @@ class CFL(NeedsSecret, Method[CFLState]):
         return "permutes all layers together with permute = true" if self.permute else ""
 
     def init(self, fed: Federation, params: Tree, key: int) -> CFLState:
-        models = stack([params])
-        if self.permute:
-            models = concealed(models, self.secret, self.local.objective.statistics)
-        size = self._weights(models).shape[1]
-        return CFLState.initial(models, len(fed.sizes), min(self.sketch, size))
+        models = concealed(stack([params]), *self._order) if self.permute else stack([params])
+        sketch = min(self.sketch, self._weights(models).shape[1])
+        return CFLState.initial(models, len(fed.sizes), sketch)
 
     def round(self, fed: Federation, state: CFLState, cohort: Tensor, key: int) -> CFLState:
         cohort = cohort.sort().values  # the result does not depend on the order of the cohort
@@ -175,10 +173,10 @@ class CFL(NeedsSecret, Method[CFLState]):
         return replace(state, cluster_ids=cluster)
 
     def assign_models(self, state: CFLState, ids: Tensor) -> ModelAssignment:
-        models = state.models
-        if self.permute:
-            models = revealed(models, self.secret, self.local.objective.statistics)
-        return ModelAssignment(models, state.cluster_ids[ids])
+        return ModelAssignment(
+            revealed(state.models, *self._order) if self.permute else state.models,
+            state.cluster_ids[ids],
+        )
 
     def model_at(self, state: CFLState, node: int) -> Tree:
         """The model of a node of the tree: the current model of a leaf, or the model of an inner
@@ -198,17 +196,20 @@ class CFL(NeedsSecret, Method[CFLState]):
         """Train each client i from the model of node at[i]. Returns the trained weights, and the
         updates as vectors.
         """
-        program = sgd(self.local)
-        if self.permute:
-            program = in_secret_order(program, self.secret, self.local.objective.statistics)
+        program = (
+            in_secret_order(sgd(self.local), *self._order) if self.permute else sgd(self.local)
+        )
         results = fed.map(program, ids, per_client=ModelAssignment(state.models, at[ids]), key=key)
         before = self._weights(tree_index(state.models, at[results.ids]))
         return results, self._weights(results.outputs) - before if len(results.ids) else before
 
+    @property
+    def _order(self) -> tuple[int, tuple[str, ...]]:
+        return self.secret, self.local.objective.statistics
+
     def _weights(self, models: Tree) -> Tensor:
         """The trained weights of models as vectors."""
-        trained = self.local.objective.trained
-        return flatten({name: models[name] for name in trained if name in models})
+        return flatten({n: models[n] for n in self.local.objective.trained if n in models})
 
     def _projected(self, updates: Tensor) -> Tensor:
         bits = client_keys(fold_in(0, "cfl", "projection"), torch.arange(updates.shape[1]))
@@ -234,14 +235,12 @@ class CFL(NeedsSecret, Method[CFLState]):
         if not due.any():
             return state
         losses = evaluate_losses(self.local.objective)
-        if self.permute:
-            losses = from_secret_order(losses, self.secret, self.local.objective.statistics)
         pairs = {
             name: torch.stack([value[state.parent], value], 1)
             for name, value in state.models.items()
         }
         results = fed.map(
-            losses,
+            from_secret_order(losses, *self._order) if self.permute else losses,
             cohort[due],
             per_client=ModelAssignment(pairs, state.cluster_ids[cohort[due]]),
             key=fold_in(key, "second look"),

@@ -42,13 +42,6 @@ class Angry(nn.Module):
 class AngryModel:
     def build(self, shape, classes):
         return Angry()
-
-@fc.register("model", "counting")
-@dataclass(frozen=True)
-class Counting:
-    def build(self, shape, classes):
-        layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, classes)
-        return nn.Sequential(nn.Flatten(), *layers)
 """
 
 
@@ -176,10 +169,20 @@ CASES = {
         [*of("model.name=narrow"), "--import", "own.py"],
         ["model", "4", "9", "10"],
     ),
-    "a model with running statistics": (
-        [*of("model.name=counting"), "--import", "own.py"],
-        ["BatchNorm1d", "GroupNorm"],
+    "own BatchNorm layers of a model without them": (
+        of("local.batch_norm=own"),
+        ["local.batch_norm", "'own'"],
     ),
+    "unknown optimizer": (of("local.optimizer=adamx"), ["local.optimizer", "'adamx'", "'adamw'"]),
+    "unknown optimizer of the server": (
+        of("server.optimizer=adam"),
+        ["server.optimizer", "'adam'", "'fedadam'"],
+    ),
+    "early stopping without validation data": (
+        of("run.patience=2"),
+        ["run.patience", "data.validation"],
+    ),
+    "a loss for other targets": (of("local.loss=bce"), ["loss", "bce"]),
     # data sets
     "missing data set": (
         of("data.name=nowhere"),
