@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedclade.core.kernels.client_axis import with_client_axis
+
 
 class GroupNorm(torch.autograd.Function):
     """x (B, channels, places, …) with weight and bias (channels,), as F.group_norm. Under vmap for
@@ -36,10 +38,7 @@ class GroupNorm(torch.autograd.Function):
         groups: int,
         eps: float,
     ) -> tuple[Tensor, int]:
-        stacked = [
-            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            for value, dim in zip((x, weight, bias), in_dims[:3], strict=True)
-        ]
+        stacked = with_client_axis(info, in_dims[:3], (x, weight, bias))
         return _Stacked.apply(*stacked, groups, eps), 0  # type: ignore[no-untyped-call]
 
 

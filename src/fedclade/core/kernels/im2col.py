@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedclade.core.kernels.client_axis import with_client_axis
+
 _WIDE = (
     torch.complex128
 )  # 16 bytes: columns are copied four float32 at a time, which takes less than half the time
@@ -49,10 +51,7 @@ class Convolution(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, top: int, left: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        stacked = [
-            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            for value, dim in zip((x, weight), in_dims[:2], strict=True)
-        ]
+        stacked = with_client_axis(info, in_dims[:2], (x, weight))
         return _Stacked.apply(*stacked, top, left), (0, 0)  # type: ignore[no-untyped-call]
 
 

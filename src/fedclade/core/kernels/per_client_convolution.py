@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedclade.core.kernels.client_axis import with_client_axis
+
 Settings: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
 """Stride, padding, dilation and groups of a convolution."""
 
@@ -58,10 +60,7 @@ class PerClientConvolution(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, settings: Settings
     ) -> tuple[Tensor, int]:
-        stacked = [
-            value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
-            for value, dim in zip((x, weight), in_dims[:2], strict=True)
-        ]
+        stacked = with_client_axis(info, in_dims[:2], (x, weight))
         return _Stacked.apply(*stacked, settings), 0  # type: ignore[no-untyped-call]
 
 
