@@ -126,7 +126,14 @@ def reproduce(
 
 def _show(result: Outcome) -> None:
     from fedclade.reproduce.compare_to_paper import in_words
-    from fedclade.reproduce.markdown import number, signed, sizes_in_words, spread
+    from fedclade.reproduce.markdown import (
+        IMPORTED,
+        claim_in_words,
+        number,
+        signed,
+        sizes_in_words,
+        spread,
+    )
 
     for column, data in result.data.items():
         cells = [cell for cell in result.cells if cell.column == column]
@@ -155,11 +162,17 @@ def _show(result: Outcome) -> None:
             cell_table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
         for cell in cells:
             cell_table.add_row(
-                cell.row, number(cell.paper), spread(cell), signed(cell.difference), in_words(cell)
+                f"{escape(cell.row)}{'*' * cell.imported}",
+                number(cell.paper),
+                spread(cell),
+                signed(cell.difference),
+                in_words(cell),
             )
         out_console.print(cell_table)
     for line in sizes_in_words(result):
         out_console.print(line, markup=False)
+    if any(cell.imported for cell in result.cells):
+        out_console.print(IMPORTED.removeprefix("\\"), markup=False)
     reasons = {
         cell.why: None
         for cell in result.cells
@@ -167,6 +180,5 @@ def _show(result: Outcome) -> None:
     }
     for reason in reasons:
         out_console.print(f"- {reason}", markup=False)
-    for claim in result.claims:
-        verdict = "holds" if claim.holds else "does not hold"
-        out_console.print(f"{claim.place}: {' ≤ '.join(claim.rising)}: {verdict}", markup=False)
+    for text, verdict in map(claim_in_words, result.claims):
+        out_console.print(f"{text}: {verdict}", markup=False)

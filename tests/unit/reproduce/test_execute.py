@@ -15,9 +15,9 @@ import fedclade as fc
 from fedclade.cli.main import app
 from fedclade.errors import InvalidInputError
 from fedclade.reproduce import spec as definitions
-from fedclade.reproduce.compare_to_paper import Outcome, in_words
+from fedclade.reproduce.compare_to_paper import Checked, Outcome, in_words
 from fedclade.reproduce.execute import Options, TableEntry, plan, thinned
-from fedclade.reproduce.markdown import from_json, page
+from fedclade.reproduce.markdown import IMPORTED, claim_in_words, from_json, page
 from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.spec import Claim, Table
 
@@ -138,7 +138,26 @@ def test_a_claim_that_does_not_hold(small: Table, tmp_path: Path, done: Done) ->
     false = replace(small, claims=(replace(small.claims[0], slack=-100.0),))
     result, _ = done(false, tmp_path, seeds=1)
     assert [claim.holds for claim in result.claims] == [False]
-    assert "**does not hold**" in page(result)
+    assert "(slack -100): **does not hold**" in page(result)
+
+
+def test_a_claim_is_printed_with_its_slack() -> None:
+    claim = Checked("MNIST", ("A", "B"), (1.0, 0.8), holds=True, slack=0.5)
+    assert claim_in_words(claim) == ("MNIST: A 1.00 ≤ B 0.80 (slack 0.5)", "holds")
+    exact = Checked("MNIST", ("A", "B"), (1.0, 0.8), holds=False)
+    assert claim_in_words(exact) == ("MNIST: A 1.00 ≤ B 0.80", "does not hold")
+
+
+def test_an_imported_number_is_printed_and_not_judged(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
+    rows = (replace(small.rows[0], imported=True), *small.rows[1:])
+    result, _ = done(replace(small, rows=rows), tmp_path, seeds=1)
+    fedavg = next(cell for cell in result.cells if cell.row == "FedAvg")
+    assert (fedavg.mark, fedavg.imported) == ("", True)
+    assert fedavg.difference is not None
+    assert "| FedAvg\\* | 10.00 |" in page(result)
+    assert IMPORTED in page(result)
 
 
 def test_a_claim_may_be_about_one_row_and_several_columns(
