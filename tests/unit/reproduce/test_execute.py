@@ -249,6 +249,10 @@ def test_measures_from_a_history() -> None:
     assert measure("megabits_to 70", {}, history) == pytest.approx(2 * 1.5 * 8)
     assert measure("rounds_to 90", {}, history) is None
     assert measure("megabits_to 90", {}, history) is None
+    tuned = [*history, {**history[0], "round": 4, "accuracy": 60.0, "accuracy_tuned": 85.0}]
+    assert measure("rounds_to_tuned 75", {}, tuned) == 4
+    assert measure("megabits_to_tuned 75", {}, tuned) == pytest.approx(4 * 1.5 * 8)
+    assert measure("rounds_to_tuned 75", {}, history) is None
     assert measure("accuracy_at 2", {}, history) == 70.0
     assert measure("most clusters", {}, history) == 3
     assert measure("ari", {"ari": None}, history) is None
