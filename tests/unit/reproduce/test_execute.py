@@ -1,6 +1,7 @@
 """A table: its runs, their execution, and the comparison with the paper."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedclade.reproduce.compare_to_paper import Checked, Outcome, in_words
 from fedclade.reproduce.execute import Options, TableEntry, plan, thinned
 from fedclade.reproduce.markdown import IMPORTED, claim_in_words, from_json, page
 from fedclade.reproduce.paper_metrics import measure
-from fedclade.reproduce.spec import Claim, Table
+from fedclade.reproduce.spec import Claim, Row, Table
 
 Done = Callable[..., tuple[Outcome, list[TableEntry]]]
 
@@ -289,6 +290,38 @@ def test_the_command(small: Table, tmp_path: Path) -> None:
     assert isinstance(again.exception, fc.InvalidInputError)
     assert again.exception.field == "--out"
     assert "--resume" in str(again.exception)
+
+
+def test_all_tables(small: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(small, name="broken", study="cfl_directions", rows=(Row("x"),), claims=())
+    nowhere = replace(small, name="nowhere", columns=small.columns[2:])
+    again = replace(small, name="small_again", columns=small.columns[:1], rows=small.rows[:1])
+    found = {table.name: table for table in (broken, nowhere, again, small)}
+    monkeypatch.setattr(definitions, "tables", lambda: found)
+    runner, folder = CliRunner(), tmp_path / "out"
+    command = ["reproduce", "all", "--quick", "--quiet", "--device", "cpu", "--out", str(folder)]
+    first = runner.invoke(app, command)
+    assert first.exit_code == 1, first.output
+    for line in (
+        "broken +failed: ",
+        "nowhere +not run: ",
+        "small_again +1 cells",
+        "small +5 cells",
+    ):
+        assert re.search(line, first.output), first.output
+    for name in ("small", "small_again"):
+        assert json.loads((folder / f"{name}.json").read_text())["table"] == name
+        assert (folder / f"{name}.md").exists()
+    assert not (folder / "nowhere.md").exists()
+    assert len(list((folder / "runs").glob("fedavg-*"))) == 1  # two tables share it
+    resumed = runner.invoke(app, [*command, "--resume"])
+    assert resumed.exit_code == 1
+    found.pop("broken")
+    assert runner.invoke(app, [*command, "--so-far"]).exit_code == 0
+    for option in ("--methods", "--column"):
+        wrong = runner.invoke(app, ["reproduce", "all", option, "fedavg"])
+        assert isinstance(wrong.exception, fc.InvalidInputError)
+        assert wrong.exception.field == option
 
 
 @pytest.mark.usefixtures("small")
