@@ -180,9 +180,7 @@ def test_gap_is_that_of_all_bipartitions(
         if groups[i] == groups[j]
     ]  # with i = j, whose similarity is 1
     sides = (
-        np.array([False, *rest])
-        for rest in product([False, True], repeat=clients - 1)
-        if any(rest)
+        np.array([False, *rest]) for rest in product([False, True], repeat=clients - 1) if any(rest)
     )
     gap = separation_gap(similarity, groups)
     assert gap == min(inside) - min(cross(similarity, side) for side in sides)
