@@ -31,7 +31,7 @@ from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.reproduce.paper_metrics import History
+from fedclade.reproduce.panels import StudyResult
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment
 from fedclade.training.setup import module_for
@@ -50,7 +50,7 @@ class Round(NamedTuple):
     gradients: Tensor
 
 
-def separation(tables: Tables, clients: Clients | None, device: str) -> History:
+def separation(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """By round, for updates and for gradients: the gap g(α), whether it is above 0, and whether the
     best bipartition keeps every group together. The last two are 0 or 100, so that the mean over
     seeds is a percentage.
@@ -75,10 +75,10 @@ def separation(tables: Tables, clients: Clients | None, device: str) -> History:
                 f"right {name}": 100.0 * keeps_whole(similarity, groups),
             }
         rows.append(row)
-    return rows
+    return StudyResult(rows)
 
 
-def two_clients(tables: Tables, clients: Clients | None, device: str) -> History:
+def two_clients(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """By round: the cosine of the two clients' updates, and the lengths ‖mean Δθ‖ and max ‖Δθ_i‖ in
     percent of the longest update of the first three rounds (the scale of `CFL`).
     """
@@ -101,7 +101,9 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
             }
         )
     scale = max(row["longest"] for row in rows[:WARM_UP]) / 100
-    return [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+    return StudyResult(
+        [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+    )
 
 
 def rounds(
@@ -202,7 +204,7 @@ class Directions:
         return gradients[groups] + noise * lengths[:, None] * errors, groups
 
 
-def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> History:
+def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """For each γ of `Directions`, the percentage of draws with a gap g(α) above 0 ("separated"),
     and of draws in which the bipartition divides no group ("right"); and the γ below which the
     theorem guarantees both ("bound").
@@ -219,4 +221,4 @@ def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> Hi
             right += keeps_whole(similarity, groups)
         row[f"separated {noise}"] = 100 * separated / setting.draws
         row[f"right {noise}"] = 100 * right / setting.draws
-    return [row]
+    return StudyResult([row])
