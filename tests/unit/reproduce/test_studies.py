@@ -25,6 +25,7 @@ from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Options, TableEntry, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import SYNTHETIC, Table, tables
+from fedclade.reproduce.studies.cfl_toys import Plane, Toy
 from fedclade.reproduce.studies.cfl_updates import (
     Directions,
     gradient,
@@ -39,6 +40,7 @@ from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
 Tables = dict[str, dict[str, Any]]
+SETTINGS = {"cfl_directions": Directions, "cfl_plane": Plane, "cfl_toy": Toy}
 STUDIES = [name for name, table in tables().items() if table.study]
 
 
@@ -323,7 +325,7 @@ def test_the_studies_of_the_papers_are_well_formed(
     planned = plan(table, Options(quick=quick))
     for entry in planned.entries.values():
         if entry.data == SYNTHETIC:
-            experiment_file.build(Directions, entry.tables["study"], "study")
+            experiment_file.build(SETTINGS[table.study], entry.tables["study"], "study")
         else:
             assert (
                 quick or entry.row.at is None or entry.row.at <= entry.experiment(None).run.rounds

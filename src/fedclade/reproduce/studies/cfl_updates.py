@@ -8,7 +8,7 @@ compares the true groups with the optimal bipartition. If it is above 0, the bip
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.reproduce.panels import StudyResult
+from fedclade.reproduce.panels import Panel, Series, StudyResult
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment
 from fedclade.training.setup import module_for
@@ -85,25 +85,39 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> StudyRe
     assert clients is not None
     experiment = experiment_file.experiment(tables)
     require(len(clients) == 2, "partition.clients", len(clients), "this study needs 2 clients")
+    share = clients.sizes / clients.sizes.sum()
+    all_updates = (made.updates for made in rounds(experiment, clients, device, gradients=False))
+    rows = norms_by_round(all_updates, share)
+    return StudyResult(rows, (norms_panel(rows),))
+
+
+def norms_by_round(all_updates: Iterable[Tensor], share: Tensor) -> list[dict[str, Any]]:
+    """The rows of `two_clients` from the updates (2, P) of each round, and the clients' weights."""
     rows: list[dict[str, Any]] = []
-    for number, updates, _ in rounds(experiment, clients, device, gradients=False):
-        share = (clients.sizes / clients.sizes.sum()).to(updates)
-        mean, longest = (
-            float(update_norms((share @ updates)[None])),
-            float(update_norms(updates).max()),
-        )
+    for number, updates in enumerate(all_updates, start=1):
+        mean = share.to(updates) @ updates
         rows.append(
             {
                 "round": number,
                 "cosine": float(cosine(updates)[0, 1]),
-                "mean": mean,
-                "longest": longest,
+                "mean": float(update_norms(mean[None])),
+                "longest": float(update_norms(updates).max()),
             }
         )
     scale = max(row["longest"] for row in rows[:WARM_UP]) / 100
-    return StudyResult(
-        [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+    return [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+
+
+def norms_panel(rows: list[dict[str, Any]]) -> Panel:
+    """The lengths of the mean and of the longest update by round, with at most 60 points a line."""
+    step = max(1, len(rows) // 60)
+    shown = [*rows[:-1:step], rows[-1]]
+    numbers = tuple(float(row["round"]) for row in shown)
+    series = tuple(
+        Series(name, numbers, tuple(row[key] for row in shown))
+        for name, key in (("‖mean Δθ‖", "mean"), ("max ‖Δθ_i‖", "longest"))
     )
+    return Panel("norms of updates", "lines", "round", "% of the first rounds' largest", series)
 
 
 def rounds(
@@ -221,4 +235,10 @@ def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> St
             right += keeps_whole(similarity, groups)
         row[f"separated {noise}"] = 100 * separated / setting.draws
         row[f"right {noise}"] = 100 * right / setting.draws
-    return StudyResult([row])
+    shares = tuple(
+        Series(name, setting.noises, tuple(row[f"{key} {noise}"] for noise in setting.noises))
+        for key, name in (("separated", "g(α) > 0"), ("right", "bipartition right"))
+    )
+    limit = Series("Theorem 1: always", (0.0, row["bound"]), (100.0, 100.0))
+    panel = Panel("share of draws", "lines", "noise γ", "%", (limit, *shares))
+    return StudyResult([row], (panel,))
