@@ -43,7 +43,7 @@ class LabelClusters:
 
     FLT: Scenario 1 (`overlap=0`: random disjoint classes) and Scenario 2 (`classes=3, overlap=1`).
 
-    With an overlap, the clusters form a ring over a random order of the classes. No two clients
+    With an overlap, the clusters form a ring over the order of the classes. No two clients
     have the same sample (in FLT's experiments, the clusters that share a class reuse its samples).
     A client's test part has all test samples of the cluster's classes.
 
@@ -55,6 +55,8 @@ class LabelClusters:
             all samples.
         key: A key of the data set, such as "topic", whose ids are used as classes; None for the
             labels.
+        shuffle: Whether each cluster has random classes; if not, it has consecutive ones, such as
+            the digits 0 to 4 and 5 to 9.
     """
 
     name: ClassVar[str] = "label_clusters"
@@ -63,6 +65,7 @@ class LabelClusters:
     overlap: int = 0
     samples: int | None = None
     key: str | None = None
+    shuffle: bool = True
 
     def __post_init__(self) -> None:
         require_int("partition.clusters", self.clusters, 1)
@@ -144,7 +147,7 @@ class LabelClusters:
             f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap}"
             f" need {self.clusters * step} classes, but there are {len(known)}; ask for {fewer}",
         )
-        order = rng.permutation(known)[: self.clusters * step]
+        order = (rng.permutation(known) if self.shuffle else known)[: self.clusters * step]
         ring: Index = order[
             (step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)
         ]
