@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedclade.data import DATASETS
 from fedclade.data.dataset_catalog import CATALOGUE
 from fedclade.methods import FLT, LGFedAvg
+from fedclade.reproduce.encoder_data import COMBINED
 from fedclade.reproduce.execute import Options, Plan, plan
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table, tables
 from fedclade.training import experiment_file
@@ -126,7 +127,7 @@ def test_data_sets_are_known(table: Table) -> None:
     named = {name for column in table.columns for name in column.data} | {
         name for row in table.rows for name in row.encoder.values()
     }
-    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, SYNTHETIC}
+    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, *COMBINED, SYNTHETIC}
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
