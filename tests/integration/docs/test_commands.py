@@ -47,6 +47,7 @@ NOT_RUN = {
     (
         "*",
         "fedclade reproduce flt_1",
+        "fedclade reproduce all --quick",
     ): "needs MNIST; tests/unit/reproduce/test_quick.py runs every table with --quick",
     (
         "*",
