@@ -225,7 +225,7 @@ def _tree(axes: Axes, panel: Panel) -> None:
             axes.plot(*zip(places[parent], places[node], strict=True), color="0.45", linewidth=1)
     shown = np.array([places[node] for node in range(len(panel.parents))])
     axes.scatter(shown[:, 0], shown[:, 1], c=_node_colors(panel.groups, len(shown)), s=40, zorder=2)
-    for node, label in enumerate(panel.labels):  # under a leaf, beside another node
+    for node, label in enumerate(panel.labels):  # under a leaf, right of another node
         place_of_text: dict[str, Any] = (
             {"xytext": (7, 2)}
             if node in children
