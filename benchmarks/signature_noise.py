@@ -60,7 +60,9 @@ def federation(
     """Clients, model and training settings."""
     if name == "quickstart":
         chosen = experiment_file.experiment(
-            experiment_file.apply(experiment_file.read("quickstart"), [f"run.seed={seed}"])
+            experiment_file.apply(
+                experiment_file.read("quickstart"), [f"run.seed={seed}", "partition.probe=143"]
+            )
         )
         training = {
             "lr": chosen.local.lr,

@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedclade.reproduce.panels import Panel, Picture, Series
 
@@ -91,6 +92,8 @@ def _figure(picture: Picture) -> Figure:
         else:
             for series in panel.series:
                 _series(axes, series, styles[series.name], panel.kind == "lines")
+            if panel.x_label == "round":  # there is no round 2.5
+                axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     handles = {
         label: handle
         for axes in figure.axes
