@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from fedclade.data import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.methods import METHODS
 from fedclade.methods.base import COST_LEGEND, GROUPS, NEEDS, Method
+from fedclade.methods.required_context import need_probe_samples
 from fedclade.training import experiment_file
 from fedclade.training.client_sampling import cohort_of
 from fedclade.training.setup import inject_context, module_for
@@ -120,7 +122,8 @@ def _kb(count: int) -> str:
 
 def page() -> str:
     chosen = experiment_file.experiment(experiment_file.read("quickstart"))
-    clients = chosen.clients()
+    needs_probe = need_probe_samples(kind() for kind in METHODS.values())
+    clients = replace(chosen, needs_probe=needs_probe).clients()
     size = nbytes(Objective(module_for(chosen.model, clients.metadata, seed=0)).params())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
