@@ -118,9 +118,9 @@ def gap_bound(A: Matrix, mu: float, smoothness: float, decrease: float, rounds: 
     ≤ (F(W^0) − F(W^T)) / (T M c), where c is `rate_constant`.
 
     It holds for W^t = A (W^(t−1) − μ ∇F(W^(t−1))) if A averages inside disjoint groups of equal
-    clients, which start with one model: then A is an orthogonal projection, and ∇F − A∇F is orthogonal to the step. For other
-    matrices the proof fails (Eq. 21 needs A W = W, and Eq. 25 bounds a gradient by a step), and so
-    may the bound.
+    clients, which start with one model: then A is an orthogonal projection, and ∇F − A∇F is
+    orthogonal to the step. For other matrices the proof fails (Eq. 21 needs A W = W, and Eq. 25
+    bounds a gradient by a step), and so may the bound.
 
     Args:
         A: (M, M) the mixing matrix.
