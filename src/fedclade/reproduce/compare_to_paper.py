@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.io.environment_info import environment_info
-from fedclade.reproduce.execute import Done, Plan
+from fedclade.reproduce.execute import Done, Plan, Sizes
 from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.pictures import pictures
@@ -35,16 +35,20 @@ class Cell:
     difference: float | None
     mark: Mark
     why: str
+    imported: bool = False  # the paper's number comes from another protocol: it is not judged
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim in one column, or about one row: whether it holds, and the means it is based on."""
+    """A claim in one column, or about one row: whether it holds, the means it is based on, and how
+    far each may be below the one before.
+    """
 
     place: str
     rising: tuple[str, ...]
     means: tuple[float, ...]
     holds: bool
+    slack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Outcome:
     about: dict[str, str]
     seconds: float
     pictures: tuple[Picture, ...] = ()
+    # By column, the smallest and the largest value over its runs; see `execute.Sizes`.
+    sizes: dict[str, tuple[Sizes, Sizes]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         content = asdict(replace(self, pictures=()))
@@ -118,7 +124,22 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
             1,
         ),
         pictures(plan, done),
+        _sizes(done),
     )
+
+
+def _sizes(done: dict[tuple[str, str, int], Done]) -> dict[str, tuple[Sizes, Sizes]]:
+    by_column: dict[str, list[Sizes]] = {}
+    for (_, column, _), run in done.items():
+        if run.sizes is not None:
+            by_column.setdefault(column, []).append(run.sizes)
+    return {
+        column: (
+            Sizes(*map(min, zip(*sizes, strict=True))),
+            Sizes(*map(max, zip(*sizes, strict=True))),
+        )
+        for column, sizes in by_column.items()
+    }
 
 
 def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
@@ -133,7 +154,9 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
     # A quick run has a smaller federation, so it cannot be compared with the paper.
     difference = None if mean is None or paper is None or plan.options.quick else mean - paper
     mark: Mark = ""
-    if paper is not None and mean is None and not plan.options.quick:
+    if row.imported:
+        pass
+    elif paper is not None and mean is None and not plan.options.quick:
         mark = "not reached"
     elif difference is not None:
         far = abs(difference) > plan.table.tolerance_of(column)
@@ -150,6 +173,7 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
         difference,
         mark,
         row.reason(column.name),
+        row.imported,
     )
 
 
@@ -174,7 +198,10 @@ def _until(done: Done, last: int | None) -> Done:
         return done
     history = [row for row in done.history if row["round"] <= last]
     return Done(
-        dict(history[-1]) if history and history[-1]["round"] == last else {}, history, done.panels
+        dict(history[-1]) if history and history[-1]["round"] == last else {},
+        history,
+        done.panels,
+        done.sizes,
     )
 
 
@@ -216,7 +243,7 @@ def _checked(
     if len(known) < len(values):
         return None
     holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
-    return Checked(place, claim.rising, known, holds)
+    return Checked(place, claim.rising, known, holds, claim.slack)
 
 
 def in_words(cell: Cell) -> str:

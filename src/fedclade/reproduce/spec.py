@@ -17,11 +17,13 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
     "study", the panels that a study returns for its first seed; metric; columns, rows: empty for
     all; reading: what the paper's figure shows, in our words.
 
+repeats: the name of another table that has the same cells; they count once.
 part_of, columns: instead of all this, some columns of another table as their own table.
 
 study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
     have no method, and a study that generates its data has the data set "synthetic".
 at: of a row, the round whose numbers it shows instead of the last.
+imported: of a row, whether the paper took its numbers from another protocol.
 formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
     `evaluate_cost`).
 """
@@ -67,7 +69,8 @@ class Column:
 class Row:
     """A method with its settings; `sets` has those for one column only. `encoder` has, by column,
     the data set on which FLT's encoder is trained. A row without a number of the paper is ours, for
-    comparison. With a `formula`, the paper's number is its value in this run, and ours must be
+    comparison. An `imported` number comes from another protocol than the paper's own: it is printed
+    and not judged. With a `formula`, the paper's number is its value in this run, and ours must be
     exactly that plus `besides`.
     """
 
@@ -80,6 +83,7 @@ class Row:
     encoder: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     at: int | None = None
+    imported: bool = False
     formula: str = ""
     besides: str = "0"
 
@@ -161,6 +165,7 @@ class Table:
     claims: tuple[Claim, ...] = ()
     pictures: tuple[PictureSpec, ...] = ()
     quick: Quick = Quick()
+    repeats: str = ""
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:
@@ -230,6 +235,7 @@ def _part(name: str, table: Table, content: dict[str, Any]) -> Table:
         rows=rows,
         claims=claims,
         pictures=(),  # the whole table has them
+        repeats=table.name,
     )
 
 

@@ -30,6 +30,7 @@ SUMMARY = (
     "accuracy_variance",
     "accuracy_worst10",
     "accuracy_tuned",
+    "accuracy_stderr",
     "train_accuracy",
     "train_accuracy_variance",
     "perplexity",
@@ -176,11 +177,12 @@ def test_runs_have_the_metrics_of_the_table(table: Table) -> None:
     for row, column in cells(table):
         run, metric = runs[row.name, table.settings_of(column).name], table.metric_of(column)
         name, _, argument = metric.partition(" ")
-        if name in ("rounds_to", "megabits_to"):
+        if name in ("rounds_to", "megabits_to", "rounds_to_tuned", "megabits_to_tuned"):
             assert 0 < float(argument) <= 100
             assert run.eval_every == 1, (
                 "or a round that was not looked at might have been the first"
             )
+            assert not name.endswith("_tuned") or run.fine_tune_epochs
         elif name == "accuracy_at":
             at = int(argument)
             assert at <= run.rounds

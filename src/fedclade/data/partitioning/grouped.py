@@ -43,7 +43,7 @@ class LabelClusters:
 
     FLT: Scenario 1 (`overlap=0`: random disjoint classes) and Scenario 2 (`classes=3, overlap=1`).
 
-    With an overlap, the clusters form a ring over a random order of the classes. Clusters that
+    With an overlap, the clusters form a ring over the order of the classes. Clusters that
     share a class divide its samples, so a client has fewer of a shared class (2:1:1 in Scenario 2),
     unless `samples` is set. A client's test part has all test samples of the cluster's classes.
 
@@ -55,6 +55,8 @@ class LabelClusters:
             all samples.
         key: A key of the data set, such as "topic", whose ids are used as classes; None for the
             labels.
+        shuffle: Whether each cluster has random classes; if not, it has consecutive ones, such as
+            the digits 0 to 4 and 5 to 9.
         reuse: Whether clusters that share a class have the same samples of it, as in the
             experiments of FLT's authors, instead of a part each.
     """
@@ -65,6 +67,7 @@ class LabelClusters:
     overlap: int = 0
     samples: int | None = None
     key: str | None = None
+    shuffle: bool = True
     reuse: bool = False
 
     def __post_init__(self) -> None:
@@ -155,7 +158,7 @@ class LabelClusters:
             f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap}"
             f" need {self.clusters * step} classes, but there are {len(known)}; ask for {fewer}",
         )
-        order = rng.permutation(known)[: self.clusters * step]
+        order = (rng.permutation(known) if self.shuffle else known)[: self.clusters * step]
         ring: Index = order[
             (step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)
         ]
