@@ -1,4 +1,5 @@
-"""docs/reproduction.md from results/papers/: the papers' tables as they were measured.
+"""docs/reproduction.md and docs/images/papers/ from results/papers/: the papers' tables and figures
+as they were measured.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
@@ -11,11 +12,14 @@ import argparse
 from pathlib import Path
 
 from fedclade.io.compact_json import read_results
+from fedclade.reproduce.compare_to_paper import Outcome
+from fedclade.reproduce.draw import draw
 from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.spec import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "papers"
+IMAGES = "images/papers/"  # relative to the page
 FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
 ABOUT = """# The papers, reproduced
 
@@ -28,10 +32,14 @@ all clients, each on its own test data.
 """
 
 
-def written() -> str:
+def outcomes() -> list[Outcome]:
+    """The results, the most informative first."""
     order = [*FIRST, *(name for name in tables() if name not in FIRST)]
-    outcomes = [from_json(read_results(file)) for file in RESULTS.glob("*.json")]
-    outcomes.sort(key=lambda outcome: order.index(outcome.table))
+    found = [from_json(read_results(file)) for file in RESULTS.glob("*.json")]
+    return sorted(found, key=lambda outcome: order.index(outcome.table))
+
+
+def written(outcomes: list[Outcome]) -> str:
     contents = [f"- [{outcome.title}](#{_anchor(outcome.title)})" for outcome in outcomes]
     missing = [
         f"- {table.title} (`fedclade reproduce {name}`)"
@@ -47,7 +55,7 @@ def written() -> str:
         ABOUT
         + "\n".join([*contents, *later, ""])
         + "\n"
-        + "\n".join(page(outcome, level=2) for outcome in outcomes)
+        + "\n".join(page(outcome, 2, IMAGES) for outcome in outcomes)
     )
 
 
@@ -63,7 +71,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reproduction.md")
-    parser.parse_args().out.write_text(written())
+    out: Path = parser.parse_args().out
+    results = outcomes()
+    out.write_text(written(results))
+    folder = out.parent / IMAGES
+    pictures = [picture for outcome in results for picture in outcome.pictures]
+    drawn = {path for picture in pictures for path in draw(picture, folder, ("svg",))}
+    for path in set(folder.glob("*.svg")) - drawn:
+        path.unlink()
 
 
 if __name__ == "__main__":

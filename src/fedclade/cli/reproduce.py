@@ -70,6 +70,7 @@ def reproduce(
     from fedclade.io.atomic import write_text
     from fedclade.io.compact_json import write_results
     from fedclade.reproduce.compare_to_paper import outcome
+    from fedclade.reproduce.draw import draw
     from fedclade.reproduce.execute import Options, execute, plan, so_far
     from fedclade.reproduce.markdown import page
     from fedclade.reproduce.spec import find
@@ -118,8 +119,9 @@ def reproduce(
     result = outcome(planned, results, pick_device(device).type)
     write_results(folder / "table.json", result.as_json())
     write_text(folder / "table.md", page(result))
+    pictures = [path.name for picture in result.pictures for path in draw(picture, folder)]
     _show(result)
-    print_out(f"Runs, table.json and table.md: {folder}")
+    print_out(f"Runs, {', '.join(['table.json', *pictures])} and table.md: {folder}")
 
 
 def _show(result: Outcome) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.io.environment_info import environment_info
 from fedclade.reproduce.execute import Done, Plan
+from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import measure
+from fedclade.reproduce.pictures import pictures
 from fedclade.reproduce.spec import Claim, Column, Row
 
 Mark = Literal["within", "above", "below", "not reached", ""]
@@ -60,9 +62,11 @@ class Outcome:
     claims: tuple[Checked, ...]
     about: dict[str, str]
     seconds: float
+    pictures: tuple[Picture, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        content = asdict(replace(self, pictures=()))
+        return content | {"pictures": [picture.as_json() for picture in self.pictures]}
 
 
 def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> Outcome:
@@ -70,7 +74,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
 
     Args:
         plan: the planned entries.
-        done: summary and history of each run, by row, column and seed.
+        done: the finished entries, by row, column and seed.
         device: the device for runs that did not record theirs.
 
     Returns:
@@ -108,11 +112,12 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
             sum(
                 {
                     plan.entries[key].label: summary["seconds"]
-                    for key, (summary, _) in done.items()
+                    for key, (summary, *_) in done.items()
                 }.values()
             ),
             1,
         ),
+        pictures(plan, done),
     )
 
 
@@ -120,7 +125,7 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
     metric = plan.table.metric_of(column)
     if row.formula and metric == "bytes":
         return _by_formula(row, column, metric, runs)
-    values = tuple(measure(metric, summary, history) for summary, history in runs)
+    values = tuple(measure(metric, run.summary, run.history) for run in runs)
     known = [value for value in values if value is not None and math.isfinite(value)]
     mean = statistics.fmean(known) if len(known) == len(values) else None
     std = statistics.stdev(known) if mean is not None and len(known) > 1 else None
@@ -151,7 +156,7 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
 def _environment(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
     """Machine, versions and commit of the runs; all of them if they differ."""
     environments = [
-        summary.get("about") or environment_info(device) for summary, _ in done.values()
+        summary.get("about") or environment_info(device) for summary, *_ in done.values()
     ]
     if not environments:
         return environment_info(device)
@@ -167,17 +172,19 @@ def _until(done: Done, last: int | None) -> Done:
     """The run up to round `last`; None for the whole run."""
     if last is None:
         return done
-    history = [row for row in done[1] if row["round"] <= last]
-    return (dict(history[-1]) if history and history[-1]["round"] == last else {}), history
+    history = [row for row in done.history if row["round"] <= last]
+    return Done(
+        dict(history[-1]) if history and history[-1]["round"] == last else {}, history, done.panels
+    )
 
 
 def _by_formula(row: Row, column: Column, metric: str, runs: list[Done]) -> Cell:
     """The paper's number is the value of its formula in these runs, quick or not; ours must be
     exactly that plus `besides`.
     """
-    values = tuple(measure(metric, summary, history) for summary, history in runs)
+    values = tuple(measure(metric, run.summary, run.history) for run in runs)
     counted = [value for value in values if value is not None]
-    symbols = runs[0][0]["symbols"]  # the same for all seeds
+    symbols = runs[0].summary["symbols"]  # the same for all seeds
     paper, more = evaluate_cost(row.formula, symbols), evaluate_cost(row.besides, symbols)
     mean = statistics.fmean(counted)
     mark: Mark = (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,9 +22,11 @@ from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import schemas
 from fedclade.io.atomic import write_text
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
+from fedclade.reproduce.panels import Panel
 from fedclade.reproduce.paper_metrics import History, Numbers
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
@@ -158,7 +161,14 @@ def _is_available(name: str, root: str | None) -> bool:
     return name == SYNTHETIC or is_available(name, root)
 
 
-Done = tuple[Numbers, History]
+class Done(NamedTuple):
+    """A finished entry: its summary, its rounds, and the panels that a study returned."""
+
+    summary: Numbers
+    history: History
+    panels: tuple[Panel, ...] = ()
+
+
 ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit of the run
 
 
@@ -188,7 +198,7 @@ def execute(
         on_entry: called before each run with its entry, its number and the number of entries.
 
     Returns:
-        Summary and history of each entry.
+        Each finished entry.
     """
     done: dict[tuple[str, str, int], Done] = {}
     samples = plan.table.quick.samples if plan.options.quick else None
@@ -276,7 +286,7 @@ def _run(
     path = store.folder / ENVIRONMENT_FILE
     if path.exists():
         numbers = {**numbers, "about": schemas.read(path, schemas.table)}
-    return numbers, store.history()
+    return Done(numbers, store.history())
 
 
 def _study(
@@ -294,17 +304,19 @@ def _study(
         clients = None if entry.data == SYNTHETIC else partitions.clients(entry.experiment(None))
         on_start()
         start = time.perf_counter()
-        history = STUDIES[entry.study](entry.tables, clients, options.device)
+        result = STUDIES[entry.study](entry.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
         content = {
-            "rounds": history,
+            "rounds": result.history,
+            "panels": [panel.as_json() for panel in result.panels],
             "seconds": round(time.perf_counter() - start, 3),
             "about": environment_info(pick_device(options.device).type),
         }
-        write_text(file, json.dumps(content, indent=1) + "\n")
+        write_results(file, content)
     study = schemas.read(file, schemas.study)
-    numbers = {name: study[name] for name in ("seconds", "about") if name in study}
-    return {**study["rounds"][-1], **numbers}, study["rounds"]
+    numbers: Numbers = {name: study[name] for name in ("seconds", "about") if name in study}
+    panels = tuple(Panel.from_json(panel) for panel in study.get("panels", ()))
+    return Done({**study["rounds"][-1], **numbers}, study["rounds"], panels)
 
 
 def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> Numbers:

@@ -5,20 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from fedclade.reproduce.compare_to_paper import Cell, Checked, Outcome, in_words
+from fedclade.reproduce.panels import Picture
+from fedclade.reproduce.paper_metrics import metric_text
 
 _DIGITS = 2
 
 
-def page(outcome: Outcome, level: int = 1) -> str:
-    """Title, notes, and a table for each column."""
+def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
+    """Title, notes, pictures, and a table for each column.
+
+    Args:
+        outcome: the results.
+        level: the level of the heading.
+        images: the path of the pictures' folder, with a slash at the end.
+    """
     lines = [f"{'#' * level} {outcome.title}", "", *_head(outcome), ""]
+    for picture in outcome.pictures:
+        lines += [*_picture(picture, images), ""]
     footnotes: dict[str, int] = {}
     for column in outcome.data:
         cells = [cell for cell in outcome.cells if cell.column == column]
         if not cells:
             continue
         lines += [
-            f"**{column}** ({_metric_text(cells[0].metric)})",
+            f"**{column}** ({metric_text(cells[0].metric)})",
             "",
             "| | paper | measured | seeds | difference | |",
             "| --- | --- | --- | --- | --- | --- |",
@@ -67,6 +77,14 @@ def _head(outcome: Outcome) -> list[str]:
     return [*lines, *(part for note in outcome.notes for part in ("", note))]
 
 
+def _picture(picture: Picture, images: str) -> list[str]:
+    return [
+        f"![{picture.title}]({images}{picture.file}.svg)",
+        "",
+        f"{picture.title}. The paper's figure: {picture.reading}",
+    ]
+
+
 def _line(cell: Cell, footnotes: dict[str, int]) -> str:
     note = ""
     if cell.why:
@@ -83,21 +101,6 @@ def _claim(claim: Checked) -> str:
         f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True)
     )
     return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
-
-
-def _metric_text(metric: str) -> str:
-    name, _, argument = metric.partition(" ")
-    texts = {
-        "accuracy": "accuracy, %",
-        "accuracy_tuned": "accuracy after local training, %",
-        "train_accuracy": "accuracy on training data, %",
-        "accuracy_variance": "variance of accuracy over clients, %²",
-        "train_accuracy_variance": "variance of training accuracy over clients, %²",
-        "rounds_to": f"rounds to {argument} %",
-        "megabits_to": f"megabits to {argument} %",
-        "accuracy_at": f"accuracy in round {argument}, %",
-    }
-    return texts.get(name, metric)
 
 
 def number(value: float | None) -> str:
@@ -138,5 +141,6 @@ def from_json(content: dict[str, Any]) -> Outcome:
             "claims": claims,
             "wanted": wanted,
             "notes": tuple(content["notes"]),
+            "pictures": tuple(map(Picture.from_json, content.get("pictures", ()))),
         }
     )

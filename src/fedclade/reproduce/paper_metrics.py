@@ -42,5 +42,21 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
     return None if value is None else float(value)
 
 
+def metric_text(metric: str) -> str:
+    """A metric in words, with its unit."""
+    name, _, argument = metric.partition(" ")
+    texts = {
+        "accuracy": "accuracy, %",
+        "accuracy_tuned": "accuracy after local training, %",
+        "train_accuracy": "accuracy on training data, %",
+        "accuracy_variance": "variance of accuracy over clients, %²",
+        "train_accuracy_variance": "variance of training accuracy over clients, %²",
+        "rounds_to": f"rounds to {argument} %",
+        "megabits_to": f"megabits to {argument} %",
+        "accuracy_at": f"accuracy in round {argument}, %",
+    }
+    return texts.get(name, metric)
+
+
 def _first(history: History, target: float) -> int | None:
     return next((row["round"] for row in history if (row.get("accuracy") or 0.0) >= target), None)

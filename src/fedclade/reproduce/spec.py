@@ -12,6 +12,10 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
 [[rows]]: name; method; set: what the row changes; paper: numbers by column; why: the reason of a
     difference.
 [[claims]]: rows in rising order, for a claim in the paper's text.
+[[pictures]]: name: of the file, if there are several; title; kind: "curves", a metric of the rounds
+    with one panel per column, one line per row and a band from the lowest to the highest seed, or
+    "study", the panels that a study returns for its first seed; metric; columns, rows: empty for
+    all; reading: what the paper's figure shows, in our words.
 
 part_of, columns: instead of all this, some columns of another table as their own table.
 
@@ -29,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from functools import cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -119,6 +123,19 @@ class Claim:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class PictureSpec:
+    """A picture of the table. The keys are described at the top of this module."""
+
+    title: str
+    kind: Literal["curves", "study"]
+    reading: str
+    name: str = ""
+    metric: str = "accuracy"
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Quick:
     """What --quick changes."""
 
@@ -142,6 +159,7 @@ class Table:
     seeds: int = 3
     notes: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = ()
+    pictures: tuple[PictureSpec, ...] = ()
     quick: Quick = Quick()
 
     def __post_init__(self) -> None:
@@ -153,6 +171,11 @@ class Table:
                     f"row '{row.name}':"
                     f" {'a study has no methods' if self.study else 'the method is missing'}"
                 )
+        for picture in self.pictures:
+            if picture.kind == "study" and not self.study:
+                raise ValueError(f"picture '{picture.title}': the table has no study")
+        if len({picture.name for picture in self.pictures}) < len(self.pictures):
+            raise ValueError("pictures: two pictures have the same name")
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
@@ -206,6 +229,7 @@ def _part(name: str, table: Table, content: dict[str, Any]) -> Table:
         columns=columns,
         rows=rows,
         claims=claims,
+        pictures=(),  # the whole table has them
     )
 
 

@@ -14,6 +14,12 @@ def test_the_page_is_made_from_the_results(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    assert written.read_text() == (ROOT / "docs" / "reproduction.md").read_text(), (
+    docs = ROOT / "docs"
+    made, stored = (
+        {path.name: path.read_text() for path in (folder / "images").glob("papers/*")}
+        for folder in (tmp_path, docs)
+    )
+    assert made == stored, "run python tools/docs/reproduction_page.py"
+    assert written.read_text() == (docs / "reproduction.md").read_text(), (
         "run python tools/docs/reproduction_page.py"
     )

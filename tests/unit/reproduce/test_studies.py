@@ -117,7 +117,7 @@ def test_a_split_group_is_detected() -> None:
 
 def test_separation_of_permuted_labels() -> None:
     tables = experiment(partition={"samples": 100}, run={"rounds": 5})
-    history = separation(tables, dealt(tables), "cpu")
+    history = separation(tables, dealt(tables), "cpu").history
     assert [row["round"] for row in history] == [1, 2, 3, 4, 5]
     assert history[-1]["gap updates"] > 0.1
     assert (history[-1]["separated updates"], history[-1]["right updates"]) == (100.0, 100.0)
@@ -138,7 +138,7 @@ def test_separation_needs_groups() -> None:
 def test_two_clients_by_hand() -> None:
     tables = experiment(partition={"clients": 2}, run={"rounds": 4})
     clients = dealt(tables)
-    history = two_clients(tables, clients, "cpu")
+    history = two_clients(tables, clients, "cpu").history
     first = next(iter(rounds(experiment_file.experiment(tables), clients, "cpu"))).updates.double()
     a, b = first
     assert history[0]["cosine"] == pytest.approx(float(a @ b / (a.norm() * b.norm())))
@@ -186,10 +186,10 @@ def test_below_the_bound_the_bipartition_is_always_correct(
 
 def test_the_share_of_correct_draws() -> None:
     def right(**setting: Any) -> float:
-        history = noisy_directions(
+        result = noisy_directions(
             {"study": {"draws": 20, **setting}, "run": {"seed": 3}}, None, "cpu"
         )
-        return float(history[-1]["right"])
+        return float(result.history[-1]["right"])
 
     assert Directions(groups=2).bound() == pytest.approx(math.sqrt(0.5))
     assert right(groups=3, noise=0.3) == 100.0
@@ -207,7 +207,7 @@ def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
     tables = experiment(
         model={"name": "logistic"}, method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 20}
     )
-    [row] = curves(tables, dealt(tables), "cpu")
+    [row] = curves(tables, dealt(tables), "cpu").history
     mean = sum((u**2 + (1 - u) ** 2) / 2 for u in SCORED_AT) / len(SCORED_AT)
     assert row["straight middle"] / row["straight"] == pytest.approx(0.25 / mean, rel=1e-4)
     # For a linear model the straight path is the best.
@@ -216,7 +216,7 @@ def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
 
 def test_a_path_without_training_steps_is_straight() -> None:
     tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 0})
-    [row] = curves(tables, dealt(tables), "cpu")
+    [row] = curves(tables, dealt(tables), "cpu").history
     assert (row["bent"], row["bent middle"]) == (row["straight"], row["straight middle"])
     with pytest.raises(fc.InvalidInputError, match=r"'fedavg'.*fedgmcc") as caught:
         curves(experiment(), dealt(experiment()), "cpu")

@@ -31,7 +31,7 @@ from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.reproduce.paper_metrics import History
+from fedclade.reproduce.panels import StudyResult
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment
 from fedclade.training.setup import module_for
@@ -50,7 +50,7 @@ class Round(NamedTuple):
     gradients: Tensor
 
 
-def separation(tables: Tables, clients: Clients | None, device: str) -> History:
+def separation(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """By round, for updates and for gradients: the gap g(α), whether it is above 0, and whether the
     best bipartition keeps every group together. The last two are 0 or 100, so that the mean over
     seeds is a percentage.
@@ -75,10 +75,10 @@ def separation(tables: Tables, clients: Clients | None, device: str) -> History:
                 f"right {name}": 100.0 * keeps_whole(similarity, groups),
             }
         rows.append(row)
-    return rows
+    return StudyResult(rows)
 
 
-def two_clients(tables: Tables, clients: Clients | None, device: str) -> History:
+def two_clients(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """By round: the cosine of the two clients' updates, and the lengths ‖mean Δθ‖ and max ‖Δθ_i‖ in
     percent of the longest update of the first three rounds (the scale of `CFL`).
     """
@@ -101,7 +101,9 @@ def two_clients(tables: Tables, clients: Clients | None, device: str) -> History
             }
         )
     scale = max(row["longest"] for row in rows[:WARM_UP]) / 100
-    return [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+    return StudyResult(
+        [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+    )
 
 
 def rounds(
@@ -198,7 +200,7 @@ class Directions:
         return gradients[groups] + self.noise * lengths[:, None] * noise, groups
 
 
-def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> History:
+def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """The percentage of draws of `Directions` in which the bipartition keeps every group
     together.
     """
@@ -208,4 +210,4 @@ def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> Hi
     for _ in range(setting.draws):
         gradients, groups = setting.draw(rng)
         right += keeps_whole(cosine(torch.from_numpy(gradients)).numpy(), groups)
-    return [{"round": 1, "right": 100 * right / setting.draws}]
+    return StudyResult([{"round": 1, "right": 100 * right / setting.draws}])

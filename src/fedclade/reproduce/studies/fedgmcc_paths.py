@@ -23,12 +23,12 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedgmcc import FedGMCC
-from fedclade.reproduce.paper_metrics import History
+from fedclade.reproduce.panels import StudyResult
 from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
 
-def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> History:
+def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> StudyResult:
     """The loss along the straight path and along the path with a learned bend: its mean over u and
     its value at u = ½, averaged over the pairs of clients 0 and 1, 2 and 3, …
 
@@ -73,7 +73,7 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
             strict=True,
         )
     )
-    return [{"round": 1, **numbers}]
+    return StudyResult([{"round": 1, **numbers}])
 
 
 def _in_percent(
