@@ -126,7 +126,7 @@ def reproduce(
 
 def _show(result: Outcome) -> None:
     from fedclade.reproduce.compare_to_paper import in_words
-    from fedclade.reproduce.markdown import number, signed, spread
+    from fedclade.reproduce.markdown import number, signed, sizes_in_words, spread
 
     for column, data in result.data.items():
         cells = [cell for cell in result.cells if cell.column == column]
@@ -158,6 +158,8 @@ def _show(result: Outcome) -> None:
                 cell.row, number(cell.paper), spread(cell), signed(cell.difference), in_words(cell)
             )
         out_console.print(cell_table)
+    for line in sizes_in_words(result):
+        out_console.print(line, markup=False)
     reasons = {
         cell.why: None
         for cell in result.cells

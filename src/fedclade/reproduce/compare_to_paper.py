@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.io.environment_info import environment_info
-from fedclade.reproduce.execute import Done, Plan
+from fedclade.reproduce.execute import Done, Plan, Sizes
 from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import measure
 from fedclade.reproduce.pictures import pictures
@@ -63,6 +63,8 @@ class Outcome:
     about: dict[str, str]
     seconds: float
     pictures: tuple[Picture, ...] = ()
+    # By column, the smallest and the largest value over its runs; see `execute.Sizes`.
+    sizes: dict[str, tuple[Sizes, Sizes]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         content = asdict(replace(self, pictures=()))
@@ -118,7 +120,22 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
             1,
         ),
         pictures(plan, done),
+        _sizes(done),
     )
+
+
+def _sizes(done: dict[tuple[str, str, int], Done]) -> dict[str, tuple[Sizes, Sizes]]:
+    by_column: dict[str, list[Sizes]] = {}
+    for (_, column, _), run in done.items():
+        if run.sizes is not None:
+            by_column.setdefault(column, []).append(run.sizes)
+    return {
+        column: (
+            Sizes(*map(min, zip(*sizes, strict=True))),
+            Sizes(*map(max, zip(*sizes, strict=True))),
+        )
+        for column, sizes in by_column.items()
+    }
 
 
 def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
@@ -174,7 +191,10 @@ def _until(done: Done, last: int | None) -> Done:
         return done
     history = [row for row in done.history if row["round"] <= last]
     return Done(
-        dict(history[-1]) if history and history[-1]["round"] == last else {}, history, done.panels
+        dict(history[-1]) if history and history[-1]["round"] == last else {},
+        history,
+        done.panels,
+        done.sizes,
     )
 
 

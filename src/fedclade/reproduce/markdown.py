@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fedclade.reproduce.compare_to_paper import Cell, Checked, Outcome, in_words
+from fedclade.reproduce.execute import Sizes
 from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import metric_text
 
@@ -74,7 +75,24 @@ def _head(outcome: Outcome) -> list[str]:
             ]
         elif data != names[0]:
             lines += ["", f"{column}: {data} in place of {names[0]}."]
-    return [*lines, *(part for note in outcome.notes for part in ("", note))]
+    notes = [*sizes_in_words(outcome), *outcome.notes]
+    return [*lines, *(part for note in notes for part in ("", note))]
+
+
+def sizes_in_words(outcome: Outcome) -> list[str]:
+    """The clients, their training samples and the probe samples: one line for the columns that
+    have the same.
+    """
+    columns: dict[str, list[str]] = {}
+    for column, (least, most) in outcome.sizes.items():
+        clients, samples, probe = (
+            f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+            for low, high in zip(least, most, strict=True)
+        )
+        apart = f"{probe} probe samples set apart" if most.probe else "no probe samples"
+        text = f"{clients} clients, {samples} training samples per client (median), {apart}."
+        columns.setdefault(text, []).append(column)
+    return [f"{'; '.join(names)}: {text}" for text, names in columns.items()]
 
 
 def _picture(picture: Picture, images: str) -> list[str]:
@@ -141,6 +159,10 @@ def from_json(content: dict[str, Any]) -> Outcome:
             "claims": claims,
             "wanted": wanted,
             "notes": tuple(content["notes"]),
+            "sizes": {
+                column: (Sizes(*least), Sizes(*most))
+                for column, (least, most) in content.get("sizes", {}).items()
+            },
             "pictures": tuple(map(Picture.from_json, content.get("pictures", ()))),
         }
     )

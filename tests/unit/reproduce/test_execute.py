@@ -195,6 +195,31 @@ def test_only_some_methods_and_columns(small: Table) -> None:
     assert caught.value.field == "--column"
 
 
+def test_probe_samples_are_set_apart_if_a_row_of_the_column_needs_them(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
+    flis = replace(small.rows[0], name="FLIS", method="flis_dc", paper={})
+    for rows, skip, probe in (
+        ((), (), 0),
+        ((flis,), (), 143),
+        ((flis,), ("digits", "variance"), 0),
+    ):
+        table = replace(
+            small, rows=(*small.rows, *(replace(row, skip=skip) for row in rows)), claims=()
+        )
+        folder = tmp_path / f"{len(rows)}-{len(skip)}"
+        result, started = done(table, folder, seeds=1, methods=("fedavg",))
+        assert {entry.row.name for entry in started} == {"FedAvg"}
+        least, most = result.sizes["digits"]
+        assert (least.clients, least.probe, most.probe) == (6, probe, probe)
+        assert least.samples == pytest.approx((1438 - probe) / 6, abs=3)
+        apart = "143 probe samples set apart" if probe else "no probe samples"
+        words = (
+            f"digits: 6 clients, {least.samples:,.0f} training samples per client (median), {apart}"
+        )
+        assert words in page(result)
+
+
 def test_measures_from_a_history() -> None:
     history = [
         {"round": 1, "bytes_up": 1_000_000, "bytes_down": 500_000, "clusters": 1},
