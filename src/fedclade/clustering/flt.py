@@ -1,5 +1,5 @@
-"""FLT: the 2-D embedding of all clients' cluster centers, the graph of related clients, and the
-known signature that is nearest to a new client.
+"""FLT: the embedding of all clients' cluster centers in a few dimensions, the graph of related
+clients, and the known signature that is nearest to a new client.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Points: TypeAlias = NDArray[np.floating[Any]]
 Counts: TypeAlias = NDArray[np.integer[Any]]
 Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
 
-DIMENSIONS = 2
+DIMENSIONS = 2  # u, by default
 NEIGHBORS = 15  # UMAP's default
 
 
@@ -40,6 +40,7 @@ def cluster_signatures(
     clusters: int | None,
     seed: int,
     graph: bool = True,
+    dim: int = DIMENSIONS,
 ) -> tuple[NDArray[np.int64], Related | None]:
     """FLT's groups: the centers of all clients are embedded together, and clients are grouped by
     their distances A in the embedding.
@@ -56,12 +57,13 @@ def cluster_signatures(
         clusters: if not None, the number of groups in Ward's tree of A; `cut` is then ignored.
         seed: the seed of UMAP.
         graph: whether to return the graph.
+        dim: u, the dimensions of the embedding.
 
     Returns:
         (M,) the group of each client; and the graph Ã (M, M), or None if there is no threshold or
         `graph` is False.
     """
-    points = embed_centers(centers, counts, manifold, seed)
+    points = embed_centers(centers, counts, manifold, seed, dim)
     if not graph and clusters is None and cut == "threshold" and distance == "min":
         # Only the components are needed. A spatial index finds them without the M × M matrix.
         real = np.arange(points.shape[1]) < counts[:, None]
@@ -82,7 +84,7 @@ def nearest_signature(
     centers: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
 ) -> NDArray[np.int64]:
     """(M,) the index of the known signature that is nearest to each signature. It compares the
-    centers, not their 2-D embeddings.
+    centers, not their embeddings in u dimensions.
 
     The known signatures are compared block by block, so no matrix of all pairs is formed.
 
@@ -119,7 +121,9 @@ def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[T
     return index == torch.arange(int(index.max()) + 1)[:, None], index
 
 
-def embed_centers(centers: Points, counts: Counts, manifold: Manifold, seed: int) -> Points:
+def embed_centers(
+    centers: Points, counts: Counts, manifold: Manifold, seed: int, dim: int = DIMENSIONS
+) -> Points:
     """Embed the real centers of all clients together: (M, k, e) -> (M, k, u), with zeros for the
     other centers.
 
@@ -128,16 +132,17 @@ def embed_centers(centers: Points, counts: Counts, manifold: Manifold, seed: int
         counts: (M,) their numbers of real centers.
         manifold: the embedding, see `embed`.
         seed: the seed of UMAP.
+        dim: u, the dimensions of the embedding.
     """
     real = np.arange(centers.shape[1]) < counts[:, None]
-    embedded = embed(centers[real], manifold, seed)
+    embedded = embed(centers[real], manifold, seed, dim)
     points = np.zeros((*real.shape, embedded.shape[1]))
     points[real] = embedded
     return points
 
 
-def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
-    """Embed points (n, d) in two dimensions (n, 2).
+def embed(points: Points, kind: Manifold = "umap", seed: int = 0, dim: int = DIMENSIONS) -> Points:
+    """Embed points (n, d) in u dimensions (n, u).
 
     If UMAP fails, PCA is used instead, with a warning. A neighbor graph with several components is
     not a failure: UMAP embeds them apart, as it should for well-separated groups.
@@ -146,16 +151,18 @@ def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
         points: (n, d) the points.
         kind: "umap" with UMAP's default parameters, "pca", or "none": the points unchanged.
         seed: the seed of UMAP.
+        dim: u.
     """
     if kind == "none":
         return points
     if kind == "pca":
-        return pca(points)
+        return pca(points, dim)
     # With at most twice as many points as neighbors, half of all points are neighbors of each
     # point: there is no local structure to preserve.
     if len(points) <= 2 * NEIGHBORS:
         return _pca_fallback(
             points,
+            dim,
             f"{len(points)} points are too few: with {NEIGHBORS} neighbors UMAP needs more than"
             f" {2 * NEIGHBORS}",
         )
@@ -166,34 +173,35 @@ def embed(points: Points, kind: Manifold = "umap", seed: int = 0) -> Points:
             # UMAP warns about threads and components of the graph; the result is checked below.
             warnings.simplefilter("ignore")
             embedded: Points = umap.UMAP(
-                n_neighbors=NEIGHBORS, n_components=DIMENSIONS, random_state=seed, n_jobs=1
+                n_neighbors=NEIGHBORS, n_components=dim, random_state=seed, n_jobs=1
             ).fit_transform(points)
     except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        return _pca_fallback(points, f"UMAP failed ({type(error).__name__}: {error})")
+        return _pca_fallback(points, dim, f"UMAP failed ({type(error).__name__}: {error})")
     finally:
         torch.set_num_threads(threads)  # numba changes the number for the whole process
     lost = int((~np.isfinite(embedded)).any(1).sum())
     if lost:
         return _pca_fallback(
             points,
+            dim,
             f"{lost} of {len(points)} points have no finite coordinates: they have no neighbors in"
             " UMAP's graph",
         )
     return embedded
 
 
-def pca(points: Points) -> Points:
-    """The first two principal components (n, 2) of points (n, d), with zeros for missing ones."""
+def pca(points: Points, dim: int = DIMENSIONS) -> Points:
+    """The first principal components (n, dim) of points (n, d), with zeros for missing ones."""
     x = torch.from_numpy(np.asarray(points, np.float64))
-    return np.asarray(principal_axes(x, DIMENSIONS).project(x).numpy())
+    return np.asarray(principal_axes(x, dim).project(x).numpy())
 
 
-def _pca_fallback(points: Points, reason: str) -> Points:
+def _pca_fallback(points: Points, dim: int, reason: str) -> Points:
     warnings.warn(
         FedcladeWarning(f"manifold = 'umap': {reason}. PCA is used instead.", "manifold"),
         stacklevel=3,
     )
-    return pca(points)
+    return pca(points, dim)
 
 
 def _umap() -> Any:

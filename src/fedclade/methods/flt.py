@@ -12,6 +12,7 @@ from torch import Tensor
 from fedclade.aggregation.mean import add_weighted_models, weighted_mean
 from fedclade.aggregation.server_optimizer import update_models
 from fedclade.clustering.flt import (
+    DIMENSIONS,
     Cut,
     Distance,
     Manifold,
@@ -56,7 +57,7 @@ class FLTState(CentroidState):
 @dataclass(frozen=True)
 class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     """Once, before training, each client embeds its data with an encoder G and sends the k centers
-    of the embeddings (k-means; e numbers each). The server embeds all centers in the plane,
+    of the embeddings (k-means; e numbers each). The server embeds all centers in u dimensions,
     computes the distance A_ij between the centers of clients i and j, and relates i and j, Ã_ij =
     1, if A_ij < γ. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; p_m is n_m / Σ n. A client
     that missed the one-off phase gets the relations of the known client nearest to it.
@@ -65,7 +66,8 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
         k: the number of centers of a client, or "auto".
         gamma: γ.
         distance: the distance of two sets of centers; "min" is the one printed in the paper.
-        manifold: how the centers are embedded in the plane.
+        manifold: how the centers are embedded.
+        manifold_dim: u, the dimensions of the embedding: 2 or 3 in the paper.
         cut: "threshold" uses γ. "gap" relates the members of a group: it cuts the tree of A
             (average linkage) at its widest gap.
         clusters: C, to relate the members of each of Ward's C groups; None to use `cut`.
@@ -105,6 +107,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     gamma: float = 1.0
     distance: Distance = "matching"
     manifold: Manifold = "umap"
+    manifold_dim: int = DIMENSIONS
     cut: Cut = "threshold"
     clusters: int | None = None
     aggregation: Literal["graph", "clusters"] = "graph"
@@ -126,6 +129,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             self.clusters,
             "must be at least 1, and cannot be used with cut = 'gap'",
         )
+        require_int("method.manifold_dim", self.manifold_dim, 1)
         require_int("method.fine_tune_epochs", self.fine_tune_epochs, 1)
         ok = self.signature_epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
         require(
@@ -248,7 +252,11 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
                 fold_in(key, "manifold") % 2**32,
             )
             groups, related = cluster_signatures(
-                centres.numpy(), counts.numpy(), *options, graph=self.aggregation == "graph"
+                centres.numpy(),
+                counts.numpy(),
+                *options,
+                graph=self.aggregation == "graph",
+                dim=self.manifold_dim,
             )
             cluster, (rows, row) = torch.from_numpy(groups), mixing_matrix(groups, related)
             models = {

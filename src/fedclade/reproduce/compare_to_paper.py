@@ -35,16 +35,20 @@ class Cell:
     difference: float | None
     mark: Mark
     why: str
+    imported: bool = False  # the paper's number comes from another protocol: it is not judged
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim in one column, or about one row: whether it holds, and the means it is based on."""
+    """A claim in one column, or about one row: whether it holds, the means it is based on, and how
+    far each may be below the one before.
+    """
 
     place: str
     rising: tuple[str, ...]
     means: tuple[float, ...]
     holds: bool
+    slack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,9 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
     # A quick run has a smaller federation, so it cannot be compared with the paper.
     difference = None if mean is None or paper is None or plan.options.quick else mean - paper
     mark: Mark = ""
-    if paper is not None and mean is None and not plan.options.quick:
+    if row.imported:
+        pass
+    elif paper is not None and mean is None and not plan.options.quick:
         mark = "not reached"
     elif difference is not None:
         far = abs(difference) > plan.table.tolerance_of(column)
@@ -167,6 +173,7 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
         difference,
         mark,
         row.reason(column.name),
+        row.imported,
     )
 
 
@@ -236,7 +243,7 @@ def _checked(
     if len(known) < len(values):
         return None
     holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
-    return Checked(place, claim.rising, known, holds)
+    return Checked(place, claim.rising, known, holds, claim.slack)
 
 
 def in_words(cell: Cell) -> str:

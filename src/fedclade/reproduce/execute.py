@@ -28,6 +28,7 @@ from fedclade.io.environment_info import environment_info
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
 from fedclade.methods.required_context import need_probe_samples
+from fedclade.reproduce.encoder_data import encoder_data
 from fedclade.reproduce.panels import Panel
 from fedclade.reproduce.paper_metrics import History, Numbers
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
@@ -397,7 +398,7 @@ def _encoder(entry: TableEntry, folder: Path, options: Options, samples: int | N
     file = folder / "encoders" / f"{name}-{epochs}.safetensors"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        data = load(name, options.data_root)
+        data = encoder_data(name, options.data_root)
         encoders.pretrain(
             data if samples is None else thinned(data, samples),
             file,

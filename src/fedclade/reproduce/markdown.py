@@ -10,6 +10,7 @@ from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import metric_text
 
 _DIGITS = 2
+IMPORTED = "\\* The paper took this number from another protocol: it is printed and not judged."
 
 
 def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
@@ -37,8 +38,12 @@ def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
         lines += [_line(cell, footnotes) for cell in cells]
         lines.append("")
     lines += [f"{number}. {text}" for text, number in footnotes.items()]
+    if any(cell.imported for cell in outcome.cells):
+        lines += ["", IMPORTED]
     if outcome.claims:
-        lines += ["", *(_claim(claim) for claim in outcome.claims)]
+        lines.append("")
+        for text, verdict in map(claim_in_words, outcome.claims):
+            lines.append(f"- {text}: **{verdict}**")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -107,18 +112,21 @@ def _line(cell: Cell, footnotes: dict[str, int]) -> str:
     note = ""
     if cell.why:
         note = f" [{footnotes.setdefault(cell.why, len(footnotes) + 1)}]"
-    name = cell.row if cell.paper is not None else f"*{cell.row}*"
+    star = "\\*" if cell.imported else ""
+    name = cell.row + star if cell.paper is not None else f"*{cell.row}*"
     return (
         f"| {name} | {number(cell.paper)} | {spread(cell)} | {len(cell.values)} |"
         f" {signed(cell.difference)} | {in_words(cell)}{note} |"
     )
 
 
-def _claim(claim: Checked) -> str:
+def claim_in_words(claim: Checked) -> tuple[str, str]:
+    """The claim with its numbers and its slack, and the verdict."""
     order = " ≤ ".join(
         f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True)
     )
-    return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
+    slack = f" (slack {claim.slack:g})" if claim.slack else ""
+    return f"{claim.place}: {order}{slack}", "holds" if claim.holds else "does not hold"
 
 
 def number(value: float | None) -> str:
@@ -148,7 +156,7 @@ def from_json(content: dict[str, Any]) -> Outcome:
     """Read an outcome that `Outcome.as_json` wrote."""
     cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in content["cells"])
     claims = tuple(
-        Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"])
+        Checked(**{**claim, "rising": tuple(claim["rising"]), "means": tuple(claim["means"])})
         for claim in content["claims"]
     )
     wanted = {column: tuple(names) for column, names in content["wanted"].items()}

@@ -24,6 +24,7 @@ part_of, columns: instead of all this, some columns of another table as their ow
 study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
     have no method, and a study that generates its data has the data set "synthetic".
 at: of a row, the round whose numbers it shows instead of the last.
+imported: of a row, whether the paper took its numbers from another protocol.
 formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
     `evaluate_cost`).
 """
@@ -69,7 +70,8 @@ class Column:
 class Row:
     """A method with its settings; `sets` has those for one column only. `encoder` has, by column,
     the data set on which FLT's encoder is trained. A row without a number of the paper is ours, for
-    comparison. With a `formula`, the paper's number is its value in this run, and ours must be
+    comparison. An `imported` number comes from another protocol than the paper's own: it is printed
+    and not judged. With a `formula`, the paper's number is its value in this run, and ours must be
     exactly that plus `besides`.
     """
 
@@ -82,6 +84,7 @@ class Row:
     encoder: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     at: int | None = None
+    imported: bool = False
     formula: str = ""
     besides: str = "0"
 

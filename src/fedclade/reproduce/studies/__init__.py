@@ -15,6 +15,8 @@ from typing import Any
 
 from fedclade.data.federated_dataset import Clients
 from fedclade.reproduce.panels import StudyResult
+from fedclade.reproduce.studies.cfl_toys import plane, toy
+from fedclade.reproduce.studies.cfl_tree import tree
 from fedclade.reproduce.studies.cfl_updates import noisy_directions, separation, two_clients
 from fedclade.reproduce.studies.fedgmcc_paths import curves
 
@@ -22,7 +24,10 @@ Study = Callable[[dict[str, dict[str, Any]], Clients | None, str], StudyResult]
 
 STUDIES: dict[str, Study] = {
     "cfl_directions": noisy_directions,
+    "cfl_plane": plane,
     "cfl_separation": separation,
+    "cfl_toy": toy,
+    "cfl_tree": tree,
     "cfl_two_clients": two_clients,
     "fedgmcc_curves": curves,
 }

@@ -439,6 +439,15 @@ def test_label_clusters_disjoint() -> None:
     assert [labels_of_test(clients, client) for client in range(11)] == sets
 
 
+def test_label_clusters_of_consecutive_classes() -> None:
+    for seed in (0, 1):
+        scheme = LabelClusters(2, 5, shuffle=False)
+        clients = partition(toy(classes=10, each=20), scheme, 2, seed=seed, probe=0)
+        own = [set(clients.y[rows].tolist()) for rows in clients.train]
+        assert own == [{0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}]
+        assert clients.sizes.tolist() == [100, 100]  # all samples of the classes
+
+
 def test_label_clusters_in_a_ring() -> None:
     clients = partition(toy(classes=10, each=20), LabelClusters(5, 3, overlap=1), 5, probe=0)
     sets = [set(labels(clients, client)) for client in range(5)]
@@ -450,6 +459,22 @@ def test_label_clusters_in_a_ring() -> None:
     assert clients.sizes.tolist() == [40] * 5
     assert len(set(clients.train.index.tolist())) == 200
     assert clients.test.sizes.tolist() == [15] * 5
+
+
+def test_clusters_may_reuse_the_samples_of_a_class_that_they_share() -> None:
+    """As in the experiments of FLT's authors: a client has equally many samples of each class."""
+    data, ring = toy(classes=10, each=20), LabelClusters(5, 3, overlap=1, samples=30, reuse=True)
+    clients = partition(data, ring, 10, probe=0)
+    counts = clients.describe().counts
+    assert counts is not None
+    assert sorted(counts[0].tolist()) == [0] * 7 + [10] * 3
+    rows = [set(clients.train[client].tolist()) for client in range(10)]
+    shared = rows[0] & rows[2]  # client 0 of the first cluster and of the next one
+    assert {int(data.y_train[row]) for row in shared} == set(labels(clients, 0)) & set(
+        labels(clients, 2)
+    )
+    assert len(shared) == 10
+    assert not rows[0] & rows[1]  # two clients of one cluster
 
 
 def test_label_clusters_with_a_number_of_samples() -> None:
@@ -623,7 +648,8 @@ def test_every_scheme_has_a_name_and_records_its_settings() -> None:
     assert list(PARTITIONS) == [*names.split(), "feature_clusters", "flipped_id"]
     assert all(scheme.name == name for name, scheme in PARTITIONS.items())
     clients = partition(toy(), LabelClusters(2, 2), 4, seed=5, probe=None)
-    assert clients.origin == {"clusters": 2, "classes": 2, "overlap": 0, "seed": 5, "probe": 4}
+    settings = {"clusters": 2, "classes": 2, "overlap": 0, "shuffle": True, "reuse": False}
+    assert clients.origin == {**settings, "seed": 5, "probe": 4}
 
 
 class ByNumber:
