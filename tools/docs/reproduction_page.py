@@ -1,5 +1,5 @@
 """docs/reproduction.md and docs/images/papers/ from results/papers/: the papers' tables and figures
-as they were measured.
+as they were measured. README.md gets the number of measured cells.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
@@ -9,6 +9,7 @@ A file of results/papers/ is the table.json that `fedclade reproduce TABLE` writ
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from fedclade.io.compact_json import read_results
@@ -19,6 +20,7 @@ from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.spec import tables
 
 ROOT = Path(__file__).resolve().parents[2]
+DEFAULT, README = ROOT / "docs" / "reproduction.md", ROOT / "README.md"
 RESULTS = ROOT / "results" / "papers"
 IMAGES = "images/papers/"  # relative to the page
 FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
@@ -84,10 +86,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reproduction.md")
+    parser.add_argument("--out", type=Path, default=DEFAULT)
     out: Path = parser.parse_args().out
     results = outcomes()
     out.write_text(written(results))
+    if out == DEFAULT:
+        count_in_readme = r"\d+ of \d+(?= cells with a number)"
+        README.write_text(re.sub(count_in_readme, str(total(results)), README.read_text()))
     folder = out.parent / IMAGES
     pictures = [picture for outcome in results for picture in outcome.pictures]
     drawn = {path for picture in pictures for path in draw(picture, folder, ("svg",))}

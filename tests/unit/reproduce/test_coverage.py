@@ -25,7 +25,6 @@ IN_THE_PAPERS = {  # figures and tables
 OPEN = {
     *(("flt", f"Figure {number}") for number in (2, 3, 11, 12)),
     ("flt_w", "Figure 2"),
-    ("fedgmcc", "Figure 3"),
 }
 
 SMALL: dict[str, Any] = {
