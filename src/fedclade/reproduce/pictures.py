@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
 from fedclade.reproduce.execute import Done, Plan
 from fedclade.reproduce.panels import Panel, Picture, Series
-from fedclade.reproduce.paper_metrics import metric_text
+from fedclade.reproduce.paper_metrics import measure, metric_text
 from fedclade.reproduce.spec import Column, PictureSpec
 
 _MAX_POINTS = 60  # of a line
@@ -25,18 +26,15 @@ def pictures(plan: Plan, done: Finished) -> tuple[Picture, ...]:
         done: the finished entries, by row, column and seed.
     """
     found = []
+    makers = {"curves": _curves, "rows": _over_rows, "study": _study}
     for spec in plan.table.pictures:
         columns = [
             column
             for column in plan.table.columns
-            if column.like is None and (not spec.columns or column.name in spec.columns)
+            if (spec.kind == "rows" or column.like is None)
+            and (not spec.columns or column.name in spec.columns)
         ]
-        panels = (
-            _curves(plan, done, spec, columns)
-            if spec.kind == "curves"
-            else _study(plan, done, spec, columns)
-        )
-        if panels:
+        if panels := makers[spec.kind](plan, done, spec, columns):
             file = "-".join(filter(None, (plan.table.name, spec.name)))
             found.append(Picture(file, spec.title, spec.reading, tuple(panels)))
     return tuple(found)
@@ -74,6 +72,35 @@ def _curves(plan: Plan, done: Finished, spec: PictureSpec, columns: list[Column]
     return panels
 
 
+def _over_rows(plan: Plan, done: Finished, spec: PictureSpec, columns: list[Column]) -> list[Panel]:
+    """One panel for each data set, with a line for each column. x is the number in the name of a
+    row, such as 0.3 in "β=0.3"; rows without a number are left out.
+    """
+    rows = [
+        (row.name, match[1], float(match[2]))
+        for row in plan.table.rows
+        if (not spec.rows or row.name in spec.rows)
+        and (match := re.fullmatch(r"(.*)=([\d.]+)", row.name))
+    ]
+    by_data: dict[str, list[Series]] = {}
+    for column in columns:
+        source, metric = plan.table.settings_of(column).name, plan.table.metric_of(column)
+        points = []
+        for row, _, x in rows:
+            runs = [run for (name, place, _), run in done.items() if (name, place) == (row, source)]
+            values = [measure(metric, run.summary, run.history) for run in runs]
+            known = [value for value in values if value is not None]
+            if known:
+                points.append((x, statistics.fmean(known), min(known), max(known)))
+        data = plan.data.get(column.name)
+        if points and data is not None:
+            numbers, mean, low, high = zip(*sorted(points), strict=True)
+            by_data.setdefault(data, []).append(Series(column.name, numbers, mean, low, high))
+    label = rows[0][1] if rows else ""
+    text = metric_text(plan.table.metric_of(columns[0])) if columns else ""
+    return [Panel(data, "lines", label, text, tuple(series)) for data, series in by_data.items()]
+
+
 def _line(name: str, metric: str, runs: list[Done]) -> Series | None:
     """The mean over seeds of each round that has a number, with the lowest and the highest; None
     if there is no number.
@@ -102,13 +129,25 @@ def _line(name: str, metric: str, runs: list[Done]) -> Series | None:
 
 
 def _study(plan: Plan, done: Finished, spec: PictureSpec, columns: list[Column]) -> list[Panel]:
-    """The panels of the first seed of each run, with the row's name if there are several runs."""
+    """The panels of the first seed of each run, with the row's name if there are several runs. With
+    `series`, one panel with the series of this name of all runs, each named after its row.
+    """
     by_run = [
         (name, runs[0].panels)
         for column in columns
         for name, runs in _runs(plan, done, spec, column).values()
         if runs[0].panels
     ]
+    if spec.series:
+        first = by_run[0][1][0] if by_run else None
+        series = tuple(
+            replace(line, name=name)
+            for name, panels in by_run
+            for panel in panels
+            for line in panel.series
+            if line.name == spec.series
+        )
+        return [replace(first, title=spec.series, series=series)] if first and series else []
     return [
         panel if len(by_run) == 1 else replace(panel, title=f"{name}: {panel.title}")
         for name, panels in by_run

@@ -13,9 +13,11 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
     difference.
 [[claims]]: rows in rising order, for a claim in the paper's text.
 [[pictures]]: name: of the file, if there are several; title; kind: "curves", a metric of the rounds
-    with one panel per column, one line per row and a band from the lowest to the highest seed, or
-    "study", the panels that a study returns for its first seed; metric; columns, rows: empty for
-    all; reading: what the paper's figure shows, in our words.
+    with one panel per column, one line per row and a band from the lowest to the highest seed,
+    "rows", the cells over the numbers in the rows' names ("β=0.3") with one panel per data set and
+    one line per column, or "study", the panels that a study returns for its first seed; metric;
+    columns, rows: empty for all; series: of a study, the one series to show, with the lines of all
+    rows in one panel; reading: what the paper's figure shows, in our words.
 
 repeats: the name of another table that has the same cells; they count once.
 part_of, columns: instead of all this, some columns of another table as their own table.
@@ -131,12 +133,13 @@ class PictureSpec:
     """A picture of the table. The keys are described at the top of this module."""
 
     title: str
-    kind: Literal["curves", "study"]
+    kind: Literal["curves", "rows", "study"]
     reading: str
     name: str = ""
     metric: str = "accuracy"
     columns: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
+    series: str = ""
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -113,6 +113,38 @@ def test_the_panels_of_a_study_are_those_of_its_first_seed(
         assert math.isnan(drawn.panels[0].series[0].y[1])
 
 
+def test_cells_are_drawn_over_the_numbers_of_the_rows() -> None:
+    rows = [{"name": name, "method": "fedavg"} for name in ("β=0.5", "β=0", "FedAvg")]
+    picture = {"title": "P", "kind": "rows", "reading": "R."}
+    planned = plan(table(rows=rows, pictures=[picture]), Options())
+    done = {
+        ("β=0.5", "digits", 0): Done({"accuracy": 70.0, "accuracy_variance": 4.0}, []),
+        ("β=0.5", "digits", 1): Done({"accuracy": 80.0, "accuracy_variance": 6.0}, []),
+        ("β=0", "digits", 0): Done({"accuracy": 60.0, "accuracy_variance": 3.0}, []),
+        ("FedAvg", "digits", 0): Done({"accuracy": 10.0, "accuracy_variance": 1.0}, []),
+    }
+    [drawn] = pictures(planned, done)
+    [panel] = drawn.panels
+    assert (panel.title, panel.x_label, panel.y_label) == ("digits", "β", "accuracy, %")
+    assert panel.series == (
+        Series("digits", (0.0, 0.5), (60.0, 75.0), (60.0, 70.0), (60.0, 80.0)),
+        Series("variance", (0.0, 0.5), (3.0, 5.0), (3.0, 4.0), (3.0, 6.0)),
+    )
+
+
+def test_one_series_of_a_study_in_all_rows_is_one_panel() -> None:
+    two = replace(KINDS[0], series=(Series("a", (1,), (2,)), Series("b", (1,), (3,))))
+    picture = {"title": "P", "kind": "study", "reading": "R.", "series": "b"}
+    rows = [{"name": name, "set": [f"run.x={name}"]} for name in ("1", "2", "3")]
+    columns = [{"name": "c", "data": ["synthetic"]}]
+    setting = {"rows": rows, "columns": columns, "pictures": [{**picture, "rows": ["1", "3"]}]}
+    planned = plan(table(study="cfl_directions", **setting), Options())
+    done = {(name, "c", 0): Done({}, [], (two,)) for name in ("1", "2", "3")}
+    [drawn] = pictures(planned, done)
+    [panel] = drawn.panels
+    assert panel.series == (Series("1", (1,), (3,)), Series("3", (1,), (3,)))
+
+
 def test_pictures_need_what_they_show() -> None:
     with pytest.raises(ValidationError, match="no study"):
         table(pictures=[{"title": "P", "kind": "study", "reading": "R."}])

@@ -25,6 +25,7 @@ from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Options, TableEntry, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import SYNTHETIC, Table, tables
+from fedclade.reproduce.studies import fedgmcc_paths
 from fedclade.reproduce.studies.cfl_toys import Plane, Toy
 from fedclade.reproduce.studies.cfl_updates import (
     Directions,
@@ -215,6 +216,37 @@ def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
     assert row["straight middle"] / row["straight"] == pytest.approx(0.25 / mean, rel=1e-4)
     # For a linear model the straight path is the best.
     assert row["bent"] >= row["straight"] * (1 - 1e-4)
+
+
+def test_a_path_is_drawn_over_u_with_its_spread_over_pairs() -> None:
+    tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 5})
+    result = curves(tables, dealt(tables), "cpu")
+    [row], [panel] = result.history, result.panels
+    straight, bent = panel.series
+    assert (straight.name, bent.name, panel.x_label) == ("straight", "bent", "u")
+    assert straight.x[0] == 0
+    assert straight.x[10] == 0.5
+    assert straight.x[20] == 1
+    assert straight.y[10] == pytest.approx(row["straight middle"])
+    assert bent.y[10] == pytest.approx(row["bent middle"])
+    # The bend has no effect at the ends.
+    assert (bent.y[0], bent.y[20]) == pytest.approx((straight.y[0], straight.y[20]))
+    assert straight.low is not None
+    assert straight.high is not None
+    assert all(
+        low < mean < high
+        for low, mean, high in zip(straight.low, straight.y, straight.high, strict=True)
+    )
+
+
+def test_pairs_are_of_different_groups_if_groups_are_known() -> None:
+    clients = dealt(experiment())
+    assert clients.groups is not None
+    pairs = fedgmcc_paths._pairs(clients)
+    assert clients.groups[pairs].tolist() == [[0, 1]] * 3
+    assert len(pairs.unique()) == 6
+    plain = dealt(experiment(partition={"name": "dirichlet", "clients": 5}))
+    assert fedgmcc_paths._pairs(plain).tolist() == [[0, 1], [2, 3]]
 
 
 def test_a_path_without_training_steps_is_straight() -> None:

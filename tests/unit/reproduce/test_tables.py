@@ -34,6 +34,7 @@ SUMMARY = (
     "train_accuracy",
     "train_accuracy_variance",
     "perplexity",
+    "loss",
     "clusters",
     "ari",
     "bytes",

@@ -326,6 +326,29 @@ def test_dirichlet_repairs_to_the_smallest_size() -> None:
     )
 
 
+def test_balanced_dirichlet_gives_nothing_more_to_full_clients() -> None:
+    data = toy(classes=10, each=100)
+    for seed in range(5):
+        clients = partition(data, Dirichlet(0.05, balanced=True), 20, seed=seed)
+        counts = clients.describe().counts
+        assert counts is not None
+        before = counts.cumsum(1) - counts  # classes are divided in their order
+        full = float(counts.sum()) / 20
+        assert counts[before >= full].sum() == 0
+        assert (before >= full).any()
+        assert int(clients.sizes.sum()) == int(counts.sum()) == 900  # all but the probe
+
+
+def test_balanced_dirichlet_repeats_draws_until_the_smallest_size() -> None:
+    data = toy(classes=10, each=100)
+    smallest = [
+        int(partition(data, Dirichlet(0.1, min_size=5, balanced=True), 20, seed=seed).sizes.min())
+        for seed in range(10)
+    ]
+    assert min(smallest) >= 5
+    assert max(smallest) > 5  # a repaired draw has exactly the smallest size
+
+
 def test_pathological() -> None:
     clients = partition(toy(classes=5, each=40), Pathological(2), 10, probe=None)
     counts = clients.describe().counts

@@ -61,6 +61,7 @@ def numbers_of(error: InvalidInputError) -> list[float]:
         (lambda: Dirichlet(float("inf")), "alpha", float("inf")),
         (lambda: Dirichlet("0.5"), "alpha", "0.5"),  # type: ignore[arg-type]
         (lambda: Dirichlet(min_size=0), "min_size", 0),
+        (lambda: Dirichlet(balanced=1), "balanced", 1),  # type: ignore[arg-type]
         (lambda: QuantitySkew(0.0), "alpha", 0.0),
         (lambda: Pathological(0), "classes_per_client", 0),
         (lambda: Pathological(1.5), "classes_per_client", 1.5),  # type: ignore[arg-type]

@@ -138,7 +138,8 @@ def iid(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
 
 def dirichlet(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
     clients = clients_from(draw, 1, rest.samples)
-    return Dirichlet(draw(alphas), draw(st.integers(1, min(3, rest.samples // clients)))), clients
+    least = draw(st.integers(1, min(3, rest.samples // clients)))
+    return Dirichlet(draw(alphas), least, draw(st.booleans())), clients
 
 
 def quantity_skew(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
