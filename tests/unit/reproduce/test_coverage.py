@@ -23,8 +23,6 @@ IN_THE_PAPERS = {  # figures and tables
 }
 # Items that are neither set up nor explained yet.
 OPEN = {
-    *(("flt", f"Figure {number}") for number in (2, 3, 11, 12)),
-    ("flt_w", "Figure 2"),
     ("fedgmcc", "Figure 3"),
 }
 
