@@ -18,6 +18,7 @@ FOLDER has cifar10.npz and cifar100.npz.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import tempfile
 import time
@@ -268,7 +269,9 @@ def main() -> None:
     args = parser.parse_args()
     args.device = pick_device(args.device).type
     settings = tuple(s for s in SETTINGS if not args.settings or s.name in args.settings)
-    content: dict[str, Any] = {"about": environment_info(args.device), "clients": args.clients}
+    # The parts may be measured one after the other.
+    content: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    content |= {"about": environment_info(args.device), "clients": args.clients}
     for part in args.parts:
         begin = time.perf_counter()
         content[part] = relations(args, settings) if part == "relations" else accuracy(args)

@@ -38,6 +38,7 @@ from fedclade.training.callbacks import OnRound
 from fedclade.training.experiment_file import Experiment
 
 ENCODER_EPOCHS = 5
+QUICK_ENCODER_SAMPLES = 1000  # with --quick, if the table does not thin its data
 
 
 @dataclass(frozen=True)
@@ -399,10 +400,7 @@ def _encoder(entry: TableEntry, folder: Path, options: Options, samples: int | N
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         data = encoder_data(name, options.data_root)
-        encoders.pretrain(
-            data if samples is None else thinned(data, samples),
-            file,
-            epochs=epochs,
-            device=options.device,
-        )
+        if options.quick:
+            data = thinned(data, samples or QUICK_ENCODER_SAMPLES)
+        encoders.pretrain(data, file, epochs=epochs, device=options.device)
     return file.resolve()

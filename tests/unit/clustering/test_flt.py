@@ -17,9 +17,11 @@ from fedclade.clustering.flt import (
     cluster_signatures,
     embed,
     embed_centers,
+    extend_mixing,
     mixing_matrix,
     nearest_signature,
     pca,
+    relate_newcomers,
 )
 from fedclade.clustering.set_distances import distances
 from fedclade.core import pca as pca_module
@@ -275,3 +277,52 @@ def test_umap_leaves_torchs_threads_as_they_were() -> None:
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(before)
+
+
+# --- newcomers
+
+
+def test_newcomers_join_the_nearest_group_or_open_one() -> None:
+    """Known clients at 0 and 5, in groups 0 and 1. The newcomer at 0.6 joins the first; the one at
+    1.4 is near to it only, and joins through it; those at 9 and 9.5 open a group.
+    """
+    centers, counts = lines(0.0, 5.0, 0.6, 1.4, 9.0, 9.5)
+    is_new = np.array([False, False, True, True, True, True])
+    groups = np.array([0, 1, -1, -1, -1, -1])
+    joined, related, nearest = relate_newcomers(
+        centers, counts, is_new, groups, "none", "matching", 1.0, 0
+    )
+    assert joined.tolist() == [0, 0, 2, 2]
+    assert related.astype(int).tolist() == [
+        [1, 0, 1, 1, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 1],
+        [0, 0, 0, 0, 1, 1],
+    ]
+    assert nearest.tolist() == [0, 0, 1, 1]
+
+
+def test_without_a_threshold_newcomers_join_the_nearest_group_and_its_members() -> None:
+    centers, counts = lines(0.0, 5.0, 3.0, 40.0)
+    is_new = np.array([False, False, True, True])
+    groups = np.array([0, 1, -1, -1])
+    joined, related, _ = relate_newcomers(
+        centers, counts, is_new, groups, "none", "matching", None, 0
+    )
+    assert joined.tolist() == [1, 1]
+    assert related.astype(int).tolist() == [[0, 1, 1, 1], [0, 1, 1, 1]]
+
+
+def test_rows_of_known_clients_split_if_a_newcomer_relates_to_one_of_them() -> None:
+    """Clients 0 and 1 share a row; client 2 is new and related to client 1 only."""
+    mixing = torch.tensor([[True, True, False]])
+    rows, index, parent = extend_mixing(
+        mixing,
+        torch.tensor([0, 0, -1]),
+        torch.arange(3),
+        torch.tensor([False, False, True]),
+        torch.tensor([[False, True, True]]),
+        torch.tensor([1]),
+    )
+    assert rows[index].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    assert parent.tolist() == [0, 0, 0]

@@ -22,10 +22,7 @@ IN_THE_PAPERS = {  # figures and tables
     "cfl": (12, 0),
 }
 # Items that are neither set up nor explained yet.
-OPEN = {
-    *(("flt", f"Figure {number}") for number in (2, 3, 11, 12)),
-    ("flt_w", "Figure 2"),
-}
+OPEN: set[tuple[str, str]] = set()
 
 SMALL: dict[str, Any] = {
     "name": "small",

@@ -19,6 +19,7 @@ from fedclade.reproduce.studies.cfl_toys import plane, toy
 from fedclade.reproduce.studies.cfl_tree import tree
 from fedclade.reproduce.studies.cfl_updates import noisy_directions, separation, two_clients
 from fedclade.reproduce.studies.fedgmcc_paths import curves
+from fedclade.reproduce.studies.flt_relations import relations
 
 Study = Callable[[dict[str, dict[str, Any]], Clients | None, str], StudyResult]
 
@@ -30,4 +31,5 @@ STUDIES: dict[str, Study] = {
     "cfl_tree": tree,
     "cfl_two_clients": two_clients,
     "fedgmcc_curves": curves,
+    "flt_relations": relations,
 }
