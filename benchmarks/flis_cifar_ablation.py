@@ -149,9 +149,8 @@ def measure(name: str, seed: int, rounds: int, root: str | None, device: str) ->
     variant = VARIANTS[name]
     data = load("cifar10", root)
     if variant.normalized:
-        data = replace(
-            data, x_train=normalize(data.x_train, data), x_test=normalize(data.x_test, data)
-        )
+        train, test = (one_tensor(x, "this script", "data") for x in (data.x_train, data.x_test))
+        data = replace(data, x_train=normalize(train, train), x_test=normalize(test, train))
     scheme = (AllTests if variant.all_tests else Pathological)(2)
     clients = partition(data, scheme, 100, seed=seed, probe=2500)
     if variant.crops:
@@ -181,7 +180,7 @@ def measure(name: str, seed: int, rounds: int, root: str | None, device: str) ->
     )
     if result.profile is not None:
         print(result.profile, flush=True)
-    tuned = [row["accuracy_tuned"] for row in result.history if row.get("accuracy_tuned")]
+    tuned = [row["accuracy_tuned"] or 0.0 for row in result.history if "accuracy_tuned" in row]
     return {
         "variant": name,
         "seed": seed,
