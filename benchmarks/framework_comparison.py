@@ -1,7 +1,7 @@
 """fedclade and other frameworks: seconds per round of the same job, measured in turns.
 
 python benchmarks/framework_comparison.py [--rounds 40] [--repeats 5] [--cores 0,1] [--skip-flower]
-[--out results/speed/framework_comparison_cpu.json]
+[--only pfl …] [--out results/speed/framework_comparison_cpu.json]
 
 The job: 100 clients of 200 samples of 784 numbers, 62 classes, MLP 784-200-62, FedAvg with 20
 clients a round, batch 10, learning rate 0.01, one epoch of plain SGD. All frameworks have the same
@@ -301,6 +301,7 @@ def main() -> None:
         help="one; two for all sections",
     )
     parser.add_argument("--skip-flower", action="store_true")
+    parser.add_argument("--only", nargs="+", help="fedclade and these frameworks; all by default")
     parser.add_argument(
         "--out",
         type=Path,
@@ -329,6 +330,15 @@ def main() -> None:
                 ours,
                 Framework("Flower simulation", "flower_worker.py", two, "flower"),
             ]
+    if args.only:
+        wanted = {"fedclade", *args.only}
+        sections = {
+            title: [framework for framework in frameworks if framework.name in wanted]
+            for title, frameworks in sections.items()
+        }
+        unknown = wanted - {each.name for section in sections.values() for each in section}
+        if unknown:
+            parser.error(f"--only: no framework of these sections is named {sorted(unknown)}")
     WORK.mkdir(parents=True, exist_ok=True)
     write_job(WARM_UP + args.rounds + 1)
     with np.load(JOB) as file:

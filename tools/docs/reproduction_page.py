@@ -13,6 +13,7 @@ from pathlib import Path
 
 from fedclade.io.compact_json import read_results
 from fedclade.reproduce.compare_to_paper import Outcome
+from fedclade.reproduce.coverage import PAPERS, count, paper_items, total
 from fedclade.reproduce.draw import draw
 from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.spec import tables
@@ -28,7 +29,6 @@ ABOUT = """# The papers, reproduced
 not have them. "within" means within the tolerance of the table. A table's file in
 src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the unweighted mean over
 all clients, each on its own test data.
-
 """
 
 
@@ -40,23 +40,37 @@ def outcomes() -> list[Outcome]:
 
 
 def written(outcomes: list[Outcome]) -> str:
-    contents = [f"- [{outcome.title}](#{_anchor(outcome.title)})" for outcome in outcomes]
-    missing = [
-        f"- {table.title} (`fedclade reproduce {name}`)"
-        for name, table in tables().items()
-        if name not in {o.table for o in outcomes}
+    by_name = {outcome.table: outcome for outcome in outcomes}
+    lines = [
+        "",
+        f"**{total(outcomes)} cells with a number in a paper are measured**; without the accuracies"
+        f" on training data, {total(outcomes, '^(?!train_)')}. A table of the workshop version that"
+        " repeats cells of another table does not count. The list has every table and figure of the"
+        " papers; in brackets: measured cells.",
+        "",
+        "| | reproduced here |",
+        "| --- | --- |",
     ]
-    later = (
-        ["", "Not yet measured at full size; each runs with `--quick`:", "", *missing]
-        if missing
-        else []
-    )
+    for item in paper_items():
+        places = [_place(name, by_name.get(name)) for name in item.found()]
+        text = "<br>".join(places) or f"Cannot be had here: {item.reason or 'not set up yet'}."
+        lines.append(f"| {PAPERS[item.paper]}, {item.name} | {text} |")
     return (
         ABOUT
-        + "\n".join([*contents, *later, ""])
+        + "\n".join([*lines, ""])
         + "\n"
         + "\n".join(page(outcome, 2, IMAGES) for outcome in outcomes)
     )
+
+
+def _place(name: str, outcome: Outcome | None) -> str:
+    """A link to the table on this page, or the command that makes it."""
+    table = tables()[name]
+    cells = count(table, outcome)
+    numbers = f" ({cells})" if cells.total else ""
+    if outcome is None:
+        return f"{table.title}{numbers}: not yet measured, `fedclade reproduce {name}`"
+    return f"[{outcome.title}](#{_anchor(outcome.title)}){numbers}"
 
 
 def _anchor(title: str) -> str:

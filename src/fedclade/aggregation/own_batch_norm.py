@@ -14,14 +14,13 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
+from fedclade.aggregation.federation_view import FederationView
 from fedclade.core.federation import (
     OWN_BATCH_NORM,
-    Aggregator,
     ClientResults,
     Federation,
     ModelAssignment,
     SegmentSum,
-    ServerUpdate,
 )
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.program import (
@@ -80,7 +79,7 @@ class OwnBatchNorm:
 
 
 @dataclass(frozen=True)
-class OwnBatchNormFederation:
+class OwnBatchNormFederation(FederationView):
     """A federation in which clients keep their BatchNorm layers.
 
     Args:
@@ -88,20 +87,7 @@ class OwnBatchNormFederation:
         own: the layers.
     """
 
-    federation: Federation
     own: OwnBatchNorm
-
-    @property
-    def aggregator(self) -> Aggregator:
-        return self.federation.aggregator
-
-    @property
-    def server_update(self) -> ServerUpdate:
-        return self.federation.server_update
-
-    @property
-    def sizes(self) -> Tensor:
-        return self.federation.sizes
 
     def map(
         self,
@@ -113,7 +99,7 @@ class OwnBatchNormFederation:
         key: int,
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
-        return self.federation.map(
+        return super().map(
             keep_batch_norm(program, self.own.names, self.own.received(broadcast, per_client)),
             ids,
             broadcast=broadcast,

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedclade.aggregation.federation_view import FederationView
 from fedclade.aggregation.robust import robust_sums
 from fedclade.core.federation import (
     Aggregator,
     ClientResults,
-    Federation,
     ModelAssignment,
     SegmentSum,
-    ServerUpdate,
     contribution_matrix,
 )
 from fedclade.core.program import AnyProgram
@@ -22,25 +21,20 @@ from fedclade.core.pytree import Tree
 
 
 @dataclass(frozen=True)
-class RobustFederation:
+class RobustFederation(FederationView):
     """Computes robust sums of the models. Unlike the mean, it needs the model of each client.
     Secure aggregation is not possible, and all models of a cohort are in memory.
 
     Args:
         federation: the clients.
-        aggregator: the robust mean to use instead of the mean.
+        robust_mean: the aggregator to use instead of the mean.
     """
 
-    federation: Federation
-    aggregator: Aggregator
+    robust_mean: Aggregator
 
     @property
-    def sizes(self) -> Tensor:
-        return self.federation.sizes
-
-    @property
-    def server_update(self) -> ServerUpdate:
-        return self.federation.server_update
+    def aggregator(self) -> Aggregator:
+        return self.robust_mean
 
     def map(
         self,
@@ -53,12 +47,10 @@ class RobustFederation:
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
         if reduce is None or not reduce.robust_ok:
-            return self.federation.map(
+            return super().map(
                 program, ids, broadcast=broadcast, per_client=per_client, key=key, reduce=reduce
             )
-        results = self.federation.map(
-            program, ids, broadcast=broadcast, per_client=per_client, key=key
-        )
+        results = super().map(program, ids, broadcast=broadcast, per_client=per_client, key=key)
         if not len(results.ids):
             return replace(
                 results, total_weight=torch.zeros(reduce.num_segments, dtype=torch.float64)

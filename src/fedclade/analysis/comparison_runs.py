@@ -24,6 +24,7 @@ _AVERAGED = (
     "accuracy_stderr",
     "accuracy_variance",
     "accuracy_worst10",
+    "loss",
     "ari",
     "clusters",
     "bytes_up",

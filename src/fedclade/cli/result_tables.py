@@ -30,6 +30,8 @@ def show_result(result: Result) -> None:
         rows.append(
             ("accuracy", f"{_accuracy(summary)} (worst tenth {summary['accuracy_worst10']:.2f} %)")
         )
+    elif summary.get("loss") is not None:
+        rows.append(("loss", f"{summary['loss']:.4f}"))
     if summary.get("accuracy_tuned") is not None:
         rows.append(("after fine-tuning", f"{summary['accuracy_tuned']:.2f} %"))
     for name in ("validation_accuracy", "validation_loss"):
@@ -65,7 +67,9 @@ def show_result(result: Result) -> None:
 def show_comparison(rows: list[dict[str, Any]]) -> None:
     from fedclade.training.metrics import own_names
 
-    several = any(row["seeds"] > 1 for row in rows)
+    # Targets that are numbers have no accuracy.
+    has_accuracy = any(row["accuracy"] is not None for row in rows)
+    several = has_accuracy and any(row["seeds"] > 1 for row in rows)
     # Columns that only some runs have: the loss on validation data and the user's metrics.
     names = dict.fromkeys(name for row in rows for name in own_names(row))
     if any("validation_loss" in row for row in rows):
@@ -77,11 +81,10 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     )
     headings = [
         "method",
-        "accuracy %",
+        "accuracy %" if has_accuracy else "loss",
         *(["seeds"] if several else []),
         *more,
-        "var.",
-        "worst10",
+        *(["var.", "worst10"] if has_accuracy else []),
         "groups",
         "ARI",
         "up",
@@ -93,11 +96,11 @@ def show_comparison(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(
             row["method"],
-            _accuracy(row).removesuffix(" %"),
+            _accuracy(row).removesuffix(" %") if has_accuracy else _number(row["loss"], 4),
             *([f"± {_number(row['accuracy_std'], 2)}"] if several else []),
             *(_number(row.get(name), 4) for name in more.values()),
-            _number(row["accuracy_variance"], 1),
-            _number(row["accuracy_worst10"], 2),
+            *([_number(row["accuracy_variance"], 1)] if has_accuracy else []),
+            *([_number(row["accuracy_worst10"], 2)] if has_accuracy else []),
             f"{round(row['clusters'], 1):g}",
             _number(row["ari"], 2),
             _number(row["bytes_up"] / 1e6, 1),

@@ -1,5 +1,5 @@
 """FLT: the embedding of all clients' cluster centers in a few dimensions, the graph of related
-clients, and the known signature that is nearest to a new client.
+clients, and the relations and groups of newcomers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ Related: TypeAlias = csr_array[np.bool_, tuple[int, int]]
 
 DIMENSIONS = 2  # u, by default
 NEIGHBORS = 15  # UMAP's default
+_NO_GROUP = -1
 
 
 def cluster_signatures(
@@ -80,6 +81,82 @@ def cluster_signatures(
     return components(related), related if graph else None
 
 
+def relate_newcomers(
+    centers: Points,
+    counts: Counts,
+    is_new: NDArray[np.bool_],
+    groups: NDArray[np.int64],
+    manifold: Manifold,
+    distance: Distance,
+    gamma: float | None,
+    seed: int,
+    graph: bool = True,
+    dim: int = DIMENSIONS,
+) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
+    """FLT's one-off phase in stages: the centers of all M clients, known ones and N newcomers, are
+    embedded together again, and the newcomers are related to all clients. Relations between known
+    clients are not computed again.
+
+    Args:
+        centers: (M, k, e) the signatures.
+        counts: (M,) their numbers of real centers.
+        is_new: (M,) whether a client is a newcomer.
+        groups: (M,) the groups of the known clients; the entries of newcomers are ignored.
+        manifold: the embedding, see `embed`.
+        distance: the distance of two clients, see `set_distances.distances`.
+        gamma: γ; None if there is no threshold, and every newcomer joins a known group.
+        seed: the seed of UMAP.
+        graph: whether clients are related by the threshold; False if the members of a group are.
+        dim: u, the dimensions of the embedding.
+
+    Returns:
+        (N,) the groups of the newcomers; (N, M) to whom they are related; and (N,) the nearest
+        known client of each, as a place among the known ones.
+    """
+    points = embed_centers(centers, counts, manifold, seed, dim)
+    A = distances_to(points[is_new], counts[is_new], points, counts, distance)
+    limit = np.inf if gamma is None else gamma
+    joined = newcomer_groups(A, is_new, groups, limit)
+    if graph and gamma is not None:
+        related = limit > A
+        related[:, is_new] |= related[:, is_new].T | np.eye(len(A), dtype=bool)
+    else:
+        all_groups = groups.copy()
+        all_groups[is_new] = joined
+        related = joined[:, None] == all_groups
+    return joined, related, A[:, ~is_new].argmin(1)
+
+
+def newcomer_groups(
+    A: NDArray[np.float64], is_new: NDArray[np.bool_], groups: NDArray[np.int64], gamma: float
+) -> NDArray[np.int64]:
+    """(N,) the groups of newcomers. A newcomer joins the group of the nearest known client if that
+    is closer than gamma. The other newcomers join a newcomer with a group to which they are
+    connected, or open a new group with those to which they are connected.
+
+    Args:
+        A: (N, M) the distances of the newcomers to all clients.
+        is_new: (M,) whether a client is a newcomer.
+        groups: (M,) the groups of the known clients; the entries of newcomers are ignored.
+        gamma: γ; infinity if every newcomer joins a known group.
+    """
+    known = A[:, ~is_new]
+    nearest = known.argmin(1)
+    joined = np.where(
+        known[np.arange(len(A)), nearest] < gamma, groups[~is_new][nearest], _NO_GROUP
+    )
+    close = A[:, is_new] < gamma
+    component = components(csr_array(close | close.T | np.eye(len(A), dtype=bool)))
+    next_group = int(groups[~is_new].max()) + 1
+    for members in (np.flatnonzero(component == c) for c in range(int(component.max()) + 1)):
+        without = members[joined[members] == _NO_GROUP]
+        with_group = members[joined[members] != _NO_GROUP]
+        if len(without):
+            joined[without] = joined[with_group[0]] if len(with_group) else next_group
+            next_group += len(with_group) == 0
+    return joined
+
+
 def nearest_signature(
     centers: Points, counts: Counts, known: Points, known_counts: Counts, distance: Distance
 ) -> NDArray[np.int64]:
@@ -119,6 +196,35 @@ def mixing_matrix(groups: NDArray[np.int64], related: Related | None) -> tuple[T
         return rows, index
     index = torch.from_numpy(groups)
     return index == torch.arange(int(index.max()) + 1)[:, None], index
+
+
+def extend_mixing(
+    mixing: Tensor, row: Tensor, clients: Tensor, is_new: Tensor, related: Tensor, nearest: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The distinct rows of Ã after newcomers were related, and where their models come from.
+
+    Args:
+        mixing: (rows, M) the distinct rows so far.
+        row: (M,) the row of each known client.
+        clients: (P,) the known clients and the newcomers, in ascending order.
+        is_new: (P,) whether a client is a newcomer.
+        related: (N, P) to whom the newcomers are related.
+        nearest: (N,) the nearest known client of each, as a place among the known ones.
+
+    Returns:
+        (R, M) the distinct rows; (P,) the row of each client; and (R,) the old row whose model
+        starts the new row: that of the known clients that have it, else that of the nearest one.
+    """
+    known, new = clients[~is_new], clients[is_new]
+    matrix = mixing.new_zeros(mixing.shape[1], mixing.shape[1])
+    matrix[known] = mixing[row[known]]
+    matrix[new[:, None], clients] = related
+    matrix[clients[:, None], new] = related.T
+    rows, index = torch.unique(matrix[clients], dim=0, return_inverse=True)
+    parent = torch.empty(len(rows), dtype=torch.int64)
+    parent[index[is_new]] = row[known[nearest]]
+    parent[index[~is_new]] = row[known]  # clients with equal new rows had equal old rows
+    return rows, index, parent
 
 
 def embed_centers(

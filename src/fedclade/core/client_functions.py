@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from fedclade.core.inputs import Inputs, call
 from fedclade.core.kernels.activation_taps import in_stacked_pass
 from fedclade.core.kernels.group_norm import GroupNorm
-from fedclade.core.rng import bernoulli, hash_bits
+from fedclade.core.rng import bernoulli, dropout_factors, hash_bits
 
 _BATCH_NORM = inspect.signature(F.batch_norm)
 _DROPOUTS: dict[Any, bool] = {  # function: whether a mask drops whole channels
@@ -162,9 +162,13 @@ class ClientFunctions(TorchFunctionMode):
         x = input
         if not training or self.key is None or p == 0.0:
             return x
+        if p >= 1:
+            return torch.zeros_like(x)
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else tuple(x.shape)
+        if self.alone and x.device.type == "cpu" and x.dtype == torch.float32:
+            return x * dropout_factors(hash_bits(int(self.key), next(self.calls)), p, shape)
         dropped = bernoulli(hash_bits(self.key, next(self.calls)), p, shape)
-        return x.masked_fill(dropped, 0.0) / (1.0 - p) if p < 1 else torch.zeros_like(x)
+        return x.masked_fill(dropped, 0.0) / (1.0 - p)
 
     def _attention(
         self,

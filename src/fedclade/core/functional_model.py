@@ -32,7 +32,7 @@ from fedclade.core.kernels import mlp
 from fedclade.core.kernels.activation_taps import Tapped, with_taps
 from fedclade.core.kernels.mlp import dense_form
 from fedclade.core.losses import ExampleLoss, cross_entropy, example_loss, require_per_example
-from fedclade.core.module_copy import copy_sharing, frozen_parameters
+from fedclade.core.module_copy import copy_sharing, frozen_parameters, require_copyable
 from fedclade.core.one_by_one import one_by_one, refuse_tracing
 from fedclade.core.pytree import Tree
 from fedclade.core.rng import hash_bits
@@ -156,6 +156,7 @@ class Objective:
         bf16: bool = False,
     ) -> None:
         self.bf16 = bf16
+        require_copyable(module)
         plain = copy_sharing(module, frozen_parameters(module)).requires_grad_(False).eval()
         always_make_masks(plain)
         for layer in plain.modules():
@@ -568,17 +569,16 @@ def _why_not(error: Exception, what: str) -> str:
     text = str(error)
     if "randomness" in text:
         return (
-            f"{what}: it draws random numbers with torch's generator, as"
-            " torch.nn.functional.dropout does. Use the module nn.Dropout."
+            f"{what}: it draws random numbers with torch's generator, so clients cannot share a"
+            " step. Only dropout (nn.Dropout, F.dropout) may draw."
         )
     if "data-dependent" in text or "item()" in text:
         return (
             f"{what}: it branches on the values of a tensor (if, while, .item()), so clients cannot"
             " share a step. Use torch.where."
         )
-    return (
-        f"{what}: torch.func.vmap cannot run it on several clients at once: {text.splitlines()[0]}"
-    )
+    reason = next(iter(text.splitlines()), type(error).__name__).rstrip(" .")
+    return f"{what}: torch.func.vmap cannot run it on several clients at once: {reason}."
 
 
 @contextmanager

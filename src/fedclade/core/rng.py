@@ -47,7 +47,7 @@ def _scramble(bits: Any) -> Any:
     return bits ^ (bits >> 15)
 
 
-Bits = TypeVar("Bits", Tensor, NDArray[np.int64])
+Bits = TypeVar("Bits", Tensor, NDArray[np.int64], int)
 
 
 def hash_bits(key: Bits, counter: Tensor | int) -> Bits:
@@ -98,11 +98,7 @@ def bernoulli(key: Tensor, probability: float, shape: tuple[int, ...]) -> Tensor
     """
     count = math.prod(shape)
     key = key.to(torch.int32)  # the hash wraps around in 32 bits
-    if count <= _CACHED_COUNTERS:
-        counters = _counters32(max(1, count - 1).bit_length(), key.device)[:count]
-    else:
-        counters = _scrambled(torch.arange(count, device=key.device)).to(torch.int32)
-    bits = counters ^ key
+    bits = _counters32(count, key.device) ^ key
     bits = bits ^ ((bits >> 16) & 0xFFFF)
     bits = bits * _FACTORS[0]
     bits = bits ^ ((bits >> 15) & 0x1FFFF)
@@ -111,11 +107,53 @@ def bernoulli(key: Tensor, probability: float, shape: tuple[int, ...]) -> Tensor
     return (((bits >> 8) & 0xFFFFFF) < math.ceil(probability * 2**24)).reshape(shape)
 
 
+def dropout_factors(key: int, probability: float, shape: tuple[int, ...]) -> Tensor:
+    """0 with this probability, else 1 / (1 - probability), for each place of this shape: what
+    dropout multiplies the values of one client with. The zeros are where `bernoulli` is true.
+
+    On the CPU this takes a quarter of the time of `bernoulli` and `masked_fill`: numpy has unsigned
+    integers, each block stays in the cache, and a gradient is one product.
+
+    Args:
+        key: the key.
+        probability: the probability, above 0 and below 1.
+        shape: the shape of the result.
+    """
+    count = math.prod(shape)
+    counters = _counters32(count, torch.device("cpu")).numpy().view(np.uint32)
+    factors = np.empty(count, np.float32)
+    bits_buffer, shifted_buffer = np.empty((2, min(count, _BLOCK)), np.uint32)
+    first, second = (np.uint32(factor) for factor in _FACTORS)
+    last_dropped = np.uint32((math.ceil(probability * 2**24) << 8) - 1)
+    scale = np.float32(1 / (1 - probability))
+    for begin in range(0, count, _BLOCK):
+        block = factors[begin : begin + _BLOCK]
+        bits, shifted = bits_buffer[: len(block)], shifted_buffer[: len(block)]
+        np.bitwise_xor(counters[begin : begin + _BLOCK], np.uint32(key & _MASK), out=bits)
+        bits ^= np.right_shift(bits, 16, out=shifted)
+        bits *= first
+        bits ^= np.right_shift(bits, 15, out=shifted)
+        bits *= second
+        bits ^= np.right_shift(bits, 15, out=shifted)
+        np.copyto(block, bits > last_dropped)
+        block *= scale
+    return torch.from_numpy(factors).view(shape)
+
+
+_BLOCK = 2**16
 _CACHED_COUNTERS = 2**22
 
 
+def _counters32(count: int, device: torch.device) -> Tensor:
+    """The counters 0 … count - 1, scrambled, as 32-bit integers."""
+    if count <= _CACHED_COUNTERS:
+        return _cached_counters32(max(1, count - 1).bit_length(), device)[:count]
+    scrambled: Tensor = _scrambled(torch.arange(count, device=device))
+    return scrambled.to(torch.int32)
+
+
 @cache  # never freed: CUDA graphs keep their addresses
-def _counters32(bits: int, device: torch.device) -> Tensor:
+def _cached_counters32(bits: int, device: torch.device) -> Tensor:
     scrambled: Tensor = _scrambled(torch.arange(1 << bits, device=device))
     return scrambled.to(torch.int32)
 

@@ -15,9 +15,8 @@ class ModelSpec(Protocol):
     keys of `[model]` in an experiment file.
 
     `build` draws the initial weights from torch's global generator; seed it to get the same weights
-    again. The module must run under `torch.func.vmap(grad(...))`: it has no BatchNorm and no
-    in-place operations. Each dropout is a separate `nn.Dropout` or `nn.Dropout2d` module, because
-    the engine replaces them by name.
+    again. A module that runs under `torch.func.vmap(grad(...))` trains many clients in one step;
+    any other trains client by client.
     """
 
     name: ClassVar[str]

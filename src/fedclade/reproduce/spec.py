@@ -19,6 +19,7 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
     columns, rows: empty for all; series: of a study, the one series to show, with the lines of all
     rows in one panel; reading: what the paper's figure shows, in our words.
 
+repeats: the name of another table that has the same cells; they count once.
 part_of, columns: instead of all this, some columns of another table as their own table.
 
 study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
@@ -167,6 +168,7 @@ class Table:
     claims: tuple[Claim, ...] = ()
     pictures: tuple[PictureSpec, ...] = ()
     quick: Quick = Quick()
+    repeats: str = ""
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:
@@ -236,6 +238,7 @@ def _part(name: str, table: Table, content: dict[str, Any]) -> Table:
         rows=rows,
         claims=claims,
         pictures=(),  # the whole table has them
+        repeats=table.name,
     )
 
 

@@ -52,6 +52,17 @@ def evaluate(
         round_number: the number of this round.
         history: the rounds before this round.
     """
+    with setup.engine.clock.whole("evaluation"):
+        return _evaluate(setup, clients, state, round_number, history)
+
+
+def _evaluate(
+    setup: RunSetup,
+    clients: ClientMetadata,
+    state: State,
+    round_number: int,
+    history: Sequence[RoundRecord],
+) -> Evaluation:
     state, assignment, ids = _serve(setup, clients, state, round_number, history)
     key = fold_in(setup.training.seed, "evaluate", round_number)
     method = setup.method_for(round_number)

@@ -68,7 +68,8 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
         store.write_names(setup.metadata.names)  # a report of a running run reads them
     if last is not None:
         return _restore(setup, last)
-    state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))
+    with setup.engine.clock.phase("round"):  # clients may work before the first round
+        state = method.init(setup.federation, params, fold_in(setup.training.seed, "init"))
     setup.engine.client_state.commit(0)
     return Progress(state, [], setup.metadata)
 
@@ -164,8 +165,7 @@ def _evaluate_round(
     """Evaluate a round and add the numbers to its row. Keeps the state if it is the best so far."""
     number, state = row["round"], progress.state
     earlier = [each for each in progress.history if each["round"] < number]
-    with setup.engine.clock.whole("evaluation"):
-        evaluation = evaluate(setup, progress.clients, state, number, earlier)
+    evaluation = evaluate(setup, progress.clients, state, number, earlier)
     row["failures"] += counters.failures(setup.engine)
     row |= metrics.summary_of(evaluation.values, progress.clients.test_samples)
     row |= metrics.by_cluster(evaluation.values, state.cluster_ids)

@@ -40,6 +40,7 @@ from fedclade.core.losses import (
     label_accuracy,
     require_per_example,
 )
+from fedclade.core.module_copy import require_copyable
 from fedclade.core.output_metric import AnyMetric
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
@@ -388,6 +389,7 @@ def module_for(
         loss_name: the name of the loss; None for a function of the user.
     """
     if isinstance(model, nn.Module):
+        require_copyable(model)
         return copy.deepcopy(model)
     if isinstance(model, type) or not hasattr(model, "build"):
         raise InvalidInputError(

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -136,6 +137,36 @@ def test_one_seed_has_no_column_for_the_spread_over_seeds(call: Call) -> None:
         "s",
     ]
     assert "round 2/2" not in out  # --quiet hides the progress, not the table
+
+
+def test_targets_that_are_numbers_have_a_loss_instead_of_an_accuracy(call: Call) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype("float32")
+    site = np.arange(60) % 6
+    np.savez(
+        "numbers.npz",
+        **{f"x_{part}": x for part in ("train", "test")},
+        **{f"y_{part}": x[:, 0] for part in ("train", "test")},
+        **{f"site_{part}": site for part in ("train", "test")},
+    )
+    experiment = (
+        '[data]\nname = "numbers.npz"\n[partition]\nname = "natural_id"\nkey = "site"\n'
+        'clients = 6\n[model]\nname = "mlp"\nhidden = 4\n[method]\nname = "fedavg"\n'
+        '[local]\nloss = "mse"\n[run]\nrounds = 2\n'
+    )
+    Path("numbers.toml").write_text(experiment)
+    code, out, _ = call(
+        *("compare", "numbers.toml", "--methods", "fedavg,local", "--seeds", "2"),
+        *("--out", "out", "--quiet"),
+    )
+    assert code == 0
+    table = rows_of(out)
+    assert table["method"] == ["loss", "groups", "ARI", "up", "down", "s"]
+    for row in json.loads(Path("out/comparison.json").read_text())["rows"]:
+        assert table[row["method"]][0] == f"{row['loss']:.4f}"
+    code, out, _ = call("run", "numbers.toml", "--out", "alone")
+    loss = json.loads(Path("alone/summary.json").read_text())["loss"]
+    assert code == 0
+    assert f"{loss:.4f}" in next(line for line in out.splitlines() if line.startswith("loss"))
 
 
 def test_a_comparison_gives_the_same_results_as_single_runs(call: Call) -> None:

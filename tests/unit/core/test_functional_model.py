@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedclade import FedAvg, run
 from fedclade.core.functional_model import Batch, Objective
 from fedclade.core.losses import accuracy, cross_entropy
 from fedclade.core.pytree import Tree, stack
+from fedclade.data import from_arrays
 from fedclade.errors import FedcladeWarning, InvalidInputError, VectorizationError
 
 X, Y = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1])
@@ -459,3 +461,33 @@ def plain_gradient(module: nn.Module, params: Tree, x: Tensor, y: Tensor) -> Tre
     module.load_state_dict(params)
     F.cross_entropy(module(x), y).backward()
     return {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+
+
+class Held(nn.Module):
+    """A model with one layer of another kind."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LazyLinear(3),
+        nn.Sequential(nn.Linear(6, 3), nn.LazyBatchNorm1d(affine=False)),
+        torch.jit.script(nn.Linear(6, 3)),  # type: ignore[no-untyped-call]
+    ],
+    ids=["lazy weights", "lazy statistics", "compiled by torch.jit"],
+)
+def test_modules_without_copies_are_named(layer: nn.Module) -> None:
+    with pytest.raises(InvalidInputError, match="layer 'layer") as caught:
+        Objective(Held(layer), x=X)
+    assert caught.value.field == "model"
+    clients = from_arrays([(X, Y)] * 3)
+    with pytest.raises(InvalidInputError, match="layer 'layer"):
+        run(FedAvg(), clients, Held(layer), rounds=1)

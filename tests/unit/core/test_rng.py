@@ -199,6 +199,24 @@ def test_bernoulli_compares_uniform_numbers(key: int, probability: float) -> Non
     assert torch.equal(rng.bernoulli(torch.tensor(key), probability, shape), expected)
 
 
+@pytest.mark.parametrize("key", [0, 3, 2**32 - 1])
+@pytest.mark.parametrize("probability", [1e-9, 0.1, 0.5, 1 - 1e-9])
+def test_dropout_factors_are_0_where_bernoulli_is_true(
+    key: int, probability: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rng, "_BLOCK", 1000)  # several blocks, the last one smaller
+    shape = (7, 501)
+    dropped = rng.bernoulli(torch.tensor(key), probability, shape)
+    factors = rng.dropout_factors(key, probability, shape)
+    expected = torch.where(dropped, 0.0, torch.tensor(1 / (1 - probability)))
+    assert torch.equal(factors, expected)
+
+
+def test_a_plain_number_has_the_bits_of_a_tensor() -> None:
+    for key in (0, 7, 2**32 - 1):
+        assert rng.hash_bits(key, 5) == int(rng.hash_bits(torch.tensor(key), 5))
+
+
 def test_bernoulli_of_a_large_shape_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     cached = rng.bernoulli(torch.tensor(3), 0.4, (1000,))
     monkeypatch.setattr(rng, "_CACHED_COUNTERS", 10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedclade import FedAvg, run
+from fedclade import Clade, FedAvg, run
 from fedclade.cli.main import app
 from fedclade.data import Clients
 from fedclade.models import MLP
@@ -56,6 +56,25 @@ def test_the_phases_of_a_run(digits: Clients, workers: int, tmp_path: Path) -> N
     assert profile.padded == 0.0
     assert profile.asked > 0
     assert ("sums over" in str(profile).lower()) == (workers > 1)
+
+
+def test_work_before_and_after_the_rounds_is_not_taken_from_the_server(digits: Clients) -> None:
+    """Clade's clients work before the first round, and the best round is evaluated again."""
+    result = run(
+        Clade(),
+        digits.with_validation(0.2),
+        MLP(8),
+        rounds=3,
+        eval_every=1,
+        server_optimizer="fedadam",
+        server_lr=1.0,  # far too large, so that the first round is the best
+        select="best",
+        device="cpu",
+        profile=True,
+    )
+    assert result.summary["selected_round"] < 3
+    assert result.profile is not None
+    assert all(line.seconds >= 0 for line in result.profile.lines)
 
 
 def test_without_profile_nothing_is_timed(digits: Clients) -> None:

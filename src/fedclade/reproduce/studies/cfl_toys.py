@@ -134,7 +134,7 @@ class Plane:
 
     congruent: bool = True
     points: int = 50
-    rounds: int = 200
+    rounds: int = 60
 
     def __post_init__(self) -> None:
         for name in ("points", "rounds"):

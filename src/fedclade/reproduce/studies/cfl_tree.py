@@ -268,7 +268,7 @@ def tree_panel(state: ParameterTree, groups: Tensor) -> Panel:
         "parameter tree",
         "tree",
         parents=tuple(state.parent.tolist()),
-        labels=tuple(map(cluster_name, members)),
+        labels=tuple(cluster_name(found).replace(": ", "\n") for found in members),
         groups=tuple(
             int(found[0]) if leaf and len(set(found.tolist())) == 1 else -1
             for found, leaf in zip(members, leaves, strict=True)

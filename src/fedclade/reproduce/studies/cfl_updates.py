@@ -239,6 +239,6 @@ def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> St
         Series(name, setting.noises, tuple(row[f"{key} {noise}"] for noise in setting.noises))
         for key, name in (("separated", "g(α) > 0"), ("right", "bipartition right"))
     )
-    limit = Series("Theorem 1: always", (0.0, row["bound"]), (100.0, 100.0))
+    limit = Series("Theorem 1: always, left of this", (row["bound"],) * 2, (0.0, 100.0))
     panel = Panel("share of draws", "lines", "noise γ", "%", (limit, *shares))
     return StudyResult([row], (panel,))
