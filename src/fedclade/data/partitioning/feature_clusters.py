@@ -192,10 +192,16 @@ def _exchanged(parts: list[Index], giver: int, rng: np.random.Generator) -> list
     after = [rng.permutation(part) for part in parts]
     others = [place for place, part in enumerate(parts) if place != giver and len(part)]
     number = min(len(parts[giver]), max(1, round(MOVED * len(parts[giver])))) if others else 0
-    takers = rng.choice(others, number) if number else np.empty(0, np.int64)
-    for row, taker in enumerate(takers):
-        place = int(rng.integers(len(after[taker])))
-        after[giver][row], after[taker][place] = after[taker][place], after[giver][row]
+    first = 0
+    takers, counts = np.unique(
+        rng.choice(others, number) if number else np.empty(0, np.int64), return_counts=True
+    )
+    for taker, wanted in zip(takers, counts, strict=True):
+        count = min(wanted, len(after[taker]))  # of rows in random order
+        leaving = after[giver][first : first + count].copy()
+        after[giver][first : first + count] = after[taker][:count]
+        after[taker][:count] = leaving
+        first += count
     return after
 
 

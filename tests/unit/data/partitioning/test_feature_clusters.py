@@ -171,7 +171,7 @@ def test_the_seed_decides() -> None:
     for a, b in ((first.train, again.train), (first.test, again.test)):
         assert torch.equal(a.index, b.index)
     assert not torch.equal(first.train.index, other.train.index)
-    assert first.origin == {"emd": 4.0, "seed": 5, "probe": 143}
+    assert first.origin == {"emd": 4.0, "mixing": "random", "seed": 5, "probe": 143}
 
 
 def test_without_test_samples_or_with_other_classes() -> None:
@@ -265,13 +265,14 @@ def test_an_exchange_keeps_sizes_and_all_rows() -> None:
 def test_samples_leave_the_farthest_client_until_the_distance_is_reached(seed: int) -> None:
     data = in_styles(each=60, apart=20.0)
     whole = partition(data, ByPlace(), 3, seed, probe=0)
-    scheme = ByPlace(0.5 * earth_movers_distance(whole, lambda x: x[:, :2]).percent, "farthest")
+    largest = earth_movers_distance(whole, lambda x: x[:, :2]).percent
+    scheme = ByPlace(0.5 * largest, "farthest")
     clients = partition(data, scheme, 3, seed, probe=0)
     assert torch.equal(clients.sizes, whole.sizes)
     assert torch.equal(clients.train.index.sort().values, whole.train.index.sort().values)
     assert torch.equal(clients.test.sizes, whole.test.sizes)
-    assert scheme.emd is not None
-    assert earth_movers_distance(clients, lambda x: x[:, :2]).percent <= scheme.emd + 1
+    # Other samples are drawn than in the search.
+    assert earth_movers_distance(clients, lambda x: x[:, :2]).percent < 0.7 * largest
     again = partition(data, scheme, 3, seed, probe=0)
     assert torch.equal(again.train.index, clients.train.index)
     assert torch.equal(again.test.index, clients.test.index)
