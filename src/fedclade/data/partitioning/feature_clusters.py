@@ -8,7 +8,8 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from itertools import combinations
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from scipy.optimize import brentq, linear_sum_assignment
@@ -28,11 +29,19 @@ from fedclade.data.feature_emd import (
     optimal_transport,
     principal_components,
     some,
+    transport_cost,
 )
 from fedclade.data.partitioning.base import Index, Split, by_class, check_positive, cut, labels_of
 from fedclade.errors import InvalidInputError, require
 
 PRECISION = 1 / 512  # of the fraction that is mixed
+
+Mixing = Literal["random", "farthest"]
+MOVED = 0.1  # the fraction of the farthest client's samples that move in one step
+MAX_STEPS = 500
+DRAWS = 5  # of the moved samples in one step, until the pairwise distances are normal
+LEVEL = 0.05  # of the Shapiro-Wilk test
+PAIR_SAMPLES = 100  # of a client, for the distances between pairs of clients
 
 
 @dataclass(frozen=True)
@@ -52,19 +61,33 @@ class FeatureClusters:
     one class belongs to which cluster of another. Here a client gets the clusters whose centers lie
     in similar directions from the means of their classes.
 
+    With mixing = "farthest" the distance is reduced as in the paper's appendix C, step by step: the
+    client whose mean code is farthest from the mean of all codes gives a tenth of its samples,
+    drawn at random, to random other clients. A step is drawn again, up to five times, if the
+    distances between all pairs of clients are not normally distributed (Shapiro-Wilk test, level
+    0.05). Steps end when the distance is at most `emd`. Here a client that receives a sample
+    gives back one of its own, drawn at random: without this the farthest client stays the
+    farthest and loses almost all of its samples. Class proportions then differ between clients.
+
     For other features, write a subclass with another name and `encoder`.
 
     Args:
         emd: The earth mover's distance in percent; None to mix nothing, which gives the largest
             distance.
+        mixing: How samples move to reduce the distance: "random" or "farthest".
     """
 
     name: ClassVar[str] = "feature_clusters"
     emd: float | None = None
+    mixing: Mixing = "random"
 
     def __post_init__(self) -> None:
         if self.emd is not None:
             check_positive("emd", self.emd)
+        allowed = get_args(Mixing)
+        require(
+            self.mixing in allowed, "partition.mixing", self.mixing, f"must be one of {allowed}"
+        )
 
     def encoder(self, data: Dataset, rng: np.random.Generator) -> Features:
         """The feature function: by default the first 32 principal components.
@@ -97,8 +120,43 @@ class FeatureClusters:
         centers = _centers(codes, labels, clients, rng)
         train = _ClusteredRows(codes, labels, centers, rng)
         test = _ClusteredRows(test_codes, data.y_test.numpy(), centers, rng)
+        if self.emd is not None and self.mixing == "farthest":
+            return self._moved(self.emd, train, test, codes, rng)
         fraction = 0.0 if self.emd is None else self._mixed_fraction(self.emd, train, codes, rng)
         return Split(train.mixed(fraction), test=test.mixed(fraction))
+
+    def _moved(
+        self,
+        emd: float,
+        train: _ClusteredRows,
+        test: _ClusteredRows,
+        codes: Codes,
+        rng: np.random.Generator,
+    ) -> Split:
+        """Move samples from the farthest client until the distance is at most `emd`."""
+        measure = Measure(
+            lambda rows: codes[rows], np.arange(len(codes)), train.sizes, SAMPLES, rng
+        )
+        parts, test_parts = train.mixed(0.0), test.mixed(0.0)
+        distance = measure(parts).percent
+        _check_reachable(emd, measure(train.mixed(1.0)).percent, distance, len(parts))
+        center = codes[np.concatenate(parts)].mean(0)
+        for _ in range(MAX_STEPS):
+            if distance <= emd:
+                return Split(parts, test=test_parts)
+            means = np.array([codes[part].mean(0) for part in parts])
+            farthest = int(np.square(means - center).sum(1).argmax())
+            for _ in range(DRAWS):
+                after = _exchanged(parts, farthest, rng)
+                if _is_normal(_pair_distances(after, codes, rng)):
+                    break
+            parts, test_parts = after, _exchanged(test_parts, farthest, rng)
+            distance = measure(parts).percent
+        raise InvalidInputError(
+            f"partition.emd = {emd}: not reached in {MAX_STEPS} steps. Ask for a larger distance,"
+            " or use mixing = 'random'.",
+            "partition.emd",
+        )
 
     def _mixed_fraction(
         self, emd: float, train: _ClusteredRows, codes: Codes, rng: np.random.Generator
@@ -109,19 +167,57 @@ class FeatureClusters:
         )
         distance = cache(lambda fraction: measure(train.mixed(fraction)).percent)
         low, high = distance(1.0), distance(0.0)
-        if not low < emd < high:
-            least, most = max(0.0, math.ceil(10 * low) / 10), math.floor(10 * high) / 10
-            remedy = (
-                f"ask for more than {least:g} and at most {most:g}"
-                if most > least
-                else "leave emd out"
-            )
-            raise InvalidInputError(
-                f"partition.emd = {emd}: {len(train.sizes)} clients of this data set can be"
-                f" {max(0.0, low):.2f} to {max(0.0, high):.2f} percent apart; {remedy}.",
-                "partition.emd",
-            )
+        _check_reachable(emd, low, high, len(train.sizes))
         return float(brentq(lambda fraction: distance(fraction) - emd, 0.0, 1.0, xtol=PRECISION))
+
+
+def _check_reachable(emd: float, low: float, high: float, clients: int) -> None:
+    """Raise an error unless the distance is between those of mixed and of unmixed clients."""
+    if not low < emd < high:
+        least, most = max(0.0, math.ceil(10 * low) / 10), math.floor(10 * high) / 10
+        remedy = (
+            f"ask for more than {least:g} and at most {most:g}" if most > least else "leave emd out"
+        )
+        raise InvalidInputError(
+            f"partition.emd = {emd}: {clients} clients of this data set can be"
+            f" {max(0.0, low):.2f} to {max(0.0, high):.2f} percent apart; {remedy}.",
+            "partition.emd",
+        )
+
+
+def _exchanged(parts: list[Index], giver: int, rng: np.random.Generator) -> list[Index]:
+    """The parts after the giver exchanged a fraction of its rows for random rows of random others.
+    Sizes stay the same.
+    """
+    after = [rng.permutation(part) for part in parts]
+    others = [place for place, part in enumerate(parts) if place != giver and len(part)]
+    number = min(len(parts[giver]), max(1, round(MOVED * len(parts[giver])))) if others else 0
+    first = 0
+    takers, counts = np.unique(
+        rng.choice(others, number) if number else np.empty(0, np.int64), return_counts=True
+    )
+    for taker, wanted in zip(takers, counts, strict=True):
+        count = min(wanted, len(after[taker]))  # of rows in random order
+        leaving = after[giver][first : first + count].copy()
+        after[giver][first : first + count] = after[taker][:count]
+        after[taker][:count] = leaving
+        first += count
+    return after
+
+
+def _pair_distances(parts: list[Index], codes: Codes, rng: np.random.Generator) -> list[float]:
+    """The earth mover's distance of each pair of clients, from a few samples of each."""
+    drawn = [codes[some(part, PAIR_SAMPLES, rng)] for part in parts]
+    return [transport_cost(one, other) for one, other in combinations(drawn, 2)]
+
+
+def _is_normal(values: list[float]) -> bool:
+    """Whether the Shapiro-Wilk test does not reject a normal distribution. It needs three different
+    values.
+    """
+    from scipy.stats import shapiro  # slow to import
+
+    return len(set(values)) < 3 or float(shapiro(values).pvalue) >= LEVEL
 
 
 class _ClusteredRows:

@@ -27,7 +27,11 @@ from fedclade.data import (
     partition,
 )
 from fedclade.data.feature_emd import Features
-from fedclade.data.partitioning.feature_clusters import assign_with_capacity
+from fedclade.data.partitioning.feature_clusters import (
+    _exchanged,
+    _is_normal,
+    assign_with_capacity,
+)
 from fedclade.errors import InvalidInputError
 
 STYLES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 7.0]])
@@ -167,7 +171,7 @@ def test_the_seed_decides() -> None:
     for a, b in ((first.train, again.train), (first.test, again.test)):
         assert torch.equal(a.index, b.index)
     assert not torch.equal(first.train.index, other.train.index)
-    assert first.origin == {"emd": 4.0, "seed": 5, "probe": 143}
+    assert first.origin == {"emd": 4.0, "mixing": "random", "seed": 5, "probe": 143}
 
 
 def test_without_test_samples_or_with_other_classes() -> None:
@@ -246,3 +250,39 @@ def test_emnist_at_three_distances(real_data: Callable[[str], Path]) -> None:
             )
             < 0.8
         )
+
+
+def test_an_exchange_keeps_sizes_and_all_rows() -> None:
+    parts = [np.arange(20), np.arange(20, 30), np.arange(30, 33), np.arange(0)]
+    after = _exchanged(parts, 0, np.random.default_rng(0))
+    assert [len(part) for part in after] == [20, 10, 3, 0]
+    assert sorted(np.concatenate(after).tolist()) == list(range(33))
+    # A tenth of the giver's rows went to others, and as many came back.
+    assert len(np.setdiff1d(after[0], parts[0])) == 2
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_samples_leave_the_farthest_client_until_the_distance_is_reached(seed: int) -> None:
+    data = in_styles(each=60, apart=20.0)
+    whole = partition(data, ByPlace(), 3, seed, probe=0)
+    largest = earth_movers_distance(whole, lambda x: x[:, :2]).percent
+    scheme = ByPlace(0.5 * largest, "farthest")
+    clients = partition(data, scheme, 3, seed, probe=0)
+    assert torch.equal(clients.sizes, whole.sizes)
+    assert torch.equal(clients.train.index.sort().values, whole.train.index.sort().values)
+    assert torch.equal(clients.test.sizes, whole.test.sizes)
+    # Other samples are drawn than in the search.
+    assert earth_movers_distance(clients, lambda x: x[:, :2]).percent < 0.7 * largest
+    again = partition(data, scheme, 3, seed, probe=0)
+    assert torch.equal(again.train.index, clients.train.index)
+    assert torch.equal(again.test.index, clients.test.index)
+    with pytest.raises(InvalidInputError) as caught:
+        partition(data, ByPlace(1e6, "farthest"), 3, seed, probe=0)
+    assert caught.value.field == "partition.emd"
+
+
+def test_normality_is_tested_only_if_it_can_be() -> None:
+    assert _is_normal([1.0])
+    assert _is_normal([1.0] * 45)
+    assert _is_normal(np.random.default_rng(0).normal(size=45).tolist())
+    assert not _is_normal([*range(40), 1e6])

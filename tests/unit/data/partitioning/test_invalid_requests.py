@@ -13,6 +13,7 @@ import pytest
 from fedclade.data import (
     Dataset,
     Dirichlet,
+    FeatureClusters,
     Iid,
     LabelClusters,
     LabelPermutation,
@@ -62,6 +63,7 @@ def numbers_of(error: InvalidInputError) -> list[float]:
         (lambda: Dirichlet("0.5"), "alpha", "0.5"),  # type: ignore[arg-type]
         (lambda: Dirichlet(min_size=0), "min_size", 0),
         (lambda: Dirichlet(balanced=1), "balanced", 1),  # type: ignore[arg-type]
+        (lambda: FeatureClusters(mixing="near"), "mixing", "near"),  # type: ignore[arg-type]
         (lambda: QuantitySkew(0.0), "alpha", 0.0),
         (lambda: Pathological(0), "classes_per_client", 0),
         (lambda: Pathological(1.5), "classes_per_client", 1.5),  # type: ignore[arg-type]
