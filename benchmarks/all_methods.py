@@ -49,7 +49,7 @@ FEDERATIONS: dict[str, Scheme] = {
 
 def measured(federation: str, name: str, seed: int) -> dict[str, float | int | None] | None:
     clients = fc.data.partition(
-        fc.data.load("digits"), FEDERATIONS[federation], clients=CLIENTS, seed=seed
+        fc.data.load("digits"), FEDERATIONS[federation], clients=CLIENTS, seed=seed, probe=None
     )
     true = 0 if clients.groups is None else len(clients.groups.unique())
     method = METHODS[name]()

@@ -61,7 +61,9 @@ def scaffold(seeds: int, root: str | None, device: str, jobs: int) -> list[Row]:
 def curve(name: str, epochs: int, seed: int, root: str | None, device: str) -> list[float]:
     """The accuracy after every 25 rounds."""
     torch.set_num_threads(1)
-    clients = partition(load("mnist", root), Dirichlet(alpha=0.1), clients=100, seed=seed)
+    clients = partition(
+        load("mnist", root), Dirichlet(alpha=0.1), clients=100, seed=seed, probe=None
+    )
     settings = {
         "rounds": LOOKS[-1],
         "clients_per_round": 10,
@@ -99,7 +101,7 @@ def ifca(seeds: int) -> list[Row]:
     ):
         summaries = []
         for seed in range(seeds):
-            clients = partition(load("digits"), scheme, clients=40, seed=seed)
+            clients = partition(load("digits"), scheme, clients=40, seed=seed, probe=None)
             summaries.append(
                 fc.run(
                     fc.IFCA(clusters=scheme.clusters, **settings),

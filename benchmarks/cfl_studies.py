@@ -170,7 +170,7 @@ def look(similarity: np.ndarray, groups: np.ndarray) -> Study:
 def gaps(data: Dataset, points: int, rounds: int, at: list[int], seed: int) -> dict[int, Study]:
     """By round: the separation of four groups with swapped labels, by updates and by gradients."""
     clients = fc.data.partition(
-        data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed
+        data, LabelSwap(clusters=GROUPS, samples=points), clients=CLIENTS, seed=seed, probe=None
     )
     assert clients.groups is not None
     groups, by_round = clients.groups.numpy(), {}
@@ -231,7 +231,11 @@ def margins(data: Dataset, quick: bool) -> Study:
             runs = []
             for seed in range(seeds):
                 clients = fc.data.partition(
-                    data, LabelSwap(clusters=kinds, samples=points), clients=CLIENTS, seed=seed
+                    data,
+                    LabelSwap(clusters=kinds, samples=points),
+                    clients=CLIENTS,
+                    seed=seed,
+                    probe=None,
                 )
                 assert clients.groups is not None
                 runs.append(_at_rest(Federation.of(clients, seed), rounds, clients.groups.numpy()))

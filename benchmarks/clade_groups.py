@@ -44,7 +44,7 @@ def federations(root: str) -> dict[str, tuple[Make, int, int]]:
     mnist = data.load("mnist", root)
 
     def planted(scheme: data.Scheme, clients: int, source: Dataset = mnist) -> Make:
-        return lambda seed: data.partition(source, scheme, clients, seed)
+        return lambda seed: data.partition(source, scheme, clients, seed, probe=None)
 
     def even(clients: int, each: int) -> Make:
         return lambda seed: data.partition(

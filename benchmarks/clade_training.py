@@ -70,7 +70,9 @@ def scenario4(
 ) -> list[dict[str, Any]]:
     data, rows = fc.data.load("emnist47", root), []
     for seed in range(seeds):
-        clients = fc.data.partition(data, fc.data.PowerLawClusters(), clients=2400, seed=seed)
+        clients = fc.data.partition(
+            data, fc.data.PowerLawClusters(), clients=2400, seed=seed, probe=None
+        )
         assert clients.groups is not None
         methods = [
             fc.FedAvg(),
@@ -95,7 +97,9 @@ def dirichlet(
 ) -> list[dict[str, Any]]:
     data, rows = fc.data.load("mnist", root), []
     for seed in range(seeds):
-        clients = fc.data.partition(data, fc.data.Dirichlet(0.1), clients=100, seed=seed)
+        clients = fc.data.partition(
+            data, fc.data.Dirichlet(0.1), clients=100, seed=seed, probe=None
+        )
         rows += compared(
             [fc.FedAvg(), fc.Local(), fc.Clade(), *also],
             clients,

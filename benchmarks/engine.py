@@ -73,7 +73,7 @@ def seconds(data: Clients, model: Any, rounds: int, device: str, cohort: int) ->
 def scenario4(root: str, device: str, model: fc.models.MLP) -> dict[str, float]:
     """The seconds of the whole run and of its parts."""
     emnist = fc.data.load("emnist47", root=root)
-    data = fc.data.partition(emnist, fc.data.PowerLawClusters(), clients=2400, seed=0)
+    data = fc.data.partition(emnist, fc.data.PowerLawClusters(), clients=2400, seed=0, probe=None)
     times: list[float] = []
 
     def train(rounds: int, **more: Any) -> fc.Result:

@@ -65,7 +65,7 @@ class Setting:
             "2 digits each, 5 groups": LabelClusters(5, 2, samples=self.samples),
             "one kind": LabelPermutation(1, samples=self.samples),
         }[kind]
-        return fc.data.partition(self.data, scheme, CLIENTS, seed)
+        return fc.data.partition(self.data, scheme, CLIENTS, seed, probe=None)
 
     def local(self, clients: Clients, seed: int) -> fc.core.LocalTraining:
         torch.manual_seed(fold_in(seed, "model") % 2**32)

@@ -37,7 +37,7 @@ def federations(root: str) -> dict[str, tuple[Callable[[int], Clients], dict[str
     mnist, digits = data.load("mnist", root), data.load("digits")
 
     def of(source: data.Dataset, scheme: data.Scheme) -> Callable[[int], Clients]:
-        return lambda seed: data.partition(source, scheme, 40, seed)
+        return lambda seed: data.partition(source, scheme, 40, seed, probe=None)
 
     pairs, short, long = (
         of(digits, data.LabelClusters(5, 2)),

@@ -35,7 +35,7 @@ WARDS = {wards}
 def load_data(node):
     number, nodes = int(node["partition-id"]), int(node["num-partitions"])
     clients = fc.data.partition(
-        fc.data.load("digits"), fc.data.Iid(), clients=WARDS * nodes, seed=0
+        fc.data.load("digits"), fc.data.Iid(), clients=WARDS * nodes, seed=0, probe=None
     )
     return {{f"ward-{{ward}}": clients.arrays(WARDS * number + ward) for ward in range(WARDS)}}
 

@@ -112,7 +112,9 @@ def main() -> None:
     for scenario, scheme in SCENARIOS.items():
         by_seed = []
         for seed in range(args.seeds):
-            by_seed.append(groupings(fc.data.partition(mnist, scheme, CLIENTS, seed), seed))
+            by_seed.append(
+                groupings(fc.data.partition(mnist, scheme, CLIENTS, seed, probe=None), seed)
+            )
             print(f"{scenario}, seed {seed}: {time.perf_counter() - begin:.0f} s", flush=True)
         results += rows(scenario, by_seed)
     content = {"about": environment_info(), "clients": CLIENTS, "groups": GROUPS, "rows": results}

@@ -44,7 +44,7 @@ def accuracies(seeds: range, **server: Any) -> list[float]:
     values = []
     for seed in seeds:
         clients = fc.data.partition(
-            fc.data.load("digits"), fc.data.Dirichlet(alpha=0.3), clients=30, seed=seed
+            fc.data.load("digits"), fc.data.Dirichlet(alpha=0.3), clients=30, seed=seed, probe=None
         )
         result = fc.run(
             fc.FedAvg(), clients, fc.models.MLP(64), seed=seed, device="cpu", **SETTINGS, **server

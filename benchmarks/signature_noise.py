@@ -81,6 +81,7 @@ def federation(
         fc.data.LabelClusters(clusters=5, classes=2),
         clients=100,
         seed=seed,
+        probe=None,
     )
     return (
         clients,

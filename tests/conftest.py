@@ -73,7 +73,9 @@ def _registry_as_it_was() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def digits() -> Clients:
     """Twenty clients in five groups."""
-    return partition(load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0)
+    return partition(
+        load("digits"), LabelClusters(clusters=5, classes=2), clients=20, seed=0, probe=None
+    )
 
 
 @pytest.fixture(scope="session")

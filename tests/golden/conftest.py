@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedclade import Method, Simulator
 from fedclade.core import LocalTraining, State
 from fedclade.core.functional_model import Objective
+from fedclade.core.method_state import UNKNOWN
 from fedclade.core.pytree import Tree
 from fedclade.data import Clients, from_arrays
 
@@ -55,9 +56,15 @@ class Case:
         return self.state
 
     def served(self) -> list[float]:
-        """The model of each client, a number."""
+        """The model of each client, a number. Clients without a cluster get one, as in a run."""
         ids = torch.arange(len(self.fed.sizes))
-        rows = self.method.assign_models(self.state, ids)
+        unknown = ids[self.state.cluster_ids == UNKNOWN]
+        state = (
+            self.method.add_clients(self.fed, self.state, unknown, key=0)
+            if len(unknown)
+            else self.state
+        )
+        rows = self.method.assign_models(state, ids)
         weights: Tensor = rows.gather(self.fed.client_state.read(ids))["0.weight"]
         return weights.flatten().tolist()
 

@@ -212,6 +212,45 @@ def test_ifca_late_clients_choose_the_model_with_the_least_loss(case: Any) -> No
     assert state.cluster_ids.tolist() == [UNKNOWN, 1, 0]
 
 
+def test_ifca_clients_outside_the_cohort_are_served_the_model_with_the_least_loss_now(
+    case: Any,
+) -> None:
+    run = with_models(case(IFCA(clusters=2)), 0.0, 3.0)
+    run.round(0)
+    # Losses of client 0 under 0 and 3: 4 and 1. It trains 3 - 0.2 (3 - 2) = 2.8
+    assert run.state.models["0.weight"].flatten().tolist() == numbers(0.0, 2.8)
+    assert run.state.cluster_ids.tolist() == [1, UNKNOWN, UNKNOWN]
+    run.round(2)
+    # Losses of client 2 under 0 and 2.8: 9 and 6.76. It trains 2.8 - 0.4 (5.6 - 3) = 1.76
+    assert run.state.models["0.weight"].flatten().tolist() == numbers(0.0, 1.76)
+    run = with_models(run, 2.2, 1.76)
+    run.round(2)
+    # Losses of client 2 under 2.2 and 1.76: 1.96 and 0.2704. It trains 1.76 - 0.4 (0.52) = 1.552.
+    # Client 0 chose the second model in the first round; now its losses are 0.04 and 0.200704.
+    assert run.state.cluster_ids.tolist() == [UNKNOWN, UNKNOWN, 1]
+    # Client 1: 3.24 and 5.992704
+    up, down = run.fed.traffic.up, run.fed.traffic.down
+    assert run.served() == numbers(2.2, 2.2, 1.552)
+    # Two clients chose: two models of four bytes each down, the number of one up
+    assert (run.fed.traffic.up - up, run.fed.traffic.down - down) == (2 * 8, 2 * 2 * 4)
+
+
+def test_ifca_serves_the_first_draw_until_the_trial_ends(case: Any) -> None:
+    run = with_models(case(IFCA(clusters=1, num_restarts=2, trial_rounds=3)), 0.0, 3.5)
+    run.round(2)
+    # Client 1 has less loss under a model of the second draw, which is not served yet.
+    assert run.state.models["0.weight"].flatten().tolist() == numbers(1.2, 1.9)
+    assert run.served() == numbers(1.2, 1.2, 1.2)
+
+
+def test_ifca_keeps_choices_if_no_client_replies(case: Any) -> None:
+    run = with_models(case(IFCA(clusters=2), absent=[2]), 0.0, 3.5)
+    run.round(0)
+    run.round(2)
+    assert run.state.models["0.weight"].flatten().tolist() == numbers(0.0, 3.2)
+    assert run.state.cluster_ids.tolist() == [1, UNKNOWN, UNKNOWN]
+
+
 def test_ifca_warms_up_as_fedavg_and_then_draws_heads(case: Any) -> None:
     run = case(IFCA(clusters=2, warm_up=1), layers=2)
     run.round(0, 1, 2)

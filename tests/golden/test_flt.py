@@ -12,6 +12,7 @@ are not related to each other: Ã = [[1, 1, 0], [1, 1, 1], [0, 1, 1]].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def test_the_identity_trains_each_client_alone() -> None:
     assert case.round(1) == near(0.4, 0.8 - 0.2 * (0.8 - 4), 1.2)
 
 
-def test_a_late_client_is_treated_like_the_nearest_known_one() -> None:
+def test_a_late_client_gets_its_own_relations() -> None:
     case = Case(silent=[2])
     assert case.state.row[2] == UNKNOWN
     # n = 1, 2: the two are related.
@@ -141,11 +142,59 @@ def test_a_late_client_is_treated_like_the_nearest_known_one() -> None:
     assert (w0, w1) == near((0.4 + 1.6) / 3, (0.4 + 1.6) / 3)
     case.silent = set()
     case.add_clients(2)
+    # As in a one-off phase with all three: 1.8 is related to 0.9, but not to 0.0.
+    assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    assert case.state.cluster_ids.tolist() == [0, 0, 0]
+    # It starts with the model of the only client that it is related to. Its last model counts in
+    # the next round, although it is not in the cohort.
     assert case.served() == near(w0, w1, w1)
-    # From now on it is related to the same clients as client 1. Its last model counts in the next
-    # round, although it is not in the cohort.
     v0 = w0 - 0.2 * (w0 - 2)
-    assert case.round(0) == near(*[(v0 + 2 * w1 + 3 * w1) / 6] * 3)
+    assert case.round(0) == near((v0 + 2 * w1) / 3, (v0 + 2 * w1 + 3 * w1) / 6, w1)
+
+
+def test_a_late_client_starts_with_the_mean_of_its_related_clients() -> None:
+    case = Case(silent=[1])  # 0.0 and 1.8 are not related
+    w0, w2 = case.round(0, 2)
+    assert (w0, w2) == near(0.4, 1.2)
+    case.silent = set()
+    case.add_clients(1)
+    assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    # The groups of the others stay, although client 1 connects them. It is as near to both; the
+    # first of them counts.
+    assert case.state.cluster_ids.tolist() == [0, 0, 1]
+    assert case.served() == near(0.4, (0.4 + 3 * 1.2) / 4, 1.2)
+
+
+def test_a_late_client_without_relations_starts_like_the_nearest_and_stays_alone() -> None:
+    case = Case(silent=[2])
+    w0, w1 = case.round(0, 1)[:2]
+    lonely = replace(case.method, gamma=0.5)
+    case.silent = set()
+    state = case._flt(lonely.add_clients(case.fed, case.state, torch.tensor([2]), key=2))
+    assert state.mixing[state.row].int().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert state.cluster_ids.tolist() == [0, 0, 1]
+    served = lonely.assign_models(state, torch.arange(3)).gather({})["weight"].flatten()
+    assert served.tolist() == near(w0, w1, w1)
+
+
+def test_two_late_clients_are_related_to_each_other() -> None:
+    case = Case(silent=[1, 2])
+    (w0,) = case.round(0)
+    case.silent = set()
+    case.add_clients(1, 2)
+    assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
+    assert case.state.cluster_ids.tolist() == [0, 0, 0]
+    # Client 2 is related to no known client: the nearest is client 0.
+    assert case.served() == near(w0, w0, w0)
+
+
+@pytest.mark.parametrize("late", [[0], [1], [2], [0, 1], [0, 2], [1, 2]])
+def test_stages_end_with_the_relations_of_one_phase(late: list[int]) -> None:
+    case = Case(silent=late)
+    case.silent = set()
+    for client in late:
+        case.add_clients(client)
+    assert case.state.mixing[case.state.row].int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]
 
 
 def test_a_one_off_phase_without_replies() -> None:

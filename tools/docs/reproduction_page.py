@@ -1,4 +1,5 @@
-"""docs/reproduction.md from results/papers/: the papers' tables as they were measured.
+"""docs/reproduction.md and docs/images/papers/ from results/papers/: the papers' tables and figures
+as they were measured.
 
 python tools/docs/reproduction_page.py [--out docs/reproduction.md]
 
@@ -11,11 +12,15 @@ import argparse
 from pathlib import Path
 
 from fedclade.io.compact_json import read_results
+from fedclade.reproduce.compare_to_paper import Outcome
+from fedclade.reproduce.coverage import PAPERS, count, paper_items, total
+from fedclade.reproduce.draw import draw
 from fedclade.reproduce.markdown import from_json, page
 from fedclade.reproduce.spec import tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "papers"
+IMAGES = "images/papers/"  # relative to the page
 FIRST = ("flt_1", "flt_2", "flt_4", "flis_1", "cfl_figure8", "fedgmcc_1")  # the most informative
 ABOUT = """# The papers, reproduced
 
@@ -24,31 +29,48 @@ ABOUT = """# The papers, reproduced
 not have them. "within" means within the tolerance of the table. A table's file in
 src/fedclade/reproduce/tables/ has all settings and tolerances. Accuracy is the unweighted mean over
 all clients, each on its own test data.
-
 """
 
 
-def written() -> str:
+def outcomes() -> list[Outcome]:
+    """The results, the most informative first."""
     order = [*FIRST, *(name for name in tables() if name not in FIRST)]
-    outcomes = [from_json(read_results(file)) for file in RESULTS.glob("*.json")]
-    outcomes.sort(key=lambda outcome: order.index(outcome.table))
-    contents = [f"- [{outcome.title}](#{_anchor(outcome.title)})" for outcome in outcomes]
-    missing = [
-        f"- {table.title} (`fedclade reproduce {name}`)"
-        for name, table in tables().items()
-        if name not in {o.table for o in outcomes}
+    found = [from_json(read_results(file)) for file in RESULTS.glob("*.json")]
+    return sorted(found, key=lambda outcome: order.index(outcome.table))
+
+
+def written(outcomes: list[Outcome]) -> str:
+    by_name = {outcome.table: outcome for outcome in outcomes}
+    lines = [
+        "",
+        f"**{total(outcomes)} cells with a number in a paper are measured**; without the accuracies"
+        f" on training data, {total(outcomes, '^(?!train_)')}. A table of the workshop version that"
+        " repeats cells of another table does not count. The list has every table and figure of the"
+        " papers; in brackets: measured cells.",
+        "",
+        "| | reproduced here |",
+        "| --- | --- |",
     ]
-    later = (
-        ["", "Not yet measured at full size; each runs with `--quick`:", "", *missing]
-        if missing
-        else []
-    )
+    for item in paper_items():
+        places = [_place(name, by_name.get(name)) for name in item.found()]
+        text = "<br>".join(places) or f"Cannot be had here: {item.reason or 'not set up yet'}."
+        lines.append(f"| {PAPERS[item.paper]}, {item.name} | {text} |")
     return (
         ABOUT
-        + "\n".join([*contents, *later, ""])
+        + "\n".join([*lines, ""])
         + "\n"
-        + "\n".join(page(outcome, level=2) for outcome in outcomes)
+        + "\n".join(page(outcome, 2, IMAGES) for outcome in outcomes)
     )
+
+
+def _place(name: str, outcome: Outcome | None) -> str:
+    """A link to the table on this page, or the command that makes it."""
+    table = tables()[name]
+    cells = count(table, outcome)
+    numbers = f" ({cells})" if cells.total else ""
+    if outcome is None:
+        return f"{table.title}{numbers}: not yet measured, `fedclade reproduce {name}`"
+    return f"[{outcome.title}](#{_anchor(outcome.title)}){numbers}"
 
 
 def _anchor(title: str) -> str:
@@ -63,7 +85,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "reproduction.md")
-    parser.parse_args().out.write_text(written())
+    out: Path = parser.parse_args().out
+    results = outcomes()
+    out.write_text(written(results))
+    folder = out.parent / IMAGES
+    pictures = [picture for outcome in results for picture in outcome.pictures]
+    drawn = {path for picture in pictures for path in draw(picture, folder, ("svg",))}
+    for path in set(folder.glob("*.svg")) - drawn:
+        path.unlink()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ PAPERS = (
     ("… CIFAR-10", "flt_2", "CIFAR-10"),
     ("ten groups, 2,400 clients, EMNIST", "flt_4", "MLP"),
     ("labels permuted, CIFAR-10", "cfl_figure8", "end"),
-    ("labels flipped, genomic", "fedgmcc_1", "genomic, flipped"),
+    ("labels flipped, genomic", "fedgmcc_1", "genomic, EMD 26.3"),
     ("writers", "flt_3", "MLP"),
     ("own styles, EMD 17", "fedgmcc_1", "EMNIST62, EMD 17.1"),
     ("… EMD 49", "fedgmcc_1", "EMNIST62, EMD 48.9"),

@@ -79,7 +79,7 @@ def plan(tables: dict[str, Table], methods: Sequence[str], sets: Sequence[str]) 
 
 
 def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
-    """Every experiment with every seed."""
+    """Every experiment with every seed, on clients that are the same for all experiments."""
     if seeds > 1 and len({base.run.seed for base in experiments}) > 1:
         raise InvalidInputError(
             f"--seeds {seeds}: run.seed lists seeds already. Use one of the two.", "--seeds"
@@ -87,7 +87,7 @@ def runs(experiments: Sequence[Experiment], seeds: int) -> list[Experiment]:
     planned = [
         replace(base, run=replace(base.run, seed=base.run.seed + seed))
         for seed in range(seeds)
-        for base in experiments
+        for base in experiment_file.with_common_probe(experiments)
     ]
     labels = [experiment.label for experiment in planned]
     for label in labels:

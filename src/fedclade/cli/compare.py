@@ -81,11 +81,14 @@ def run_all(
     from fedclade.analysis import comparison_runs
     from fedclade.io.run_dir import RunDirectory
 
+    sizes: dict[str, None] = {}
+
     def execute(experiment: Experiment) -> Result:
         path = folder / experiment.label
         with output.on_round(experiment.label, experiment.run.rounds, path) as on_round:
-            run = experiment.to_run(experiment.clients(data_root), device)
-            return run.run(path, resume, on_round)
+            clients = experiment.clients(data_root)
+            sizes[clients.sizes_in_words] = None
+            return experiment.to_run(clients, device).run(path, resume, on_round)
 
     runs, is_sweep = len(experiments), any(experiment.chosen for experiment in experiments)
     if is_sweep and not output.quiet:
@@ -95,6 +98,8 @@ def run_all(
     with resumable_errors(folder), output.live_page(folder):
         rows = comparison_runs.execute(experiments, folder, resume, execute)
     show_comparison(rows)
+    if len(sizes) == 1:  # a sweep may compare several federations
+        print_out(*sizes)
     for line in RunDirectory(folder).comparison()["differences"]["in_words"]:
         print_out(line)
     if is_sweep:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,19 +24,27 @@ from fedclade.cli.options import (
 )
 from fedclade.cli.progress import display
 from fedclade.cli.run_monitoring import resumable_errors
-from fedclade.errors import InvalidInputError
+from fedclade.errors import InvalidInputError, WriteError
 
 if TYPE_CHECKING:
     from fedclade.reproduce.compare_to_paper import Outcome
-    from fedclade.reproduce.execute import TableEntry
+    from fedclade.reproduce.execute import Options, TableEntry
+    from fedclade.reproduce.spec import Table as TableSpec
     from fedclade.training.callbacks import OnRound
+
+ALL = "all"
+
+
+class DataNotHereError(InvalidInputError):
+    """None of a table's data sets is on this machine."""
 
 
 def reproduce(
     table: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TABLE]", help="A table of 'fedclade list tables' (default: list them)."
+            metavar="[TABLE]",
+            help="A table of 'fedclade list tables', or all (default: list them).",
         ),
     ] = None,
     quick: Annotated[
@@ -62,22 +72,23 @@ def reproduce(
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
-    """Run a paper's table and compare the results with the paper."""
+    """Run a paper's table and compare the results with the paper.
+
+    "all" runs every table into one folder, and ends with a list of them.
+    """
     if table is None:
         print_name_table(read_index()["tables"])
         return
-    from fedclade.engines.simulator import pick_device
-    from fedclade.io.atomic import write_text
-    from fedclade.io.compact_json import write_results
-    from fedclade.reproduce.compare_to_paper import outcome
-    from fedclade.reproduce.execute import Options, execute, plan, so_far
-    from fedclade.reproduce.markdown import page
+    from fedclade.reproduce.execute import Options
     from fedclade.reproduce.spec import find
 
     options = Options(
         seeds, quick, comma_separated(methods), tuple(columns or ()), device, data_root
     )
-    chosen = find(table)
+    chosen = None if table == ALL else find(table)
+    if chosen is None and (methods or columns):
+        option = "--methods" if methods else "--column"
+        raise InvalidInputError(f"{option}: works with one table only, not with {ALL}.", option)
     if (resume or done_only) and out is None:
         option = "--so-far" if done_only else "--resume"
         raise InvalidInputError(f"{option}: give the folder with --out DIR.", option)
@@ -88,21 +99,39 @@ def reproduce(
             " --resume.",
             "--out",
         )
-    planned = plan(chosen, options)
+    with resumable_errors(folder):
+        if chosen is None:
+            _all_tables(options, folder, done_only, quiet)
+            return
+        result = _outcome(chosen, options, folder, done_only, quiet)
+    files = _write(result, folder, "table")
+    _show(result)
+    print_out(f"Runs, {', '.join(files[:-1])} and {files[-1]}: {folder}")
+
+
+def _outcome(
+    table: TableSpec, options: Options, folder: Path, done_only: bool, quiet: bool
+) -> Outcome:
+    """Execute the missing runs of a table in this folder, or none of them with --so-far."""
+    from fedclade.engines.simulator import pick_device
+    from fedclade.reproduce.compare_to_paper import outcome
+    from fedclade.reproduce.execute import execute, plan, so_far
+
+    planned = plan(table, options)
     if not planned.entries:
-        missing = ", ".join(sorted({name for column in chosen.columns for name in column.data}))
-        raise InvalidInputError(
-            f"TABLE = {table}: none of its data sets is on this machine ({missing}). See 'fedclade"
-            " data list'.",
+        missing = ", ".join(sorted({name for column in table.columns for name in column.data}))
+        raise DataNotHereError(
+            f"TABLE = {table.name}: none of its data sets is on this machine ({missing}). See"
+            " 'fedclade data list'.",
             "TABLE",
         )
     if done_only:
         planned = so_far(planned, folder)
         if not planned.entries:
             raise InvalidInputError(
-                f"--so-far: {folder} contains no finished run of {table}.", "--so-far"
+                f"--so-far: {folder} contains no finished run of {table.name}.", "--so-far"
             )
-    with resumable_errors(folder), ExitStack() as progress:
+    with ExitStack() as progress:
 
         def on_entry(entry: TableEntry, number: int, total: int) -> OnRound | None:
             progress.close()
@@ -115,16 +144,66 @@ def reproduce(
             return progress.enter_context(display(label, rounds, out_console, quiet)).after_round
 
         results = execute(planned, folder, on_entry)
-    result = outcome(planned, results, pick_device(device).type)
-    write_results(folder / "table.json", result.as_json())
-    write_text(folder / "table.md", page(result))
-    _show(result)
-    print_out(f"Runs, table.json and table.md: {folder}")
+    return outcome(planned, results, pick_device(options.device).type)
+
+
+def _write(result: Outcome, folder: Path, name: str) -> list[str]:
+    """Write the table as JSON and Markdown, and its pictures. Returns the names of the files."""
+    from fedclade.io.atomic import write_text
+    from fedclade.io.compact_json import write_results
+    from fedclade.reproduce.draw import draw
+    from fedclade.reproduce.markdown import page
+
+    write_results(folder / f"{name}.json", result.as_json())
+    write_text(folder / f"{name}.md", page(result))
+    pictures = [path.name for picture in result.pictures for path in draw(picture, folder)]
+    return [f"{name}.json", *pictures, f"{name}.md"]
+
+
+def _all_tables(options: Options, folder: Path, done_only: bool, quiet: bool) -> None:
+    """Run all tables, each to its end or its error, and list what became of them. Tables with equal
+    settings share runs.
+    """
+    from fedclade.reproduce.spec import tables
+
+    states: dict[str, str] = {}
+    has_failed = False
+    for name, table in tables().items():
+        start = time.perf_counter()
+        if not quiet:
+            print_out(f"{name}: {table.title}")
+        try:
+            result = _outcome(table, options, folder / "runs", done_only, quiet)
+            _write(result, folder, name)
+            cells = len(result.cells)
+            states[name] = f"{cells} cells in {time.perf_counter() - start:.0f} s: {name}.md"
+        except DataNotHereError as error:
+            states[name] = f"not run: {error}"
+        except WriteError:
+            raise  # the next table could not write either
+        except Exception as error:
+            if done_only and isinstance(error, InvalidInputError):
+                states[name] = "no finished run"
+                continue
+            has_failed = True
+            states[name] = f"failed: {type(error).__name__}: {error}"
+            print_err(f"{name}: {states[name]}")
+    print_name_table(states)
+    print_out(f"Runs, and a .json and .md file for each table: {folder}")
+    if has_failed:
+        raise typer.Exit(1)
 
 
 def _show(result: Outcome) -> None:
     from fedclade.reproduce.compare_to_paper import in_words
-    from fedclade.reproduce.markdown import number, signed, spread
+    from fedclade.reproduce.markdown import (
+        IMPORTED,
+        claim_in_words,
+        number,
+        signed,
+        sizes_in_words,
+        spread,
+    )
 
     for column, data in result.data.items():
         cells = [cell for cell in result.cells if cell.column == column]
@@ -153,9 +232,17 @@ def _show(result: Outcome) -> None:
             cell_table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
         for cell in cells:
             cell_table.add_row(
-                cell.row, number(cell.paper), spread(cell), signed(cell.difference), in_words(cell)
+                f"{escape(cell.row)}{'*' * cell.imported}",
+                number(cell.paper),
+                spread(cell),
+                signed(cell.difference),
+                in_words(cell),
             )
         out_console.print(cell_table)
+    for line in sizes_in_words(result):
+        out_console.print(line, markup=False)
+    if any(cell.imported for cell in result.cells):
+        out_console.print(IMPORTED.removeprefix("\\"), markup=False)
     reasons = {
         cell.why: None
         for cell in result.cells
@@ -163,6 +250,5 @@ def _show(result: Outcome) -> None:
     }
     for reason in reasons:
         out_console.print(f"- {reason}", markup=False)
-    for claim in result.claims:
-        verdict = "holds" if claim.holds else "does not hold"
-        out_console.print(f"{claim.place}: {' ≤ '.join(claim.rising)}: {verdict}", markup=False)
+    for text, verdict in map(claim_in_words, result.claims):
+        out_console.print(f"{text}: {verdict}", markup=False)

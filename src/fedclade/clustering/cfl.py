@@ -105,17 +105,18 @@ def bipartition(
 def separation_gap(
     similarity: NDArray[np.floating[Any]], groups: NDArray[np.integer[Any]]
 ) -> float:
-    """CFL's g(α) = α_intra^min − α_cross^max over pairs i ≠ j. If it is above 0, the bipartition
-    cannot split a group.
+    """CFL's separation gap g(α) = α_intra^min − α_cross^max (Definition 2).
 
-    Without a pair across groups α_cross^max is −1, the least cosine. Without a pair inside a group
-    α_intra^min is 1, the greatest cosine.
+    α_intra^min is the least similarity of two clients of one group, 1 if no group has two clients.
+    α_cross^max is that of the optimal bipartition of all clients (Eq. 17), which knows no groups.
+    If the gap is above 0, the bipartition divides no group. The clients of a single group never
+    have a gap above 0: there is nothing left to split.
 
     Args:
-        similarity: (M, M) the similarities α_ij.
-        groups: (M,) the group of each client.
+        similarity: (M, M) the similarities α_ij, M ≥ 2.
+        groups: (M,) the group I(i) of each client.
     """
-    check_symmetric(similarity, "similarity")
+    _, cross = bipartition(similarity)
     groups = np.asarray(groups)
     require(
         groups.shape == (len(similarity),),
@@ -123,12 +124,8 @@ def separation_gap(
         groups.shape,
         f"must be ({len(similarity)},), a group for each client",
     )
-    same = groups[:, None] == groups
-    inside = same & ~np.eye(len(groups), dtype=bool)
-    return float(
-        np.min(similarity, where=inside, initial=1.0)
-        - np.max(similarity, where=~same, initial=-1.0)
-    )
+    inside = (groups[:, None] == groups) & ~np.eye(len(groups), dtype=bool)
+    return float(np.min(similarity, where=inside, initial=1.0)) - cross
 
 
 def noise_level(similarity: NDArray[np.floating[Any]], side: NDArray[np.bool_]) -> float:

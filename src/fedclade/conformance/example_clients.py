@@ -32,7 +32,7 @@ def ragged_clients() -> Clients:
 def small_digits() -> Clients:
     """Twenty clients in five true groups, with 12 training samples each."""
     scheme = LabelClusters(clusters=5, classes=2, samples=12)
-    return partition(load("digits"), scheme, clients=20, seed=0)
+    return partition(load("digits"), scheme, clients=20, seed=0, probe=None)
 
 
 def first_clients(clients: Clients, count: int) -> Clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedclade.core.inputs import Inputs, select, shape_of
+from fedclade.core.inputs import Inputs, samples_in, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.validation_split import validation_positions
@@ -91,6 +92,14 @@ class Clients:
             f"Clients({len(self)} of {self.dataset}, {self.partition}{groups}; describe() shows"
             " more)"
         )
+
+    @property
+    def sizes_in_words(self) -> str:
+        """The clients, their training samples and the probe samples, in one line."""
+        median = statistics.median(self.sizes.tolist())
+        probe = 0 if self.probe is None else samples_in(self.probe)
+        apart = f", {probe:,} probe samples set apart" if probe else ""
+        return f"{len(self):,} clients, {median:,.0f} training samples per client (median){apart}."
 
     @property
     def sizes(self) -> Tensor:

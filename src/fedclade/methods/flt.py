@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedclade.aggregation.mean import add_weighted_models, weighted_mean
 from fedclade.aggregation.server_optimizer import update_models
 from fedclade.clustering.flt import (
+    DIMENSIONS,
     Cut,
     Distance,
     Manifold,
     cluster_signatures,
+    extend_mixing,
     mixing_matrix,
-    nearest_signature,
+    relate_newcomers,
 )
 from fedclade.clustering.set_distances import MAX_MATCHING_POINTS
 from fedclade.core.federation import Federation, ModelAssignment, SegmentSum
@@ -27,45 +28,28 @@ from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.pytree import Tree, add_prefix, stack
 from fedclade.core.rng import fold_in
 from fedclade.errors import is_int, require, require_int
-from fedclade.methods._data_centroids_state import CentroidState
 from fedclade.methods._dp_signature import DPSignatureMethod
+from fedclade.methods._flt_state import FLTState as FLTState
 from fedclade.methods.base import Groups, Needs
 from fedclade.methods.required_context import NeedsEncoder
 from fedclade.programs.encoder_signature import Centres, autoencode, private_signature, signature
 
 
 @dataclass(frozen=True)
-class FLTState(CentroidState):
-    """The models (one per distinct row of Ã, not per client) and clusters, how models are mixed,
-    and the data that places a late client.
-    """
-
-    row: Tensor  # (clients,) the model of each client
-    mixing: Tensor  # (models, clients) the distinct rows of Ã
-    encoder: Tree  # its weights at the end of the one-off phase
-
-    def with_num_clients(self, clients: int) -> Self:
-        more = max(0, clients - len(self.row))
-        return replace(
-            super().with_num_clients(clients),
-            row=F.pad(self.row, (0, more), value=UNKNOWN),
-            mixing=F.pad(self.mixing, (0, more)),
-        )
-
-
-@dataclass(frozen=True)
 class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     """Once, before training, each client embeds its data with an encoder G and sends the k centers
-    of the embeddings (k-means; e numbers each). The server embeds all centers in the plane,
+    of the embeddings (k-means; e numbers each). The server embeds all centers in u dimensions,
     computes the distance A_ij between the centers of clients i and j, and relates i and j, Ã_ij =
-    1, if A_ij < γ. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; p_m is n_m / Σ n. A client
-    that missed the one-off phase gets the relations of the known client nearest to it.
+    1, if A_ij < γ. After a round w_i = Σ_j Ã_ij n_j w_j / Σ_j Ã_ij n_j; p_m is n_m / Σ n. The
+    one-off phase may have stages: the centers of a client that missed it join the others later, all
+    are embedded again, and its relations are computed in the same way.
 
     Args:
         k: the number of centers of a client, or "auto".
         gamma: γ.
         distance: the distance of two sets of centers; "min" is the one printed in the paper.
-        manifold: how the centers are embedded in the plane.
+        manifold: how the centers are embedded.
+        manifold_dim: u, the dimensions of the embedding: 2 or 3 in the paper.
         cut: "threshold" uses γ. "gap" relates the members of a group: it cuts the tree of A
             (average linkage) at its widest gap.
         clusters: C, to relate the members of each of Ward's C groups; None to use `cut`.
@@ -105,6 +89,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
     gamma: float = 1.0
     distance: Distance = "matching"
     manifold: Manifold = "umap"
+    manifold_dim: int = DIMENSIONS
     cut: Cut = "threshold"
     clusters: int | None = None
     aggregation: Literal["graph", "clusters"] = "graph"
@@ -126,6 +111,7 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             self.clusters,
             "must be at least 1, and cannot be used with cut = 'gap'",
         )
+        require_int("method.manifold_dim", self.manifold_dim, 1)
         require_int("method.fine_tune_epochs", self.fine_tune_epochs, 1)
         ok = self.signature_epsilon is None or (self.k == 1 and self.fine_tune in ("auto", "none"))
         require(
@@ -204,8 +190,8 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
         return update_models(fed, state, weighted_mean(sums, weight, fallback=state.models))
 
     def add_clients(self, fed: Federation, state: FLTState, ids: Tensor, key: int) -> FLTState:
-        """A new client takes the model and the row of Ã of the known client nearest to it. If no
-        client is known yet, Ã is computed.
+        """The centers of the new clients join those of the known ones, and their relations are
+        computed (see `_join`). If no client is known yet, Ã is computed.
         """
         state = state.with_num_clients(len(fed.sizes))
         encoder = Encoder(self.encoder_module)
@@ -223,54 +209,80 @@ class FLT(NeedsEncoder, DPSignatureMethod[FLTState]):
             results.outputs["centres"].cpu(),
             results.outputs["count"].cpu().clamp(1, results.outputs["centres"].shape[1]),
         )
+        seed = fold_in(key, "manifold") % 2**32
+        if bool((state.row != UNKNOWN).any()):
+            return self._join(fed, state, results.ids, centres, counts, seed)
+        groups, related = cluster_signatures(
+            centres.numpy(),
+            counts.numpy(),
+            self.manifold,
+            self.distance,
+            self.cut,
+            self.gamma,
+            self.clusters,
+            seed,
+            graph=self.aggregation == "graph",
+            dim=self.manifold_dim,
+        )
+        rows, row = mixing_matrix(groups, related)
+        state = state.at_rows(torch.zeros(len(rows), dtype=torch.int64))
+        zeros = centres.new_zeros(len(state.row), *centres.shape[1:])
+        mixing = state.mixing.expand(len(rows), -1).index_copy(1, results.ids, rows)
+        state = replace(state, centres=zeros, mixing=mixing)
+        return state.with_clients(results.ids, torch.from_numpy(groups), row, centres, counts)
+
+    def _join(
+        self,
+        fed: Federation,
+        state: FLTState,
+        new: Tensor,
+        centres: Tensor,
+        counts: Tensor,
+        seed: int,
+    ) -> FLTState:
+        """Relate newcomers to the known clients and to each other. The centers of all are embedded
+        again; relations and groups of known clients stay. Clients with equal rows of Ã share a
+        model: that of the known clients among them, or the mean of the models of the related known
+        clients, or that of the nearest known client.
+        """
         known = (state.row != UNKNOWN).nonzero().flatten()
-        if len(known):
-            known_centres, known_counts = state.centres[known].numpy(), state.counts[known].numpy()
-            twin = known[
-                torch.from_numpy(
-                    nearest_signature(
-                        centres.numpy(),
-                        counts.numpy(),
-                        known_centres,
-                        known_counts,
-                        self.distance,
-                    )
-                )
-            ]
-            cluster, row, rows = state.cluster_ids[twin], state.row[twin], state.mixing[:, twin]
-        else:
-            options = (
-                self.manifold,
-                self.distance,
-                self.cut,
-                self.gamma,
-                self.clusters,
-                fold_in(key, "manifold") % 2**32,
-            )
-            groups, related = cluster_signatures(
-                centres.numpy(), counts.numpy(), *options, graph=self.aggregation == "graph"
-            )
-            cluster, (rows, row) = torch.from_numpy(groups), mixing_matrix(groups, related)
-            models = {
-                name: value.expand(len(rows), *value.shape[1:]).clone()
-                for name, value in state.models.items()
-            }
-            mixing, zeros = (
-                state.mixing.expand(len(rows), -1),
-                centres.new_zeros(len(state.row), *centres.shape[1:]),
-            )
-            state = replace(state, models=models, mixing=mixing, centres=zeros)
-        assigned: dict[str, Any] = {
-            "cluster_ids": cluster,
-            "row": row,
-            "centres": centres,
-            "counts": counts,
-        }
-        updated = {
-            name: getattr(state, name).index_copy(0, results.ids, value)
-            for name, value in assigned.items()
-        }
-        return replace(state, mixing=state.mixing.index_copy(1, results.ids, rows), **updated)
+        clients = torch.cat([known, new]).sort().values
+        is_new = torch.isin(clients, new)
+        state = state.with_clients(new, state.cluster_ids[new], state.row[new], centres, counts)
+        joined, related, nearest = relate_newcomers(
+            state.centres[clients].numpy(),
+            state.counts[clients].numpy(),
+            is_new.numpy(),
+            state.cluster_ids[clients].numpy(),
+            self.manifold,
+            self.distance,
+            self.gamma if self.cut == "threshold" and self.clusters is None else None,
+            seed,
+            graph=self.aggregation == "graph",
+            dim=self.manifold_dim,
+        )
+        rows, index, parent = extend_mixing(
+            state.mixing,
+            state.row,
+            clients,
+            is_new,
+            torch.from_numpy(related),
+            torch.from_numpy(nearest),
+        )
+        # Rows that only newcomers have start with the mean of the related known clients.
+        only_new = torch.ones(len(rows), 1).index_fill(0, index[~is_new], 0.0)
+        weights = torch.zeros(len(rows), len(state), dtype=torch.float64)
+        by_client = rows[:, known] * only_new * fed.sizes[known].double()
+        weights.index_add_(1, state.row[known], by_client)
+        sums, weight = add_weighted_models({}, torch.zeros(len(rows)), weights, state.models)
+        state = state.at_rows(parent)
+        return replace(
+            state,
+            models=weighted_mean(sums, weight, fallback=state.models),
+            cluster_ids=state.cluster_ids.index_copy(0, new, torch.from_numpy(joined)),
+            row=state.row.index_copy(0, clients, index),
+            mixing=rows,
+        )
 
     def assign_models(self, state: FLTState, ids: Tensor) -> ModelAssignment:
         return ModelAssignment(state.models, state.row[ids])

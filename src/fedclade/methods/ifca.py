@@ -36,6 +36,9 @@ class IFCA(LossSelectionMethod[IFCAState]):
     mean, weighted by examples, of the models of the clients that chose it. A model that no client
     chose does not change.
 
+    A choice is about the models of its round. A client that was not in the last round chooses among
+    the present models when it needs one.
+
     The initial k models are random permutations of the weights of the initial model, so that all
     have its distribution.
 
@@ -66,7 +69,8 @@ class IFCA(LossSelectionMethod[IFCAState]):
     upload_cost: ClassVar[str] = "W + 8"
     download_cost: ClassVar[str] = "K*W"
     extra_traffic: ClassVar[str] = (
-        "with n restarts, n times as much in the first `trial_rounds` rounds"
+        "for a client that needs a model and was not in the last round: K*W down, 8 up; with n"
+        " restarts, n times as much in the first `trial_rounds` rounds"
     )
     state: ClassVar[type[State]] = IFCAState
 
@@ -107,21 +111,22 @@ class IFCA(LossSelectionMethod[IFCAState]):
         ]
         state = update_models(fed, state, concatenate([means for means, _ in trained]))
         best = 0  # until the trial ends, clients use the models of the first draw
-        if (
-            len(draws) > 1
-            and past >= self.trial_rounds
-            and any(len(results.ids) for _, results in trained)
-        ):
+        if not any(len(results.ids) for _, results in trained):
+            return state
+        if len(draws) > 1 and past >= self.trial_rounds:
             best = min(range(len(draws)), key=lambda draw: _mean_loss(fed, trained[draw][1]))
-            unknown = torch.full_like(state.cluster_ids, UNKNOWN)
-            state = replace(state.at_rows(draws[best]), cluster_ids=unknown)
-        results = trained[best][1]
-        cluster = (
-            state.cluster_ids.index_copy(0, results.ids, results.outputs["row"].cpu())
-            if len(results.ids)
-            else state.cluster_ids
-        )
-        return replace(state, cluster_ids=cluster)
+            state = state.at_rows(draws[best])
+        results, unknown = trained[best][1], torch.full_like(state.cluster_ids, UNKNOWN)
+        if not len(results.ids):
+            return replace(state, cluster_ids=unknown)
+        # All models may have changed: only the choices of this round are about them.
+        chosen = unknown.index_copy(0, results.ids, results.outputs["row"].cpu())
+        return replace(state, cluster_ids=chosen)
+
+    def add_clients(self, fed: Federation, state: IFCAState, ids: Tensor, key: int) -> IFCAState:
+        first_draw = torch.arange(len(state))[: self.clusters]
+        chosen = super().add_clients(fed, state.at_rows(first_draw), ids, key)
+        return replace(state, cluster_ids=chosen.cluster_ids)
 
     def _train(
         self, fed: Federation, models: Tree, cohort: Tensor, key: int, report_loss: bool

@@ -80,6 +80,10 @@ class PCAHC(NeedsProbe, Method[PCAHCState]):
         for name, most in (("clusters", None), ("k", MAX_MATCHING_POINTS), ("components", None)):
             require_int(f"method.{name}", getattr(self, name), 1, most)
 
+    @property
+    def needs_probe_samples(self) -> bool:
+        return self.basis == "shared" and super().needs_probe_samples
+
     def init(self, fed: Federation, params: Tree, key: int) -> PCAHCState:
         everyone = torch.arange(len(fed.sizes))
         centres = torch.zeros(len(everyone), self.k, self.components)

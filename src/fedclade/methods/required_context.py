@@ -4,6 +4,7 @@ class, and the runner tests for it with `isinstance`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import Field, dataclass, field
 from typing import Any
 
@@ -31,6 +32,18 @@ class NeedsProbe:
     probe: Inputs | None = field(
         default=None, kw_only=True, repr=False, compare=False, metadata=INJECTED
     )
+
+    @property
+    def needs_probe_samples(self) -> bool:
+        """Whether the partition must set samples apart: not if the inputs are given."""
+        return self.probe is None
+
+
+def need_probe_samples(methods: Iterable[object]) -> bool:
+    """Whether one of these methods needs samples that the partition sets apart. Then all methods
+    of a comparison do without them, so that all have the same training data.
+    """
+    return any(isinstance(method, NeedsProbe) and method.needs_probe_samples for method in methods)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from fedclade.core.cost_formula import evaluate_cost
 from fedclade.io.environment_info import environment_info
-from fedclade.reproduce.execute import Done, Plan
+from fedclade.reproduce.execute import Done, Plan, Sizes
+from fedclade.reproduce.panels import Picture
 from fedclade.reproduce.paper_metrics import measure
+from fedclade.reproduce.pictures import pictures
 from fedclade.reproduce.spec import Claim, Column, Row
 
 Mark = Literal["within", "above", "below", "not reached", ""]
@@ -33,16 +35,20 @@ class Cell:
     difference: float | None
     mark: Mark
     why: str
+    imported: bool = False  # the paper's number comes from another protocol: it is not judged
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A claim in one column, or about one row: whether it holds, and the means it is based on."""
+    """A claim in one column, or about one row: whether it holds, the means it is based on, and how
+    far each may be below the one before.
+    """
 
     place: str
     rising: tuple[str, ...]
     means: tuple[float, ...]
     holds: bool
+    slack: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,9 +66,13 @@ class Outcome:
     claims: tuple[Checked, ...]
     about: dict[str, str]
     seconds: float
+    pictures: tuple[Picture, ...] = ()
+    # By column, the smallest and the largest value over its runs; see `execute.Sizes`.
+    sizes: dict[str, tuple[Sizes, Sizes]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        content = asdict(replace(self, pictures=()))
+        return content | {"pictures": [picture.as_json() for picture in self.pictures]}
 
 
 def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> Outcome:
@@ -70,7 +80,7 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
 
     Args:
         plan: the planned entries.
-        done: summary and history of each run, by row, column and seed.
+        done: the finished entries, by row, column and seed.
         device: the device for runs that did not record theirs.
 
     Returns:
@@ -108,19 +118,35 @@ def outcome(plan: Plan, done: dict[tuple[str, str, int], Done], device: str) -> 
             sum(
                 {
                     plan.entries[key].label: summary["seconds"]
-                    for key, (summary, _) in done.items()
+                    for key, (summary, *_) in done.items()
                 }.values()
             ),
             1,
         ),
+        pictures(plan, done),
+        _sizes(done),
     )
+
+
+def _sizes(done: dict[tuple[str, str, int], Done]) -> dict[str, tuple[Sizes, Sizes]]:
+    by_column: dict[str, list[Sizes]] = {}
+    for (_, column, _), run in done.items():
+        if run.sizes is not None:
+            by_column.setdefault(column, []).append(run.sizes)
+    return {
+        column: (
+            Sizes(*map(min, zip(*sizes, strict=True))),
+            Sizes(*map(max, zip(*sizes, strict=True))),
+        )
+        for column, sizes in by_column.items()
+    }
 
 
 def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
     metric = plan.table.metric_of(column)
     if row.formula and metric == "bytes":
         return _by_formula(row, column, metric, runs)
-    values = tuple(measure(metric, summary, history) for summary, history in runs)
+    values = tuple(measure(metric, run.summary, run.history) for run in runs)
     known = [value for value in values if value is not None and math.isfinite(value)]
     mean = statistics.fmean(known) if len(known) == len(values) else None
     std = statistics.stdev(known) if mean is not None and len(known) > 1 else None
@@ -128,7 +154,9 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
     # A quick run has a smaller federation, so it cannot be compared with the paper.
     difference = None if mean is None or paper is None or plan.options.quick else mean - paper
     mark: Mark = ""
-    if paper is not None and mean is None and not plan.options.quick:
+    if row.imported:
+        pass
+    elif paper is not None and mean is None and not plan.options.quick:
         mark = "not reached"
     elif difference is not None:
         far = abs(difference) > plan.table.tolerance_of(column)
@@ -145,13 +173,14 @@ def _cell(plan: Plan, row: Row, column: Column, runs: list[Done]) -> Cell:
         difference,
         mark,
         row.reason(column.name),
+        row.imported,
     )
 
 
 def _environment(done: dict[tuple[str, str, int], Done], device: str) -> dict[str, str]:
     """Machine, versions and commit of the runs; all of them if they differ."""
     environments = [
-        summary.get("about") or environment_info(device) for summary, _ in done.values()
+        summary.get("about") or environment_info(device) for summary, *_ in done.values()
     ]
     if not environments:
         return environment_info(device)
@@ -167,17 +196,22 @@ def _until(done: Done, last: int | None) -> Done:
     """The run up to round `last`; None for the whole run."""
     if last is None:
         return done
-    history = [row for row in done[1] if row["round"] <= last]
-    return (dict(history[-1]) if history and history[-1]["round"] == last else {}), history
+    history = [row for row in done.history if row["round"] <= last]
+    return Done(
+        dict(history[-1]) if history and history[-1]["round"] == last else {},
+        history,
+        done.panels,
+        done.sizes,
+    )
 
 
 def _by_formula(row: Row, column: Column, metric: str, runs: list[Done]) -> Cell:
     """The paper's number is the value of its formula in these runs, quick or not; ours must be
     exactly that plus `besides`.
     """
-    values = tuple(measure(metric, summary, history) for summary, history in runs)
+    values = tuple(measure(metric, run.summary, run.history) for run in runs)
     counted = [value for value in values if value is not None]
-    symbols = runs[0][0]["symbols"]  # the same for all seeds
+    symbols = runs[0].summary["symbols"]  # the same for all seeds
     paper, more = evaluate_cost(row.formula, symbols), evaluate_cost(row.besides, symbols)
     mean = statistics.fmean(counted)
     mark: Mark = (
@@ -209,7 +243,7 @@ def _checked(
     if len(known) < len(values):
         return None
     holds = all(later >= earlier - claim.slack for earlier, later in pairwise(known))
-    return Checked(place, claim.rising, known, holds)
+    return Checked(place, claim.rising, known, holds, claim.slack)
 
 
 def in_words(cell: Cell) -> str:

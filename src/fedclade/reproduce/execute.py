@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -21,9 +23,13 @@ from fedclade.engines.simulator import pick_device
 from fedclade.errors import InvalidInputError, nearest
 from fedclade.io import schemas
 from fedclade.io.atomic import write_text
+from fedclade.io.compact_json import write_results
 from fedclade.io.environment_info import environment_info
 from fedclade.io.run_dir import RunDirectory, StoredModels
 from fedclade.methods import FLT, IFCA, FedSEM
+from fedclade.methods.required_context import need_probe_samples
+from fedclade.reproduce.encoder_data import encoder_data
+from fedclade.reproduce.panels import Panel
 from fedclade.reproduce.paper_metrics import History, Numbers
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table
 from fedclade.reproduce.studies import STUDIES
@@ -45,6 +51,7 @@ class TableEntry:
     sets: tuple[str, ...]
     base: dict[str, experiment_file.Table] = field(repr=False)
     study: str = ""
+    needs_probe: bool = False  # whether a row of the column needs probe samples
 
     @property
     def label(self) -> str:
@@ -56,7 +63,7 @@ class TableEntry:
             if self.study
             else [self.base, self.sets, self.row.encoder.get(self.column.name)]
         )
-        text = json.dumps(settings, sort_keys=True)
+        text = json.dumps([*settings, self.needs_probe], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:10]
         return f"{self.study or self.row.method}-{self.data}-{digest}-seed{self.seed}"
 
@@ -67,7 +74,8 @@ class TableEntry:
 
     def experiment(self, encoder: Path | None) -> Experiment:
         sets = [*self.sets, *([f'method.encoder="{encoder}"'] if encoder is not None else [])]
-        return experiment_file.experiment(experiment_file.apply(self.base, sets))
+        experiment = experiment_file.experiment(experiment_file.apply(self.base, sets))
+        return replace(experiment, needs_probe=self.needs_probe)
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,7 @@ def plan(table: Table, options: Options) -> Plan:
                 (name for name in source.data if _is_available(name, options.data_root)), None
             )
         data[column.name] = chosen = data[source.name]
+        needs_probe = chosen is not None and _needs_probe(table, source, chosen)
         for row in table.rows:
             if (
                 chosen is not None
@@ -127,10 +136,21 @@ def plan(table: Table, options: Options) -> Plan:
                 and column.name not in row.skip
             ):
                 for seed in range(seeds):
-                    entries[row.name, source.name, seed] = _entry(
-                        table, row, source, chosen, seed, options.quick
-                    )
+                    entry = _entry(table, row, source, chosen, seed, options.quick)
+                    entries[row.name, source.name, seed] = replace(entry, needs_probe=needs_probe)
     return Plan(table, options, data, entries)
+
+
+def _needs_probe(table: Table, column: Column, data: str) -> bool:
+    """Whether a row of this column needs probe samples, whichever rows are run now."""
+    if data == SYNTHETIC:
+        return False
+    shown = [other.name for other in table.columns if table.settings_of(other) == column]
+    return need_probe_samples(
+        _entry(table, row, column, data, seed=0, quick=False).experiment(None).method
+        for row in table.rows
+        if not set(shown) <= set(row.skip)
+    )
 
 
 def _entry(table: Table, row: Row, column: Column, data: str, seed: int, quick: bool) -> TableEntry:
@@ -158,7 +178,25 @@ def _is_available(name: str, root: str | None) -> bool:
     return name == SYNTHETIC or is_available(name, root)
 
 
-Done = tuple[Numbers, History]
+class Sizes(NamedTuple):
+    """The number of clients, the median of their training samples, and the probe samples."""
+
+    clients: int
+    samples: float
+    probe: int
+
+
+class Done(NamedTuple):
+    """A finished entry: its summary, its rounds, the panels that a study returned, and the sizes of
+    its clients, which synthetic data do not have.
+    """
+
+    summary: Numbers
+    history: History
+    panels: tuple[Panel, ...] = ()
+    sizes: Sizes | None = None
+
+
 ENVIRONMENT_FILE = "about.json"  # in a run's folder: the machine and the commit of the run
 
 
@@ -188,7 +226,7 @@ def execute(
         on_entry: called before each run with its entry, its number and the number of entries.
 
     Returns:
-        Summary and history of each entry.
+        Each finished entry.
     """
     done: dict[tuple[str, str, int], Done] = {}
     samples = plan.table.quick.samples if plan.options.quick else None
@@ -222,7 +260,13 @@ class _PartitionCache:
         self._last: tuple[object, Clients] | None = None
 
     def clients(self, experiment: Experiment) -> Clients:
-        key = (experiment.data, experiment.partition, experiment.scheme, experiment.run.seed)
+        key = (
+            experiment.data,
+            experiment.partition,
+            experiment.scheme,
+            experiment.run.seed,
+            experiment.needs_probe,
+        )
         if self._last is None or self._last[0] != key:
             self._last = (key, experiment.partitioned(self._dataset(experiment.data.name)))
         return self._last[1]
@@ -276,7 +320,12 @@ def _run(
     path = store.folder / ENVIRONMENT_FILE
     if path.exists():
         numbers = {**numbers, "about": schemas.read(path, schemas.table)}
-    return numbers, store.history()
+    sizes = Sizes(
+        numbers["clients"],
+        statistics.median(store.read_clients(numbers["clients"])["examples"]),
+        store.tables()["partition"].get("probe", 0),
+    )
+    return Done(numbers, store.history(), sizes=sizes)
 
 
 def _study(
@@ -294,17 +343,23 @@ def _study(
         clients = None if entry.data == SYNTHETIC else partitions.clients(entry.experiment(None))
         on_start()
         start = time.perf_counter()
-        history = STUDIES[entry.study](entry.tables, clients, options.device)
+        result = STUDIES[entry.study](entry.tables, clients, options.device)
         folder.mkdir(parents=True, exist_ok=True)
         content = {
-            "rounds": history,
+            "rounds": result.history,
+            "panels": [panel.as_json() for panel in result.panels],
             "seconds": round(time.perf_counter() - start, 3),
             "about": environment_info(pick_device(options.device).type),
         }
-        write_text(file, json.dumps(content, indent=1) + "\n")
+        if clients is not None:
+            median = statistics.median(clients.sizes.tolist())
+            content["sizes"] = Sizes(len(clients), median, clients.origin.get("probe", 0))
+        write_results(file, content)
     study = schemas.read(file, schemas.study)
-    numbers = {name: study[name] for name in ("seconds", "about") if name in study}
-    return {**study["rounds"][-1], **numbers}, study["rounds"]
+    numbers: Numbers = {name: study[name] for name in ("seconds", "about") if name in study}
+    panels = tuple(Panel.from_json(panel) for panel in study.get("panels", ()))
+    sizes = Sizes(*study["sizes"]) if "sizes" in study else None
+    return Done({**study["rounds"][-1], **numbers}, study["rounds"], panels, sizes)
 
 
 def _traffic(experiment: Experiment, store: RunDirectory, summary: Numbers) -> Numbers:
@@ -343,7 +398,7 @@ def _encoder(entry: TableEntry, folder: Path, options: Options, samples: int | N
     file = folder / "encoders" / f"{name}-{epochs}.safetensors"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        data = load(name, options.data_root)
+        data = encoder_data(name, options.data_root)
         encoders.pretrain(
             data if samples is None else thinned(data, samples),
             file,

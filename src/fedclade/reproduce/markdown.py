@@ -5,20 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from fedclade.reproduce.compare_to_paper import Cell, Checked, Outcome, in_words
+from fedclade.reproduce.execute import Sizes
+from fedclade.reproduce.panels import Picture
+from fedclade.reproduce.paper_metrics import metric_text
 
 _DIGITS = 2
+IMPORTED = "\\* The paper took this number from another protocol: it is printed and not judged."
 
 
-def page(outcome: Outcome, level: int = 1) -> str:
-    """Title, notes, and a table for each column."""
+def page(outcome: Outcome, level: int = 1, images: str = "") -> str:
+    """Title, notes, pictures, and a table for each column.
+
+    Args:
+        outcome: the results.
+        level: the level of the heading.
+        images: the path of the pictures' folder, with a slash at the end.
+    """
     lines = [f"{'#' * level} {outcome.title}", "", *_head(outcome), ""]
+    for picture in outcome.pictures:
+        lines += [*_picture(picture, images), ""]
     footnotes: dict[str, int] = {}
     for column in outcome.data:
         cells = [cell for cell in outcome.cells if cell.column == column]
         if not cells:
             continue
         lines += [
-            f"**{column}** ({_metric_text(cells[0].metric)})",
+            f"**{column}** ({metric_text(cells[0].metric)})",
             "",
             "| | paper | measured | seeds | difference | |",
             "| --- | --- | --- | --- | --- | --- |",
@@ -26,8 +38,12 @@ def page(outcome: Outcome, level: int = 1) -> str:
         lines += [_line(cell, footnotes) for cell in cells]
         lines.append("")
     lines += [f"{number}. {text}" for text, number in footnotes.items()]
+    if any(cell.imported for cell in outcome.cells):
+        lines += ["", IMPORTED]
     if outcome.claims:
-        lines += ["", *(_claim(claim) for claim in outcome.claims)]
+        lines.append("")
+        for text, verdict in map(claim_in_words, outcome.claims):
+            lines.append(f"- {text}: **{verdict}**")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -64,40 +80,53 @@ def _head(outcome: Outcome) -> list[str]:
             ]
         elif data != names[0]:
             lines += ["", f"{column}: {data} in place of {names[0]}."]
-    return [*lines, *(part for note in outcome.notes for part in ("", note))]
+    notes = [*sizes_in_words(outcome), *outcome.notes]
+    return [*lines, *(part for note in notes for part in ("", note))]
+
+
+def sizes_in_words(outcome: Outcome) -> list[str]:
+    """The clients, their training samples and the probe samples: one line for the columns that
+    have the same.
+    """
+    columns: dict[str, list[str]] = {}
+    for column, (least, most) in outcome.sizes.items():
+        clients, samples, probe = (
+            f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+            for low, high in zip(least, most, strict=True)
+        )
+        apart = f"{probe} probe samples set apart" if most.probe else "no probe samples"
+        text = f"{clients} clients, {samples} training samples per client (median), {apart}."
+        columns.setdefault(text, []).append(column)
+    return [f"{'; '.join(names)}: {text}" for text, names in columns.items()]
+
+
+def _picture(picture: Picture, images: str) -> list[str]:
+    return [
+        f"![{picture.title}]({images}{picture.file}.svg)",
+        "",
+        f"{picture.title}. The paper's figure: {picture.reading}",
+    ]
 
 
 def _line(cell: Cell, footnotes: dict[str, int]) -> str:
     note = ""
     if cell.why:
         note = f" [{footnotes.setdefault(cell.why, len(footnotes) + 1)}]"
-    name = cell.row if cell.paper is not None else f"*{cell.row}*"
+    star = "\\*" if cell.imported else ""
+    name = cell.row + star if cell.paper is not None else f"*{cell.row}*"
     return (
         f"| {name} | {number(cell.paper)} | {spread(cell)} | {len(cell.values)} |"
         f" {signed(cell.difference)} | {in_words(cell)}{note} |"
     )
 
 
-def _claim(claim: Checked) -> str:
+def claim_in_words(claim: Checked) -> tuple[str, str]:
+    """The claim with its numbers and its slack, and the verdict."""
     order = " ≤ ".join(
         f"{name} {value:.{_DIGITS}f}" for name, value in zip(claim.rising, claim.means, strict=True)
     )
-    return f"- {claim.place}: {order}: **{'holds' if claim.holds else 'does not hold'}**"
-
-
-def _metric_text(metric: str) -> str:
-    name, _, argument = metric.partition(" ")
-    texts = {
-        "accuracy": "accuracy, %",
-        "accuracy_tuned": "accuracy after local training, %",
-        "train_accuracy": "accuracy on training data, %",
-        "accuracy_variance": "variance of accuracy over clients, %²",
-        "train_accuracy_variance": "variance of training accuracy over clients, %²",
-        "rounds_to": f"rounds to {argument} %",
-        "megabits_to": f"megabits to {argument} %",
-        "accuracy_at": f"accuracy in round {argument}, %",
-    }
-    return texts.get(name, metric)
+    slack = f" (slack {claim.slack:g})" if claim.slack else ""
+    return f"{claim.place}: {order}{slack}", "holds" if claim.holds else "does not hold"
 
 
 def number(value: float | None) -> str:
@@ -127,7 +156,7 @@ def from_json(content: dict[str, Any]) -> Outcome:
     """Read an outcome that `Outcome.as_json` wrote."""
     cells = tuple(Cell(**{**cell, "values": tuple(cell["values"])}) for cell in content["cells"])
     claims = tuple(
-        Checked(claim["place"], tuple(claim["rising"]), tuple(claim["means"]), claim["holds"])
+        Checked(**{**claim, "rising": tuple(claim["rising"]), "means": tuple(claim["means"])})
         for claim in content["claims"]
     )
     wanted = {column: tuple(names) for column, names in content["wanted"].items()}
@@ -138,5 +167,10 @@ def from_json(content: dict[str, Any]) -> Outcome:
             "claims": claims,
             "wanted": wanted,
             "notes": tuple(content["notes"]),
+            "sizes": {
+                column: (Sizes(*least), Sizes(*most))
+                for column, (least, most) in content.get("sizes", {}).items()
+            },
+            "pictures": tuple(map(Picture.from_json, content.get("pictures", ()))),
         }
     )

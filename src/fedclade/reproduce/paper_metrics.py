@@ -15,16 +15,18 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
 
     Args:
         metric: "rounds_to 80", the first evaluated round with 80 % or more; "megabits_to 80", the
-            traffic until then in both directions, in 10⁶ bits; "accuracy_at 50", the accuracy of
+            traffic until then in both directions, in 10⁶ bits; "rounds_to_tuned 80" and
+            "megabits_to_tuned 80", the same for the accuracy after local training;
+            "accuracy_at 50", the accuracy of
             round 50; "most clusters", the largest number in any round; else a key of the summary.
         summary: the run's summary.
         history: the run's rounds.
     """
     name, _, argument = metric.partition(" ")
-    if name == "rounds_to":
-        return _first(history, float(argument))
-    if name == "megabits_to":
-        last = _first(history, float(argument))
+    if name in ("rounds_to", "rounds_to_tuned"):
+        return _first(history, float(argument), name.endswith("_tuned"))
+    if name in ("megabits_to", "megabits_to_tuned"):
+        last = _first(history, float(argument), name.endswith("_tuned"))
         return (
             None
             if last is None
@@ -42,5 +44,25 @@ def measure(metric: str, summary: Numbers, history: History) -> float | None:
     return None if value is None else float(value)
 
 
-def _first(history: History, target: float) -> int | None:
-    return next((row["round"] for row in history if (row.get("accuracy") or 0.0) >= target), None)
+def metric_text(metric: str) -> str:
+    """A metric in words, with its unit."""
+    name, _, argument = metric.partition(" ")
+    texts = {
+        "accuracy": "accuracy, %",
+        "accuracy_tuned": "accuracy after local training, %",
+        "train_accuracy": "accuracy on training data, %",
+        "accuracy_variance": "variance of accuracy over clients, %²",
+        "train_accuracy_variance": "variance of training accuracy over clients, %²",
+        "rounds_to": f"rounds to {argument} %",
+        "megabits_to": f"megabits to {argument} %",
+        "rounds_to_tuned": f"rounds to {argument} % after local training",
+        "megabits_to_tuned": f"megabits to {argument} % after local training",
+        "accuracy_stderr": "binomial standard error of the accuracy, %",
+        "accuracy_at": f"accuracy in round {argument}, %",
+    }
+    return texts.get(name, metric)
+
+
+def _first(history: History, target: float, is_tuned: bool) -> int | None:
+    metric = "accuracy_tuned" if is_tuned else "accuracy"
+    return next((row["round"] for row in history if (row.get(metric) or 0.0) >= target), None)

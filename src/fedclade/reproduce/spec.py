@@ -12,12 +12,20 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
 [[rows]]: name; method; set: what the row changes; paper: numbers by column; why: the reason of a
     difference.
 [[claims]]: rows in rising order, for a claim in the paper's text.
+[[pictures]]: name: of the file, if there are several; title; kind: "curves", a metric of the rounds
+    with one panel per column, one line per row and a band from the lowest to the highest seed,
+    "rows", the cells over the numbers in the rows' names ("β=0.3") with one panel per data set and
+    one line per column, or "study", the panels that a study returns for its first seed; metric;
+    columns, rows: empty for all; series: of a study, the one series to show, with the lines of all
+    rows in one panel; reading: what the paper's figure shows, in our words.
 
+repeats: the name of another table that has the same cells; they count once.
 part_of, columns: instead of all this, some columns of another table as their own table.
 
 study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
     have no method, and a study that generates its data has the data set "synthetic".
 at: of a row, the round whose numbers it shows instead of the last.
+imported: of a row, whether the paper took its numbers from another protocol.
 formula, besides: of a row, the paper's number as an expression, and the bytes beyond it (see
     `evaluate_cost`).
 """
@@ -29,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import field, replace
 from functools import cache
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -63,7 +71,8 @@ class Column:
 class Row:
     """A method with its settings; `sets` has those for one column only. `encoder` has, by column,
     the data set on which FLT's encoder is trained. A row without a number of the paper is ours, for
-    comparison. With a `formula`, the paper's number is its value in this run, and ours must be
+    comparison. An `imported` number comes from another protocol than the paper's own: it is printed
+    and not judged. With a `formula`, the paper's number is its value in this run, and ours must be
     exactly that plus `besides`.
     """
 
@@ -76,6 +85,7 @@ class Row:
     encoder: dict[str, str] = field(default_factory=dict)
     skip: tuple[str, ...] = ()
     at: int | None = None
+    imported: bool = False
     formula: str = ""
     besides: str = "0"
 
@@ -119,6 +129,20 @@ class Claim:
 
 
 @dataclass(frozen=True, config=_STRICT)
+class PictureSpec:
+    """A picture of the table. The keys are described at the top of this module."""
+
+    title: str
+    kind: Literal["curves", "rows", "study"]
+    reading: str
+    name: str = ""
+    metric: str = "accuracy"
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    series: str = ""
+
+
+@dataclass(frozen=True, config=_STRICT)
 class Quick:
     """What --quick changes."""
 
@@ -142,7 +166,9 @@ class Table:
     seeds: int = 3
     notes: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = ()
+    pictures: tuple[PictureSpec, ...] = ()
     quick: Quick = Quick()
+    repeats: str = ""
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:
@@ -153,6 +179,11 @@ class Table:
                     f"row '{row.name}':"
                     f" {'a study has no methods' if self.study else 'the method is missing'}"
                 )
+        for picture in self.pictures:
+            if picture.kind == "study" and not self.study:
+                raise ValueError(f"picture '{picture.title}': the table has no study")
+        if len({picture.name for picture in self.pictures}) < len(self.pictures):
+            raise ValueError("pictures: two pictures have the same name")
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
@@ -206,6 +237,8 @@ def _part(name: str, table: Table, content: dict[str, Any]) -> Table:
         columns=columns,
         rows=rows,
         claims=claims,
+        pictures=(),  # the whole table has them
+        repeats=table.name,
     )
 
 

@@ -72,7 +72,8 @@ def _evaluate(
     requests = {"": test, "train_": replace(test, split="train")}
     if clients.has_validation:
         requests["validation_"] = replace(test, split="validation")
-    if setup.training.fine_tune_epochs:
+    every = setup.training.fine_tune_every
+    if setup.training.fine_tune_epochs and (every == 0 or setup.is_due(round_number, every)):
         tune = sgd(replace(method.local, epochs=setup.training.fine_tune_epochs))
         finetune = chain_training(personalize, tune) if personalize is not None else tune
         requests["_tuned"] = replace(test, finetune=finetune)

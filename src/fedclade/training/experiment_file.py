@@ -21,7 +21,7 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.errors import InvalidInputError, nearest, require, require_int
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
-from fedclade.methods.required_context import is_injected
+from fedclade.methods.required_context import is_injected, need_probe_samples
 from fedclade.models import ModelSpec
 from fedclade.registry import REGISTRY, find
 from fedclade.training.config import EngineConfig, LocalConfig, ServerConfig, TrainingConfig
@@ -97,7 +97,8 @@ class PartitionConfig:
 
     Args:
         clients: the number of clients.
-        probe: the number of probe samples; None for a tenth, at most 2,500.
+        probe: the number of probe samples; None for a tenth, at most 2,500, if a method of the
+            comparison needs them, and 0 otherwise.
         seed: the seed of the partition; None for the seed of the run.
     """
 
@@ -121,6 +122,8 @@ class Experiment:
     engine: EngineConfig
     # In a sweep: the listed values that this experiment has, by key.
     chosen: dict[str, str] = field(default_factory=dict, hash=False)
+    # Whether a method of the comparison needs probe samples; see `with_common_probe`.
+    needs_probe: bool = False
 
     @property
     def title(self) -> str:
@@ -149,7 +152,8 @@ class Experiment:
     def partitioned(self, data: Dataset) -> Clients:
         """Partition a data set that is already loaded."""
         seed = self.run.seed if self.partition.seed is None else self.partition.seed
-        clients = partition(data, self.scheme, self.partition.clients, seed, self.partition.probe)
+        probe = 0 if self.partition.probe is None and not self.needs_probe else self.partition.probe
+        clients = partition(data, self.scheme, self.partition.clients, seed, probe)
         # The name in the file, or an absolute path: experiment.toml then runs from any folder.
         path = Path(self.data.name)
         name = str(path.resolve()) if path.suffix == ".npz" else self.data.name
@@ -287,17 +291,27 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             value,
             f"must be at least {least}",
         )
+    method = _named("method", tables["method"])
     return Experiment(
         data=build(DataConfig, tables["data"], "data"),
         partition=common,
         scheme=_named("partition", scheme_table, also=common_keys),
         model=_named("model", tables["model"]),
         local=build(LocalConfig, tables.get("local", {}), "local"),
-        method=_named("method", tables["method"]),
+        method=method,
         run=build(TrainingConfig, tables.get("run", {}), "run"),
         server=build(ServerConfig, tables.get("server", {}), "server"),
         engine=build(EngineConfig, tables.get("engine", {}), "engine"),
+        needs_probe=need_probe_samples([method]),
     )
+
+
+def with_common_probe(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """The experiments of a comparison. All set probe samples apart if one of their methods needs
+    them, so that all train on the same samples.
+    """
+    needed = need_probe_samples(experiment.method for experiment in experiments)
+    return [replace(experiment, needs_probe=needed) for experiment in experiments]
 
 
 def _named(kind: Any, table: Table, also: set[str] | None = None) -> Any:

@@ -170,10 +170,14 @@ def clusters(cluster: Tensor) -> int:
 
 def adjusted_rand(groups: Tensor | None, cluster: Tensor) -> float | None:
     """The adjusted Rand index of the clusters and the true groups (1: the same partition, 0:
-    chance); None if the true groups are not known.
+    chance) over the clients that have a model; None if the true groups are not known, or no client
+    has a model.
     """
     if groups is None:
         return None
     from sklearn.metrics import adjusted_rand_score  # type: ignore[import-untyped]  # a node of a federation starts faster without it
 
-    return float(adjusted_rand_score(groups.numpy(), cluster.numpy()))
+    known = cluster >= 0
+    if not known.any():
+        return None
+    return float(adjusted_rand_score(groups[known].numpy(), cluster[known].numpy()))

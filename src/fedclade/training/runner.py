@@ -91,6 +91,7 @@ def run(
     eval_every: int | None = None,
     checkpoint_every: int | None = None,
     fine_tune_epochs: int | None = None,
+    fine_tune_every: int | None = None,
     max_rejections: int | None = None,
     patience: int | None = None,
     select: Select | None = None,
@@ -154,6 +155,8 @@ def run(
         checkpoint_every: The number of rounds between checkpoints; 0 for the end only; 10 by
             default.
         fine_tune_epochs: Above 0, also report the accuracy after these local epochs; 0 by default.
+        fine_tune_every: Fine-tune only in evaluated rounds that are multiples of this number, and
+            in the last; 0, the default, for every evaluation.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never; 3
             by default.
         patience: Stop after this number of evaluations without a better loss on validation data; 0
@@ -218,6 +221,7 @@ def run(
             eval_every=eval_every,
             checkpoint_every=checkpoint_every,
             fine_tune_epochs=fine_tune_epochs,
+            fine_tune_every=fine_tune_every,
             max_rejections=max_rejections,
             patience=patience,
             select=select,

@@ -144,11 +144,11 @@ CASES = {
     ),
     "more clients than samples": (
         of("partition.clients=5000"),
-        ["partition.clients = 5000", "1295"],
+        ["partition.clients = 5000", "1438"],
     ),
     "more clients than samples, iid": (
         of(IID, "partition.clients=5000"),
-        ["partition.clients = 5000", "1295"],
+        ["partition.clients = 5000", "1438"],
     ),
     "more clusters than clients": (of("partition.clients=3"), ["partition.clusters = 5", "3"]),
     "too many samples per client": (of("partition.samples=1000"), ["partition.samples = 1000"]),

@@ -41,7 +41,11 @@ class MyNet(torch.nn.Module):
 def digits() -> dict[str, Any]:
     return {
         "clients": fc.data.partition(
-            fc.data.load("digits"), fc.data.LabelClusters(clusters=5, classes=2), clients=20, seed=0
+            fc.data.load("digits"),
+            fc.data.LabelClusters(clusters=5, classes=2),
+            clients=20,
+            seed=0,
+            probe=None,
         )
     }
 

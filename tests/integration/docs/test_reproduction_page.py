@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedclade.io.compact_json import read_results
+from fedclade.reproduce.coverage import total
+from fedclade.reproduce.markdown import from_json
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -14,6 +18,18 @@ def test_the_page_is_made_from_the_results(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    assert written.read_text() == (ROOT / "docs" / "reproduction.md").read_text(), (
+    docs = ROOT / "docs"
+    made, stored = (
+        {path.name: path.read_text() for path in (folder / "images").glob("papers/*")}
+        for folder in (tmp_path, docs)
+    )
+    assert made == stored, "run python tools/docs/reproduction_page.py"
+    assert written.read_text() == (docs / "reproduction.md").read_text(), (
         "run python tools/docs/reproduction_page.py"
     )
+
+
+def test_the_readme_says_how_many_cells_are_measured() -> None:
+    outcomes = [from_json(read_results(file)) for file in (ROOT / "results/papers").glob("*.json")]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{total(outcomes)} cells with a number in a paper are measured" in readme

@@ -15,6 +15,7 @@ import torch
 import fedclade as fc
 from fedclade.analysis.comparison_runs import execute, plan, runs
 from fedclade.errors import InvalidInputError
+from fedclade.methods.required_context import need_probe_samples
 from fedclade.registry import REGISTRY
 from fedclade.training.experiment_file import Experiment, read
 
@@ -115,6 +116,36 @@ def test_invalid_lists_of_methods(
         plan(TABLES, methods, sets)
     assert caught.value.field == field
     assert value in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("methods", "probe"),
+    [(["fedavg", "pca_hc"], 0), (["fedavg", "flis_dc"], 143), (["flis_dc", "local"], 143)],
+)
+def test_probe_samples_are_set_apart_for_all_methods_if_one_needs_them(
+    methods: list[str], probe: int
+) -> None:
+    # 1,438 training samples of digits
+    tables = read("quickstart")
+    tables["data"]["name"] = "digits"
+    for experiment in runs(plan(tables, methods, []), 2):
+        clients = experiment.clients()
+        assert clients.origin["probe"] == probe
+        assert int(clients.sizes.sum()) == 1438 - probe
+
+
+def test_the_method_says_whether_it_needs_probe_samples() -> None:
+    needs = [fc.PCAHC(basis="shared"), fc.FLISHC()]
+    given = [fc.FLISDC(probe=torch.zeros(3, 64)), fc.PCAHC(), fc.FedAvg()]
+    assert [need_probe_samples([method]) for method in [*needs, *given]] == [True] * 2 + [False] * 3
+    assert need_probe_samples([*given, needs[0]])
+
+
+def test_a_given_number_of_probe_samples_stays() -> None:
+    sets = ["partition.probe=7"]
+    for methods in (["fedavg"], ["fedavg", "flis_dc"]):
+        for experiment in runs(plan(read("quickstart"), methods, sets), 1):
+            assert experiment.clients().origin["probe"] == 7
 
 
 def run_in(folder: Path) -> Any:

@@ -164,25 +164,47 @@ def test_bipartition_refuses(similarity: Floats, linkage_: Any, field: str, valu
 # --- separation gap
 
 
-@settings(max_examples=100, deadline=None)
-@given(similarities(least=1), st.data())
-def test_gap_is_that_of_a_loop_over_pairs(similarity: Floats, data: st.DataObject) -> None:
-    groups = data.draw(
-        st.lists(st.integers(0, 2), min_size=len(similarity), max_size=len(similarity))
+@pytest.mark.parametrize("kinds", [1, 2, 3, 4])
+@settings(max_examples=40, deadline=None)
+@given(similarities(), st.data())
+def test_gap_is_that_of_all_bipartitions(
+    kinds: int, similarity: Floats, data: st.DataObject
+) -> None:
+    clients = len(similarity)
+    groups = np.array(
+        data.draw(st.lists(st.integers(0, kinds - 1), min_size=clients, max_size=clients))
     )
-    inside, across = [1.0], [-1.0]
-    for i, j in product(range(len(groups)), repeat=2):
-        if i != j:
-            (inside if groups[i] == groups[j] else across).append(float(similarity[i, j]))
-    assert separation_gap(similarity, np.array(groups)) == min(inside) - max(across)
+    inside = [
+        float(similarity[i, j])
+        for i, j in product(range(clients), repeat=2)
+        if groups[i] == groups[j]
+    ]  # with i = j, whose similarity is 1
+    sides = (
+        np.array([False, *rest]) for rest in product([False, True], repeat=clients - 1) if any(rest)
+    )
+    gap = separation_gap(similarity, groups)
+    assert gap == min(inside) - min(cross(similarity, side) for side in sides)
+    if len(set(groups.tolist())) == 1:
+        assert gap <= 0
 
 
 def test_gap_by_hand() -> None:
+    # The optimal bipartition is {0, 1}, {2}: α_cross^max = 0.3.
     similarity = np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]])
     assert separation_gap(similarity, np.array([0, 0, 1])) == pytest.approx(0.5)
-    assert separation_gap(similarity, np.array([0, 1, 1])) == pytest.approx(-0.5)
-    assert separation_gap(similarity, np.array([0, 0, 0])) == pytest.approx(1.1)  # nothing across
-    assert separation_gap(similarity, np.array([0, 1, 2])) == pytest.approx(0.2)  # nothing inside
+    assert separation_gap(similarity, np.array([0, 1, 1])) == pytest.approx(0.0)
+    assert separation_gap(similarity, np.array([0, 0, 0])) == pytest.approx(-0.2)  # a pure cluster
+    assert separation_gap(similarity, np.array([0, 1, 2])) == pytest.approx(0.7)  # nothing inside
+
+
+def test_the_gap_of_three_groups_is_not_over_pairs_of_groups() -> None:
+    """Two of three groups are alike: a bipartition keeps them together, and the gap is large."""
+    group = np.repeat([0, 1, 2], 2)
+    similarity = np.full((6, 6), -0.5)
+    similarity[:4, :4] = 0.6  # groups 0 and 1
+    similarity[group[:, None] == group] = 0.7
+    np.fill_diagonal(similarity, 1)
+    assert separation_gap(similarity, group) == pytest.approx(1.2)
 
 
 def test_a_gap_above_zero_keeps_the_bipartition_inside_groups() -> None:
@@ -202,3 +224,5 @@ def test_a_gap_above_zero_keeps_the_bipartition_inside_groups() -> None:
 def test_gap_refuses() -> None:
     with pytest.raises(InvalidInputError, check=lambda error: error.field == "groups.shape"):
         separation_gap(np.ones((3, 3)), np.array([0, 1]))
+    with pytest.raises(InvalidInputError, check=lambda error: error.field == "similarity.shape"):
+        separation_gap(np.ones((1, 1)), np.array([0]))  # one client has no bipartition

@@ -13,6 +13,7 @@ import torch
 
 from fedclade.clustering import flt
 from fedclade.clustering.flt import (
+    Manifold,
     cluster_signatures,
     embed,
     embed_centers,
@@ -145,13 +146,19 @@ def test_umap_gives_the_same_embedding_for_the_same_seed_and_separates_distant_g
     assert apart[same].max() < apart[~same].min()
 
 
+@pytest.mark.parametrize("kind", ["umap", "pca"])
+def test_the_embedding_has_u_dimensions(kind: Manifold) -> None:
+    points = np.random.default_rng(0).normal(size=(40, 6))
+    assert embed(points, kind, dim=3).shape == (40, 3)
+    # The third axis is used: the distances in three dimensions are not those of the first two.
+    assert embed(points, kind, dim=3)[:, 2].std() > 0.1
+
+
 def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     centers = np.arange(24.0).reshape(3, 4, 2)
     counts = np.array([1, 4, 2])
     calls = []
-    monkeypatch.setattr(
-        flt, "embed", lambda points, kind, seed: calls.append(points) or points + 100
-    )
+    monkeypatch.setattr(flt, "embed", lambda points, *_: calls.append(points) or points + 100)
     points = embed_centers(centers, counts, "umap", 0)
     assert len(calls[0]) == 7
     for client, count in enumerate(counts):

@@ -80,7 +80,8 @@ def test_finds_label_clusters(layers: Any, seed: int, share: float) -> None:
 
 
 def test_finds_rotations_where_clients_have_trained_enough() -> None:
-    clients = partition(load("digits"), Rotation(clusters=4), clients=40, seed=0)
+    # With the tenth of the samples that the probe takes, two passes are not enough.
+    clients = partition(load("digits"), Rotation(clusters=4), clients=40, seed=0, probe=None)
     short, long = (
         fc.run(FedSEM(4), clients, MLP(64), rounds=1, **{**QUICKSTART, "epochs": epochs}).summary
         for epochs in (2, 10)

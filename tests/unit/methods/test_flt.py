@@ -440,6 +440,7 @@ def test_private_programs_are_sent_without_the_secret(digits: Clients) -> None:
         ({"manifold": "tsne"}, "manifold", ("'umap'", "'pca'", "'none'")),
         ({"absent": "never"}, "absent", ("'last'", "'skip'")),
         ({"fine_tune": "some"}, "fine_tune", ("'auto'", "'client'", "'federated'")),
+        ({"manifold_dim": 0}, "manifold_dim", ("1",)),
         ({"fine_tune_epochs": 0}, "fine_tune_epochs", ("1",)),
         ({"clusters": 0}, "clusters", ("1",)),
         ({"clusters": 3, "cut": "gap"}, "clusters", ("cut = 'gap'",)),

@@ -13,7 +13,7 @@ from fedclade.data import Clients, Rotation, load, partition
 
 def rotated(seed: int) -> Clients:
     """Twenty clients in four groups, which see the digits turned by 0, 90, 180 and 270 degrees."""
-    return partition(load("digits"), Rotation(clusters=4), clients=20, seed=seed)
+    return partition(load("digits"), Rotation(clusters=4), clients=20, seed=seed, probe=None)
 
 
 def trained(method: fc.Method, seed: int = 0, **settings: Any) -> fc.Result:

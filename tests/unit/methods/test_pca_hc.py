@@ -98,14 +98,15 @@ def test_a_signature_depends_on_the_client_and_the_key_alone(digits: Clients) ->
     ids=lambda scheme: scheme.name,
 )
 def test_a_shared_basis_finds_groups_that_own_bases_do_not(scheme: Scheme, seed: int) -> None:
-    clients = partition(load("digits"), scheme, clients=20, seed=seed)
+    clients = partition(load("digits"), scheme, clients=20, seed=seed, probe=None)
     assert agreement(PCAHC(basis="shared"), clients) == 1.0
     assert agreement(PCAHC(basis="own"), clients) < 0.6
 
 
 def test_finds_label_clusters_of_mnist(real_data: Callable[[str], Path]) -> None:
     mnist = load("mnist", real_data("mnist").parent)
-    clients = partition(mnist, LabelClusters(clusters=5, classes=2, samples=60), clients=20, seed=0)
+    scheme = LabelClusters(clusters=5, classes=2, samples=60)
+    clients = partition(mnist, scheme, clients=20, seed=0, probe=None)
     assert agreement(PCAHC(basis="shared"), clients) == 1.0
     assert agreement(PCAHC(basis="own"), clients) < 0.6
 

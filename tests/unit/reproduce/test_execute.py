@@ -1,6 +1,7 @@
 """A table: its runs, their execution, and the comparison with the paper."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,11 @@ import fedclade as fc
 from fedclade.cli.main import app
 from fedclade.errors import InvalidInputError
 from fedclade.reproduce import spec as definitions
-from fedclade.reproduce.compare_to_paper import Outcome, in_words
+from fedclade.reproduce.compare_to_paper import Checked, Outcome, in_words
 from fedclade.reproduce.execute import Options, TableEntry, plan, thinned
-from fedclade.reproduce.markdown import from_json, page
+from fedclade.reproduce.markdown import IMPORTED, claim_in_words, from_json, page
 from fedclade.reproduce.paper_metrics import measure
-from fedclade.reproduce.spec import Claim, Table
+from fedclade.reproduce.spec import Claim, Row, Table
 
 Done = Callable[..., tuple[Outcome, list[TableEntry]]]
 
@@ -138,7 +139,26 @@ def test_a_claim_that_does_not_hold(small: Table, tmp_path: Path, done: Done) ->
     false = replace(small, claims=(replace(small.claims[0], slack=-100.0),))
     result, _ = done(false, tmp_path, seeds=1)
     assert [claim.holds for claim in result.claims] == [False]
-    assert "**does not hold**" in page(result)
+    assert "(slack -100): **does not hold**" in page(result)
+
+
+def test_a_claim_is_printed_with_its_slack() -> None:
+    claim = Checked("MNIST", ("A", "B"), (1.0, 0.8), holds=True, slack=0.5)
+    assert claim_in_words(claim) == ("MNIST: A 1.00 ≤ B 0.80 (slack 0.5)", "holds")
+    exact = Checked("MNIST", ("A", "B"), (1.0, 0.8), holds=False)
+    assert claim_in_words(exact) == ("MNIST: A 1.00 ≤ B 0.80", "does not hold")
+
+
+def test_an_imported_number_is_printed_and_not_judged(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
+    rows = (replace(small.rows[0], imported=True), *small.rows[1:])
+    result, _ = done(replace(small, rows=rows), tmp_path, seeds=1)
+    fedavg = next(cell for cell in result.cells if cell.row == "FedAvg")
+    assert (fedavg.mark, fedavg.imported) == ("", True)
+    assert fedavg.difference is not None
+    assert "| FedAvg\\* | 10.00 |" in page(result)
+    assert IMPORTED in page(result)
 
 
 def test_a_claim_may_be_about_one_row_and_several_columns(
@@ -195,6 +215,31 @@ def test_only_some_methods_and_columns(small: Table) -> None:
     assert caught.value.field == "--column"
 
 
+def test_probe_samples_are_set_apart_if_a_row_of_the_column_needs_them(
+    small: Table, tmp_path: Path, done: Done
+) -> None:
+    flis = replace(small.rows[0], name="FLIS", method="flis_dc", paper={})
+    for rows, skip, probe in (
+        ((), (), 0),
+        ((flis,), (), 143),
+        ((flis,), ("digits", "variance"), 0),
+    ):
+        table = replace(
+            small, rows=(*small.rows, *(replace(row, skip=skip) for row in rows)), claims=()
+        )
+        folder = tmp_path / f"{len(rows)}-{len(skip)}"
+        result, started = done(table, folder, seeds=1, methods=("fedavg",))
+        assert {entry.row.name for entry in started} == {"FedAvg"}
+        least, most = result.sizes["digits"]
+        assert (least.clients, least.probe, most.probe) == (6, probe, probe)
+        assert least.samples == pytest.approx((1438 - probe) / 6, abs=3)
+        apart = "143 probe samples set apart" if probe else "no probe samples"
+        words = (
+            f"digits: 6 clients, {least.samples:,.0f} training samples per client (median), {apart}"
+        )
+        assert words in page(result)
+
+
 def test_measures_from_a_history() -> None:
     history = [
         {"round": 1, "bytes_up": 1_000_000, "bytes_down": 500_000, "clusters": 1},
@@ -205,6 +250,10 @@ def test_measures_from_a_history() -> None:
     assert measure("megabits_to 70", {}, history) == pytest.approx(2 * 1.5 * 8)
     assert measure("rounds_to 90", {}, history) is None
     assert measure("megabits_to 90", {}, history) is None
+    tuned = [*history, {**history[0], "round": 4, "accuracy": 60.0, "accuracy_tuned": 85.0}]
+    assert measure("rounds_to_tuned 75", {}, tuned) == 4
+    assert measure("megabits_to_tuned 75", {}, tuned) == pytest.approx(4 * 1.5 * 8)
+    assert measure("rounds_to_tuned 75", {}, history) is None
     assert measure("accuracy_at 2", {}, history) == 70.0
     assert measure("most clusters", {}, history) == 3
     assert measure("ari", {"ari": None}, history) is None
@@ -241,6 +290,38 @@ def test_the_command(small: Table, tmp_path: Path) -> None:
     assert isinstance(again.exception, fc.InvalidInputError)
     assert again.exception.field == "--out"
     assert "--resume" in str(again.exception)
+
+
+def test_all_tables(small: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(small, name="broken", study="cfl_directions", rows=(Row("x"),), claims=())
+    nowhere = replace(small, name="nowhere", columns=small.columns[2:])
+    again = replace(small, name="small_again", columns=small.columns[:1], rows=small.rows[:1])
+    found = {table.name: table for table in (broken, nowhere, again, small)}
+    monkeypatch.setattr(definitions, "tables", lambda: found)
+    runner, folder = CliRunner(), tmp_path / "out"
+    command = ["reproduce", "all", "--quick", "--quiet", "--device", "cpu", "--out", str(folder)]
+    first = runner.invoke(app, command)
+    assert first.exit_code == 1, first.output
+    for line in (
+        "broken +failed: ",
+        "nowhere +not run: ",
+        "small_again +1 cells",
+        "small +5 cells",
+    ):
+        assert re.search(line, first.output), first.output
+    for name in ("small", "small_again"):
+        assert json.loads((folder / f"{name}.json").read_text())["table"] == name
+        assert (folder / f"{name}.md").exists()
+    assert not (folder / "nowhere.md").exists()
+    assert len(list((folder / "runs").glob("fedavg-*"))) == 1  # two tables share it
+    resumed = runner.invoke(app, [*command, "--resume"])
+    assert resumed.exit_code == 1
+    found.pop("broken")
+    assert runner.invoke(app, [*command, "--so-far"]).exit_code == 0
+    for option in ("--methods", "--column"):
+        wrong = runner.invoke(app, ["reproduce", "all", option, "fedavg"])
+        assert isinstance(wrong.exception, fc.InvalidInputError)
+        assert wrong.exception.field == option
 
 
 @pytest.mark.usefixtures("small")

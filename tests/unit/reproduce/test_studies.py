@@ -1,7 +1,7 @@
 """Studies: their mathematics by hand, and tables of studies."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 import fedclade as fc
+from fedclade.clustering.cfl import separation_gap
 from fedclade.clustering.cosine import cosine
 from fedclade.clustering.mode_connectivity import SCORED_AT
 from fedclade.core.functional_model import Objective
@@ -24,6 +25,8 @@ from fedclade.reproduce.compare_to_paper import Outcome
 from fedclade.reproduce.execute import Options, TableEntry, plan
 from fedclade.reproduce.markdown import page
 from fedclade.reproduce.spec import SYNTHETIC, Table, tables
+from fedclade.reproduce.studies import fedgmcc_paths
+from fedclade.reproduce.studies.cfl_toys import Plane, Toy
 from fedclade.reproduce.studies.cfl_updates import (
     Directions,
     gradient,
@@ -38,6 +41,7 @@ from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
 Tables = dict[str, dict[str, Any]]
+SETTINGS = {"cfl_directions": Directions, "cfl_plane": Plane, "cfl_toy": Toy}
 STUDIES = [name for name, table in tables().items() if table.study]
 
 
@@ -117,7 +121,7 @@ def test_a_split_group_is_detected() -> None:
 
 def test_separation_of_permuted_labels() -> None:
     tables = experiment(partition={"samples": 100}, run={"rounds": 5})
-    history = separation(tables, dealt(tables), "cpu")
+    history = separation(tables, dealt(tables), "cpu").history
     assert [row["round"] for row in history] == [1, 2, 3, 4, 5]
     assert history[-1]["gap updates"] > 0.1
     assert (history[-1]["separated updates"], history[-1]["right updates"]) == (100.0, 100.0)
@@ -138,7 +142,7 @@ def test_separation_needs_groups() -> None:
 def test_two_clients_by_hand() -> None:
     tables = experiment(partition={"clients": 2}, run={"rounds": 4})
     clients = dealt(tables)
-    history = two_clients(tables, clients, "cpu")
+    history = two_clients(tables, clients, "cpu").history
     first = next(iter(rounds(experiment_file.experiment(tables), clients, "cpu"))).updates.double()
     a, b = first
     assert history[0]["cosine"] == pytest.approx(float(a @ b / (a.norm() * b.norm())))
@@ -153,12 +157,9 @@ def test_two_clients_by_hand() -> None:
 
 
 def test_directions_add_up_to_zero_and_their_noise_has_the_given_length() -> None:
-    quiet, groups = Directions(groups=3, noise=0.0, members=2, dimensions=7).draw(
-        np.random.default_rng(1)
-    )
-    noisy, _ = Directions(groups=3, noise=0.4, members=2, dimensions=7).draw(
-        np.random.default_rng(1)
-    )
+    setting = Directions(groups=3, members=2, dimensions=7)
+    quiet, groups = setting.draw(0.0, np.random.default_rng(1))
+    noisy, _ = setting.draw(0.4, np.random.default_rng(1))
     assert groups.tolist() == [0, 0, 1, 1, 2, 2]
     np.testing.assert_allclose(quiet.sum(0), 0, atol=1e-12)
     np.testing.assert_allclose(
@@ -177,27 +178,30 @@ def test_directions_add_up_to_zero_and_their_noise_has_the_given_length() -> Non
 def test_below_the_bound_the_bipartition_is_always_correct(
     groups: int, members: int, dimensions: int, share: float, seed: int
 ) -> None:
-    bound = Directions(groups=groups).bound()
-    gradients, truth = Directions(groups, share * bound, members, dimensions).draw(
-        np.random.default_rng(seed)
-    )
-    assert keeps_whole(cosine(torch.from_numpy(gradients)).numpy(), truth)
+    setting = Directions(groups, members=members, dimensions=dimensions)
+    gradients, truth = setting.draw(share * setting.bound(), np.random.default_rng(seed))
+    similarity = cosine(torch.from_numpy(gradients)).numpy()
+    assert separation_gap(similarity, truth) > 0
+    assert keeps_whole(similarity, truth)
 
 
 def test_the_share_of_correct_draws() -> None:
-    def right(**setting: Any) -> float:
-        history = noisy_directions(
-            {"study": {"draws": 20, **setting}, "run": {"seed": 3}}, None, "cpu"
-        )
-        return float(history[-1]["right"])
+    def measured(*noises: float, **setting: Any) -> Mapping[str, Any]:
+        study = {"draws": 20, "noises": list(noises), **setting}
+        return noisy_directions({"study": study, "run": {"seed": 3}}, None, "cpu").history[-1]
 
-    assert Directions(groups=2).bound() == pytest.approx(math.sqrt(0.5))
-    assert right(groups=3, noise=0.3) == 100.0
-    assert right(groups=5, noise=10.0) < 50.0
-    with pytest.raises(fc.InvalidInputError, check=lambda error: error.field == "study.groups"):
-        right(groups=1)
+    assert measured(0.1, groups=2)["bound"] == pytest.approx(math.sqrt(0.5))
+    row = measured(0.3, 2.0, 10.0, groups=5)
+    assert (row["separated 0.3"], row["right 0.3"]) == (100.0, 100.0)
+    assert row["separated 2.0"] < row["right 2.0"]  # a gap above 0 is enough, not needed
+    assert row["right 10.0"] < 50.0
+    assert measured(2.0, groups=5)["right 2.0"] == row["right 2.0"]  # the draws are the same
+    for field, setting in (("groups", {"groups": 1}), ("noises", {"noises": [-1.0]})):
+        with pytest.raises(fc.InvalidInputError) as caught:
+            measured(0.1, **setting)
+        assert caught.value.field == f"study.{field}"
     with pytest.raises(fc.InvalidInputError, match=r"^study\.noize: "):
-        right(noize=1.0)
+        measured(0.1, noize=1.0)
 
 
 def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
@@ -207,16 +211,47 @@ def test_the_loss_of_a_linear_model_along_a_straight_path() -> None:
     tables = experiment(
         model={"name": "logistic"}, method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 20}
     )
-    [row] = curves(tables, dealt(tables), "cpu")
+    [row] = curves(tables, dealt(tables), "cpu").history
     mean = sum((u**2 + (1 - u) ** 2) / 2 for u in SCORED_AT) / len(SCORED_AT)
     assert row["straight middle"] / row["straight"] == pytest.approx(0.25 / mean, rel=1e-4)
     # For a linear model the straight path is the best.
     assert row["bent"] >= row["straight"] * (1 - 1e-4)
 
 
+def test_a_path_is_drawn_over_u_with_its_spread_over_pairs() -> None:
+    tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 5})
+    result = curves(tables, dealt(tables), "cpu")
+    [row], [panel] = result.history, result.panels
+    straight, bent = panel.series
+    assert (straight.name, bent.name, panel.x_label) == ("straight", "bent", "u")
+    assert straight.x[0] == 0
+    assert straight.x[10] == 0.5
+    assert straight.x[20] == 1
+    assert straight.y[10] == pytest.approx(row["straight middle"])
+    assert bent.y[10] == pytest.approx(row["bent middle"])
+    # The bend has no effect at the ends.
+    assert (bent.y[0], bent.y[20]) == pytest.approx((straight.y[0], straight.y[20]))
+    assert straight.low is not None
+    assert straight.high is not None
+    assert all(
+        low < mean < high
+        for low, mean, high in zip(straight.low, straight.y, straight.high, strict=True)
+    )
+
+
+def test_pairs_are_of_different_groups_if_groups_are_known() -> None:
+    clients = dealt(experiment())
+    assert clients.groups is not None
+    pairs = fedgmcc_paths._pairs(clients)
+    assert clients.groups[pairs].tolist() == [[0, 1]] * 3
+    assert len(pairs.unique()) == 6
+    plain = dealt(experiment(partition={"name": "dirichlet", "clients": 5}))
+    assert fedgmcc_paths._pairs(plain).tolist() == [[0, 1], [2, 3]]
+
+
 def test_a_path_without_training_steps_is_straight() -> None:
     tables = experiment(method={"name": "fedgmcc", "mc_samples": 16, "curve_steps": 0})
-    [row] = curves(tables, dealt(tables), "cpu")
+    [row] = curves(tables, dealt(tables), "cpu").history
     assert (row["bent"], row["bent middle"]) == (row["straight"], row["straight middle"])
     with pytest.raises(fc.InvalidInputError, match=r"'fedavg'.*fedgmcc") as caught:
         curves(experiment(), dealt(experiment()), "cpu")
@@ -287,13 +322,13 @@ def test_a_study_with_synthetic_data(tmp_path: Path, done: Done) -> None:
     table = {
         **TABLE,
         "study": "cfl_directions",
-        "metric": "right",
+        "metric": "right 0.01",
         "experiment": {"study": {"draws": 5}},
         "quick": {},
         "seeds": 1,
     }
     table |= {
-        "columns": [{"name": "quiet", "data": [SYNTHETIC], "set": ["study.noise=0.01"]}],
+        "columns": [{"name": "quiet", "data": [SYNTHETIC], "set": ["study.noises=[0.01]"]}],
         "rows": [{"name": "four"}],
     }
     result, _ = done(TypeAdapter(Table).validate_python(table), tmp_path)
@@ -322,7 +357,7 @@ def test_the_studies_of_the_papers_are_well_formed(
     planned = plan(table, Options(quick=quick))
     for entry in planned.entries.values():
         if entry.data == SYNTHETIC:
-            experiment_file.build(Directions, entry.tables["study"], "study")
+            experiment_file.build(SETTINGS[table.study], entry.tables["study"], "study")
         else:
             assert (
                 quick or entry.row.at is None or entry.row.at <= entry.experiment(None).run.rounds

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 from fedclade.data import DATASETS
 from fedclade.data.dataset_catalog import CATALOGUE
 from fedclade.methods import FLT, LGFedAvg
+from fedclade.reproduce.encoder_data import COMBINED
 from fedclade.reproduce.execute import Options, Plan, plan
 from fedclade.reproduce.spec import SYNTHETIC, Column, Row, Table, tables
 from fedclade.training import experiment_file
@@ -29,8 +30,11 @@ SUMMARY = (
     "accuracy_variance",
     "accuracy_worst10",
     "accuracy_tuned",
+    "accuracy_stderr",
     "train_accuracy",
+    "train_accuracy_variance",
     "perplexity",
+    "loss",
     "clusters",
     "ari",
     "bytes",
@@ -124,7 +128,7 @@ def test_data_sets_are_known(table: Table) -> None:
     named = {name for column in table.columns for name in column.data} | {
         name for row in table.rows for name in row.encoder.values()
     }
-    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, SYNTHETIC}
+    assert named <= {*CATALOGUE, *DATASETS, *STAND_INS, *COMBINED, SYNTHETIC}
 
 
 @pytest.mark.parametrize("quick", [False, True], ids=["whole", "quick"])
@@ -174,11 +178,12 @@ def test_runs_have_the_metrics_of_the_table(table: Table) -> None:
     for row, column in cells(table):
         run, metric = runs[row.name, table.settings_of(column).name], table.metric_of(column)
         name, _, argument = metric.partition(" ")
-        if name in ("rounds_to", "megabits_to"):
+        if name in ("rounds_to", "megabits_to", "rounds_to_tuned", "megabits_to_tuned"):
             assert 0 < float(argument) <= 100
             assert run.eval_every == 1, (
                 "or a round that was not looked at might have been the first"
             )
+            assert not name.endswith("_tuned") or run.fine_tune_epochs
         elif name == "accuracy_at":
             at = int(argument)
             assert at <= run.rounds

@@ -69,6 +69,14 @@ def test_agreement_with_the_true_groups() -> None:
         (1 - 6 / 15) / (2.5 - 6 / 15)
     )
     assert adjusted_rand(None, groups) is None
+    # Clients without a model (-1) are no group: of the clients 0, 2, 3 and 4 the groups are
+    # a | b b | c and the clusters 0 0 | 1 1. No pair is together in both; sums of pairs 1 and 2
+    # of 6.
+    assert adjusted_rand(groups, torch.tensor([0, -1, 0, 1, 1, -1])) == pytest.approx(
+        (0 - 2 / 6) / (1.5 - 2 / 6)
+    )
+    assert adjusted_rand(groups, torch.tensor([0, 0, -1, -1, -1, -1])) == 1
+    assert adjusted_rand(groups, torch.full((6,), -1)) is None
 
 
 def test_a_test_sample_of_several_clients_counts_once() -> None:

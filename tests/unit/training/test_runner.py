@@ -99,6 +99,20 @@ def test_evaluation_is_every_n_rounds_and_always_at_the_end(
     }
 
 
+def test_fine_tuning_may_be_rarer_than_evaluation(digits: Clients) -> None:
+    always, rarely = (
+        small_run(
+            digits, fc.FedAvg(), rounds=5, eval_every=1, fine_tune_epochs=1, fine_tune_every=every
+        )
+        for every in (0, 2)
+    )
+    assert [row["round"] for row in rarely.history if "accuracy_tuned" in row] == [2, 4, 5]
+    assert rarely.summary["accuracy_tuned"] == always.summary["accuracy_tuned"]
+    for rare, full in zip(rarely.history, always.history, strict=True):
+        assert rare["accuracy"] == full["accuracy"]
+        assert rare.get("accuracy_tuned", full["accuracy_tuned"]) == full["accuracy_tuned"]
+
+
 @METHODS
 def test_fine_tuning_is_local_sgd_from_the_clients_model_and_has_its_own_keys(
     method: fc.Method, digits: Clients

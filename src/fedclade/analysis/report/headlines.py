@@ -8,7 +8,9 @@ from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import ACCURACY, Metric
 
 # Settings that do not change the training.
-_IGNORED = {"run": ("eval_every", "checkpoint_every", "fine_tune_epochs", "metrics")}
+_IGNORED = {
+    "run": ("eval_every", "checkpoint_every", "fine_tune_epochs", "fine_tune_every", "metrics")
+}
 _COMPARED_TABLES = ("data", "partition", "model", "local", "run")
 
 

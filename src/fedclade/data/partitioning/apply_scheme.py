@@ -60,7 +60,7 @@ STREAM = 0xDA7A  # separates these random numbers from other uses of the same se
 
 
 def partition(
-    dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = None
+    dataset: Dataset, scheme: Scheme, clients: int, seed: int = 0, probe: int | None = 0
 ) -> Clients:
     """Partition a data set among clients. The same seed gives the same bytes.
 
@@ -69,9 +69,9 @@ def partition(
         scheme: How to divide it, such as `Dirichlet(alpha=0.5)`.
         clients: The number of clients M.
         seed: The seed of all random numbers.
-        probe: The number of training samples that become the server's probe data; None for a tenth,
-            at most 2,500. They are drawn first, are the same for every scheme, and no client has
-            them.
+        probe: The number of training samples that become the server's probe data, which FLIS and
+            PCA+kM+HC with a shared basis need; None for a tenth, at most 2,500. They are drawn
+            first, are the same for every scheme, and no client has them.
     """
     _check_call(dataset, scheme, clients, seed)
     draw_probe, draw_split, draw_test, draw_order = map(

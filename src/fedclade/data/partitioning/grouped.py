@@ -43,9 +43,9 @@ class LabelClusters:
 
     FLT: Scenario 1 (`overlap=0`: random disjoint classes) and Scenario 2 (`classes=3, overlap=1`).
 
-    With an overlap, the clusters form a ring over a random order of the classes. No two clients
-    have the same sample (in FLT's experiments, the clusters that share a class reuse its samples).
-    A client's test part has all test samples of the cluster's classes.
+    With an overlap, the clusters form a ring over the order of the classes. Clusters that
+    share a class divide its samples, so a client has fewer of a shared class (2:1:1 in Scenario 2),
+    unless `samples` is set. A client's test part has all test samples of the cluster's classes.
 
     Args:
         clusters: The number of clusters.
@@ -55,6 +55,10 @@ class LabelClusters:
             all samples.
         key: A key of the data set, such as "topic", whose ids are used as classes; None for the
             labels.
+        shuffle: Whether each cluster has random classes; if not, it has consecutive ones, such as
+            the digits 0 to 4 and 5 to 9.
+        reuse: Whether clusters that share a class have the same samples of it, as in the
+            experiments of FLT's authors, instead of a part each.
     """
 
     name: ClassVar[str] = "label_clusters"
@@ -63,6 +67,8 @@ class LabelClusters:
     overlap: int = 0
     samples: int | None = None
     key: str | None = None
+    shuffle: bool = True
+    reuse: bool = False
 
     def __post_init__(self) -> None:
         require_int("partition.clusters", self.clusters, 1)
@@ -92,7 +98,12 @@ class LabelClusters:
         pieces: dict[tuple[int, int], Index] = {}  # the rows of each (cluster, class)
         for label in np.unique(cluster_classes):
             sharing = np.flatnonzero((cluster_classes == label).any(1))
-            by_cluster = cut(pools[label], shares(len(pools[label]), members[sharing]))
+            pool = pools[label]
+            by_cluster = (
+                [pool] * len(sharing)
+                if self.reuse
+                else cut(pool, shares(len(pool), members[sharing]))
+            )
             pieces |= {
                 (int(cluster), int(label)): piece
                 for cluster, piece in zip(sharing, by_cluster, strict=True)
@@ -102,7 +113,10 @@ class LabelClusters:
             for cluster, labels in enumerate(cluster_classes.tolist())
         ]
         at_least = [
-            sum(len(pools[label]) // int((cluster_classes == label).sum()) for label in labels)
+            sum(
+                len(pools[label]) // (1 if self.reuse else int((cluster_classes == label).sum()))
+                for label in labels
+            )
             for labels in cluster_classes.tolist()
         ]
         _check_members(
@@ -144,7 +158,7 @@ class LabelClusters:
             f"{self.clusters} clusters of {self.classes} classes with an overlap of {self.overlap}"
             f" need {self.clusters * step} classes, but there are {len(known)}; ask for {fewer}",
         )
-        order = rng.permutation(known)[: self.clusters * step]
+        order = (rng.permutation(known) if self.shuffle else known)[: self.clusters * step]
         ring: Index = order[
             (step * np.arange(self.clusters)[:, None] + np.arange(self.classes)) % len(order)
         ]

@@ -24,6 +24,7 @@ from fedclade.data.partitioning.base import (
 from fedclade.errors import InvalidInputError, require, require_int
 
 ATTEMPTS = 10  # random draws before the last one is repaired
+BALANCED_ATTEMPTS = 200  # NIID-Bench never repairs a draw
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,32 @@ class Iid:
 class Dirichlet:
     """Each class is divided among the clients in proportions drawn from Dirichlet(α).
 
-    Flower: `DirichletPartitioner` without self-balancing.
+    Flower: `DirichletPartitioner`.
 
     Args:
         alpha: The concentration α: the smaller it is, the fewer classes a client has.
         min_size: The smallest number of samples of a client (Flower: `min_partition_size`). A draw
-            that violates it is repeated; after ten draws, samples move from the largest clients to
-            the others.
+            that violates it is repeated; after ten draws (200 if balanced), samples move from the
+            largest clients to the others.
+        balanced: Whether a client that already has N / n of the N samples, for n clients, gets
+            nothing of the next classes (Flower: `self_balancing`). NIID-Bench, from which FLIS has
+            its partitions, does so.
     """
 
     name: ClassVar[str] = "dirichlet"
     alpha: float = 0.5
     min_size: int = 1
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         check_positive("alpha", self.alpha)
         require_int("partition.min_size", self.min_size, 1)
+        require(
+            isinstance(self.balanced, bool),
+            "partition.balanced",
+            self.balanced,
+            "must be true or false",
+        )
 
     def split(self, data: Dataset, clients: int, rng: np.random.Generator) -> Split:
         labels, available = labels_of(data, self.name)[0], len(data.y_train)
@@ -72,7 +83,7 @@ class Dirichlet:
             f"there are {available} training samples without the probe for {clients} clients; ask"
             f" for at most {available // clients}",
         )
-        for _ in range(ATTEMPTS):
+        for _ in range(BALANCED_ATTEMPTS if self.balanced else ATTEMPTS):
             parts = self._draw(by_class(labels, rng), clients, rng)
             if min(map(len, parts)) >= self.min_size:
                 return Split(parts)
@@ -81,11 +92,17 @@ class Dirichlet:
     def _draw(
         self, pools: Mapping[int, Index], clients: int, rng: np.random.Generator
     ) -> list[Index]:
-        by_class_pieces = [
-            cut(rows, shares(len(rows), rng.dirichlet(np.full(clients, self.alpha))))
-            for rows in pools.values()
-        ]
-        return [np.concatenate(pieces) for pieces in zip(*by_class_pieces, strict=True)]
+        pieces: list[list[Index]] = []
+        sizes = np.zeros(clients, np.int64)
+        full = sum(map(len, pools.values())) / clients if self.balanced else np.inf
+        for rows in pools.values():
+            proportions = rng.dirichlet(np.full(clients, self.alpha)) * (sizes < full)
+            if not proportions.any():  # all that is left of the proportions is rounded to 0
+                proportions = (sizes < full).astype(np.float64)
+            counts = shares(len(rows), proportions)
+            pieces.append(cut(rows, counts))
+            sizes += counts
+        return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
 """Updates and gradients of clients before CFL's first split: their similarities and lengths. All
 clients train one model with FedAvg.
 
-Sattler et al., arXiv 1910.01991. α_ij = cos(Δθ_i, Δθ_j); g(α) = α_intra^min − α_cross^max over the
-true groups. If it is above 0, every bipartition is correct.
+Sattler et al., arXiv 1910.01991. α_ij = cos(Δθ_i, Δθ_j). The gap g(α) = α_intra^min − α_cross^max
+compares the true groups with the optimal bipartition. If it is above 0, the bipartition is correct.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require, require_int
-from fedclade.reproduce.paper_metrics import History
+from fedclade.reproduce.panels import Panel, Series, StudyResult
 from fedclade.training import experiment_file
 from fedclade.training.experiment_file import Experiment
 from fedclade.training.setup import module_for
@@ -50,7 +50,7 @@ class Round(NamedTuple):
     gradients: Tensor
 
 
-def separation(tables: Tables, clients: Clients | None, device: str) -> History:
+def separation(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """By round, for updates and for gradients: the gap g(α), whether it is above 0, and whether the
     best bipartition keeps every group together. The last two are 0 or 100, so that the mean over
     seeds is a percentage.
@@ -75,33 +75,49 @@ def separation(tables: Tables, clients: Clients | None, device: str) -> History:
                 f"right {name}": 100.0 * keeps_whole(similarity, groups),
             }
         rows.append(row)
-    return rows
+    return StudyResult(rows)
 
 
-def two_clients(tables: Tables, clients: Clients | None, device: str) -> History:
+def two_clients(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
     """By round: the cosine of the two clients' updates, and the lengths ‖mean Δθ‖ and max ‖Δθ_i‖ in
     percent of the longest update of the first three rounds (the scale of `CFL`).
     """
     assert clients is not None
     experiment = experiment_file.experiment(tables)
     require(len(clients) == 2, "partition.clients", len(clients), "this study needs 2 clients")
+    share = clients.sizes / clients.sizes.sum()
+    all_updates = (made.updates for made in rounds(experiment, clients, device, gradients=False))
+    rows = norms_by_round(all_updates, share)
+    return StudyResult(rows, (norms_panel(rows),))
+
+
+def norms_by_round(all_updates: Iterable[Tensor], share: Tensor) -> list[dict[str, Any]]:
+    """The rows of `two_clients` from the updates (2, P) of each round, and the clients' weights."""
     rows: list[dict[str, Any]] = []
-    for number, updates, _ in rounds(experiment, clients, device, gradients=False):
-        share = (clients.sizes / clients.sizes.sum()).to(updates)
-        mean, longest = (
-            float(update_norms((share @ updates)[None])),
-            float(update_norms(updates).max()),
-        )
+    for number, updates in enumerate(all_updates, start=1):
+        mean = share.to(updates) @ updates
         rows.append(
             {
                 "round": number,
                 "cosine": float(cosine(updates)[0, 1]),
-                "mean": mean,
-                "longest": longest,
+                "mean": float(update_norms(mean[None])),
+                "longest": float(update_norms(updates).max()),
             }
         )
     scale = max(row["longest"] for row in rows[:WARM_UP]) / 100
     return [row | {name: row[name] / scale for name in ("mean", "longest")} for row in rows]
+
+
+def norms_panel(rows: list[dict[str, Any]]) -> Panel:
+    """The lengths of the mean and of the longest update by round, with at most 60 points a line."""
+    step = max(1, len(rows) // 60)
+    shown = [*rows[:-1:step], rows[-1]]
+    numbers = tuple(float(row["round"]) for row in shown)
+    series = tuple(
+        Series(name, numbers, tuple(row[key] for row in shown))
+        for name, key in (("‖mean Δθ‖", "mean"), ("max ‖Δθ_i‖", "longest"))
+    )
+    return Panel("norms of updates", "lines", "round", "% of the first rounds' largest", series)
 
 
 def rounds(
@@ -163,23 +179,25 @@ def keeps_whole(similarity: Similarity, groups: NDArray[np.integer[Any]]) -> boo
 @dataclass(frozen=True)
 class Directions:
     """k (`groups`) random gradients that add up to 0, as at a stationary point of federated
-    learning. `members` clients have the same gradient, each plus random noise that is γ (`noise`)
-    times as long as the gradient.
+    learning. `members` clients have the same gradient, each plus random noise that is γ times as
+    long as the gradient. The study measures each γ of `noises` with `draws` draws.
     """
 
     groups: int = 4
-    noise: float = 0.1
-    members: int = 5
+    noises: tuple[float, ...] = (0.1, 0.5, 1.0)
+    members: int = 3
     dimensions: int = 100
     draws: int = 1000
 
     def __post_init__(self) -> None:
         for name, minimum in (("groups", 2), ("members", 1), ("dimensions", 1), ("draws", 1)):
             require_int(f"study.{name}", getattr(self, name), minimum)
-        require(self.noise >= 0, "study.noise", self.noise, "must be at least 0")
+        allowed = "must have a number, and none below 0"
+        valid = len(self.noises) > 0 and min(self.noises) >= 0
+        require(valid, "study.noises", self.noises, allowed)
 
     def bound(self) -> float:
-        """The γ below which every bipartition is correct: sin(π / (4 (k − 1))).
+        """The γ below which every bipartition is correct (CFL's Theorem 1): sin(π / (4 (k − 1))).
 
         k gradients that add up to 0 can be split so that the angle between the two sides is at
         least π/(k−1). Noise rotates a vector by at most arcsin γ. So the angle between clients with
@@ -188,24 +206,39 @@ class Directions:
         """
         return math.sin(math.pi / (4 * (self.groups - 1)))
 
-    def draw(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """The gradients, one row per client, and the group of each client."""
+    def draw(
+        self, noise: float, rng: np.random.Generator
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The gradients with this γ, one row per client, and the group of each client."""
         gradients = rng.standard_normal((self.groups, self.dimensions))
         gradients -= gradients.mean(0)
         groups = np.repeat(np.arange(self.groups), self.members)
-        noise = rng.standard_normal((len(groups), self.dimensions))
-        lengths = np.linalg.norm(gradients, axis=1)[groups] / np.linalg.norm(noise, axis=1)
-        return gradients[groups] + self.noise * lengths[:, None] * noise, groups
+        errors = rng.standard_normal((len(groups), self.dimensions))
+        lengths = np.linalg.norm(gradients, axis=1)[groups] / np.linalg.norm(errors, axis=1)
+        return gradients[groups] + noise * lengths[:, None] * errors, groups
 
 
-def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> History:
-    """The percentage of draws of `Directions` in which the bipartition keeps every group
-    together.
+def noisy_directions(tables: Tables, clients: Clients | None, device: str) -> StudyResult:
+    """For each γ of `Directions`, the percentage of draws with a gap g(α) above 0 ("separated"),
+    and of draws in which the bipartition divides no group ("right"); and the γ below which the
+    theorem guarantees both ("bound").
     """
     setting = experiment_file.build(Directions, tables.get("study", {}), "study")
-    rng = np.random.default_rng(tables["run"]["seed"])
-    right = 0
-    for _ in range(setting.draws):
-        gradients, groups = setting.draw(rng)
-        right += keeps_whole(cosine(torch.from_numpy(gradients)).numpy(), groups)
-    return [{"round": 1, "right": 100 * right / setting.draws}]
+    row: dict[str, Any] = {"round": 1, "bound": setting.bound()}
+    for noise in setting.noises:
+        rng = np.random.default_rng(tables["run"]["seed"])
+        separated = right = 0
+        for _ in range(setting.draws):
+            gradients, groups = setting.draw(noise, rng)
+            similarity = cosine(torch.from_numpy(gradients)).numpy()
+            separated += separation_gap(similarity, groups) > 0
+            right += keeps_whole(similarity, groups)
+        row[f"separated {noise}"] = 100 * separated / setting.draws
+        row[f"right {noise}"] = 100 * right / setting.draws
+    shares = tuple(
+        Series(name, setting.noises, tuple(row[f"{key} {noise}"] for noise in setting.noises))
+        for key, name in (("separated", "g(α) > 0"), ("right", "bipartition right"))
+    )
+    limit = Series("Theorem 1: always, left of this", (row["bound"],) * 2, (0.0, 100.0))
+    panel = Panel("share of draws", "lines", "noise γ", "%", (limit, *shares))
+    return StudyResult([row], (panel,))

@@ -23,14 +23,19 @@ from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
 from fedclade.errors import InvalidInputError, require
 from fedclade.methods.fedgmcc import FedGMCC
-from fedclade.reproduce.paper_metrics import History
+from fedclade.reproduce.panels import Panel, Series, StudyResult
 from fedclade.training import experiment_file
 from fedclade.training.setup import module_for
 
+POINTS = 21  # of a curve over u, with both ends
 
-def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> History:
-    """The loss along the straight path and along the path with a learned bend: its mean over u and
-    its value at u = ½, averaged over the pairs of clients 0 and 1, 2 and 3, …
+
+def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: str) -> StudyResult:
+    """The loss along the straight path and along the path with a learned bend: its mean over u, its
+    value at u = ½, and its curve over u, averaged over pairs of clients.
+
+    The pairs are clients 0 and 1, 2 and 3, …; if groups are known, each pair has one client of the
+    first and one of the second group.
 
     All values are in percent of the mean square of the outputs at both ends, because outputs grow
     with training. `method.mc_samples` inputs are used; Adam learns the bend on them in
@@ -47,7 +52,8 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
     fed = Simulator(clients, device=device, **asdict(experiment.engine))
     module = module_for(experiment.model, clients.metadata, seed, experiment.local.loss)
     objective = Objective(module.to(fed.device), experiment.local.loss_for(None))
-    ids = torch.arange(len(clients) // 2 * 2)
+    pairs = _pairs(clients)
+    ids = pairs.flatten().sort().values
     assignment = ModelAssignment.all_same(stack([objective.params()]), len(ids))
     trained = fed.map(
         sgd(experiment.local.training(objective)),
@@ -59,27 +65,45 @@ def curves(tables: dict[str, dict[str, Any]], clients: Clients | None, device: s
         client_keys(fold_in(seed, "inputs"), torch.tensor(0)),
         (method.mc_samples, *(clients.shape or ())),
     ).to(fed.device)
-    pairs = []
+    losses = []
     # One pair at a time, because the backward pass of a pair needs much memory.
-    for first in range(0, len(ids), 2):
-        a, b = (tree_index(trained, torch.tensor([end])) for end in (first, first + 1))
+    for first, second in pairs.tolist():
+        a, b = (tree_index(trained, (ids == end).nonzero()[0]) for end in (first, second))
         bent = fit_bends(objective.outputs, a, b, inputs, method.curve_steps, method.curve_lr)
-        pairs.append(_in_percent(objective, a, b, inputs, [midpoint(a, b), bent]))
-    straight, bent_losses = torch.stack(pairs).mean(0).tolist()
-    numbers = dict(
-        zip(
-            ("straight", "straight middle", "bent", "bent middle"),
-            (*straight, *bent_losses),
-            strict=True,
+        losses.append(_in_percent(objective, a, b, inputs, [midpoint(a, b), bent]))
+    by_pair = torch.stack(losses)  # (pairs, bends, positions)
+    numbers, series = {}, []
+    for name, values in (("straight", by_pair[:, 0]), ("bent", by_pair[:, 1])):
+        numbers[name] = float(values[:, : len(SCORED_AT)].mean())
+        curve = values[:, len(SCORED_AT) :]
+        numbers[f"{name} middle"] = float(curve[:, POINTS // 2].mean())
+        mean, std = curve.mean(0), curve.std(0, correction=0)
+        series.append(
+            Series(
+                name,
+                tuple(torch.linspace(0, 1, POINTS).tolist()),
+                tuple(mean.tolist()),
+                tuple((mean - std).tolist()),
+                tuple((mean + std).tolist()),
+            )
         )
-    )
-    return [{"round": 1, **numbers}]
+    panel = Panel("loss along the path", "lines", "u", "difference of outputs, %", tuple(series))
+    return StudyResult([{"round": 1, **numbers}], (panel,))
+
+
+def _pairs(clients: Clients) -> Tensor:
+    """(pairs, 2) the clients of each pair."""
+    if clients.groups is None or not bool((clients.groups == 1).any()):
+        return torch.arange(len(clients) // 2 * 2).view(-1, 2)
+    first, second = (torch.nonzero(clients.groups == group).flatten() for group in (0, 1))
+    number = min(len(first), len(second))
+    return torch.stack([first[:number], second[:number]], 1)
 
 
 def _in_percent(
     objective: Objective, a: Tree, b: Tree, inputs: Tensor, bends: list[Tree]
 ) -> Tensor:
-    """(bends, 2): for each bend the mean loss along the chain, and the loss at its midpoint."""
+    """(bends, positions): for each bend the losses at SCORED_AT, then those of the curve."""
     with torch.no_grad():
         scale = (
             torch.stack(
@@ -90,10 +114,8 @@ def _in_percent(
             ).mean()
             / 100
         )
+    at = [*SCORED_AT, *torch.linspace(0, 1, POINTS).tolist()]
     losses = [
-        losses_along(objective.outputs, a, bend, b, inputs, [0.5, *SCORED_AT])[:, 0] / scale
-        for bend in bends
+        losses_along(objective.outputs, a, bend, b, inputs, at)[:, 0] / scale for bend in bends
     ]
-    return (
-        torch.stack([torch.stack([along[1:].mean(), along[0]]) for along in losses]).double().cpu()
-    )
+    return torch.stack(losses).double().cpu()

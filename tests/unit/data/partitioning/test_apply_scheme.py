@@ -219,9 +219,11 @@ def test_power_law_gives_every_client_samples(samples: int, clients: int) -> Non
 # the probe
 
 
-def test_the_probe_is_a_tenth_and_the_same_for_every_scheme() -> None:
+def test_the_usual_probe_is_a_tenth_and_the_same_for_every_scheme() -> None:
     data = toy()
-    a, b = (partition(data, scheme, 4, seed=3) for scheme in (Iid(), LabelClusters(2, 2)))
+    a, b = (
+        partition(data, scheme, 4, seed=3, probe=None) for scheme in (Iid(), LabelClusters(2, 2))
+    )
     assert a.probe is not None
     assert b.probe is not None
     assert a.probe.shape == (4, 2)
@@ -232,10 +234,10 @@ def test_the_probe_is_a_tenth_and_the_same_for_every_scheme() -> None:
 
 
 def test_the_size_of_the_probe() -> None:
-    assert partition(toy(), Iid(), 4, probe=0).probe is None
-    assert partition(toy(each=2), Iid(), 4).probe is None  # a tenth of eight
+    assert partition(toy(), Iid(), 4).probe is None
+    assert partition(toy(each=2), Iid(), 4, probe=None).probe is None  # a tenth of eight
     big = dataset(np.zeros((40000, 1), np.float32), np.zeros(40000, int))
-    probe = partition(big, Iid(), 2).probe
+    probe = partition(big, Iid(), 2, probe=None).probe
     assert probe is not None
     assert len(probe) == 2500
     assert partition(toy(), Iid(), 4, probe=30).sizes.tolist() == [3, 3, 2, 2]
@@ -253,7 +255,7 @@ class BySight:
 
 def test_the_pool_is_not_copied_and_a_scheme_sees_it_without_the_probe() -> None:
     data, scheme = toy(), BySight()
-    clients = partition(data, scheme, 4, seed=3)
+    clients = partition(data, scheme, 4, seed=3, probe=None)
     assert clients.probe is not None
     assert clients.x.data_ptr() == data.x_train.data_ptr()
     apart = set(clients.probe[:, 0].tolist())
@@ -296,7 +298,7 @@ def test_iid_for_regression() -> None:
 def test_without_a_test_part_clients_have_none() -> None:
     data = dataset(np.zeros((20, 1, 2, 2), np.float32), np.arange(20) % 4)
     for scheme in (Iid(), LabelClusters(2, 2), LabelSwap(2), Rotation(2)):
-        clients = partition(data, scheme, 4)
+        clients = partition(data, scheme, 4, probe=None)
         assert clients.test_part_id.tolist() == [-1] * 4
         assert clients.describe().test_sizes.tolist() == [0] * 4
 
@@ -304,25 +306,51 @@ def test_without_a_test_part_clients_have_none() -> None:
 def test_dirichlet_concentration() -> None:
     data = toy(classes=10, each=100)
     narrow, wide = (
-        partition(data, Dirichlet(alpha), 20).describe().counts for alpha in (0.05, 1e6)
+        partition(data, Dirichlet(alpha), 20, probe=None).describe().counts for alpha in (0.05, 1e6)
     )
     assert narrow is not None
     assert wide is not None
     assert (narrow > 0).sum(1).double().mean() < 4
     assert (wide > 0).all()
     assert wide.max() - wide.min() <= 3
-    assert partition(data, Dirichlet(), 3).groups is None
+    assert partition(data, Dirichlet(), 3, probe=None).groups is None
 
 
 def test_dirichlet_repairs_to_the_smallest_size() -> None:
-    clients = partition(toy(classes=2, each=50), Dirichlet(alpha=0.01, min_size=5), 18)
+    clients = partition(toy(classes=2, each=50), Dirichlet(alpha=0.01, min_size=5), 18, probe=None)
     assert clients.sizes.min() >= 5
     assert clients.sizes.sum() == 90
-    assert partition(toy(classes=2, each=50), Dirichlet(alpha=0.01), 90).sizes.tolist() == [1] * 90
+    assert (
+        partition(toy(classes=2, each=50), Dirichlet(alpha=0.01), 90, probe=None).sizes.tolist()
+        == [1] * 90
+    )
+
+
+def test_balanced_dirichlet_gives_nothing_more_to_full_clients() -> None:
+    data = toy(classes=10, each=100)
+    for seed in range(5):
+        clients = partition(data, Dirichlet(0.05, balanced=True), 20, seed=seed)
+        counts = clients.describe().counts
+        assert counts is not None
+        before = counts.cumsum(1) - counts  # classes are divided in their order
+        full = float(counts.sum()) / 20
+        assert counts[before >= full].sum() == 0
+        assert (before >= full).any()
+        assert int(clients.sizes.sum()) == int(counts.sum()) == 900  # all but the probe
+
+
+def test_balanced_dirichlet_repeats_draws_until_the_smallest_size() -> None:
+    data = toy(classes=10, each=100)
+    smallest = [
+        int(partition(data, Dirichlet(0.1, min_size=5, balanced=True), 20, seed=seed).sizes.min())
+        for seed in range(10)
+    ]
+    assert min(smallest) >= 5
+    assert max(smallest) > 5  # a repaired draw has exactly the smallest size
 
 
 def test_pathological() -> None:
-    clients = partition(toy(classes=5, each=40), Pathological(2), 10)
+    clients = partition(toy(classes=5, each=40), Pathological(2), 10, probe=None)
     counts = clients.describe().counts
     assert counts is not None
     assert ((counts > 0).sum(1) == 2).all()
@@ -337,10 +365,10 @@ def test_pathological() -> None:
 
 
 def test_pathological_with_few_clients_still_covers_the_classes() -> None:
-    counts = partition(toy(classes=6), Pathological(3), 2).describe().counts
+    counts = partition(toy(classes=6), Pathological(3), 2, probe=None).describe().counts
     assert counts is not None
     assert (counts.sum(0) > 0).all()
-    counts = partition(toy(classes=6), Pathological(1), 2).describe().counts
+    counts = partition(toy(classes=6), Pathological(1), 2, probe=None).describe().counts
     assert counts is not None
     assert (counts > 0).nonzero().tolist() == [[0, 0], [1, 1]]
 
@@ -393,7 +421,7 @@ def test_natural_id_makes_a_test_part_of_training_samples() -> None:
         ]
         assert sorted(params) == [float(i) for i in range(10 * client, 10 * client + 10)]
     assert torch.equal(clients.x_test.flatten(), clients.test_sample_id.float())
-    assert len(partition(data, NaturalId(), 2, seed=1)) == 2
+    assert len(partition(data, NaturalId(), 2, seed=1, probe=None)) == 2
 
 
 def test_label_clusters_disjoint() -> None:
@@ -411,6 +439,15 @@ def test_label_clusters_disjoint() -> None:
     assert [labels_of_test(clients, client) for client in range(11)] == sets
 
 
+def test_label_clusters_of_consecutive_classes() -> None:
+    for seed in (0, 1):
+        scheme = LabelClusters(2, 5, shuffle=False)
+        clients = partition(toy(classes=10, each=20), scheme, 2, seed=seed, probe=0)
+        own = [set(clients.y[rows].tolist()) for rows in clients.train]
+        assert own == [{0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}]
+        assert clients.sizes.tolist() == [100, 100]  # all samples of the classes
+
+
 def test_label_clusters_in_a_ring() -> None:
     clients = partition(toy(classes=10, each=20), LabelClusters(5, 3, overlap=1), 5, probe=0)
     sets = [set(labels(clients, client)) for client in range(5)]
@@ -422,6 +459,22 @@ def test_label_clusters_in_a_ring() -> None:
     assert clients.sizes.tolist() == [40] * 5
     assert len(set(clients.train.index.tolist())) == 200
     assert clients.test.sizes.tolist() == [15] * 5
+
+
+def test_clusters_may_reuse_the_samples_of_a_class_that_they_share() -> None:
+    """As in the experiments of FLT's authors: a client has equally many samples of each class."""
+    data, ring = toy(classes=10, each=20), LabelClusters(5, 3, overlap=1, samples=30, reuse=True)
+    clients = partition(data, ring, 10, probe=0)
+    counts = clients.describe().counts
+    assert counts is not None
+    assert sorted(counts[0].tolist()) == [0] * 7 + [10] * 3
+    rows = [set(clients.train[client].tolist()) for client in range(10)]
+    shared = rows[0] & rows[2]  # client 0 of the first cluster and of the next one
+    assert {int(data.y_train[row]) for row in shared} == set(labels(clients, 0)) & set(
+        labels(clients, 2)
+    )
+    assert len(shared) == 10
+    assert not rows[0] & rows[1]  # two clients of one cluster
 
 
 def test_label_clusters_with_a_number_of_samples() -> None:
@@ -446,7 +499,7 @@ def test_power_law_clusters() -> None:
     assert clients.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert clients.test.sizes.tolist() == [15, 15, 5]
     assert labels_of_test(clients, 0) == [0, 1, 2]
-    wide = partition(toy(classes=7), PowerLawClusters(2, 2), 2)
+    wide = partition(toy(classes=7), PowerLawClusters(2, 2), 2, probe=None)
     assert labels(wide, 1) == [2, 3, 4, 5, 6]  # the last takes all that remain
 
 
@@ -473,7 +526,7 @@ def tables(clients: Clients, data: Dataset) -> list[dict[int, int]]:
 
 def test_label_swap() -> None:
     data = toy(classes=8)
-    clients = partition(data, LabelSwap(clusters=4), 8)
+    clients = partition(data, LabelSwap(clusters=4), 8, probe=None)
     swapped = [{k for k, v in table.items() if k != v} for table in tables(clients, data)]
     assert all(len(pair) == 2 for pair in swapped)
     assert set.union(*swapped) == set(range(8))
@@ -485,24 +538,26 @@ def test_label_swap() -> None:
 
 def test_label_swap_where_pairs_cannot_be_disjoint() -> None:
     data = toy(classes=3)
-    found = tables(partition(data, LabelSwap(clusters=3), 3), data)
+    found = tables(partition(data, LabelSwap(clusters=3), 3, probe=None), data)
     assert len({frozenset(k for k, v in table.items() if k != v) for table in found}) == 3
-    two = tables(partition(toy(classes=4), LabelSwap(clusters=3, swaps=2), 3), toy(classes=4))
+    two = tables(
+        partition(toy(classes=4), LabelSwap(clusters=3, swaps=2), 3, probe=None), toy(classes=4)
+    )
     assert all(all(table[v] == k != v for k, v in table.items()) for table in two)
     assert len({tuple(sorted(t.items())) for t in two}) == 3
 
 
 def test_label_permutation() -> None:
     data = toy(classes=3)
-    found = tables(partition(data, LabelPermutation(clusters=6), 6), data)
+    found = tables(partition(data, LabelPermutation(clusters=6), 6, probe=None), data)
     assert len({tuple(sorted(table.items())) for table in found}) == 6
     assert all(sorted(t.values()) == [0, 1, 2] for t in found)
 
 
 def test_the_labels_of_groups_do_not_depend_on_the_number_of_clients() -> None:
     data = toy(classes=8)
-    assert tables(partition(data, LabelPermutation(3), 3), data) == tables(
-        partition(data, LabelPermutation(3), 9), data
+    assert tables(partition(data, LabelPermutation(3), 3, probe=None), data) == tables(
+        partition(data, LabelPermutation(3), 9, probe=None), data
     )
 
 
@@ -515,7 +570,7 @@ def images(side: int = 4, dtype: type = np.uint8) -> Dataset:
 
 def test_rotation_by_quarters_is_exact() -> None:
     data = images()
-    clients = partition(data, Rotation(4), 4)
+    clients = partition(data, Rotation(4), 4, probe=None)
     assert clients.x.dtype == torch.uint8
     for group in range(4):
         part = clients.x_test[clients.test[group]]
@@ -526,7 +581,7 @@ def test_rotation_by_quarters_is_exact() -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_rotation_by_other_angles(dtype: type) -> None:
     data = images(side=9, dtype=dtype)
-    clients = partition(data, Rotation(8), 8)
+    clients = partition(data, Rotation(8), 8, probe=None)
     part = clients.x_test[clients.test[1]].double().numpy()
     expected = ndimage.rotate(
         data.x_test.numpy().astype(np.float64), 45, axes=(3, 2), reshape=False, order=1
@@ -544,7 +599,7 @@ def test_both_ways_of_rotation_have_the_same_direction() -> None:
 
 def test_schemes_with_groups_and_a_number_of_samples() -> None:
     for scheme in (LabelSwap(2, samples=3), LabelPermutation(2, samples=3), Rotation(2, samples=3)):
-        clients = partition(images(), scheme, 5)
+        clients = partition(images(), scheme, 5, probe=None)
         assert clients.sizes.tolist() == [3] * 5
         assert clients.x.shape[0] == 15
         assert clients.groups is not None
@@ -552,13 +607,13 @@ def test_schemes_with_groups_and_a_number_of_samples() -> None:
 
 
 def test_quantity_skew() -> None:
-    clients = partition(toy(each=100), QuantitySkew(0.3), 10)
+    clients = partition(toy(each=100), QuantitySkew(0.3), 10, probe=None)
     assert clients.groups is not None
     assert clients.groups.tolist() == [0] * 10
     assert clients.sizes.sum() == 360
     assert clients.sizes.min() >= 1
     assert clients.sizes.max() > 3 * clients.sizes.median()
-    assert partition(toy(), QuantitySkew(0.01), 36).sizes.tolist() == [1] * 36
+    assert partition(toy(), QuantitySkew(0.01), 36, probe=None).sizes.tolist() == [1] * 36
 
 
 def test_classes_may_be_missing() -> None:
@@ -577,7 +632,7 @@ def test_classes_may_be_missing() -> None:
         LabelPermutation(3),
         Dirichlet(),
     ):
-        clients = partition(data, scheme, 6)
+        clients = partition(data, scheme, 6, probe=None)
         assert clients.classes == 10
         assert set(clients.y.tolist()) <= {2, 5, 9}
 
@@ -592,8 +647,9 @@ def test_every_scheme_has_a_name_and_records_its_settings() -> None:
     )
     assert list(PARTITIONS) == [*names.split(), "feature_clusters", "flipped_id"]
     assert all(scheme.name == name for name, scheme in PARTITIONS.items())
-    clients = partition(toy(), LabelClusters(2, 2), 4, seed=5)
-    assert clients.origin == {"clusters": 2, "classes": 2, "overlap": 0, "seed": 5, "probe": 4}
+    clients = partition(toy(), LabelClusters(2, 2), 4, seed=5, probe=None)
+    settings = {"clusters": 2, "classes": 2, "overlap": 0, "shuffle": True, "reuse": False}
+    assert clients.origin == {**settings, "seed": 5, "probe": 4}
 
 
 class ByNumber:
@@ -627,7 +683,7 @@ def test_an_own_scheme_may_return_lists_and_tensors() -> None:
     given = Split(
         [[0, 1], torch.tensor([2])], test=[[0]], test_part_id=[0, 0], groups=torch.tensor([1, 0])
     )  # type: ignore[arg-type, list-item]
-    clients = partition(toy(), Answer(given), 2)
+    clients = partition(toy(), Answer(given), 2, probe=None)
     assert sorted(clients.train[0].tolist()) == [0, 1]
     assert clients.test_part_id.tolist() == [0, 0]
     assert clients.groups is not None
@@ -655,7 +711,7 @@ def test_an_own_transform_gives_all_groups_the_same_kind_of_samples() -> None:
         transform=lambda x, y, group: (x.to(torch.int64) if group > 3 else x, y),
     )
     with pytest.raises(InvalidInputError) as caught:
-        partition(toy(), Answer(given), 2)
+        partition(toy(), Answer(given), 2, probe=None)
     assert caught.value.field == "group 5"
     assert all(name in str(caught.value) for name in ("inputs", "int64", "group 3", "float32"))
 
@@ -714,14 +770,16 @@ def test_describe_counts() -> None:
 
 
 def test_describe_is_short() -> None:
-    lines = str(partition(load("digits"), Iid(), 50).describe()).splitlines()
+    lines = str(partition(load("digits"), Iid(), 50, probe=None).describe()).splitlines()
     assert len(lines) == 23
     assert lines[21] == "… and 30 more"
     assert lines[22].startswith("50 clients, 1 group; train min 25, median 26, max 26; test min 7")
-    many = str(partition(toy(classes=30), Dirichlet(), 3).describe()).splitlines()
+    many = str(partition(toy(classes=30), Dirichlet(), 3, probe=None).describe()).splitlines()
     assert many[0].split() == ["client", "train", "test", "classes"]
     assert "groups not known" in many[-1]
-    assert "y=" not in str(partition(dataset(np.zeros((9, 1)), np.zeros(9)), Iid(), 3).describe())
+    assert "y=" not in str(
+        partition(dataset(np.zeros((9, 1)), np.zeros(9)), Iid(), 3, probe=None).describe()
+    )
 
 
 def test_only_keeps_the_data_of_the_chosen_clients(digits: Clients) -> None:

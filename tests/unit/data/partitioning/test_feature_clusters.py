@@ -120,7 +120,7 @@ def test_each_client_has_one_style_of_all_classes(seed: int) -> None:
 
 def test_sizes_are_even_and_all_samples_are_assigned_once() -> None:
     data = load("digits")
-    clients = partition(data, FeatureClusters(), 7)
+    clients = partition(data, FeatureClusters(), 7, probe=None)
     assert clients.sizes.max() - clients.sizes.min() <= 1
     assert (counts(clients).amax(0) - counts(clients).amin(0) <= 1).all()
     assert clients.test.sizes.max() - clients.test.sizes.min() <= 1
@@ -132,16 +132,16 @@ def test_sizes_are_even_and_all_samples_are_assigned_once() -> None:
 def test_the_distance_is_reached() -> None:
     """It is measured with other features and samples, so that it is not equal to the digit."""
     data = load("digits")
-    most = earth_movers_distance(partition(data, FeatureClusters(), 5)).percent
+    most = earth_movers_distance(partition(data, FeatureClusters(), 5, probe=None)).percent
     previous = 0.0
     for wanted in (4.0, 8.0):
-        clients = partition(data, FeatureClusters(wanted), 5)
+        clients = partition(data, FeatureClusters(wanted), 5, probe=None)
         measured = earth_movers_distance(clients).percent
         assert abs(measured - wanted) < 1.2
         assert previous < measured < most
-        assert torch.equal(counts(clients), counts(partition(data, FeatureClusters(), 5))), (
-            "classes stay as even as they were"
-        )
+        assert torch.equal(
+            counts(clients), counts(partition(data, FeatureClusters(), 5, probe=None))
+        ), "classes stay as even as they were"
         previous = measured
 
 
@@ -161,7 +161,9 @@ def test_mixing_moves_training_and_test_samples_equally() -> None:
 
 def test_the_seed_decides() -> None:
     data = load("digits")
-    first, again, other = (partition(data, FeatureClusters(4.0), 4, seed) for seed in (5, 5, 6))
+    first, again, other = (
+        partition(data, FeatureClusters(4.0), 4, seed, probe=None) for seed in (5, 5, 6)
+    )
     for a, b in ((first.train, again.train), (first.test, again.test)):
         assert torch.equal(a.index, b.index)
     assert not torch.equal(first.train.index, other.train.index)
@@ -170,11 +172,14 @@ def test_the_seed_decides() -> None:
 
 def test_without_test_samples_or_with_other_classes() -> None:
     whole = in_styles()
-    assert len(partition(dataset(whole.x_train, whole.y_train), FeatureClusters(), 3).test) == 0
+    assert (
+        len(partition(dataset(whole.x_train, whole.y_train), FeatureClusters(), 3, probe=None).test)
+        == 0
+    )
     strange = dataset(
         whole.x_train, whole.y_train, whole.x_test, np.where(whole.y_test == 0, 9, whole.y_test)
     )
-    clients = partition(strange, FeatureClusters(), 3)
+    clients = partition(strange, FeatureClusters(), 3, probe=None)
     assert set(clients.y_test[clients.test.index].tolist()) == {
         1,
         2,
@@ -197,15 +202,18 @@ def test_an_invalid_emd(emd: float) -> None:
 
 def test_an_emd_out_of_reach_gives_the_range() -> None:
     data = load("digits")
-    error = error_of(lambda: partition(data, FeatureClusters(80.0), 5))
+    error = error_of(lambda: partition(data, FeatureClusters(80.0), 5, probe=None))
     assert error.field == "partition.emd"
     numbers = [float(number) for number in re.findall(r"\d+(?:\.\d+)?", str(error))]
     value, clients, low, high, _, most = numbers
     assert (value, clients) == (80, 5)
     assert low < 1 < most <= high
-    assert earth_movers_distance(partition(data, FeatureClusters(most), 5)).percent > most - 1.2
+    assert (
+        earth_movers_distance(partition(data, FeatureClusters(most), 5, probe=None)).percent
+        > most - 1.2
+    )
     equal = dataset(np.zeros((40, 3), np.float32), np.arange(40) % 2)
-    error = error_of(lambda: partition(equal, FeatureClusters(5.0), 4))
+    error = error_of(lambda: partition(equal, FeatureClusters(5.0), 4, probe=None))
     assert error.field == "partition.emd"
     assert "0.00 to 0.00" in str(error)
     assert partition(equal, FeatureClusters(), 4, probe=0).sizes.tolist() == [10] * 4
@@ -219,7 +227,7 @@ def test_too_few_samples_or_no_classes() -> None:
     assert counts(partition(few, FeatureClusters(), 3, probe=0)).min() == 1
     floats = dataset(np.eye(4), np.ones(4), name="prices")
     for data, kind in ((floats, "floats"), (genomic(reads=4), "sequences")):
-        error = error_of(lambda data=data: partition(data, FeatureClusters(), 2))  # type: ignore[misc]
+        error = error_of(lambda data=data: partition(data, FeatureClusters(), 2, probe=None))  # type: ignore[misc]
         assert error.field == "partition.name"
         assert repr(data.name) in str(error)
         assert kind in str(error)
@@ -231,7 +239,10 @@ def test_emnist_at_three_distances(real_data: Callable[[str], Path]) -> None:
     for wanted in (2.0, 4.0, 6.0):
         assert (
             abs(
-                earth_movers_distance(partition(data, FeatureClusters(wanted), 10)).percent - wanted
+                earth_movers_distance(
+                    partition(data, FeatureClusters(wanted), 10, probe=None)
+                ).percent
+                - wanted
             )
             < 0.8
         )

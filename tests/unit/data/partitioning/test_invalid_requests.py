@@ -61,6 +61,7 @@ def numbers_of(error: InvalidInputError) -> list[float]:
         (lambda: Dirichlet(float("inf")), "alpha", float("inf")),
         (lambda: Dirichlet("0.5"), "alpha", "0.5"),  # type: ignore[arg-type]
         (lambda: Dirichlet(min_size=0), "min_size", 0),
+        (lambda: Dirichlet(balanced=1), "balanced", 1),  # type: ignore[arg-type]
         (lambda: QuantitySkew(0.0), "alpha", 0.0),
         (lambda: Pathological(0), "classes_per_client", 0),
         (lambda: Pathological(1.5), "classes_per_client", 1.5),  # type: ignore[arg-type]
@@ -120,44 +121,44 @@ def test_a_scheme_with_an_invalid_field(
 def test_a_partition_that_is_not_possible(
     scheme: Scheme, clients: int, field: str, numbers: list[float]
 ) -> None:
-    error = error_of(lambda: partition(toy(), scheme, clients))
+    error = error_of(lambda: partition(toy(), scheme, clients, probe=None))
     assert error.field == f"partition.{field}"
     assert numbers_of(error) == numbers
 
 
 def test_more_clients_than_digits() -> None:
     digits = load("digits")
-    error = error_of(lambda: partition(digits, Iid(), 5000))
+    error = error_of(lambda: partition(digits, Iid(), 5000, probe=None))
     assert error.field == "partition.clients"
     assert numbers_of(error) == [5000, 1295, 1438, 143, 1295]
-    error = error_of(lambda: partition(digits, Pathological(12), 10))
+    error = error_of(lambda: partition(digits, Pathological(12), 10, probe=None))
     assert error.field == "partition.classes_per_client"
     assert numbers_of(error) == [12, 10, 10]
 
 
 def test_seed_probe_and_arguments_of_the_wrong_type() -> None:
-    error = error_of(lambda: partition(toy(), Iid(), 4, seed=-1))
+    error = error_of(lambda: partition(toy(), Iid(), 4, seed=-1, probe=None))
     assert (error.field, numbers_of(error)) == ("partition.seed", [-1, 0])
     error = error_of(lambda: partition(toy(), Iid(), 4, probe=-1))
     assert (error.field, numbers_of(error)) == ("partition.probe", [-1, 0])
     error = error_of(lambda: partition(toy(), Iid(), 4, probe=40))
     assert (error.field, numbers_of(error)) == ("partition.probe", [40, 40, 36])
-    error = error_of(lambda: partition(toy(), "iid", 4))  # type: ignore[arg-type]
+    error = error_of(lambda: partition(toy(), "iid", 4, probe=None))  # type: ignore[arg-type]
     assert error.field == "scheme"
     assert "'iid'" in str(error)
-    error = error_of(lambda: partition(toy(), Iid, 4))  # type: ignore[arg-type]
+    error = error_of(lambda: partition(toy(), Iid, 4, probe=None))  # type: ignore[arg-type]
     assert error.field == "scheme"
     assert "class Iid" in str(error)
-    error = error_of(lambda: partition("digits", Iid(), 4))  # type: ignore[arg-type]
+    error = error_of(lambda: partition("digits", Iid(), 4, probe=None))  # type: ignore[arg-type]
     assert error.field == "dataset"
     assert "str" in str(error)
 
 
 def test_a_key_that_the_data_set_does_not_have() -> None:
-    error = error_of(lambda: partition(toy(), NaturalId("author"), 3))
+    error = error_of(lambda: partition(toy(), NaturalId("author"), 3, probe=None))
     assert error.field == "partition.key"
     assert all(name in str(error) for name in ("'author'", "'toy'", "author_train", "writer"))
-    error = error_of(lambda: partition(load("digits"), NaturalId(), 4))
+    error = error_of(lambda: partition(load("digits"), NaturalId(), 4, probe=None))
     assert error.field == "partition.key"
     assert "'digits'" in str(error)
 
@@ -176,7 +177,7 @@ def test_a_key_that_the_data_set_does_not_have() -> None:
 )
 def test_schemes_that_need_labels(scheme: Scheme) -> None:
     data = dataset(np.zeros((40, 2)), np.zeros(40), name="prices")
-    error = error_of(lambda: partition(data, scheme, 4))
+    error = error_of(lambda: partition(data, scheme, 4, probe=None))
     assert error.field == "partition.name"
     names = (repr(scheme.name), "'prices'", "iid", "quantity_skew", "natural_id", "rotation")
     assert all(name in str(error) for name in names)
@@ -187,7 +188,7 @@ def test_schemes_that_need_labels(scheme: Scheme) -> None:
 )
 def test_rotation_of_inputs_that_are_not_square_images(x: np.ndarray) -> None:
     data = dataset(x, np.zeros(40, int), name="toy")
-    error = error_of(lambda: partition(data, Rotation(), 4))
+    error = error_of(lambda: partition(data, Rotation(), 4, probe=None))
     assert error.field == "partition.name"
     shape = tuple(data.x_train.shape[1:])
     assert all(text in str(error) for text in ("'rotation'", "'toy'", str(shape), "label_swap"))
@@ -230,15 +231,15 @@ def test_the_number_of_samples_in_the_message_works(
     def make(samples: int) -> LabelClusters:
         return LabelClusters(3, classes, overlap, samples)
 
-    error = error_of(lambda: partition(digits, make(400), clients))
+    error = error_of(lambda: partition(digits, make(400), clients, probe=None))
     assert error.field == "partition.samples"
     samples, cluster, needed, _, members, available, most = map(int, numbers_of(error))
     assert samples == 400
     assert cluster < 3
     assert members <= clients
     assert needed > available
-    assert (partition(digits, make(most), clients).sizes == most).all()
-    error_of(lambda: partition(digits, make(most + classes), clients))
+    assert (partition(digits, make(most), clients, probe=None).sizes == most).all()
+    error_of(lambda: partition(digits, make(most + classes), clients, probe=None))
 
 
 def test_where_no_number_of_samples_works_the_message_has_none() -> None:

@@ -85,7 +85,7 @@ class Rest:
 
     @staticmethod
     def of(data: Dataset, seed: int) -> Rest:
-        everything = partition(data, Iid(), 1, seed)
+        everything = partition(data, Iid(), 1, seed, probe=None)
         rows = everything.train.index
         counts = [count for count in everything.y[rows].bincount().tolist() if count]
         return Rest(data, seed, counts, len(set(data.keys["writer"][0][rows].tolist())))
@@ -114,7 +114,9 @@ class Request:
         return self.rest.data
 
     def partition(self, seed_offset: int = 0) -> Clients:
-        return partition(self.data, self.scheme, self.clients, self.rest.seed + seed_offset)
+        return partition(
+            self.data, self.scheme, self.clients, self.rest.seed + seed_offset, probe=None
+        )
 
 
 rests = st.builds(Rest.of, data_sets(), st.integers(0, 2**40))
@@ -136,7 +138,8 @@ def iid(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
 
 def dirichlet(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
     clients = clients_from(draw, 1, rest.samples)
-    return Dirichlet(draw(alphas), draw(st.integers(1, min(3, rest.samples // clients)))), clients
+    least = draw(st.integers(1, min(3, rest.samples // clients)))
+    return Dirichlet(draw(alphas), least, draw(st.booleans())), clients
 
 
 def quantity_skew(draw: st.DrawFn, rest: Rest) -> tuple[Scheme, int]:
