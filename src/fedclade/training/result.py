@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedclade.core.losses import LOSSES, LossName
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.core.pytree import Tree
+from fedclade.data.column_encoding import ColumnEncoding
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.profiler import Profile
 from fedclade.errors import InvalidInputError
@@ -83,6 +84,7 @@ class Result:
         already_finished: Whether a resumed run had nothing left to do.
         profile: Where the time went, for a run with `profile=True`; printed, a table.
         names: The names of clients, classes and features, where the data have them.
+        columns: How the columns of a table become inputs; None if the data are no table.
         task: What the models read and predict.
     """
 
@@ -98,6 +100,7 @@ class Result:
     profile: Profile | None = None
     report_inputs: ReportInputs | None = field(default=None, repr=False)  # None: read `folder`
     names: Names = field(default=NO_NAMES, repr=False)
+    columns: ColumnEncoding | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
@@ -327,6 +330,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
         TaskSpec(models.shape, models.classes, _loss_name(store)),
         path,
         names=store.names(),
+        columns=store.columns(ColumnEncoding.from_json),
     )
 
 
