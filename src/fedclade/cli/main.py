@@ -18,6 +18,7 @@ from fedclade.cli.diagnose import diagnose
 from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
 from fedclade.cli.list import list_
+from fedclade.cli.predict import predict
 from fedclade.cli.pretrain import pretrain
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
@@ -56,6 +57,7 @@ app.command("list")(list_)
 app.command()(describe)
 app.command()(diagnose)
 app.command()(report)
+app.command()(predict)
 app.command()(export)
 app.command()(reproduce)
 app.command()(pretrain)
