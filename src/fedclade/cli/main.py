@@ -23,6 +23,7 @@ from fedclade.cli.pretrain import pretrain
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import run
+from fedclade.cli.track import track
 from fedclade.errors import FedcladeError, FedcladeWarning
 
 # Plain help: drawing boxes with rich doubles the time of --help. rich_markup_mode=None is not
@@ -59,6 +60,7 @@ app.command()(diagnose)
 app.command()(report)
 app.command()(predict)
 app.command()(export)
+app.command()(track)
 app.command()(reproduce)
 app.command()(pretrain)
 app.command("check-method")(check_method)
