@@ -371,7 +371,8 @@ perfect, 0 is chance):
 ## The papers' federations
 
 From [the reproduction](reproduction.md), which has settings and standard deviations;
-{seeds_of_papers}. If a table has several rows for a method, this table shows the first. –: not measured.
+{seeds_of_papers}. If a table has several rows for a method, this table shows the first.
+–: not measured.
 
 {papers_table(numbers)}
 ## What was not measured
