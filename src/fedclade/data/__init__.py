@@ -1,5 +1,6 @@
 """Data: data sets, and how to partition them among clients."""
 
+from fedclade.data.column_encoding import ColumnEncoding
 from fedclade.data.datasets import DATASETS, Dataset, dataset, from_arrays, load
 from fedclade.data.feature_emd import EarthMovers, earth_movers_distance
 from fedclade.data.federated_dataset import Clients, Description, RaggedIndex
@@ -15,11 +16,13 @@ from fedclade.data.partitioning.grouped import (
 )
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic
+from fedclade.data.tables import from_csv, from_frame, from_parquet
 
 __all__ = [
     "DATASETS",
     "PARTITIONS",
     "Clients",
+    "ColumnEncoding",
     "Dataset",
     "Description",
     "Dirichlet",
@@ -41,6 +44,9 @@ __all__ = [
     "dataset",
     "earth_movers_distance",
     "from_arrays",
+    "from_csv",
+    "from_frame",
+    "from_parquet",
     "genomic",
     "load",
     "partition",

@@ -7,11 +7,11 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tomli_w
 import torch
@@ -26,13 +26,14 @@ from fedclade.io.atomic import append, remove_partials, translate_os_errors, wri
 from fedclade.io.checkpoint import Checkpoint, read_metadata, write_tensors
 from fedclade.io.schemas import RoundRecord, Summary
 
+T = TypeVar("T")
 _RUN_FILES = ("experiment.toml", "rounds.jsonl", "summary.json", "checkpoint")
 
 
 class RunDirectory:
     """The folder of one run: experiment.toml, rounds.jsonl, clients.csv, summary.json, models/,
-    checkpoint/, and names.json if clients, classes or features have names. Nothing is read or
-    written before a method is called.
+    checkpoint/, names.json if clients, classes or features have names, and columns.json if the
+    data are a table. Nothing is read or written before a method is called.
 
     Args:
         folder: the folder; it need not exist.
@@ -144,6 +145,26 @@ class RunDirectory:
         """The names of clients, classes and features."""
         path = self.folder / "names.json"
         return schemas.read(path, schemas.names) if path.exists() else NO_NAMES
+
+    def write_columns(self, encoding: dict[str, Any] | None) -> None:
+        """columns.json: how the columns of a table become inputs; None for other data."""
+        if encoding is not None:
+            text = json.dumps(encoding, ensure_ascii=False, indent=1) + "\n"
+            self._write("columns.json", text)
+        else:
+            with translate_os_errors(self.folder):
+                (self.folder / "columns.json").unlink(missing_ok=True)
+
+    def columns(self, decode: Callable[[object], T]) -> T | None:
+        """columns.json; None if the data are no table.
+
+        Args:
+            decode: checks the content; what is wrong is a `ValueError`.
+        """
+        path = self.folder / "columns.json"
+        if not path.exists():
+            return None
+        return schemas.read(path, lambda text: decode(safe_read.parse_json(text)))
 
     def write_summary(self, summary: Summary) -> None:
         """Write summary.json, which marks the run as finished."""

@@ -284,7 +284,7 @@ class _PartitionCache:
             experiment.needs_probe,
         )
         if self._last is None or self._last[0] != key:
-            self._last = (key, experiment.partitioned(self._dataset(experiment.data.name)))
+            self._last = (key, experiment.partitioned(self._dataset(experiment.data.name or "")))
         return self._last[1]
 
     def _dataset(self, name: str) -> Dataset:

@@ -17,7 +17,9 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from fedclade.data import Dataset, load, partition
+from fedclade.data.column_encoding import Missing, Standardize, Task
 from fedclade.data.federated_dataset import Clients
+from fedclade.data.tables import TableSettings, read_table
 from fedclade.errors import InvalidInputError, nearest, require, require_int
 from fedclade.io import safe_read
 from fedclade.methods.base import Method
@@ -55,20 +57,60 @@ name.
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The data set.
+    """The data set: `name` for data that a partition divides among clients, or `path` for a table
+    with a column that names the client of each row. The keys from `client` on are for a table.
 
     Args:
         name: its name, or the path of an .npz file.
         validation: the share of each client's training data that becomes its validation data; 0
             for none.
         validation_seed: the seed of this split; None for the seed of the partition.
+        path: a CSV or Parquet file, or "heart".
+        client: the column with the name of each row's client.
+        target: the column with the targets.
+        task: "classification" or "regression"; None to find it from the targets.
+        test: the share of each client's rows that is its test part, or the name of a column that
+            says train, test or validation; None for 0.2.
+        drop: columns that are no inputs.
+        categorical: columns of numbers that are categories.
+        missing: "mean" or "drop"; None for "mean".
+        standardize: "federated", "client" or "none"; None for "federated".
+        seed: the seed of the test part; None for the seed of the run.
     """
 
-    name: str
+    name: str | None = None
     validation: float = 0.0
     validation_seed: int | None = None
+    path: str | None = None
+    client: str | None = None
+    target: str | None = None
+    task: Task | None = None
+    test: float | str | None = None
+    drop: tuple[str, ...] | None = None
+    categorical: tuple[str, ...] | None = None
+    missing: Missing | None = None
+    standardize: Standardize | None = None
+    seed: int | None = None
 
     def __post_init__(self) -> None:
+        require(
+            self.name is None or self.path is None,
+            "data.path",
+            self.path,
+            f"data.name = '{self.name}' is there too; keep one of the two",
+        )
+        if self.path is None:
+            for key, value in self._table_keys().items():
+                require(value is None, f"data.{key}", value, "only a table, data.path, has it")
+        else:
+            for key in ("client", "target"):
+                if getattr(self, key) is None:
+                    field = f"data.{key}"
+                    raise InvalidInputError(
+                        f"{field}: missing; a table, data.path, needs the name of this column.",
+                        field,
+                    )
+            self.table_settings(0)
         require(
             0 <= self.validation < 1,
             "data.validation",
@@ -83,6 +125,23 @@ class DataConfig:
         """The settings of the validation data that are given."""
         given = {"validation": self.validation or None, "validation_seed": self.validation_seed}
         return {key: value for key, value in given.items() if value is not None}
+
+    def table_settings(self, run_seed: int) -> TableSettings:
+        """How the table `path` becomes clients.
+
+        Args:
+            run_seed: the seed of the run.
+        """
+        given = {key: value for key, value in self._table_keys().items() if value is not None}
+        return TableSettings(
+            **{"seed": run_seed} | given,
+            validation=self.validation,
+            validation_seed=self.validation_seed,
+        )
+
+    def _table_keys(self) -> Table:
+        others = ("name", "path", "validation", "validation_seed")
+        return {key: value for key, value in vars(self).items() if key not in others}
 
     def with_validation(self, clients: Clients) -> Clients:
         """The clients with validation data, if there is to be any."""
@@ -124,6 +183,8 @@ class Experiment:
     chosen: dict[str, str] = field(default_factory=dict, hash=False)
     # Whether a method of the comparison needs probe samples; see `with_common_probe`.
     needs_probe: bool = False
+    # Whether the file names no loss; numbers then get the squared error.
+    is_default_loss: bool = False
 
     @property
     def title(self) -> str:
@@ -147,6 +208,9 @@ class Experiment:
 
     def clients(self, root: str | None = None) -> Clients:
         """Load the data set and partition it. `root` is the folder to search first."""
+        if self.data.path is not None:
+            return read_table(self.data.path, self.data.table_settings(self.run.seed))
+        assert self.data.name is not None
         return self.partitioned(load(self.data.name, root))
 
     def partitioned(self, data: Dataset) -> Clients:
@@ -155,8 +219,8 @@ class Experiment:
         probe = 0 if self.partition.probe is None and not self.needs_probe else self.partition.probe
         clients = partition(data, self.scheme, self.partition.clients, seed, probe)
         # The name in the file, or an absolute path: experiment.toml then runs from any folder.
-        path = Path(self.data.name)
-        name = str(path.resolve()) if path.suffix == ".npz" else self.data.name
+        path = Path(self.data.name or data.name)
+        name = str(path.resolve()) if path.suffix == ".npz" else str(path)
         return self.data.with_validation(replace(clients, dataset=name))
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
@@ -165,12 +229,23 @@ class Experiment:
             self.method,
             clients,
             self.model,
-            self.local,
+            self.local_for(clients.classes),
             self.run,
             self.engine,
             device,
             server=self.server,
         )
+
+    def local_for(self, classes: int | None) -> LocalConfig:
+        """The settings of local training. Targets of a table that are numbers have the squared
+        error by default.
+
+        Args:
+            classes: the number of classes; None if the targets are no class labels.
+        """
+        if classes is None and self.is_default_loss and self.data.path is not None:
+            return replace(self.local, loss="mse")
+        return self.local
 
 
 def presets() -> dict[str, str]:
@@ -271,7 +346,14 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             raise InvalidInputError(f"[{name}]: unknown table.{nearest(name, TABLES)}", name)
         if not isinstance(table, dict):
             raise _not_a_table(name, table)
-    for name in ("data", "partition", "model", "method"):
+    has_path = "path" in tables.get("data", {})
+    if has_path and "partition" in tables:
+        raise InvalidInputError(
+            "[partition]: data.path names a table, whose column data.client divides it. Leave"
+            " [partition] out.",
+            "partition",
+        )
+    for name in ("model", "method") if has_path else ("data", "partition", "model", "method"):
         if "name" not in tables.get(name, {}):
             raise InvalidInputError(
                 f"{name}.name: missing. Write, for example, [{name}] name ="
@@ -279,7 +361,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
                 f"{name}.name",
             )
     common_keys = {setting.name for setting in fields(PartitionConfig)}
-    table = tables["partition"]
+    table = tables.get("partition", {})
     common_table = {key: value for key, value in table.items() if key in common_keys}
     scheme_table = {key: value for key, value in table.items() if key not in common_keys}
     common = build(PartitionConfig, common_table, "partition")
@@ -295,7 +377,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
     return Experiment(
         data=build(DataConfig, tables["data"], "data"),
         partition=common,
-        scheme=_named("partition", scheme_table, also=common_keys),
+        scheme=None if has_path else _named("partition", scheme_table, also=common_keys),
         model=_named("model", tables["model"]),
         local=build(LocalConfig, tables.get("local", {}), "local"),
         method=method,
@@ -303,6 +385,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
         server=build(ServerConfig, tables.get("server", {}), "server"),
         engine=build(EngineConfig, tables.get("engine", {}), "engine"),
         needs_probe=need_probe_samples([method]),
+        is_default_loss="loss" not in tables.get("local", {}),
     )
 
 

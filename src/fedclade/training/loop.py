@@ -66,6 +66,8 @@ def start(setup: RunSetup, store: RunDirectory | None, last: Checkpoint | None) 
     if store is not None:
         store.begin(setup.tables, last.history if last is not None else [])
         store.write_names(setup.metadata.names)  # a report of a running run reads them
+        encoding = setup.metadata.columns
+        store.write_columns(None if encoding is None else encoding.to_json())
     if last is not None:
         return _restore(setup, last)
     with setup.engine.clock.phase("round"):  # clients may work before the first round

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.core.pytree import Tree
+from fedclade.data.column_encoding import ColumnEncoding
 from fedclade.engines.oom import is_out_of_memory
 from fedclade.engines.profiler import Profile
 from fedclade.errors import InvalidInputError
@@ -77,6 +78,7 @@ class Result:
         already_finished: Whether a resumed run had nothing left to do.
         profile: Where the time went, for a run with `profile=True`; printed, a table.
         names: The names of clients, classes and features, where the data have them.
+        columns: How the columns of a table become inputs; None if the data are no table.
     """
 
     summary: Summary
@@ -90,6 +92,7 @@ class Result:
     profile: Profile | None = None
     report_inputs: ReportInputs | None = field(default=None, repr=False)  # None: read `folder`
     names: Names = field(default=NO_NAMES, repr=False)
+    columns: ColumnEncoding | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]
@@ -233,8 +236,17 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
     module = model or _rebuilt(path, dict(store.tables()["model"]), models, weights)
     # A module of another form is refused here, not at the first prediction.
     _check_form(module, weights)
-    names = store.names()
-    return Result(summary, history, models.clusters, clients, module, models, path, names=names)
+    return Result(
+        summary,
+        history,
+        models.clusters,
+        clients,
+        module,
+        models,
+        path,
+        names=store.names(),
+        columns=store.columns(ColumnEncoding.from_json),
+    )
 
 
 def _rebuilt(folder: Path, table: dict[str, Any], models: StoredModels, weights: Tree) -> nn.Module:

@@ -14,8 +14,10 @@ from fedclade.core.inputs import tensors_of
 from fedclade.data.federated_dataset import Clients
 
 Tables = dict[str, dict[str, Any]]
-# Settings that may change when a run is resumed: length, evaluation, checkpoints and speed.
+# Settings that may change when a run is resumed: length, evaluation, checkpoints and speed. The
+# content of a table counts, not its path.
 _FREE = (
+    ("data", "path"),
     ("run", "rounds"),
     ("run", "eval_every"),
     ("run", "checkpoint_every"),

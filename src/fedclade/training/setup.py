@@ -271,9 +271,13 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         else {}
     )
     name = type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name
-    tables: Tables = {
+    source: Tables = {
         "data": {"name": metadata.dataset, **metadata.validation_origin},
         "partition": {"name": metadata.partition, **metadata.origin},
+    }
+    if metadata.table_origin:
+        source = {"data": {**metadata.table_origin, **metadata.validation_origin}}
+    tables: Tables = source | {
         "model": {"name": name, **model},
         "local": asdict(run.local),
         "method": {"name": method.name, **hyperparams},

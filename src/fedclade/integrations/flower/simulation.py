@@ -89,7 +89,7 @@ def simulate(
     check_precision(experiment.engine.precision, torch.device("cpu"))
     objective = Objective(
         _module(experiment, clients.metadata),
-        experiment.local.loss_for(None),
+        experiment.local_for(clients.classes).loss_for(None),
         as_inputs(clients.metadata.x),
         bf16=experiment.engine.precision == "bf16",
     )
@@ -166,7 +166,7 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
     metadata = clients.metadata
     objective = Objective(
         _module(experiment, metadata),
-        experiment.local.loss_for(None),
+        experiment.local_for(clients.classes).loss_for(None),
         as_inputs(metadata.x),
         bf16=experiment.engine.precision == "bf16",
     )
@@ -190,7 +190,8 @@ def experiment_node(spec: str, number: int, nodes: int, homes: str) -> Node:
 
 
 def _module(experiment: experiment_file.Experiment, clients: ClientMetadata) -> nn.Module:
-    return module_for(experiment.model, clients, experiment.run.seed, experiment.local.loss)
+    loss = experiment.local_for(clients.classes).loss
+    return module_for(experiment.model, clients, experiment.run.seed, loss)
 
 
 def _backend() -> Any:

@@ -1,0 +1,382 @@
+"""Reading of tables (CSV, Parquet, data frames), and their columns as numbers or as text.
+
+Problems are named by line and column. pyarrow is imported late: it is an extra.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedclade.core.names import checked_names
+from fedclade.errors import InvalidInputError, nearest
+from fedclade.io import safe_read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NULLS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?", "#N/A")
+"""What a missing value is in a CSV file. "None" is a category."""
+_BLOCK = 1 << 20  # bytes that are parsed at once: no row may be longer
+_HEADER = 1 << 20
+_DELIMITERS = ",;\t|"
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+
+
+def import_pyarrow(field: str) -> Any:
+    """pyarrow, or an error that says how to install it."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InvalidInputError(
+            f"{field}: pyarrow is not installed ({error}). Install it with: pip install"
+            " 'fedclade[tables]'",
+            field,
+        ) from error
+    return pyarrow
+
+
+def read_csv(
+    path: str | os.PathLike[str], text: Collection[str] = (), drop: Collection[str] = ()
+) -> pa.Table:
+    """Read a CSV file with a header. Comma, semicolon, tab or | separate its columns.
+
+    Args:
+        path: the file, in UTF-8.
+        text: columns that stay as they are in the file, such as codes with leading zeros.
+        drop: columns that are not read.
+    """
+    file = Path(path).expanduser()
+    pa = import_pyarrow("data.path")
+    safe_read.fit(file, safe_read.size(file))
+    delimiter, header = _header(file)
+    names = _checked_header([name.strip() for name in header], str(file))
+    _require_columns(names, drop, "data.drop")
+    raw = dict(zip(names, header, strict=True))
+    try:
+        table = pa.csv.read_csv(
+            pa.OSFile(str(file)),
+            read_options=pa.csv.ReadOptions(block_size=_BLOCK),
+            # Without quotes no value has a line end, and pyarrow parses twice as fast.
+            parse_options=pa.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=_has_quotes(file)
+            ),
+            convert_options=pa.csv.ConvertOptions(
+                column_types={raw[name]: pa.string() for name in text if name in raw},
+                include_columns=[raw[name] for name in names if name not in drop],
+                null_values=list(NULLS),
+                strings_can_be_null=True,
+            ),
+        )
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
+        raise _malformed(file, delimiter, len(header), error) from error
+    table = table.rename_columns([name for name in names if name not in drop])
+    _require_rows(table, str(file))
+    # Messages name the line of a row.
+    return table.replace_schema_metadata({"path": str(file), "delimiter": delimiter})
+
+
+def read_parquet(path: str | os.PathLike[str], drop: Collection[str] = ()) -> pa.Table:
+    """Read a Parquet file.
+
+    Args:
+        path: the file.
+        drop: columns that are not read.
+    """
+    file = Path(path).expanduser()
+    pa = import_pyarrow("data.path")
+    safe_read.fit(file, safe_read.size(file))
+    try:
+        with pa.parquet.ParquetFile(file) as parquet:
+            names = _checked_header(parquet.schema_arrow.names, str(file))
+            _require_columns(names, drop, "data.drop")
+            # A few bytes of a packed column can stand for any number of rows.
+            unpacked = 8 * parquet.metadata.num_rows * len(names)
+            safe_read.fit(file, unpacked, "unpacked")
+            table = parquet.read(columns=[name for name in names if name not in drop])
+    except (pa.ArrowException, OSError) as error:
+        problem = str(error).partition("\n")[0]
+        raise InvalidInputError(f"{file}: no Parquet file ({problem}).", str(file)) from error
+    _require_rows(table, str(file))
+    return table.replace_schema_metadata(None)
+
+
+def read_frame(frame: object, drop: Collection[str] = ()) -> pa.Table:
+    """The table of a data frame of pandas or polars, or of any that narwhals knows.
+
+    Args:
+        frame: the data frame.
+        drop: columns that are left out.
+    """
+    pa = import_pyarrow("df")
+    try:
+        import narwhals
+    except ImportError as error:
+        raise InvalidInputError(
+            f"df: narwhals is not installed ({error}). Install it with: pip install"
+            " 'fedclade[tables]'",
+            "df",
+        ) from error
+    try:
+        native: Any = frame
+        data = narwhals.from_native(native, eager_only=True)
+        names = _checked_header(list(data.columns), "df")
+        _require_columns(names, drop, "data.drop")
+        table = data.select([name for name in names if name not in drop]).to_arrow()
+    except InvalidInputError:
+        raise
+    except Exception as error:  # each library has its own classes
+        problem = str(error).partition("\n")[0]
+        raise InvalidInputError(f"df: not a usable data frame ({problem}).", "df") from error
+    assert isinstance(table, pa.Table)
+    _require_rows(table, "df")
+    return table.replace_schema_metadata(None)
+
+
+def number_of_rows(table: pa.Table) -> int:
+    """The number of rows of a table."""
+    return int(table.num_rows)
+
+
+def location(table: pa.Table, row: int) -> str:
+    """The place of a row in the file, such as "line 17"; "row 16" where there are no lines."""
+    metadata = table.schema.metadata or {}
+    if b"path" in metadata:
+        lines = _rows(Path(metadata[b"path"].decode()), metadata[b"delimiter"].decode())
+        for number, (line, _) in enumerate(lines):
+            if number == row + 1:  # row 0 is the header
+                return f"line {line}"
+    return f"row {row + 1}"
+
+
+def kind_of(table: pa.Table, name: str) -> Literal["number", "category"]:
+    """Whether a column holds numbers or categories. Mixed columns, dates and nested values are
+    errors.
+    """
+    import pyarrow.compute as pc
+
+    column = _plain(table, name)
+    if not _is_text(column):
+        return "number"
+    values = as_text(table, name)
+    numeric = pc.match_substring_regex(values, _NUMBER)
+    count, present = pc.sum(numeric).as_py() or 0, len(values) - values.null_count
+    if count == present or _decimal_comma(table, values) is not None:
+        return "number"
+    if 2 * count > present:
+        row = pc.index(numeric, False).as_py()
+        raise InvalidInputError(
+            f"column '{name}', {location(table, row)}: {_shown(values[row].as_py())} is not a"
+            f" number, but {count:,} of {present:,} values are. Correct it, or list the column in"
+            " data.categorical or data.drop.",
+            name,
+        )
+    return "category"
+
+
+def as_numbers(table: pa.Table, name: str) -> NDArray[np.float64]:
+    """A column as float64, NaN where a value is missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _plain(table, name)
+    if _is_text(column):
+        text = as_text(table, name)
+        try:
+            column = text.cast(pa.float64())
+        except pa.ArrowInvalid:
+            replaced = _decimal_comma(table, text)
+            if replaced is None:
+                row = pc.index(pc.match_substring_regex(text, _NUMBER), False).as_py()
+                raise InvalidInputError(
+                    f"column '{name}', {location(table, row)}: {_shown(text[row].as_py())} is not a"
+                    " number.",
+                    name,
+                ) from None
+            column = replaced
+    numbers = np.array(column.cast(pa.float64(), safe=False).to_numpy(), np.float64)
+    if np.isinf(numbers).any():
+        row = int(np.isinf(numbers).argmax())
+        raise InvalidInputError(
+            f"column '{name}', {location(table, row)}: the value is infinite. Correct it, or leave"
+            " it empty.",
+            name,
+        )
+    return numbers
+
+
+def as_text(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column as text without spaces at the ends; null where a value is missing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _plain(table, name, dates=True)
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+        if pc.all(pc.equal(column, pc.trunc(column))).as_py() is not False:
+            column = column.cast(pa.int64(), safe=False)  # a code "1" that a library made 1.0
+    text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    return pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+
+
+def _plain(table: pa.Table, name: str, dates: bool = False) -> pa.ChunkedArray:
+    """A column of numbers, truth values or text."""
+    import pyarrow as pa
+
+    types, column = pa.types, table.column(name)
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if types.is_null(column.type):
+        return column.cast(pa.float64())
+    if types.is_boolean(column.type) and not dates:
+        return column.cast(pa.int8())
+    if types.is_temporal(column.type) and not dates:
+        raise InvalidInputError(
+            f"column '{name}': holds dates or times, which are no inputs. List it in data.drop, or"
+            " store numbers, such as days.",
+            name,
+        )
+    known = (
+        types.is_integer(column.type)
+        or types.is_floating(column.type)
+        or types.is_decimal(column.type)
+        or types.is_temporal(column.type)
+        or types.is_boolean(column.type)
+        or _is_text(column)
+    )
+    if not known:
+        what = "text that is not UTF-8" if types.is_binary(column.type) else f"{column.type}"
+        raise InvalidInputError(
+            f"column '{name}': holds {what}; numbers, text and truth values are allowed. Convert"
+            " it, or list it in data.drop.",
+            name,
+        )
+    return column
+
+
+def _is_text(column: pa.ChunkedArray) -> bool:
+    import pyarrow as pa
+
+    kind = column.type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _decimal_comma(table: pa.Table, text: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Text such as "1,5" as numbers, in a file whose columns semicolons separate."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if (table.schema.metadata or {}).get(b"delimiter") != b";":
+        return None
+    try:
+        return pc.replace_substring(text, ",", ".").cast(pa.float64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 40 else f"{value[:40]}…")
+
+
+def _checked_header(names: Sequence[object], where: str) -> tuple[str, ...]:
+    """The names of columns; each must have one of its own."""
+    for number, name in enumerate(names, 1):
+        if not isinstance(name, str) or not name.strip():
+            raise InvalidInputError(
+                f"{where}: column {number} of {len(names)} has no name. Name it in the first line.",
+                where,
+            )
+    return checked_names(names, f"{where}: columns")
+
+
+def _require_columns(known: Sequence[str], wanted: Collection[str], field: str) -> None:
+    for name in wanted:
+        require_column(known, name, field)
+
+
+def require_column(known: Sequence[str], name: str, field: str) -> None:
+    """Raise `InvalidInputError` unless the table has this column."""
+    if name not in known:
+        raise InvalidInputError(
+            f"{field} = '{name}': the table has no such column.{nearest(name, known)}", field
+        )
+
+
+def _require_rows(table: pa.Table, where: str) -> None:
+    if table.num_rows == 0:
+        raise InvalidInputError(f"{where}: no rows. Give a table with rows.", where)
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The delimiter of a CSV file and its first row."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEADER)
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UnicodeError("it is UTF-16")
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(start)
+    except UnicodeError as error:
+        raise InvalidInputError(
+            f"{path}: not a text file in UTF-8 ({error}). Save it as CSV UTF-8.", str(path)
+        ) from error
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read ({error.strerror}).", str(path)) from error
+    text = text.lstrip("\r\n")
+    if not text.strip():
+        raise InvalidInputError(f"{path}: empty. The first line must name the columns.", str(path))
+    unquoted = "".join(text.splitlines()[0].split('"')[::2])
+    delimiter = max(_DELIMITERS, key=unquoted.count)
+    try:
+        return delimiter, next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    except csv.Error as error:
+        raise InvalidInputError(f"{path}, line 1: {error}.", str(path)) from error
+
+
+def _has_quotes(path: Path) -> bool:
+    with path.open("rb") as file:
+        return any(b'"' in chunk for chunk in iter(lambda: file.read(_HEADER), b""))
+
+
+def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file with the line in which each begins. It is slow: for messages only."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        reader, line = csv.reader(file, delimiter=delimiter), 1
+        for row in reader:
+            if row:
+                yield line, row
+            line = reader.line_num + 1
+
+
+def _malformed(path: Path, delimiter: str, columns: int, error: Exception) -> InvalidInputError:
+    """What is wrong with a CSV file that pyarrow refused."""
+    line = 0
+    try:
+        for line, row in _rows(path, delimiter):
+            if len(row) != columns:
+                first = _shown(row[-1]) if len(row) < columns else _shown(row[columns])
+                where = "the last is" if len(row) < columns else "the first too many is"
+                return InvalidInputError(
+                    f"{path}, line {line}: {len(row)} values for {columns} columns ({where}"
+                    f" {first}). Correct the line, or quote values that contain '{delimiter}'.",
+                    str(path),
+                )
+    except csv.Error as problem:
+        return InvalidInputError(
+            f"{path}, line {line + 1}: {problem}. A quote may be missing.", str(path)
+        )
+    return InvalidInputError(
+        f"{path}: not a readable CSV file ({str(error).partition(chr(10))[0]}).", str(path)
+    )
