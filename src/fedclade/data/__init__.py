@@ -15,6 +15,7 @@ from fedclade.data.partitioning.grouped import (
 )
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic
+from fedclade.data.torch_datasets import from_datasets
 
 __all__ = [
     "DATASETS",
@@ -41,6 +42,7 @@ __all__ = [
     "dataset",
     "earth_movers_distance",
     "from_arrays",
+    "from_datasets",
     "genomic",
     "load",
     "partition",
