@@ -95,4 +95,4 @@ def clients_of_rows(
 def _rows_of_clients(client: Tensor, number: int) -> list[Tensor]:
     """The rows of each client, in their order."""
     order = client.argsort(stable=True)
-    return list(order.split(client.bincount(minlength=number).tolist()))
+    return list(torch.split(order, client.bincount(minlength=number).tolist()))
