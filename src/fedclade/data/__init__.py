@@ -17,6 +17,8 @@ from fedclade.data.partitioning.grouped import (
 )
 from fedclade.data.partitioning.skewed import Dirichlet, Iid, NaturalId, Pathological, QuantitySkew
 from fedclade.data.synthetic_genomics import FlippedId, genomic
+from fedclade.data.text_encoding import TextEncoding
+from fedclade.data.texts import from_text
 from fedclade.data.torch_datasets import from_datasets
 
 __all__ = [
@@ -41,12 +43,14 @@ __all__ = [
     "Rotation",
     "Scheme",
     "Split",
+    "TextEncoding",
     "dataset",
     "earth_movers_distance",
     "from_arrays",
     "from_datasets",
     "from_hf",
     "from_images",
+    "from_text",
     "genomic",
     "load",
     "partition",

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedclade.core.inputs import Inputs, samples_in, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
+from fedclade.data.text_encoding import TextEncoding
 from fedclade.data.validation_split import validation_positions
 from fedclade.errors import InvalidInputError, is_number, require, require_int
 
@@ -82,6 +83,8 @@ class Clients:
     validation_origin: dict[str, Any] = field(
         default_factory=dict
     )  # the settings of `validation`, as [data] of an experiment file has them
+
+    text: TextEncoding | None = None  # the vocabulary, for clients of texts
 
     def __len__(self) -> int:
         return len(self.train)
