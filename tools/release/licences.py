@@ -19,8 +19,13 @@ HEAD = """# Licenses
 fedclade is under Apache-2.0. `python tools/release/licences.py` makes this page from what torch and
 each package of locked.txt and locked-dev.txt declares, on Linux with Python 3.11. `pip install
 fedclade` installs the packages marked *needed*. The others come with an extra (`flower`, `onnx`,
-`track`, `ot`, `transformers`, `docs`, `browser`) or are for developers only. No code of them is
-copied into fedclade.
+`track`, `ot`, `tables`, `transformers`, `docs`, `browser`) or are for developers only. No code of
+them is copied into fedclade.
+
+The table `heart` (`fedclade/data/bundled/heart.csv`) is the UCI Heart Disease data set by Andras
+Janosi, William Steinbrunn, Matthias Pfisterer and Robert Detrano (1988), under CC BY 4.0
+(https://creativecommons.org/licenses/by/4.0/). The files of its four hospitals are joined into one,
+with a column `hospital`; fedclade adds the column `disease` when it reads the table.
 
 | package | version | license | |
 | --- | --- | --- | --- |

@@ -17,6 +17,7 @@ from fedclade.cli.describe import describe
 from fedclade.cli.diagnose import diagnose
 from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
+from fedclade.cli.init import init
 from fedclade.cli.list import list_
 from fedclade.cli.predict import predict
 from fedclade.cli.pretrain import pretrain
@@ -52,6 +53,7 @@ def root(
         typer.echo(context.get_help())
 
 
+app.command()(init)
 app.command()(run)
 app.command()(compare)
 app.command("list")(list_)

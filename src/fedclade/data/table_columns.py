@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NULLS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?", "#N/A")
 """What a missing value is in a CSV file. "None" is a category."""
-_BLOCK = 1 << 22  # bytes that are parsed at once: no row may be longer
+_BLOCK = 1 << 20  # bytes that are parsed at once: no row may be longer
 _HEADER = 1 << 20
 _DELIMITERS = ",;\t|"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -68,7 +68,10 @@ def read_csv(
         table = pa.csv.read_csv(
             pa.OSFile(str(file)),
             read_options=pa.csv.ReadOptions(block_size=_BLOCK),
-            parse_options=pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            # Without quotes no value has a line end, and pyarrow parses twice as fast.
+            parse_options=pa.csv.ParseOptions(
+                delimiter=delimiter, newlines_in_values=_has_quotes(file)
+            ),
             convert_options=pa.csv.ConvertOptions(
                 column_types={raw[name]: pa.string() for name in text if name in raw},
                 include_columns=[raw[name] for name in names if name not in drop],
@@ -340,6 +343,11 @@ def _header(path: Path) -> tuple[str, list[str]]:
         return delimiter, next(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
     except csv.Error as error:
         raise InvalidInputError(f"{path}, line 1: {error}.", str(path)) from error
+
+
+def _has_quotes(path: Path) -> bool:
+    with path.open("rb") as file:
+        return any(b'"' in chunk for chunk in iter(lambda: file.read(_HEADER), b""))
 
 
 def _rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -56,7 +56,8 @@ MAX_CATEGORIES = 100
 MAX_LISTED_CATEGORIES = 10_000
 MAX_CLASSES = 1_000
 TRAIN, VALIDATION, TEST, LEFT_OUT = 0, 1, 2, 3
-_PARTS = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "test": TEST}
+TRAIN_OR_TEST = {"train": TRAIN, "training": TRAIN, "validation": VALIDATION, "test": TEST}
+"""What a column may say that `test` names, in any case of letters."""
 _SHOWN = 5  # names in a message
 
 _log = logging.getLogger("fedclade")
@@ -286,25 +287,30 @@ def read_table(path: str, settings: TableSettings) -> Clients:
         path: the path of a file, or the name of a table.
         settings: how the table becomes clients.
     """
+    table = open_table(path, settings)
+    # An absolute path: experiment.toml then runs from any folder.
+    source = path if path in BUNDLED_TABLES else str(Path(path).expanduser().resolve())
+    return clients_from_table(table, settings, source)
+
+
+def open_table(path: str, settings: TableSettings) -> pa.Table:
+    """The table of `data.path`, without the columns of `settings.drop`."""
     if path in BUNDLED_TABLES:
         table = BUNDLED_TABLES[path]()
         for name in settings.drop:
             require_column(table.column_names, name, "data.drop")
-        return clients_from_table(table.drop_columns(list(settings.drop)), settings, path)
+        return table.drop_columns(list(settings.drop))
     file = Path(path).expanduser()
     suffix = file.suffix.lower()
     if suffix == ".parquet":
-        table = read_parquet(file, settings.drop)
-    elif suffix in (".csv", ".tsv", ".txt"):
-        table = read_csv(file, settings.text, settings.drop)
-    else:
-        raise InvalidInputError(
-            f"data.path = '{path}': must end with .csv, .tsv, .txt or .parquet, or be the name of a"
-            f" table of fedclade ({', '.join(BUNDLED_TABLES)}).",
-            "data.path",
-        )
-    # An absolute path: experiment.toml then runs from any folder.
-    return clients_from_table(table, settings, str(file.resolve()))
+        return read_parquet(file, settings.drop)
+    if suffix in (".csv", ".tsv", ".txt"):
+        return read_csv(file, settings.text, settings.drop)
+    raise InvalidInputError(
+        f"data.path = '{path}': must end with .csv, .tsv, .txt or .parquet, or be the name of a"
+        f" table of fedclade ({', '.join(BUNDLED_TABLES)}).",
+        "data.path",
+    )
 
 
 def read_rows(path: str | os.PathLike[str], encoding: ColumnEncoding) -> pa.Table:
@@ -487,11 +493,12 @@ def _without_empty(
     table: pa.Table, inputs: list[str], kinds: dict[str, str], rows: Bools, notes: _Notes
 ) -> list[str]:
     """The columns that have a value in one of these rows."""
+    first = table.take([int(rows.argmax())])  # most columns have a value in the first of the rows
     empty = [
         name
         for name in inputs
-        if table.column(name).null_count == len(rows)
-        or (table.column(name).null_count and _is_missing(table, name, kinds[name])[rows].all())
+        if _is_missing(first, name, kinds[name])[0]
+        and _is_missing(table, name, kinds[name])[rows].all()
     ]
     if len(empty) == len(inputs):
         raise InvalidInputError(
@@ -536,7 +543,7 @@ def _named_parts(table: pa.Table, settings: TableSettings, left_out: Bools) -> N
     """The part that a column says."""
     assert isinstance(settings.test, str)
     codes, names = _coded(as_text(table, settings.test))
-    parts = np.array([_PARTS.get(name.lower(), -1) for name in names] + [-1], np.int8)
+    parts = np.array([TRAIN_OR_TEST.get(name.lower(), -1) for name in names] + [-1], np.int8)
     part = parts[codes]  # -1, a missing value, is the last
     wrong = (part < 0) & ~left_out
     if wrong.any():

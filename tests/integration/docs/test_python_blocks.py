@@ -119,6 +119,7 @@ def test_the_python_of_a_page_runs(
             "FEDCLADE_DATA", str(request.getfixturevalue("real_data")(NEEDS_DATA[page]).parent)
         )
     monkeypatch.setattr(fc, "run", short)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
     module = ModuleType("page")
     monkeypatch.setitem(

@@ -25,7 +25,7 @@ from fedclade.analysis.diagnose.pilot_runs import Probe, candidates, run_pilots,
 from fedclade.analysis.diagnose.recommendation import Advice, recommend
 from fedclade.core.functional_model import Objective
 from fedclade.core.inputs import as_inputs, map_inputs
-from fedclade.core.losses import ExampleLoss, LossName
+from fedclade.core.losses import LOSSES, REGRESSION, ExampleLoss, LossName
 from fedclade.core.rng import fold_in
 from fedclade.data.federated_dataset import Clients
 from fedclade.engines.simulator import Simulator
@@ -276,6 +276,7 @@ def _about(
     clients: Clients, run: TrainingRun, probe_rounds: int, statistics: ClassStatistics
 ) -> dict[str, Any]:
     sizes = statistics.sizes
+    is_regression = LOSSES[run.local.loss] in REGRESSION
     return {
         "dataset": clients.dataset,
         "partition": clients.partition,
@@ -288,7 +289,7 @@ def _about(
         "model": (type(run.model).__name__ if isinstance(run.model, nn.Module) else run.model.name),
         "seed": run.settings.seed,
         "probe_rounds": probe_rounds,
-        "score": "loss" if run.loss is not None else "accuracy",
+        "score": "accuracy" if run.loss is None and not is_regression else "loss",
     }
 
 
