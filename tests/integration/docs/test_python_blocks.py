@@ -6,6 +6,7 @@ Runs have two rounds: the test checks that the code runs, not its accuracy.
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
