@@ -164,20 +164,26 @@ def groups_table(numbers: Numbers) -> str:
 
 
 def papers_table(numbers: Numbers) -> str:
+    # Columns without Clade are not complete: the best of the others means little.
+    columns = [
+        (head, name, column)
+        for head, name, column in PAPERS
+        if numbers.paper(name, column, "clade") is not None
+    ]
     shown = [
         method
         for method in METHODS
-        if any(numbers.paper(name, column, method) is not None for _, name, column in PAPERS)
+        if any(numbers.paper(name, column, method) is not None for _, name, column in columns)
     ]
     least = [
         near_best(
             [numbers.paper(name, column, method) for method in shown if method != "oracle"], 0.5
         )
-        for _, name, column in PAPERS
+        for _, name, column in columns
     ]
     rows = []
     for method in shown:
-        values = [numbers.paper(name, column, method) for _, name, column in PAPERS]
+        values = [numbers.paper(name, column, method) for _, name, column in columns]
         bold = [
             method != "oracle" and value is not None and value >= low
             for value, low in zip(values, least, strict=True)
@@ -185,7 +191,7 @@ def papers_table(numbers: Numbers) -> str:
         rows.append(
             [link(method), *(cell(value, best) for value, best in zip(values, bold, strict=True))]
         )
-    return table(["accuracy, %", *(head for head, _, _ in PAPERS)], rows)
+    return table(["accuracy, %", *(head for head, _, _ in columns)], rows)
 
 
 def advice(numbers: Numbers) -> str:
@@ -261,8 +267,9 @@ def advice(numbers: Numbers) -> str:
             f"{link('clade')}; {link('fedsem')} if you know the number of groups",
             (
                 "MNIST, five groups:"
-                f" {papers('flt_1', 'MNIST', 'fedavg', 'local', 'fedsem', 'clade')}; 2,400 clients:"
-                f" {papers('flt_4', 'MLP', 'fedavg', 'fedsem', 'flt', 'clade')}"
+                f" {papers('flt_1', 'MNIST', 'fedavg', 'local', 'fedsem', 'clade')}; groups"
+                f" that share classes, CIFAR-10:"
+                f" {papers('flt_2', 'CIFAR-10', 'fedavg', 'fedsem', 'flt', 'clade')}"
             ),
         ],
         [
@@ -333,6 +340,7 @@ def written() -> str:
         min(count for _, count in numbers.papers.values()),
         max(count for _, count in numbers.papers.values()),
     )
+    seeds_of_papers = "one seed" if most == 1 else f"{fewest} to {most} seeds"
     behind = ", ".join(f"{TITLES[name]} up to {points:.1f}" for name, points in others)
     return f"""# Which method for which federation
 
@@ -362,8 +370,9 @@ perfect, 0 is chance):
 {groups_table(numbers)}
 ## The papers' federations
 
-From [the reproduction](reproduction.md), which has settings and standard deviations; {fewest} to
-{most} seeds. If a table has several rows for a method, this table shows the first. –: not measured.
+From [the reproduction](reproduction.md), which has settings and standard deviations;
+{seeds_of_papers}. If a table has several rows for a method, this table shows the first.
+–: not measured.
 
 {papers_table(numbers)}
 ## What was not measured

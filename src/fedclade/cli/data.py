@@ -180,7 +180,8 @@ def _verdict(published: Published, path: Path) -> tuple[list[str], str]:
     from fedclade.data import download
     from fedclade.data.datasets import load
 
-    files = [path] if path.is_file() else published.find_files([path.parent]) or []
+    place = path.parent if published.folder else path
+    files = [path] if path.is_file() else published.find_files([place]) or []
     sums = {path / file.name: file for file in published.files}
     problems = [
         problem for file in files if file in sums and (problem := download.wrong(file, sums[file]))

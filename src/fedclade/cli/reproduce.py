@@ -69,6 +69,12 @@ def reproduce(
     done_only: Annotated[
         bool, typer.Option("--so-far", help="Run nothing; show the finished runs in --out.")
     ] = False,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Number of runs at the same time, each in its own process, on one device."
+        ),
+    ] = 1,
     quiet: QuietOption = False,
     data_root: DataRootOption = None,
 ) -> None:
@@ -101,16 +107,16 @@ def reproduce(
         )
     with resumable_errors(folder):
         if chosen is None:
-            _all_tables(options, folder, done_only, quiet)
+            _all_tables(options, folder, done_only, jobs, quiet)
             return
-        result = _outcome(chosen, options, folder, done_only, quiet)
+        result = _outcome(chosen, options, folder, done_only, jobs, quiet)
     files = _write(result, folder, "table")
     _show(result)
     print_out(f"Runs, {', '.join(files[:-1])} and {files[-1]}: {folder}")
 
 
 def _outcome(
-    table: TableSpec, options: Options, folder: Path, done_only: bool, quiet: bool
+    table: TableSpec, options: Options, folder: Path, done_only: bool, jobs: int, quiet: bool
 ) -> Outcome:
     """Execute the missing runs of a table in this folder, or none of them with --so-far."""
     from fedclade.engines.simulator import pick_device
@@ -131,20 +137,32 @@ def _outcome(
             raise InvalidInputError(
                 f"--so-far: {folder} contains no finished run of {table.name}.", "--so-far"
             )
+
+    def print_label(entry: TableEntry, number: int, total: int) -> None:
+        if not quiet:
+            out_console.print(_label(entry, number, total), markup=False)
+
+    if jobs > 1 and not done_only:
+        from fedclade.reproduce.parallel import execute_in_processes
+
+        execute_in_processes(planned, folder, jobs, print_label)
     with ExitStack() as progress:
 
         def on_entry(entry: TableEntry, number: int, total: int) -> OnRound | None:
             progress.close()
-            label = f"[{number}/{total}] {entry.column.name}: {entry.row.name}, seed {entry.seed}"
             if entry.study:
-                if not quiet:
-                    out_console.print(label, markup=False)
+                print_label(entry, number, total)
                 return None
+            label = _label(entry, number, total)
             rounds = entry.experiment(None).run.rounds
             return progress.enter_context(display(label, rounds, out_console, quiet)).after_round
 
         results = execute(planned, folder, on_entry)
     return outcome(planned, results, pick_device(options.device).type)
+
+
+def _label(entry: TableEntry, number: int, total: int) -> str:
+    return f"[{number}/{total}] {entry.column.name}: {entry.row.name}, seed {entry.seed}"
 
 
 def _write(result: Outcome, folder: Path, name: str) -> list[str]:
@@ -160,7 +178,7 @@ def _write(result: Outcome, folder: Path, name: str) -> list[str]:
     return [f"{name}.json", *pictures, f"{name}.md"]
 
 
-def _all_tables(options: Options, folder: Path, done_only: bool, quiet: bool) -> None:
+def _all_tables(options: Options, folder: Path, done_only: bool, jobs: int, quiet: bool) -> None:
     """Run all tables, each to its end or its error, and list what became of them. Tables with equal
     settings share runs.
     """
@@ -173,7 +191,7 @@ def _all_tables(options: Options, folder: Path, done_only: bool, quiet: bool) ->
         if not quiet:
             print_out(f"{name}: {table.title}")
         try:
-            result = _outcome(table, options, folder / "runs", done_only, quiet)
+            result = _outcome(table, options, folder / "runs", done_only, jobs, quiet)
             _write(result, folder, name)
             cells = len(result.cells)
             states[name] = f"{cells} cells in {time.perf_counter() - start:.0f} s: {name}.md"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fedclade.data import readers
+from fedclade.data import readers, shakespeare
 from fedclade.data.datasets import Dataset
 
 NOT_STATED = "not stated"
@@ -42,7 +42,7 @@ class Published:
     licence: str
     files: tuple[File, ...]  # empty: no download; `made_by` describes how to make the files
     read: Callable[[Sequence[Path]], Dataset]
-    folder: str
+    folder: str  # "" for PLACE itself
     unpacked: tuple[tuple[str, ...], ...] = ()
     made_by: str = ""
     # Samples are texts, which the reader cuts into windows; classes are their topics.
@@ -60,7 +60,7 @@ class Published:
         source = (
             f"`fedclade data get {self.name}` downloads it:{urls}"
             if urls
-            else f"{self.made_by} Put them into a folder {self.folder}."
+            else f"{self.made_by} Put them into {_folder_text(self.folder)}."
         )
         return (
             f"{self.title}: {samples} {kind}, {self.classes} classes. Licence:"
@@ -96,6 +96,10 @@ class Published:
     def _layouts(self) -> tuple[tuple[str, ...], ...]:
         downloaded = (tuple(file.name for file in self.files),) if self.files else ()
         return downloaded + self.unpacked
+
+
+def _folder_text(folder: str) -> str:
+    return f"a folder {folder}" if folder else "the data folder"
 
 
 MNIST_FILES = (
@@ -295,6 +299,23 @@ _KNOWN = (
         ),
         read=readers.ag_news,
         folder="ag_news",
+        texts=True,
+    ),
+    Published(
+        name="shakespeare",
+        title="Shakespeare by role: predict the next character",
+        samples=(108_118,),
+        shape=(shakespeare.LENGTH,),
+        classes=77,
+        licence="public domain",
+        files=(),
+        read=shakespeare.read,
+        folder="",
+        unpacked=(("shakespeare.csv.xz",), ("shakespeare.csv",)),
+        made_by=(
+            "shakespeare.csv.xz or shakespeare.csv has the columns play, role and line, with a row"
+            " for each line of the plays in their order."
+        ),
         texts=True,
     ),
 )

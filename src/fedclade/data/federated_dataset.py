@@ -15,6 +15,7 @@ from fedclade.core.inputs import Inputs, samples_in, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.data.column_encoding import ColumnEncoding
+from fedclade.data.text_encoding import TextEncoding
 from fedclade.data.validation_split import validation_positions
 from fedclade.errors import InvalidInputError, is_number, require, require_int
 
@@ -86,6 +87,8 @@ class Clients:
     columns: ColumnEncoding | None = None  # what was learnt about the columns of a table
     # for clients of a table: the other settings of [data]; there is no [partition] then
     table_origin: dict[str, Any] = field(default_factory=dict)
+
+    text: TextEncoding | None = None  # the vocabulary, for clients of texts
 
     def __len__(self) -> int:
         return len(self.train)

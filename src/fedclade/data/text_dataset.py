@@ -6,7 +6,6 @@ per client. The perplexity is exp(loss).
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedclade.data.datasets import Dataset
+from fedclade.data.text_encoding import words
 from fedclade.errors import InvalidInputError, require
 
 UNKNOWN, END = 0, 1
@@ -22,15 +22,6 @@ UNKNOWN, END = 0, 1
 
 Texts: TypeAlias = tuple[Sequence[str], Sequence[int]]
 """Texts, and the topic of each text."""
-
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-
-
-def words(text: str) -> list[str]:
-    """The words of a text in lower case: letters, digits and inner apostrophes. "It's 7.30!" gives
-    it's, 7, 30.
-    """
-    return _WORD.findall(text.lower())
 
 
 def vocabulary(texts: Iterable[str], size: int = 2_000) -> list[str]:

@@ -8,6 +8,7 @@ from fedclade.models.cnn import CflCNN, GmccCNN, LeafCNN, LeNet5, SmallCNN
 from fedclade.models.mlp import MLP, Logistic
 from fedclade.models.recurrent import BiLstmTagger, LstmLanguageModel
 from fedclade.models.resnet import ResNet9
+from fedclade.models.text import BagOfWords, TextTransformer
 from fedclade.models.transformers import LoRA, from_transformers
 
 _SPECS: tuple[type[ModelSpec], ...] = (
@@ -20,6 +21,8 @@ _SPECS: tuple[type[ModelSpec], ...] = (
     ResNet9,
     LstmLanguageModel,
     BiLstmTagger,
+    BagOfWords,
+    TextTransformer,
     Logistic,
     ConvAutoencoder,
     ResidualAutoencoder,
@@ -30,6 +33,7 @@ __all__ = [
     "MLP",
     "MODELS",
     "Autoencoder",
+    "BagOfWords",
     "BiLstmTagger",
     "CflCNN",
     "ConvAutoencoder",
@@ -43,5 +47,6 @@ __all__ = [
     "ResNet9",
     "ResidualAutoencoder",
     "SmallCNN",
+    "TextTransformer",
     "from_transformers",
 ]

@@ -65,7 +65,7 @@ class Lstm(nn.Module):
         return torch.stack([forward, backward.flip(0)], 1)
 
 
-class _Words(nn.Embedding):
+class WordVectors(nn.Embedding):
     """A vector for each word of (B, T)."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,9 +109,9 @@ class LstmLanguageModel:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
-        _check_sequence("LstmLanguageModel", shape, "words (length,), such as (20,)", axes=1)
+        check_sequence("LstmLanguageModel", shape, "words (length,), such as (20,)", axes=1)
         check_classes(classes)
-        layers: dict[str, nn.Module | None] = {"words": _Words(classes, self.embedding)}
+        layers: dict[str, nn.Module | None] = {"words": WordVectors(classes, self.embedding)}
         features = self.embedding
         for number in range(1, self.layers + 1):
             layers[f"dropout{number}"] = dropout(self.dropout)
@@ -142,7 +142,7 @@ class BiLstmTagger:
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The module for samples of `shape` (without a batch axis) and `classes` outputs."""
-        _check_sequence(
+        check_sequence(
             "BiLstmTagger", shape, "vectors (length, features), such as (30, 64)", axes=2
         )
         check_classes(classes)
@@ -156,7 +156,7 @@ class BiLstmTagger:
         )
 
 
-def _check_sequence(model: str, shape: tuple[int, ...], of: str, axes: int) -> None:
+def check_sequence(model: str, shape: tuple[int, ...], of: str, axes: int) -> None:
     """Raise `InvalidInputError` unless `shape` is that of a sequence.
 
     Args:

@@ -17,7 +17,10 @@ from fedclade.reproduce.pictures import pictures
 from fedclade.reproduce.spec import Claim, Column, Row
 
 Mark = Literal["within", "above", "below", "not reached", ""]
-_LOWER_IS_BETTER = ("rounds_to", "megabits_to", "perplexity", "accuracy_variance", "loss", "bytes")
+_LOWER_IS_BETTER = (
+    *("rounds_to", "megabits_to", "perplexity", "loss", "bytes"),
+    *("accuracy_variance", "train_accuracy_variance"),
+)
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,21 @@ def so_far(plan: Plan, folder: Path) -> Plan:
     )
 
 
+def without_finished(plan: Plan, folder: Path) -> Plan:
+    """The plan without the entries that are finished in this folder."""
+    return replace(
+        plan,
+        entries={key: entry for key, entry in plan.entries.items() if not _is_done(entry, folder)},
+    )
+
+
+def train_encoders(plan: Plan, folder: Path) -> None:
+    """Train the encoders of a plan that do not exist in this folder."""
+    samples = plan.table.quick.samples if plan.options.quick else None
+    for entry in plan.entries.values():
+        _encoder(entry, folder, plan.options, samples)
+
+
 def _is_done(entry: TableEntry, folder: Path) -> bool:
     return (
         (folder / f"{entry.label}.json").exists()

@@ -56,7 +56,8 @@ def _head(outcome: Outcome) -> list[str]:
     )
     facts = outcome.about
     lines = [
-        f"Paper: {outcome.paper}. Measured: {runs}, ± the standard deviation over seeds;"
+        f"Paper: {outcome.paper}. Measured: {runs}"
+        f"{', ± the standard deviation over seeds' * bool(seeds and seeds[-1] > 1)};"
         f" {facts['machine']}, commit {facts['commit']}, torch {facts['torch']},"
         f" {outcome.seconds:,.0f} s of training."
     ]

@@ -156,7 +156,7 @@ def run(
             default.
         fine_tune_epochs: Above 0, also report the accuracy after these local epochs; 0 by default.
         fine_tune_every: Fine-tune only in evaluated rounds that are multiples of this number, and
-            in the last; 0, the default, for every evaluation.
+            in the last; 0 for every evaluation; 0 by default.
         max_rejections: A client is blocked after this number of rejected replies; 0 for never; 3
             by default.
         patience: Stop after this number of evaluations without a better loss on validation data; 0

@@ -35,7 +35,8 @@ def test_mnist_iid(real: Real) -> None:
     assert mnist.x_train.shape == (60000, 1, 28, 28)
     assert mnist.x_train.dtype == torch.uint8
     assert set(mnist.keys) == {"writer", "hsf"}
-    clients = partition(mnist, Iid(), 100)
+    assert partition(mnist, Iid(), 100).sizes.tolist() == [600] * 100
+    clients = partition(mnist, Iid(), 100, probe=None)
     assert clients.sizes.tolist() == [575] * 100
     assert clients.probe is not None
     assert len(clients.probe) == 2500
@@ -61,11 +62,11 @@ def test_mnist_scenarios_one_and_two(real: Real) -> None:
     mnist = real("mnist")
     one = partition(mnist, LabelClusters(5, 2), 100)
     assert one.sizes.min() > 500
-    assert one.sizes.sum() == 57500
+    assert one.sizes.sum() == 60000
     assert len(one.test) == 5
     assert one.test.sizes.sum() == 10000
     two = partition(mnist, LabelClusters(5, 3, overlap=1), 100)
-    assert two.sizes.sum() == 57500
+    assert two.sizes.sum() == 60000
     assert 15000 > two.test.sizes.sum() > 14000
     counts = two.describe().counts
     assert counts is not None

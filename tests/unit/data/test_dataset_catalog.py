@@ -48,7 +48,7 @@ def test_every_entry_is_complete() -> None:
         "svhn",
         "femnist",
     }
-    assert set(CATALOGUE) == images | {"ag_news"}
+    assert set(CATALOGUE) == images | {"ag_news", "shakespeare"}
     for name, published in CATALOGUE.items():
         assert published.name == name
         assert published.licence

@@ -18,6 +18,7 @@ from fedclade.data import from_arrays
 from fedclade.models import (
     MLP,
     MODELS,
+    BagOfWords,
     BiLstmTagger,
     CflCNN,
     ConvAutoencoder,
@@ -30,6 +31,7 @@ from fedclade.models import (
     ResidualAutoencoder,
     ResNet9,
     SmallCNN,
+    TextTransformer,
 )
 
 CASES: list[tuple[ModelSpec, tuple[int, ...]]] = [
@@ -50,6 +52,10 @@ CASES: list[tuple[ModelSpec, tuple[int, ...]]] = [
     (LstmLanguageModel(12, 16), (6,)),
     (LstmLanguageModel(12, 16, layers=1, dropout=0.5), (6,)),
     (BiLstmTagger(), (6, 5)),
+    (BagOfWords(10, 8), (6,)),
+    (TextTransformer(words=10, width=8, heads=2), (6,)),
+    (TextTransformer("tagging", words=10, width=8, heads=2, dropout=0.5), (6,)),
+    (TextTransformer("language_model", width=8, heads=2, layers=1), (6,)),
 ]
 CLASSES = 10
 
@@ -59,7 +65,7 @@ CLASSES = 10
 
 def samples(spec: ModelSpec, shape: tuple[int, ...], *axes: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets for a model."""
-    words = isinstance(spec, LstmLanguageModel)
+    words = isinstance(spec, LstmLanguageModel | BagOfWords | TextTransformer)
     x = (
         torch.randint(CLASSES, (*axes, *shape))
         if words
@@ -67,8 +73,10 @@ def samples(spec: ModelSpec, shape: tuple[int, ...], *axes: int) -> tuple[Tensor
     )
     if isinstance(spec, ConvAutoencoder | ResidualAutoencoder):
         return x, x
-    positions = shape[:1] if isinstance(spec, LstmLanguageModel | BiLstmTagger) else ()
-    return x, torch.randint(CLASSES, (*axes, *positions))
+    by_position = isinstance(spec, LstmLanguageModel | BiLstmTagger) or (
+        isinstance(spec, TextTransformer) and spec.task != "classification"
+    )
+    return x, torch.randint(CLASSES, (*axes, *(shape[:1] if by_position else ())))
 
 
 def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
@@ -96,6 +104,8 @@ def test_models_are_registered_by_name() -> None:
         "resnet9": ResNet9,
         "lstm_lm": LstmLanguageModel,
         "bilstm_tagger": BiLstmTagger,
+        "bag_of_words": BagOfWords,
+        "text_transformer": TextTransformer,
         "logistic": Logistic,
         "conv_autoencoder": ConvAutoencoder,
         "residual_autoencoder": ResidualAutoencoder,

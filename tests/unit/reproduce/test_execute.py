@@ -20,6 +20,7 @@ from fedclade.reproduce.compare_to_paper import Checked, Outcome, in_words
 from fedclade.reproduce.execute import Options, TableEntry, plan, thinned
 from fedclade.reproduce.markdown import IMPORTED, claim_in_words, from_json, page
 from fedclade.reproduce.paper_metrics import measure
+from fedclade.reproduce.parallel import execute_in_processes
 from fedclade.reproduce.spec import Claim, Row, Table
 
 Done = Callable[..., tuple[Outcome, list[TableEntry]]]
@@ -67,6 +68,31 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Table:
     index = {"tables": {"small": table.title}}
     monkeypatch.setattr("fedclade.cli.reproduce.read_index", lambda: index)
     return table
+
+
+def test_several_processes_give_the_same_cells(small: Table, tmp_path: Path, done: Done) -> None:
+    planned = plan(small, Options(seeds=1, device="cpu"))
+    finished: list[tuple[str, int, int]] = []
+    execute_in_processes(
+        planned,
+        tmp_path / "parallel",
+        2,
+        lambda entry, number, total: finished.append((entry.row.name, number, total)),
+    )
+    assert sorted(name for name, *_ in finished) == ["FedAvg", "FedProx, strong", "True groups"]
+    assert [counts for _, *counts in finished] == [[1, 3], [2, 3], [3, 3]]
+    result, started = done(small, tmp_path / "parallel", seeds=1)
+    assert started == []  # all runs were read
+    alone, _ = done(small, tmp_path / "alone", seeds=1)
+    assert result.cells == alone.cells
+
+
+def test_an_error_in_a_process_reaches_the_caller(small: Table, tmp_path: Path) -> None:
+    row = replace(small.rows[0], set=("partition.classes=77",))
+    planned = plan(replace(small, rows=(row,)), Options(seeds=1, device="cpu"))
+    with pytest.raises(InvalidInputError) as caught:
+        execute_in_processes(planned, tmp_path, 2, lambda *_: None)
+    assert caught.value.field == "partition.clusters"
 
 
 def test_cells_have_their_settings_and_columns_share_runs(

@@ -104,7 +104,7 @@ def test_a_partition_keeps_the_tensors_of_a_sample_together() -> None:
     x = {"left": np.arange(60).reshape(60, 1), "right": np.arange(60).reshape(60, 1) * 2}
     data = fc.data.dataset(x, np.arange(60) % 3, x, np.arange(60) % 3)
     for scheme in (fc.data.Dirichlet(alpha=1.0), fc.data.LabelSwap(clusters=2, swaps=1)):
-        clients = fc.data.partition(data, scheme, clients=3, seed=0)
+        clients = fc.data.partition(data, scheme, clients=3, seed=0, probe=6)
         for samples in (clients.x, clients.x_test, clients.probe, clients.only([1]).x):
             assert isinstance(samples, dict)
             assert torch.equal(2 * samples["left"], samples["right"])

@@ -336,7 +336,7 @@ def test_balanced_dirichlet_gives_nothing_more_to_full_clients() -> None:
         full = float(counts.sum()) / 20
         assert counts[before >= full].sum() == 0
         assert (before >= full).any()
-        assert int(clients.sizes.sum()) == int(counts.sum()) == 900  # all but the probe
+        assert int(clients.sizes.sum()) == int(counts.sum()) == 1000
 
 
 def test_balanced_dirichlet_repeats_draws_until_the_smallest_size() -> None:
