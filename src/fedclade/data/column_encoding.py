@@ -25,6 +25,7 @@ Task: TypeAlias = Literal["classification", "regression"]
 Missing: TypeAlias = Literal["mean", "drop"]
 Standardize: TypeAlias = Literal["federated", "client", "none"]
 Floats: TypeAlias = NDArray[np.float64]
+_PENDING, _ROWS = 16, 8192  # inputs and rows that are written at once
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -174,6 +175,7 @@ class ColumnEncoding:
             parts: pairs of a tensor (rows, inputs) and the rows of the table that it gets.
         """
         place = number = 0
+        pending: list[NDArray[Any]] = []  # the inputs before `place` that are not written yet
         for column in self.columns:
             if column.name not in table.column_names:
                 raise InvalidInputError(
@@ -193,21 +195,23 @@ class ColumnEncoding:
                     numbers /= scale[clients] if len(scale) > 1 else scale
                     numbers[missing] = 0
                 number += 1
-                for x, rows in parts:
-                    x[:, place] = torch.from_numpy(numbers[rows])
-                width = 1
+                pending.append(numbers.astype(np.float32))
+                place += 1
             else:
+                _write(pending, place, parts)
                 codes = self._codes(table, column)
                 missing = codes == -2
                 self._require_values(column.name, missing, parts)
                 for x, rows in parts:
                     known = (codes[rows] >= 0).nonzero()[0]
                     x[torch.from_numpy(known), place + torch.from_numpy(codes[rows][known])] = 1
-                width = len(column.categories)
+                place += len(column.categories)
             if column.flag:
-                for x, rows in parts:
-                    x[:, place + width] = torch.from_numpy(missing[rows]).float()
-            place += len(column.inputs)
+                pending.append(missing)
+                place += 1
+            if len(pending) >= _PENDING:
+                _write(pending, place, parts)
+        _write(pending, place, parts)
 
     def decode(self, outputs: Tensor) -> list[str] | list[float]:
         """The predictions of a model: the name of the class, or the number in the target's unit.
@@ -291,6 +295,23 @@ class ColumnEncoding:
                     " out.",
                     name,
                 )
+
+
+def _write(
+    pending: list[NDArray[Any]], end: int, parts: Sequence[tuple[Tensor, NDArray[np.int64]]]
+) -> None:
+    """Write the pending inputs, whose last is `end` - 1, and clear the list. Several columns at
+    once and a few rows at a time: a column alone would touch all memory of x.
+    """
+    start = end - len(pending)
+    for x, rows in parts if pending else ():
+        for first in range(0, len(rows), _ROWS):
+            some = rows[first : first + _ROWS]
+            block = np.empty((len(some), len(pending)), np.float32)
+            for number, column in enumerate(pending):
+                block[:, number] = column[some]
+            x[first : first + _ROWS, start:end] = torch.from_numpy(block)
+    pending.clear()
 
 
 _ADAPTER = TypeAdapter(ColumnEncoding)

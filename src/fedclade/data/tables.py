@@ -493,7 +493,7 @@ def _without_empty(
     table: pa.Table, inputs: list[str], kinds: dict[str, str], rows: Bools, notes: _Notes
 ) -> list[str]:
     """The columns that have a value in one of these rows."""
-    first = table.take([int(rows.argmax())])  # most columns have a value in the first of the rows
+    first = table.slice(int(rows.argmax()), 1)  # most columns have a value in the first of the rows
     empty = [
         name
         for name in inputs
