@@ -62,7 +62,6 @@ NOT_RUN = {
     **{
         ("docs/after.md", start): "needs a server; tests/unit/integrations/test_mlflow.py runs one"
         for start in (
-            "mlflow server",
             "export MLFLOW",
             "fedclade run quickstart --track mlflow",
             "fedclade track",
