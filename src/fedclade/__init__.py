@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         VectorizationError,
         WriteError,
     )
+    from fedclade.integrations import sklearn
     from fedclade.methods import (
         CFL,
         FLISDC,
@@ -107,9 +108,17 @@ __all__ = [
     "register",
     "report",
     "run",
+    "sklearn",
 ]
 
-_SUBPACKAGES = ("core", "data", "methods", "models")
+# Public modules, and where they are.
+_SUBPACKAGES = {
+    "core": "fedclade.core",
+    "data": "fedclade.data",
+    "methods": "fedclade.methods",
+    "models": "fedclade.models",
+    "sklearn": "fedclade.integrations.sklearn",
+}
 # Module: its public names.
 _MODULES = {
     "fedclade.analysis.diagnose": "diagnose",
@@ -141,7 +150,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would accept every 
     def __getattr__(name: str) -> Any:
         """Import a public name on first use (PEP 562)."""
         if name in _SUBPACKAGES:
-            return import_module(f"fedclade.{name}")
+            return import_module(_SUBPACKAGES[name])
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'fedclade' has no attribute '{name}'")
         value = getattr(import_module(_MODULE_OF[name]), _RENAMED.get(name, name))

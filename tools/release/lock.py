@@ -4,7 +4,7 @@ at one version and with the SHA-256 of all its files.
     make lock                      after a change of pyproject.toml or of torch: keeps versions
     make lock ARGS=--upgrade       newest versions (or any other option of `uv pip compile`)
 
-locked.txt is what `make demo` needs (fedclade with Flower, and what builds fedclade);
+locked.txt is what README's commands need (fedclade with Flower and tables, and what builds it);
 locked-dev.txt is what tests, checks and the site need in addition. Both come from one resolution
 for all systems and Python versions, and no package is in both.
 
@@ -64,7 +64,9 @@ def main(torch: str, *options: str) -> None:
         _compile(
             wanted, "--extra", "dev", "--generate-hashes", "--output-file", everything, *options
         )
-        first = _compile(wanted, "--extra", "flower", "--constraints", everything)
+        first = _compile(
+            wanted, "--extra", "flower", "--extra", "tables", "--constraints", everything
+        )
         locked, more = split(everything.read_text(), {name for name, _ in packages(first)})
     FIRST.write_text(HEAD.format("What `make demo` installs in addition to torch.") + locked)
     MORE.write_text(

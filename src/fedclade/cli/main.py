@@ -19,10 +19,12 @@ from fedclade.cli.export import export
 from fedclade.cli.flower import flower_app
 from fedclade.cli.init import init
 from fedclade.cli.list import list_
+from fedclade.cli.predict import predict
 from fedclade.cli.pretrain import pretrain
 from fedclade.cli.report import report
 from fedclade.cli.reproduce import reproduce
 from fedclade.cli.run import run
+from fedclade.cli.track import track
 from fedclade.errors import FedcladeError, FedcladeWarning
 
 # Plain help: drawing boxes with rich doubles the time of --help. rich_markup_mode=None is not
@@ -58,7 +60,9 @@ app.command("list")(list_)
 app.command()(describe)
 app.command()(diagnose)
 app.command()(report)
+app.command()(predict)
 app.command()(export)
+app.command()(track)
 app.command()(reproduce)
 app.command()(pretrain)
 app.command("check-method")(check_method)

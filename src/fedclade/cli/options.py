@@ -71,7 +71,11 @@ PortOption = Annotated[
 ]
 TrackOption = Annotated[
     str | None,
-    typer.Option("--track", metavar="tensorboard", help="Also write TensorBoard event files."),
+    typer.Option(
+        "--track",
+        metavar="tensorboard|mlflow",
+        help="Also write TensorBoard event files, or a run of MLflow (MLFLOW_TRACKING_URI).",
+    ),
 ]
 ReportOption = Annotated[
     bool, typer.Option("--report/--no-report", help="Write report.html into the folder.")

@@ -33,7 +33,7 @@ class RunOutput:
         if self.port is not None and not self.live:
             raise InvalidInputError(f"--port {self.port}: needs --live.", "--port")
         if self.track is not None:
-            from fedclade.integrations.tensorboard import check_tracker
+            from fedclade.integrations.trackers import check_tracker
 
             check_tracker(self.track)
 
@@ -57,9 +57,11 @@ class RunOutput:
                 stack.enter_context(display(label, rounds, out_console, self.quiet)).after_round
             ]
             if self.track is not None:
-                from fedclade.integrations.tensorboard import Tracker
+                from fedclade.integrations.trackers import tracker
 
-                callbacks.append(stack.enter_context(Tracker(folder)).after_round)
+                tracked = tracker(self.track, folder)
+                stack.enter_context(tracked)
+                callbacks.append(tracked.after_round)
 
             def on_round(row: RoundRecord) -> None:
                 for callback in callbacks:

@@ -363,7 +363,7 @@ def _not_found(name: str, candidates: Sequence[Path], known: Collection[str]) ->
 
 
 def _read(path: Path) -> Dataset:
-    arrays = _arrays(path)
+    arrays = read_npz(path)
     if path.stem == "ag_news" and all(
         arrays[part].dtype.kind == "U" for part in ("x_train", "x_test")
     ):
@@ -408,7 +408,13 @@ def _language_model(path: Path, arrays: Mapping[str, NDArray[np.generic]]) -> Da
     return language_model(train, test, name=path.stem)
 
 
-def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+def read_npz(path: Path, needed: Sequence[str] = NEEDED) -> dict[str, NDArray[np.generic]]:
+    """The arrays of an .npz file: those of a data set, and the needed ones.
+
+    Args:
+        path: the file.
+        needed: arrays that it must have.
+    """
     arrays: dict[str, NDArray[np.generic]] = {}
     safe_read.fit(path, safe_read.size(path))
     name = "the file"
@@ -416,30 +422,30 @@ def _arrays(path: Path) -> dict[str, NDArray[np.generic]]:
         with path.open("rb") as file:
             if file.read(2) != b"PK":
                 raise InvalidInputError(
-                    f"{path}: this is not an .npz file. Write one with np.savez(path, x_train=…,"
-                    " y_train=…, …).",
+                    f"{path}: this is not an .npz file. Write one with np.savez(path,"
+                    f" {', '.join(f'{name}=…' for name in needed)}).",
                     str(path),
                 )
             with zipfile.ZipFile(file) as archive:
                 members = {member.removesuffix(".npy"): member for member in archive.namelist()}
-                if missing := [needed for needed in NEEDED if needed not in members]:
+                if missing := [name for name in needed if name not in members]:
                     present = ", ".join(members) or "no arrays"
                     raise InvalidInputError(
                         f"{path}: {', '.join(missing)} missing, the file has {present}. It must"
-                        f" have all of {', '.join(NEEDED)}.",
+                        f" have {', '.join(needed)}.",
                         str(path),
                     )
                 relevant = {
                     name: member
                     for name, member in members.items()
-                    if name.endswith(("_train", "_test")) or name in NAMES
+                    if name.endswith(("_train", "_test")) or name in (*needed, *NAMES)
                 }
                 unpacked = sum(archive.getinfo(member).file_size for member in relevant.values())
                 safe_read.fit(path, unpacked, "of arrays")
                 for name, member in relevant.items():
                     if (array := _array(path, archive, member)) is not None:
                         arrays[name] = array
-                    elif name in NEEDED or name in NAMES:
+                    elif name in (*needed, *NAMES):
                         raise InvalidInputError(
                             f"{path}: {name} is not an array. Write it with np.savez.",
                             f"{path}: {name}",

@@ -19,13 +19,10 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 FOLDER = "tensorboard"
-TRACKERS = ("tensorboard",)
 
 
-def check_tracker(name: str) -> None:
-    """Raise before the training if the tracker cannot be used."""
-    if name not in TRACKERS:
-        raise InvalidInputError(f"--track {name}: must be {' or '.join(TRACKERS)}.", "--track")
+def check_installed() -> None:
+    """Raise `InvalidInputError` if TensorBoard is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
         raise InvalidInputError(
             "--track tensorboard: TensorBoard is not installed. Install it with: pip install"

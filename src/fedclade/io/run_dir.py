@@ -294,7 +294,7 @@ class StoredModels:
             safe_read.size(self.path)
             with safe_open(self.path, framework="pt") as file:
                 metadata = read_metadata(file)
-                self.assignment: Tensor = file.get_tensor("assignment")
+                self.model_ids: Tensor = file.get_tensor("assignment")
                 self.clusters: Tensor = file.get_tensor("clusters")
                 stored = list(file.keys())
                 shapes = [
@@ -317,17 +317,13 @@ class StoredModels:
         source.
         """
         rows = {shape[0] if shape else 0 for shape in shapes}
-        if (
-            len(rows) > 1
-            or self.assignment.ndim != 1
-            or self.assignment.shape != self.clusters.shape
-        ):
+        if len(rows) > 1 or self.model_ids.ndim != 1 or self.model_ids.shape != self.clusters.shape:
             raise ValueError(
                 f"its parameters have rows for {sorted(rows)} models, 'assignment' has shape"
-                f" {tuple(self.assignment.shape)} and 'clusters' {tuple(self.clusters.shape)}"
+                f" {tuple(self.model_ids.shape)} and 'clusters' {tuple(self.clusters.shape)}"
             )
         for name, value, most in (
-            ("assignment", self.assignment, min(rows, default=0)),
+            ("assignment", self.model_ids, min(rows, default=0)),
             ("clusters", self.clusters, 2**63),
         ):
             if value.dtype != torch.int64 or (
@@ -353,7 +349,7 @@ class StoredModels:
 
     def weights_of(self, client: int) -> Tree | None:
         """All weights of this client's model; None if the run has no model of it."""
-        row = int(self.assignment[client])
+        row = int(self.model_ids[client])
         return self.fixed | self.row(row) if row >= 0 else None
 
     def row(self, number: int) -> Tree:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from fedclade.core.losses import LOSSES, LossName
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.core.pytree import Tree
 from fedclade.data.column_encoding import ColumnEncoding
@@ -24,6 +25,7 @@ from fedclade.io.schemas import RoundRecord, Summary
 from fedclade.registry import REGISTRY
 from fedclade.training import plot_data
 from fedclade.training.plot_data import ClientFeatures
+from fedclade.training.prediction import PredictionKind, TaskSpec, least_loss, outputs_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 
 class ClientModels(Protocol):
     """The models of a finished run, in memory or on disk."""
+
+    @property
+    def model_ids(self) -> Tensor:
+        """(clients,) the row of each client's model; -1: none."""
 
     def weights_of(self, client: int) -> Tree | None:
         """The weights of this client's model, or None where it has none."""
@@ -79,6 +85,7 @@ class Result:
         profile: Where the time went, for a run with `profile=True`; printed, a table.
         names: The names of clients, classes and features, where the data have them.
         columns: How the columns of a table become inputs; None if the data are no table.
+        task: What the models read and predict.
     """
 
     summary: Summary
@@ -87,6 +94,7 @@ class Result:
     clients: dict[str, list[Any]] = field(repr=False)
     module: nn.Module = field(repr=False)
     models: ClientModels = field(repr=False)
+    task: TaskSpec = field(repr=False)
     folder: Path | None = None
     already_finished: bool = False
     profile: Profile | None = None
@@ -117,6 +125,82 @@ class Result:
                 "client",
             )
         return with_weights(self.module, weights)
+
+    @property
+    def groups(self) -> dict[int, list[int | str]]:
+        """The names (or numbers) of the clients of each cluster; -1 has those without a cluster."""
+        members: dict[int, list[int | str]] = {}
+        for client, cluster in zip(self.clients["client"], self.clusters.tolist(), strict=True):
+            members.setdefault(cluster, []).append(client)
+        return dict(sorted(members.items()))
+
+    def cluster_of(self, client: int | str) -> int:
+        """The cluster of a client; -1 where it has none yet.
+
+        Args:
+            client: The client's name or number.
+        """
+        return int(self.clusters[client_number(client, self.clients["client"])])
+
+    def predict(
+        self,
+        x: object,
+        client: int | str | None = None,
+        *,
+        labeled: tuple[object, object] | None = None,
+        kind: PredictionKind = "label",
+    ) -> Tensor:
+        """Predict new rows by the model of a client, or of the group that a new client would join.
+
+        Args:
+            x: The rows, in the form of the training inputs: an array, or a tuple or dictionary of
+                arrays.
+            client: The name or number of a client of the run.
+            labeled: In place of `client`, for a client that was not in the run: a pair (x, y) of a
+                few of its rows with targets, see `closest_client`.
+            kind: "label" for classes, or numbers in a regression; "probability" for the
+                probability of each class; "output" for the outputs of the model.
+
+        Returns:
+            A tensor with one row for each row of `x`. Class c has the name `names.classes[c]`.
+        """
+        if (client is None) == (labeled is None):
+            raise InvalidInputError(
+                "client: give client=… for a client of the run, or labeled=(x, y) for a new one.",
+                "client",
+            )
+        self.task.check_kind(kind)
+        rows = self.task.inputs(x)
+        if labeled is not None:
+            client = self.closest_client(*labeled)
+        assert client is not None
+        return self.task.decode(outputs_of(self.model_of(client), rows), kind)
+
+    def closest_client(self, x: object, y: object) -> int | str:
+        """The client whose model has the least loss on a few labeled rows of a new client. If
+        clients share models, it is the first client of the group that the new client would join.
+
+        Args:
+            x: The rows, in the form of the training inputs.
+            y: Their targets.
+
+        Returns:
+            The name or number of the client, for `predict`, `model_of` and `cluster_of`.
+        """
+        inputs, targets = self.task.labeled(x, y)
+        first: dict[int, int] = {}  # for each model, the first client that has it
+        for number, row in enumerate(self.models.model_ids.tolist()):
+            if row >= 0:
+                first.setdefault(row, number)
+        candidates = ((number, self.model_of(number)) for number in first.values())
+        closest = least_loss(self.task, candidates, inputs, targets)
+        if closest is None:
+            raise InvalidInputError(
+                "labeled: the run has no model here; personal models stay with their clients.",
+                "labeled",
+            )
+        name: int | str = self.clients["client"][closest]
+        return name
 
     def to_frame(self) -> DataFrame:
         """The table of clients as a pandas DataFrame: a row for each client."""
@@ -243,9 +327,23 @@ def load(folder: str | os.PathLike[str], model: nn.Module | None = None) -> Resu
         clients,
         module,
         models,
+        TaskSpec(models.shape, models.classes, _loss_name(store)),
         path,
         names=store.names(),
         columns=store.columns(ColumnEncoding.from_json),
+    )
+
+
+def _loss_name(store: RunDirectory) -> LossName:
+    """The setting local.loss of a stored run; the default where it has none."""
+    name = store.tables().get("local", {}).get("loss", "cross_entropy")
+    for known in LOSSES:
+        if name == known:
+            return known
+    raise InvalidInputError(
+        f"{store.folder / 'experiment.toml'}: local.loss = {name!r}: must be one of"
+        f" {', '.join(LOSSES)}.",
+        "local.loss",
     )
 
 

@@ -55,6 +55,7 @@ from fedclade.training.evaluation import Evaluation, evaluate, final_models, sum
 from fedclade.training.graceful_interrupt import Interrupt
 from fedclade.training.loop import Progress, select_best, start, train
 from fedclade.training.output_metrics import UserMetrics
+from fedclade.training.prediction import TaskSpec
 from fedclade.training.result import ReportInputs, Result, load, untrained, write_outcome
 from fedclade.training.round_costs import Counters
 from fedclade.training.run_fingerprint import difference
@@ -378,6 +379,7 @@ class TrainingRun:
             columns,
             setup.module.cpu(),  # its frozen weights may be large, so it is no copy
             models,
+            TaskSpec(clients.shape, clients.classes, self.local.loss),
             folder=store.folder if store is not None else None,
             profile=profile,
             report_inputs=ReportInputs(setup.tables, features) if store is None else None,

@@ -59,6 +59,15 @@ NOT_RUN = {
         "a server that runs until it is stopped; tests/unit/integrations/test_tensorboard.py reads"
         " its data"
     ),
+    **{
+        ("docs/after.md", start): "needs a server; tests/unit/integrations/test_mlflow.py runs one"
+        for start in (
+            "mlflow server",
+            "export MLFLOW",
+            "fedclade run quickstart --track mlflow",
+            "fedclade track",
+        )
+    },
     (
         "docs/diagnosis.md",
         "fedclade diagnose EXPERIMENT",

@@ -115,7 +115,7 @@ def test_each_client_ends_with_its_own_groups_model(
         kinds.setdefault(cluster, set()).add(int(truth[number]))
         file = federation.plan.folder / node / "nodes" / node / "models" / f"{ward}.safetensors"
         assert oct(file.stat().st_mode & 0o777) == "0o600"
-        expected = stored.row(int(stored.assignment[number]))
+        expected = stored.row(int(stored.model_ids[number]))
         for key, value in load_file(file).items():
             assert torch.equal(value, expected[key])
     assert sorted(kinds.values(), key=min) == [{0}, {1}]
@@ -283,7 +283,7 @@ def test_a_node_that_comes_late_is_admitted_and_gets_its_groups_model(
             f"node-3/nodes/*/models/{names[number].split('/')[1]}.safetensors"
         )
         for key, value in load_file(file).items():
-            assert torch.equal(value, stored.row(int(stored.assignment[number]))[key])
+            assert torch.equal(value, stored.row(int(stored.model_ids[number]))[key])
 
 
 def test_a_node_that_dies_in_a_round_is_used_again_when_it_is_back(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedclade.cli import main
 from fedclade.errors import InvalidInputError
-from fedclade.integrations.tensorboard import check_tracker
+from fedclade.integrations.trackers import check_tracker
 
 installed = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -101,11 +101,14 @@ def test_tracking_does_not_change_models_and_a_sweep_tracks_each_run(tmp_path: P
 def test_an_unusable_tracker_is_rejected_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InvalidInputError, match=r"mlflow.*tensorboard") as caught:
-        call("--track", "mlflow", "--out", str(tmp_path / "run"))
+    with pytest.raises(InvalidInputError, match=r"wandb.*tensorboard or mlflow") as caught:
+        call("--track", "wandb", "--out", str(tmp_path / "run"))
     assert caught.value.field == "--track"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidInputError, match=r"pip install 'fedclade\[track\]'") as caught:
         check_tracker("tensorboard")
+    assert caught.value.field == "--track"
+    with pytest.raises(InvalidInputError, match=r"pip install 'fedclade\[mlflow\]'") as caught:
+        check_tracker("mlflow")
     assert caught.value.field == "--track"
     assert not (tmp_path / "run").exists()

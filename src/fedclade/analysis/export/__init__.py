@@ -80,7 +80,7 @@ def export(
             "out",
         )
     onnx = _onnx_writer(source, formats, result.problems)
-    if (without := int((source.models.assignment < 0).sum())) > 0:
+    if (without := int((source.models.model_ids < 0).sum())) > 0:
         result.problems.append(
             f"{without} of {source.clients} clients have no model in this run, so they are in no"
             " group."

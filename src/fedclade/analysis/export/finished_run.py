@@ -55,7 +55,7 @@ class FinishedRun:
 
     @property
     def clients(self) -> int:
-        return len(self.models.assignment)
+        return len(self.models.model_ids)
 
     @property
     def input_dtype(self) -> str | None:
@@ -70,7 +70,7 @@ class FinishedRun:
         """Name, row and clients of each model. The name has the number of the cluster if each
         cluster has one model, else the number of the row.
         """
-        rows, clusters = self.models.assignment, self.models.clusters
+        rows, clusters = self.models.model_ids, self.models.clusters
         served: Tensor = rows >= 0
         if not bool(served.any()):
             raise InvalidInputError(

@@ -25,6 +25,7 @@ from fedclade.training.metrics import own_names
 
 MAX_FAILURES = 500
 MAX_GROUPS = 50  # more are neither listed nor colored: Local has one for each client
+MAX_MEMBERS = 30  # listed for a group; the table of clients has all
 MAX_CLASSES = 5  # listed for a client or a group
 
 
@@ -192,6 +193,8 @@ def _groups(run: StoredRun, metric: Metric) -> list[dict[str, Any]] | None:
             "worst": metric.worst_tenth(known),
             "classes": classes.get(int(group)),
         }
+        if run.names.clients is not None:
+            row["members"] = [run.names.client(client) for client in members[:MAX_MEMBERS]]
         rows.append(short(row))
     return rows
 

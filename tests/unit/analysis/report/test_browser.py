@@ -238,6 +238,7 @@ def test_names_of_clients_and_classes_are_shown_as_text(opened: Open, tmp_path: 
     tab.locator("#clients-details summary").click()
     assert cells(tab, "clients-table", 1) == names
     assert "<b>cat</b> (50 %), dog (50 %)" in tab.locator("#groups-table").inner_text()
+    assert ", ".join(names) in tab.locator("#groups-table").inner_text()
     mark = tab.locator("#map-svg .mark").first
     mark.scroll_into_view_if_needed()
     box = mark.bounding_box()

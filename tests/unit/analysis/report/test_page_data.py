@@ -17,7 +17,7 @@ from fedclade.analysis import report
 from fedclade.analysis.report import headlines
 from fedclade.analysis.report.load import StoredRun
 from fedclade.analysis.report.metric import METRICS, evenly, short
-from fedclade.analysis.report.run_section import MAX_FAILURES
+from fedclade.analysis.report.run_section import MAX_FAILURES, MAX_MEMBERS
 from fedclade.errors import InvalidInputError
 
 from .conftest import planted, train
@@ -298,6 +298,24 @@ def test_invalid_folders_are_rejected(copied: Path, tmp_path: Path) -> None:
 
 def about(field: str) -> Callable[[InvalidInputError], bool]:
     return lambda error: error.field == field
+
+
+def test_groups_list_their_members_by_name(tmp_path: Path) -> None:
+    x, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+    names = [f"site {number}" for number in range(2 * MAX_MEMBERS)]
+    clients = replace(
+        fc.data.from_arrays(dict.fromkeys(names, (x, y, x, y))),
+        groups=torch.tensor([0, 1, *[1] * (len(names) - 2)]),
+    )
+    named, plain = tmp_path / "named", tmp_path / "plain"
+    fc.run(fc.Oracle(), clients, fc.models.Logistic(), rounds=1, out=named, device="cpu")
+    first, second = report.collect([named])["runs"][0]["groups"]
+    assert first["members"] == ["site 0"]
+    assert second["members"] == names[1 : MAX_MEMBERS + 1]
+    assert second["clients"] == len(names) - 1
+    unnamed = fc.data.from_arrays([(x, y, x, y)] * 3)
+    fc.run(fc.FedAvg(), unnamed, fc.models.Logistic(), rounds=1, out=plain, device="cpu")
+    assert "members" not in report.collect([plain])["runs"][0]["groups"][0]
 
 
 def test_clients_without_features_are_not_plotted(tmp_path: Path) -> None:

@@ -126,9 +126,17 @@ function groupTable(run) {
     { label: withUnit(`Mean ${data.metric.label.toLowerCase()}`), value: (row) => row.mean, numeric: true, format: shortMetric },
     { label: "Worst tenth", value: (row) => row.worst ?? null, numeric: true, format: shortMetric },
     { label: "Classes", value: (row) => labels(run, row.classes) || null },
+    { label: "Members", value: members, wide: true },
   ];
   const used = columns.filter((column) => run.groups.some((row) => column.value(row) !== null));
   table("groups-table", { caption: "The groups", columns: used, rows: run.groups, chosenRow: (row) => row.group === chosen.group });
+}
+
+// The names of a group's clients. Of a large group the page has the first ones.
+function members({ members, clients }) {
+  if (!members) return null;
+  const more = clients - members.length;
+  return members.join(", ") + (more > 0 ? ` and ${number(more)} more (see the table of clients)` : "");
 }
 
 const shortMetric = (value) => (data.metric.unit ? fixed(value) : number(value));
