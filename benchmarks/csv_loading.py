@@ -36,12 +36,11 @@ MEASURE = """
 import json, resource, sys, time
 {imports}
 path = sys.argv[1]
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 begin = time.perf_counter()
 {work}
 seconds = time.perf_counter() - begin
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps(dict(seconds=seconds, peak_mb=after / 1024, imports_mb=before / 1024, size=size)))
+print(json.dumps(dict(seconds=seconds, peak_mb=after / 1024, size=size)))
 """
 LOADERS = {
     "fedclade.from_csv": ("import fedclade.data, pyarrow.csv, pyarrow.parquet", FROM_CSV),

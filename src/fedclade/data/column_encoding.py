@@ -204,7 +204,7 @@ class ColumnEncoding:
                 self._require_values(column.name, missing, parts)
                 for x, rows in parts:
                     known = (codes[rows] >= 0).nonzero()[0]
-                    x[torch.from_numpy(known), place + torch.from_numpy(codes[rows][known])] = 1
+                    x.numpy()[known, place + codes[rows][known]] = 1
                 place += len(column.categories)
             if column.flag:
                 pending.append(missing)
@@ -310,7 +310,8 @@ def _write(
             block = np.empty((len(some), len(pending)), np.float32)
             for number, column in enumerate(pending):
                 block[:, number] = column[some]
-            x[first : first + _ROWS, start:end] = torch.from_numpy(block)
+            # By numpy: torch's threads wait for each other on a busy machine.
+            x.numpy()[first : first + _ROWS, start:end] = block
     pending.clear()
 
 
