@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.data.column_encoding import ColumnEncoding
+from fedclade.data.column_encoding import ColumnEncoding, category_names
 from fedclade.data.datasets import read_npz
 from fedclade.data.table_columns import as_numbers, as_text, location
 from fedclade.data.tables import read_rows
@@ -121,7 +121,7 @@ def _warn_of_unknown_categories(table: pa.Table, encoding: ColumnEncoding) -> No
     for column in encoding.columns:
         if column.kind != "category":
             continue
-        names = as_text(table, column.name).to_pylist()
+        names = category_names(table, column).to_pylist()
         known = {None, *column.categories}
         unknown = [name for name in names if name not in known]
         if unknown:

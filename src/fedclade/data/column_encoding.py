@@ -272,7 +272,7 @@ class ColumnEncoding:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        values = as_text(table, column.name)
+        values = category_names(table, column)
         codes = pc.index_in(values, value_set=pa.array(column.categories, pa.string()))
         numbers: NDArray[np.int64] = codes.fill_null(-1).to_numpy().astype(np.int64)
         numbers[values.is_null().to_numpy()] = -2
@@ -295,6 +295,25 @@ class ColumnEncoding:
                     " out.",
                     name,
                 )
+
+
+def category_names(table: pa.Table, column: CategoryColumn) -> pa.ChunkedArray:
+    """The category of each row as text; null where a value is missing.
+
+    "1.0" is the category "1" if that is the known one: a file of codes with missing values often
+    has them as decimal numbers, and the training data had them as numbers.
+
+    Args:
+        table: the rows.
+        column: the column with its known categories.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    values = as_text(table, column.name)
+    known = pc.is_in(values, value_set=pa.array(column.categories, pa.string()))
+    whole = pc.replace_substring_regex(values, r"^([+-]?\d+)\.0+$", r"\1")
+    return pc.if_else(known, values, whole)
 
 
 def _write(

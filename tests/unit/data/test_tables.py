@@ -384,3 +384,11 @@ def test_location_counts_lines(tmp_path: Path) -> None:
     path = write(tmp_path, 'a,b\n"1\n2",x\n\n3,y\n')
     table = table_columns.read_csv(path)
     assert [table_columns.location(table, row) for row in range(2)] == ["line 2", "line 5"]
+
+
+def test_codes_that_a_file_writes_as_decimals_are_the_known_categories(tmp_path: Path) -> None:
+    column = CategoryColumn("ward", ("1", "2", "3.0"))
+    encoding = ColumnEncoding("site", "sick", "classification", (column,), ("no", "yes"))
+    rows = write(tmp_path, "ward\n1.0\n2\n3.0\n1.5\n", "rows.csv")
+    expected = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    assert encoding.encode(read_rows(rows, encoding)).tolist() == expected
