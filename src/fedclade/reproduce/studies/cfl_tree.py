@@ -13,16 +13,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from fedclade.aggregation.federation_view import FederationView
 from fedclade.clustering.cfl import ParameterTree, separation_gap
 from fedclade.clustering.cosine import cosine
-from fedclade.core.federation import (
-    Aggregator,
-    ClientResults,
-    Federation,
-    ModelAssignment,
-    SegmentSum,
-    ServerUpdate,
-)
+from fedclade.core.federation import ClientResults, ModelAssignment, SegmentSum
 from fedclade.core.method_state import State
 from fedclade.core.program import AnyProgram
 from fedclade.core.pytree import Tree, flatten, tree_index
@@ -57,30 +51,20 @@ class ClientUpdates:
     updates: Tensor
 
 
-@dataclass
-class RecordingFederation:
+@dataclass(frozen=True)
+class RecordingFederation(FederationView):
     """A federation that keeps the last updates that clients sent, for a study. Sums over clients
     are not recorded.
 
     Args:
-        federation: the clients.
-        last: the last updates; None before the first.
+        kept: the last updates; empty before the first.
     """
 
-    federation: Federation
-    last: ClientUpdates | None = None
+    kept: list[ClientUpdates] = field(default_factory=list)
 
     @property
-    def aggregator(self) -> Aggregator:
-        return self.federation.aggregator
-
-    @property
-    def server_update(self) -> ServerUpdate:
-        return self.federation.server_update
-
-    @property
-    def sizes(self) -> Tensor:
-        return self.federation.sizes
+    def last(self) -> ClientUpdates | None:
+        return self.kept[-1] if self.kept else None
 
     def map(
         self,
@@ -92,7 +76,7 @@ class RecordingFederation:
         key: int,
         reduce: SegmentSum | None = None,
     ) -> ClientResults:
-        results = self.federation.map(
+        results = super().map(
             program, ids, broadcast=broadcast, per_client=per_client, key=key, reduce=reduce
         )
         if reduce is None and per_client is not None and len(results.ids):
@@ -100,7 +84,7 @@ class RecordingFederation:
             models = {name: per_client.models[name] for name in results.outputs}
             before = flatten(tree_index(models, node.to(next(iter(models.values())).device)))
             after = flatten(results.outputs)
-            self.last = ClientUpdates(results.ids, node, before, after - before)
+            self.kept[:] = [ClientUpdates(results.ids, node, before, after - before)]
         return results
 
 
