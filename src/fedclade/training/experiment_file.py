@@ -61,7 +61,7 @@ class DataConfig:
     with a column that names the client of each row. The keys from `client` on are for a table.
 
     Args:
-        name: its name, or the path of an .npz file.
+        name: its name, or the path of an .npz file or of a folder of .npy files.
         validation: the share of each client's training data that becomes its validation data; 0
             for none.
         validation_seed: the seed of this split; None for the seed of the partition.
@@ -219,8 +219,9 @@ class Experiment:
         probe = 0 if self.partition.probe is None and not self.needs_probe else self.partition.probe
         clients = partition(data, self.scheme, self.partition.clients, seed, probe)
         # The name in the file, or an absolute path: experiment.toml then runs from any folder.
-        path = Path(self.data.name or data.name)
-        name = str(path.resolve()) if path.suffix == ".npz" else str(path)
+        name = self.data.name or data.name
+        if name.endswith(".npz") or Path(name).name != name:
+            name = str(Path(name).expanduser().resolve())
         return self.data.with_validation(replace(clients, dataset=name))
 
     def to_run(self, clients: Clients, device: str) -> TrainingRun:
