@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedclade.data.column_encoding import ColumnEncoding, category_names
+from fedclade.data.column_encoding import ColumnEncoding, category_codes
 from fedclade.data.datasets import read_npz
 from fedclade.data.table_columns import as_numbers, as_text, location
 from fedclade.data.tables import read_rows
@@ -121,9 +121,9 @@ def _warn_of_unknown_categories(table: pa.Table, encoding: ColumnEncoding) -> No
     for column in encoding.columns:
         if column.kind != "category":
             continue
-        names = category_names(table, column).to_pylist()
-        known = {None, *column.categories}
-        unknown = [name for name in names if name not in known]
+        codes, names = category_codes(table, column)
+        new = np.array([name not in column.categories for name in names] + [False])
+        unknown = [names[code] for code in codes[new[codes]].tolist()]
         if unknown:
             rows = "1 row has" if len(unknown) == 1 else f"{len(unknown):,} rows have"
             message = (

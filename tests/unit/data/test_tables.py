@@ -15,7 +15,7 @@ pa = pytest.importorskip("pyarrow", reason="pyarrow (fedclade[tables]) is not in
 import pyarrow.parquet as pq  # noqa: E402
 
 import fedclade as fc  # noqa: E402
-from fedclade.data import table_columns, tables  # noqa: E402
+from fedclade.data import column_encoding, table_columns, tables  # noqa: E402
 from fedclade.data.column_encoding import (  # noqa: E402
     CategoryColumn,
     ColumnEncoding,
@@ -362,9 +362,9 @@ def test_heart_comes_along() -> None:
 def test_sums_equal_those_of_all_rows() -> None:
     """The mean and the deviation from sums over clients are those of the pooled rows."""
     rng = np.random.default_rng(0)
-    values, ids = 1e8 + rng.normal(size=300), rng.integers(0, 3, 300)
+    values, ids = 1e8 + rng.normal(size=300), np.sort(rng.integers(0, 3, 300))
     values[::7] = np.nan
-    sums = tables._Sums.of(values, ids, 3)
+    sums = tables._Sums.of(values.copy(), np.searchsorted(ids, [0, 1, 2]))
     assert sums.mean == pytest.approx(np.nanmean(values), rel=1e-14)
     assert sums.scale == pytest.approx(np.nanstd(values), rel=1e-6)
     means, scales = sums.by_client()
@@ -392,3 +392,80 @@ def test_codes_that_a_file_writes_as_decimals_are_the_known_categories(tmp_path:
     rows = write(tmp_path, "ward\n1.0\n2\n3.0\n1.5\n", "rows.csv")
     expected = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
     assert encoding.encode(read_rows(rows, encoding)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["1", "2.5", "3"], [1, 2.5, 3]),
+        (["", "1", "2"], [np.nan, 1, 2]),
+        (["1", "", "01"], [1, np.nan, 1]),
+    ],
+    ids=["floats-later", "missing-first", "missing-later"],
+)
+def test_numbers_of_another_type_in_a_later_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[str], expected: list[float]
+) -> None:
+    """Each value fills a block, and pyarrow finds the types in the first one."""
+    monkeypatch.setattr(table_columns, "_BLOCK", 64)
+    rows = "".join(f"{value},{'x' * 50}\n" for value in values for _ in range(5))
+    table = table_columns.read_csv(write(tmp_path, f"v,filler\n{rows}"))
+    assert table_columns.kind_of(table, "v") == "number"
+    np.testing.assert_array_equal(
+        table_columns.as_numbers(table, "v"), np.repeat(np.array(expected), 5)
+    )
+
+
+def test_texts_in_a_later_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_columns, "_BLOCK", 64)
+    rows = "".join(f"{value},{'x' * 50}\n" for value in ("", "1", "b", "c", "b"))
+    table = table_columns.read_csv(write(tmp_path, f"v,filler\n{rows}"))
+    assert table_columns.kind_of(table, "v") == "category"
+    codes, texts = table_columns.as_codes(table, "v")
+    assert [texts[code] if code >= 0 else None for code in codes] == [None, "1", "b", "c", "b"]
+
+
+@pytest.mark.parametrize("distinct", [0, 1_000], ids=["text", "coded"])
+def test_texts_have_no_spaces_at_the_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, distinct: int
+) -> None:
+    monkeypatch.setattr(table_columns, "_DISTINCT", distinct)
+    table = table_columns.read_csv(write(tmp_path, "w,v\na,1\n a ,2\n  ,3\nb,4\n,5\n"))
+    assert pa.types.is_dictionary(table.column("w").type) == (distinct > 0)
+    codes, texts = table_columns.as_codes(table, "w")
+    assert texts == ["a", "b"]
+    assert codes.tolist() == [0, 0, -1, 1, -1]
+    assert table_columns.as_text(table, "w").to_pylist() == ["a", "a", None, "b", None]
+
+
+def test_categories_of_a_frame_that_no_row_has_are_no_categories() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(
+        {
+            "site": pandas.Categorical(["a", "a", "b"], ["z", "b", "a"]),
+            "ward": pandas.Categorical(["1", "2", None], ["2", "none", "1"]),
+            "size": pandas.Categorical(["10", "2", "3"], ["2", "3", "10", "unknown"]),
+            "sick": ["no", "yes", "no"],
+        }
+    )
+    clients = fc.data.from_frame(
+        frame, client="site", target="sick", test=0.0, categorical=["ward"]
+    )
+    assert clients.names.clients == ("a", "b")
+    assert clients.columns is not None
+    assert [column.kind for column in clients.columns.columns] == ["category", "number"]
+    assert clients.names.features == ("ward=1", "ward=2", "ward missing", "size")
+
+
+def test_many_rows_are_written_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        f"{'abc'[i % 3]},{'' if i % 7 == 0 else i},{'xyz'[i % 5 % 3]},{i % 2}" for i in range(100)
+    ]
+    text = "site,age,ward,sick\n" + "\n".join(rows) + "\n"
+    settings: dict[str, Any] = {"client": "site", "target": "sick", "standardize": "client"}
+    expected = from_text(tmp_path, text, **settings)
+    for size in (1, 9):
+        monkeypatch.setattr(column_encoding, "_ROWS", size)
+        actual = from_text(tmp_path, text, **settings)
+        assert torch.equal(actual.x, expected.x)  # type: ignore[arg-type]
+        assert torch.equal(actual.x_test, expected.x_test)  # type: ignore[arg-type]
