@@ -14,8 +14,7 @@ from torch import Tensor
 from fedclade.core.inputs import Inputs, samples_in, select, shape_of
 from fedclade.core.names import NO_NAMES, Names, client_number
 from fedclade.data.client_metadata import ClientMetadata
-from fedclade.data.column_encoding import ColumnEncoding
-from fedclade.data.text_encoding import TextEncoding
+from fedclade.data.encoding import Encoding
 from fedclade.data.validation_split import validation_positions
 from fedclade.errors import InvalidInputError, is_number, require, require_int
 
@@ -84,11 +83,9 @@ class Clients:
     validation_origin: dict[str, Any] = field(
         default_factory=dict
     )  # the settings of `validation`, as [data] of an experiment file has them
-    columns: ColumnEncoding | None = None  # what was learnt about the columns of a table
-    # for clients of a table: the other settings of [data]; there is no [partition] then
-    table_origin: dict[str, Any] = field(default_factory=dict)
-
-    text: TextEncoding | None = None  # the vocabulary, for clients of texts
+    encoding: Encoding | None = None  # what was learnt from a table, texts or images
+    # for clients of `data.path`: the other settings of [data]; there is no [partition] then
+    data_origin: dict[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.train)
@@ -149,8 +146,8 @@ class Clients:
             names=self.names,
             validation_sizes=self.validation_sizes,
             validation_origin=self.validation_origin,
-            columns=self.columns,
-            table_origin=self.table_origin,
+            encoding=self.encoding,
+            data_origin=self.data_origin,
         )
 
     def with_validation(self, share: float, seed: int | None = None) -> Clients:
