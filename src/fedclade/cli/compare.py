@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedclade.cli.console import print_out
+from fedclade.cli.console import out_console, print_out
 from fedclade.cli.options import (
     DataRootOption,
     DeviceOption,
@@ -25,6 +25,7 @@ from fedclade.cli.options import (
     comma_separated,
     import_all,
 )
+from fedclade.cli.progress import reading
 from fedclade.cli.result_tables import show_comparison
 from fedclade.cli.run_monitoring import RunOutput, output_folder, resumable_errors
 
@@ -85,9 +86,10 @@ def run_all(
 
     def execute(experiment: Experiment) -> Result:
         path = folder / experiment.label
+        with reading(out_console, output.quiet) as progress:
+            clients = experiment.clients(data_root, progress)
+        sizes[clients.sizes_in_words] = None
         with output.on_round(experiment.label, experiment.run.rounds, path) as on_round:
-            clients = experiment.clients(data_root)
-            sizes[clients.sizes_in_words] = None
             return experiment.to_run(clients, device).run(path, resume, on_round)
 
     runs, is_sweep = len(experiments), any(experiment.chosen for experiment in experiments)
