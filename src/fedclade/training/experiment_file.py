@@ -110,6 +110,13 @@ class Experiment:
         """
         return f"{_UNSAFE.sub('-', self.title)}-seed{self.run.seed}"
 
+    @property
+    def federation_key(self) -> tuple[object, ...]:
+        """Experiments with equal keys have the same clients."""
+        given = self.partition.seed if self.data.path is None else self.data.seed
+        seed = self.run.seed if given is None else given
+        return (self.data, self.partition, self.scheme, seed, self.needs_probe)
+
     def clients(self, root: str | None = None, progress: Progress | None = None) -> Clients:
         """Load the data set and partition it.
 

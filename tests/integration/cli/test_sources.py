@@ -21,6 +21,7 @@ from fedclade.analysis.predict_file import predict_file
 from fedclade.cli import progress
 from fedclade.errors import InvalidInputError
 from fedclade.training import experiment_file
+from fedclade.training.data_config import DataConfig
 
 from .conftest import Call
 
@@ -377,10 +378,10 @@ def test_a_folder_shows_what_it_holds(
     path = write_source(kind, tmp_path)
     data = {"path": path.name}
     if kind == "images":
-        assert experiment_file.DataConfig(**data).kind == "images"
+        assert DataConfig(**data).kind == "images"
     else:
         with pytest.raises(InvalidInputError) as caught:
-            experiment_file.DataConfig(**data)
+            DataConfig(**data)
         assert caught.value.field == "data.client"
 
 
@@ -395,3 +396,32 @@ def test_a_bar_shows_the_images_on_a_terminal() -> None:
     assert "3/3" in text.getvalue()
     with progress.reading(Console(file=io.StringIO()), quiet=False) as update:
         assert update is None
+
+
+@pytest.mark.parametrize(("settings", "reads"), [((), 2), (("--set", "data.seed=0"), 1)])
+def test_a_comparison_reads_the_data_once_for_each_split(
+    command: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: tuple[str, ...],
+    reads: int,
+) -> None:
+    write_source("texts", tmp_path)
+    seeds: list[int] = []
+    read = DataConfig.read
+
+    def counted(self: DataConfig, run_seed: int, *others: Any) -> fc.data.Clients:
+        seeds.append(run_seed)
+        return read(self, run_seed, *others)
+
+    monkeypatch.setattr(DataConfig, "read", counted)
+    compare = ("compare", "own.toml", "--methods", "fedavg,local,clade", "--seeds", "2")
+    few = ("--set", "run.rounds=1", "--quiet", "--no-report")
+    assert command(*compare, *few, *settings, "--out", "three")[0] == 0
+    assert len(seeds) == reads
+    # The last run is the same as one that reads its own data.
+    single = ("run", "own.toml", *few, "--set", "method.name=clade", "--set", "run.seed=1")
+    assert command(*single, *settings, "--out", "one")[0] == 0
+    folders = (tmp_path / "three" / "clade-seed1", tmp_path / "one")
+    models = [folder / "models" / "models.safetensors" for folder in folders]
+    assert models[0].read_bytes() == models[1].read_bytes()
