@@ -88,6 +88,8 @@ def run(
     with resumable_errors(folder), output.live_page(folder):
         with reading(out_console, quiet) as progress:
             clients = chosen.clients(data_root, progress)
+        if clients.probe is not None and not quiet:
+            print_out(clients.sizes_in_words)
         training_run = replace(chosen.to_run(clients, device), profile=profile)
         with output.on_round(method, rounds, folder) as on_round:
             if engine == "flower":

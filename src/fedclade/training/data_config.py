@@ -47,7 +47,7 @@ _NEEDED = {
     "texts": ("text", "client"),
     "hf": ("client", "x", "target"),
 }
-_OF_ALL = ("name", "path", "validation", "validation_seed")
+_OF_ALL = ("name", "path", "validation", "validation_seed", "probe")
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ class DataConfig:
         size: (height, width) to which images are resized; None if all have the same size.
         color: of images "rgb" or "gray"; None for "rgb".
         x: the column, or the columns, of inputs in a data set of Hugging Face.
+        probe: the share of each client's training inputs that the server gets as probe data; None
+            for none.
         seed: the seed of the test part; None for the seed of the run.
     """
 
@@ -102,6 +104,7 @@ class DataConfig:
     size: tuple[int, int] | None = None
     color: Color | None = None
     x: str | tuple[str, ...] | None = None
+    probe: float | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -113,8 +116,10 @@ class DataConfig:
         )
         if self.path is None:
             for key, value in vars(self).items():
-                only = "only data with a path, data.path, have it"
-                require(key in _OF_ALL or value is None, f"data.{key}", value, only)
+                is_allowed = value is None or (key in _OF_ALL and key != "probe")
+                instead = "; use partition.probe" if key == "probe" else ""
+                only = f"only data with a path, data.path, have it{instead}"
+                require(is_allowed, f"data.{key}", value, only)
         else:
             self._check_keys()
         require(
@@ -125,6 +130,12 @@ class DataConfig:
         )
         if self.validation_seed is not None:
             require_int("data.validation_seed", self.validation_seed, 0)
+        require(
+            self.probe is None or 0 < self.probe < 1,
+            "data.probe",
+            self.probe,
+            "must be a share above 0 and below 1, such as 0.05",
+        )
 
     @property
     def kind(self) -> Kind:
@@ -145,6 +156,15 @@ class DataConfig:
             run_seed: the seed of the run.
             progress: called with the number of images that are read and their number in all.
         """
+        clients = self._read_all(run_seed, progress)
+        if self.probe is None:
+            return clients
+        return replace(
+            clients.with_probe(self.probe), data_origin=clients.data_origin | {"probe": self.probe}
+        )
+
+    def _read_all(self, run_seed: int, progress: Progress | None) -> Clients:
+        """The clients without probe data."""
         assert self.path is not None
         if self.kind == "table":
             return read_table(self.path, self.table_settings(run_seed))

@@ -289,8 +289,16 @@ def experiment(tables: dict[str, Table]) -> Experiment:
             f"must be at least {least}",
         )
     method = _named("method", tables["method"])
+    data = build(DataConfig, tables["data"], "data")
+    needs_probe = need_probe_samples([method])
+    if needs_probe and has_path and data.probe is None:
+        raise InvalidInputError(
+            f"data.probe: missing; method {method.name} needs unlabeled inputs at the server. Set"
+            " data.probe = 0.05 to give it this share of each client's training inputs.",
+            "data.probe",
+        )
     return Experiment(
-        data=build(DataConfig, tables["data"], "data"),
+        data=data,
         partition=common,
         scheme=None if has_path else _named("partition", scheme_table, also=common_keys),
         model=_named("model", tables["model"]),
@@ -299,7 +307,7 @@ def experiment(tables: dict[str, Table]) -> Experiment:
         run=build(TrainingConfig, tables.get("run", {}), "run"),
         server=build(ServerConfig, tables.get("server", {}), "server"),
         engine=build(EngineConfig, tables.get("engine", {}), "engine"),
-        needs_probe=need_probe_samples([method]),
+        needs_probe=needs_probe,
         is_default_loss="loss" not in tables.get("local", {}),
     )
 

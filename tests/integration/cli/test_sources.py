@@ -425,3 +425,34 @@ def test_a_comparison_reads_the_data_once_for_each_split(
     folders = (tmp_path / "three" / "clade-seed1", tmp_path / "one")
     models = [folder / "models" / "models.safetensors" for folder in folders]
     assert models[0].read_bytes() == models[1].read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["texts", "images"])
+def test_flis_needs_probe_data_and_says_how(command: Call, tmp_path: Path, kind: str) -> None:
+    write_source(kind, tmp_path)
+    methods = ("--methods", "fedavg,flis_dc,flis_hc", "--out", "three", "--device", "cpu")
+    few = ("--set", "run.rounds=1", "--no-report")
+    code, _, err = command("compare", "own.toml", *methods, *few)
+    assert (code, "data.probe" in err) == (2, True)
+    assert not (tmp_path / "three").exists()
+    code, out, err = command("compare", "own.toml", *methods, *few, "--set", "data.probe=0.125")
+    assert (code, err) == (0, "")
+    # 16 training samples of each client, of which an eighth is set apart for every method
+    assert "3 clients, 14 training samples per client (median), 6 probe samples" in out
+    for label in ("fedavg", "flis_dc", "flis_hc"):
+        tables = tomllib.loads(
+            (tmp_path / "three" / f"{label}-seed0" / "experiment.toml").read_text()
+        )
+        assert tables["data"]["probe"] == 0.125
+    run = ("run", "own.toml", *few, "--set", "method.name=flis_dc", "--set", "data.probe=0.125")
+    assert "6 probe samples" in command(*run, "--out", "one")[1]
+
+
+def test_wrong_probe_settings_are_named() -> None:
+    tables: dict[str, Any] = {"model": {"name": "mlp"}, "method": {"name": "fedavg"}}
+    named = {"name": "digits", "probe": 0.1}
+    partition = {"partition": {"name": "iid"}}
+    for change in ({"data": named} | partition, {"data": EXPERIMENTS["texts"] | {"probe": 0.0}}):
+        with pytest.raises(InvalidInputError) as caught:
+            experiment_file.experiment(tables | change)
+        assert caught.value.field == "data.probe"
