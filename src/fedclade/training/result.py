@@ -81,7 +81,8 @@ class Result:
     Attributes:
         summary: The numbers over all clients.
         history: One record for each round.
-        clusters: The cluster of each client; -1 where it has none yet.
+        clusters: The cluster of each client, in the order of `clients["client"]`; -1 where it has
+            none yet. `groups` is the same by name.
         clients: A column of per-client values for each name, as in clients.csv. The column
             "client" has the names of the clients, or their numbers.
         folder: The run directory, None for a run that wrote none.

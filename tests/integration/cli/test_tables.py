@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import fedclade as fc
+from fedclade.analysis import report
 from fedclade.errors import InvalidInputError
 from fedclade.training import experiment_file
 
@@ -156,6 +158,31 @@ def test_wrong_paths(command: Call, path: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         experiment_file.experiment(tables).clients()
     assert caught.value.field in ("data.path", path)
+
+
+def test_who_is_in_which_group(command: Call, stay: Path, tmp_path: Path) -> None:
+    command("init", "stay.csv", "--client", "site", "--target", "diagnosis")
+    settings = ("--set", 'data.drop=["id","admitted","days"]', "--set", "method.name=clade")
+    code, out, _ = command("run", "stay.toml", *settings, "--out", "run", "--device", "cpu")
+    assert code == 0
+    result = fc.load(tmp_path / "run")
+    # The law is reversed in every second site.
+    members = sorted(result.groups.values(), key=len)
+    assert sorted(map(sorted, members)) == [
+        ["São Paulo", "east", "north"],
+        ["south", "west", "x,y"],
+    ]
+    page = report.collect([tmp_path / "run"])["runs"][0]["groups"]
+    assert {row["group"]: row["members"] for row in page} == result.groups
+    for group, names in result.groups.items():
+        assert re.search(rf"group {group} +{re.escape(', '.join(map(str, names)))}", out)
+    frame = dict(zip(result.clients["client"], result.clients["cluster"], strict=True))
+    assert frame == {name: result.cluster_of(name) for name in result.names.clients or ()}
+    # One group, or one for each client, needs no list.
+    for method in ("fedavg", "local"):
+        name = ("--set", f"method.name={method}", "--set", "run.rounds=1")
+        out = command("run", "stay.toml", *settings[:2], *name, "--out", method)[1]
+        assert "group 0" not in out
 
 
 def test_hospitals(command: Call, tmp_path: Path) -> None:
