@@ -148,10 +148,15 @@ def _splits(data: Any, client: str | None) -> list[_Table]:
 
 def _partitions(data: Any) -> list[_Table]:
     """The partitions of a `FederatedDataset`, or of a partitioner of Flower Datasets."""
+    known = getattr(data, "partitioners", None)
+    if isinstance(known, Mapping) and len(known) > 1:
+        raise InvalidInputError(
+            f"data: it has partitioners of the splits {', '.join(map(str, known))}. Give one of one"
+            " split; `test` sets a share of each partition aside.",
+            "data",
+        )
     first = data.load_partition(0)  # a FederatedDataset has its partitioner ready only then
-    partitioner = data
-    if isinstance(known := getattr(data, "partitioners", None), Mapping) and known:
-        partitioner = next(iter(known.values()))
+    partitioner = next(iter(known.values())) if isinstance(known, Mapping) and known else data
     number = getattr(partitioner, "num_partitions", None)
     if not isinstance(number, int) or number < 1:
         raise InvalidInputError(
