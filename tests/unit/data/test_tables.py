@@ -456,8 +456,8 @@ def test_categories_of_a_frame_that_no_row_has_are_no_categories() -> None:
         frame, client="site", target="sick", test=0.0, categorical=["ward"]
     )
     assert clients.names.clients == ("a", "b")
-    assert clients.columns is not None
-    assert [column.kind for column in clients.columns.columns] == ["category", "number"]
+    assert isinstance(clients.encoding, ColumnEncoding)
+    assert [column.kind for column in clients.encoding.columns] == ["category", "number"]
     assert clients.names.features == ("ward=1", "ward=2", "ward missing", "size")
 
 
