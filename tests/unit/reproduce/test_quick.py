@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedclade.cli.main import app
 from fedclade.reproduce.execute import _is_available
-from fedclade.reproduce.spec import SYNTHETIC, tables
+from fedclade.reproduce.spec import STUDY_DATA, tables
 
 UNPACKED = (
     "mnist",
@@ -36,7 +36,7 @@ def test_the_quick_version_of_every_table(
     ][:1]
     wanted = {table.settings_of(column).data for column in table.columns}
     if not any(
-        data == SYNTHETIC or _is_available(data, next(iter(root), None))
+        data in STUDY_DATA or _is_available(data, next(iter(root), None))
         for each in wanted
         for data in each
     ):
