@@ -123,6 +123,21 @@ def test_methods_train_on_the_four_hospitals() -> None:
     assert row == hospitals(settings(train="methods"), None, "cpu").history[-1]
 
 
+def test_clade_finds_one_group_if_patients_are_assigned_at_random() -> None:
+    own, _ = scales()
+    data = read_hospitals()
+    x = np.concatenate([own[name].apply(part.x) for name, part in data.items()])
+    y = np.concatenate([part.y for part in data.values()])
+    ends = np.cumsum([len(part.y) for part in data.values()])[:-1]
+    for seed in range(20):
+        parts = np.split(np.random.default_rng(seed).permutation(len(x)), ends)
+        clients = fc.data.from_arrays([(x[rows], y[rows]) for rows in parts])
+        settings: dict[str, Any] = {"rounds": 1, "clients_per_round": 1.0, "steps": 1}
+        model = initial_model(seed)
+        result = fc.run(fc.Clade(), clients, model, loss="bce", seed=seed, **settings)
+        assert result.summary["clusters"] == 1
+
+
 def test_an_unknown_hospital_is_refused() -> None:
     with pytest.raises(fc.InvalidInputError) as caught:
         hospitals(settings(train="paris"), None, "cpu")

@@ -21,6 +21,7 @@ SHAPES = {  # of the inputs, and the number of classes
     **dict.fromkeys(("cifar10", "svhn"), ((3, 32, 32), 10)),
     "cifar100": ((3, 32, 32), 100),
     "ag_news": ((30,), 2_000),
+    "shakespeare": ((80,), 77),
     "genomic": ((30, 64), 2),
     "digits": ((1, 8, 8), 10),
 }
