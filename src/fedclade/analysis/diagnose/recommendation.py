@@ -93,7 +93,7 @@ def _why(chosen: Probe, differ: bool, groups: int | None) -> str:
         )
     if chosen.method == "local":
         reason = "there are groups, but" if groups else "every client differs, and"
-        return f"{reason} a separate model for each client is best"
+        return f"{reason} no method is clearly better than a separate model for each client"
     if groups:
         return f"the clients form {groups} groups, with one model each"
     return "sharing a model among similar clients is better than one model for all and than local"
