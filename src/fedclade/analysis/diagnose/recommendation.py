@@ -69,13 +69,18 @@ def _by_kind(differ: bool, groups: int | None, faint: bool) -> Advice:
     """The recommendation without pilot runs, from the kind of heterogeneity alone."""
     if groups or faint:
         settings = {"recluster_every": 5} if faint else {}
+        found = (
+            "the clients form groups"
+            if groups
+            else "the clients differ, and there may be groups that the diagnosis cannot detect"
+        )
         return Advice(
             "clade",
             settings,
             None,
             None,
             True,
-            "the clients form groups; without pilot runs no gain is estimated",
+            f"{found}; without pilot runs no gain is estimated",
         )
     why = (
         "there are no groups, so start with one model for all; without pilot runs no gain is"
