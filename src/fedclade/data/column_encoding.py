@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from fedclade.core.names import MAX_LENGTH
@@ -98,7 +97,7 @@ class ClientScale:
 class ColumnEncoding:
     """How rows of a table become inputs, and outputs of a model become predictions.
 
-    A run saves it as columns.json.
+    A run saves it in encoding.json.
 
     Args:
         client: the column with the name of each row's client.
@@ -127,6 +126,7 @@ class ColumnEncoding:
     missing: Missing = "mean"
     standardize: Standardize = "federated"
     client_scales: dict[str, ClientScale] | None = None
+    kind: Literal["columns"] = "columns"
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -225,31 +225,18 @@ class ColumnEncoding:
         predictions: list[float] = (values * self.target_scale + self.target_mean).tolist()
         return predictions
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of columns.json."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(content: object) -> ColumnEncoding:
-        """Check the content of columns.json. What is wrong raises `ValueError`."""
-        try:
-            # Through JSON, whose lists may become tuples.
-            encoding = _ADAPTER.validate_json(json.dumps(content))
-        except ValidationError as error:
-            problem = error.errors()[0]
-            where = ".".join(map(str, problem["loc"]))
-            raise ValueError(f"{where}: {problem['msg']}") from error
-        numbers = sum(column.kind == "number" for column in encoding.columns)
-        scales = [column.scale for column in encoding.columns if column.kind == "number"]
-        for scale in (encoding.client_scales or {}).values():
+    def check(self) -> None:
+        """Raise `ValueError` for values that do not fit together."""
+        numbers = sum(column.kind == "number" for column in self.columns)
+        scales = [column.scale for column in self.columns if column.kind == "number"]
+        for scale in (self.client_scales or {}).values():
             if len(scale.mean) != numbers or len(scale.scale) != numbers:
                 raise ValueError("client_scales: a client has another number of columns")
             scales += scale.scale
         if min(scales, default=1.0) <= 0:
             raise ValueError("scale: must be above 0")
-        if (encoding.classes is None) != (encoding.task == "regression"):
+        if (self.classes is None) != (self.task == "regression"):
             raise ValueError("classes: only a classification has them")
-        return encoding
 
     def _scale_ids(self, table: pa.Table, client: str | None) -> NDArray[np.int64]:
         """The number of each row's client in `client_scales`; their number where it is unknown."""
@@ -332,9 +319,6 @@ def _write(
             # By numpy: torch's threads wait for each other on a busy machine.
             x.numpy()[first : first + _ROWS, start:end] = block
     pending.clear()
-
-
-_ADAPTER = TypeAdapter(ColumnEncoding)
 
 
 def _one_line(name: str, otherwise: str) -> str:

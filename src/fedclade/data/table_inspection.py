@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedclade.data.column_encoding import Task
+from fedclade.data.column_encoding import ColumnEncoding, Task
 from fedclade.data.federated_dataset import Clients
 from fedclade.data.table_columns import as_numbers, as_text, kind_of, number_of_rows, require_column
 from fedclade.data.tables import (
@@ -51,8 +51,8 @@ class Inspection:
         """The size of the table and the kind of its target, in one line."""
         classes = self.clients.classes
         kind = "numbers" if classes is None else f"{classes} classes"
-        columns = self.clients.columns
-        inputs = 0 if columns is None else len(columns.columns)
+        encoding = self.clients.encoding
+        inputs = len(encoding.columns) if isinstance(encoding, ColumnEncoding) else 0
         return (
             f"{self.rows:,} rows of {len(self.clients):,} clients, {inputs} input columns, target"
             f" '{self.settings.target}' with {kind}."

@@ -179,7 +179,7 @@ def from_csv(
     """Make clients from a CSV file with a header: a row is a sample.
 
     What is learnt about columns comes from training rows only, as sums over clients, and is saved
-    with a run as columns.json. Rows without client or target are left out; a warning counts them.
+    with a run in encoding.json. Rows without client or target are left out; a warning counts them.
 
     Args:
         path: The file, in UTF-8; comma, semicolon, tab or | separate its columns.
@@ -739,6 +739,6 @@ def _build(
         names=Names(client_names, targets.classes, features),
         validation=validation,
         validation_origin=settings.validation_origin,
-        columns=encoding,
-        table_origin={"path": source, **settings.origin},
+        encoding=encoding,
+        data_origin={"path": source, **settings.origin},
     )

@@ -21,6 +21,7 @@ from fedclade.data.column_encoding import (  # noqa: E402
     ColumnEncoding,
     NumberColumn,
 )
+from fedclade.data.encoding import encoding_from_json, encoding_to_json  # noqa: E402
 from fedclade.data.tables import TableSettings, read_rows, read_table  # noqa: E402
 from fedclade.errors import FedcladeWarning, InvalidInputError  # noqa: E402
 
@@ -53,8 +54,8 @@ def from_text(tmp_path: Path, text: str | bytes, **settings: Any) -> fc.data.Cli
 def test_three_clients_by_hand(tmp_path: Path) -> None:
     clients = from_text(tmp_path, THREE, **BY_HAND)
     # Training rows only: ages 1, 3, 5, 7 (mean 4, variance 5), wards x and y.
-    assert clients.columns is not None
-    age, ward = clients.columns.columns
+    assert isinstance(clients.encoding, ColumnEncoding)
+    age, ward = clients.encoding.columns
     assert age == NumberColumn("age", 4.0, pytest.approx(5**0.5), True)
     assert ward == CategoryColumn("ward", ("x", "y"), False)
     assert clients.names.features == ("age", "age missing", "ward=x", "ward=y")
@@ -78,11 +79,11 @@ def test_standardize_by_client(tmp_path: Path) -> None:
     # a: 1, 3 (mean 2, deviation 1); b: 5 alone and c: 7 alone have the deviation of all.
     assert clients.arrays("a")[0][:, 0].tolist() == [-1.0, 1.0]  # type: ignore[index, call-overload]
     assert clients.arrays("b")[0][:, 0].tolist() == [0.0, 0.0]  # type: ignore[index, call-overload]
-    assert clients.columns is not None
+    assert isinstance(clients.encoding, ColumnEncoding)
     table = pa.table({"age": [2.0, 4.0], "ward": ["x", "q"], "site": ["a", "new"]})
-    x = clients.columns.encode(table)
+    x = clients.encoding.encode(table)
     assert x[:, 0].tolist() == [0.0, 0.0]  # (2 - 2) / 1, and (4 - 4) / √5 of all clients
-    assert clients.columns.encode(table, client="a")[:, 0].tolist() == [0.0, 2.0]
+    assert clients.encoding.encode(table, client="a")[:, 0].tolist() == [0.0, 2.0]
 
 
 def test_standardize_none_and_missing_drop(tmp_path: Path) -> None:
@@ -101,8 +102,10 @@ def test_encode_is_what_training_saw(tmp_path: Path) -> None:
     )
     path = write(tmp_path, "site,n,c,y\n" + rows)
     clients = fc.data.from_csv(path, client="site", target="y", test=0.0)
-    encoding = ColumnEncoding.from_json(json.loads(json.dumps(clients.columns.to_json())))  # type: ignore[union-attr]
-    assert encoding == clients.columns
+    assert clients.encoding is not None
+    encoding = encoding_from_json(json.loads(json.dumps(encoding_to_json(clients.encoding))))
+    assert encoding == clients.encoding
+    assert isinstance(encoding, ColumnEncoding)
     torch.testing.assert_close(encoding.encode(read_rows(path, encoding)), clients.x)
     # Numbers come back in their unit.
     assert clients.classes is None
@@ -111,12 +114,13 @@ def test_encode_is_what_training_saw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"scale": 0.0}, {"scale": "wide"}, {"other": 1}])
-def test_damaged_columns_json(tmp_path: Path, change: dict[str, Any]) -> None:
-    encoding = from_text(tmp_path, THREE, **BY_HAND).columns
-    content = json.loads(json.dumps(encoding.to_json()))  # type: ignore[union-attr]
+def test_damaged_encoding_json(tmp_path: Path, change: dict[str, Any]) -> None:
+    encoding = from_text(tmp_path, THREE, **BY_HAND).encoding
+    assert encoding is not None
+    content = json.loads(json.dumps(encoding_to_json(encoding)))
     content["columns"][0] |= change
     with pytest.raises(ValueError, match=next(iter(change))):
-        ColumnEncoding.from_json(content)
+        encoding_from_json(content)
 
 
 def test_test_part_is_stratified_and_depends_on_the_seed(tmp_path: Path) -> None:
@@ -140,7 +144,7 @@ def test_test_part_is_stratified_and_depends_on_the_seed(tmp_path: Path) -> None
 def test_validation_rows_teach_nothing(tmp_path: Path) -> None:
     text = THREE + "c,validation,1000,q,no\n"
     clients = from_text(tmp_path, text, **BY_HAND)
-    assert clients.columns == from_text(tmp_path, THREE, **BY_HAND).columns
+    assert clients.encoding == from_text(tmp_path, THREE, **BY_HAND).encoding
     assert clients.validation_sizes.tolist() == [0, 0, 1]  # type: ignore[union-attr]
 
 
@@ -299,8 +303,8 @@ def test_client_without_training_rows_is_named(tmp_path: Path) -> None:
 
 
 def test_new_rows(tmp_path: Path) -> None:
-    encoding = from_text(tmp_path, THREE, **BY_HAND).columns
-    assert encoding is not None
+    encoding = from_text(tmp_path, THREE, **BY_HAND).encoding
+    assert isinstance(encoding, ColumnEncoding)
     x = encoding.encode(read_rows(write(tmp_path, "ward,age\nq,4\n,\n", "new.csv"), encoding))
     assert x.tolist() == [[0, 0, 0, 0], [0, 1, 0, 0]]
     with pytest.raises(InvalidInputError) as caught:
@@ -313,8 +317,8 @@ def test_new_rows(tmp_path: Path) -> None:
 
 
 def test_rows_with_missing_values_cannot_be_predicted_after_drop(tmp_path: Path) -> None:
-    encoding = from_text(tmp_path, THREE, missing="drop", **BY_HAND).columns
-    assert encoding is not None
+    encoding = from_text(tmp_path, THREE, missing="drop", **BY_HAND).encoding
+    assert isinstance(encoding, ColumnEncoding)
     with pytest.raises(InvalidInputError) as caught:
         encoding.encode(pa.table({"age": [1.0, None], "ward": ["x", "x"]}))
     assert caught.value.field == "age"
