@@ -235,8 +235,14 @@ def own_batch_norm_of(method: Method, objective: Objective, local: LocalConfig) 
         objective: the model.
         local: the settings of local training.
     """
-    if local.batch_norm == "average":
+    if local.batch_norm == "average" and not method.own_batch_norm:
         return OwnBatchNorm(objective)
+    require(
+        bool(objective.batch_norm) or not method.own_batch_norm,
+        "method.name",
+        method.name,
+        "the model has no BatchNorm layer; use fedavg",
+    )
     require(
         bool(objective.batch_norm),
         "local.batch_norm",
