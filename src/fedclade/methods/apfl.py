@@ -124,6 +124,9 @@ class APFL(FedAvg):
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "method.alpha", self.alpha, "must be from 0 to 1")
 
+    def why_no_own_batch_norm(self) -> str:
+        return "has a whole model of its own for each client"
+
     def initial_client_state(self, params: Tree) -> Tree:
         return untrained_client_state(params) | {ALPHA: torch.tensor(float(self.alpha))}
 

@@ -186,6 +186,9 @@ class Ditto(FedAvg):
             "must be at least 0; leave it out so that clients choose it",
         )
 
+    def why_no_own_batch_norm(self) -> str:
+        return "has a whole model of its own for each client"
+
     def initial_client_state(self, params: Tree) -> Tree:
         return untrained_client_state(params)
 

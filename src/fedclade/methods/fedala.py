@@ -196,6 +196,9 @@ class FedALA(Method[FedALAState]):
             raise InvalidInputError(f"method.top_layers: {error}", "method.top_layers") from error
         return tuple(name for name in names if name in objective.trained)
 
+    def why_no_own_batch_norm(self) -> str:
+        return "has a whole model of its own for each client"
+
     def initial_client_state(self, params: Tree) -> Tree:
         shares = {name: torch.ones_like(params[name]) for name in self.top_params()}
         return {
