@@ -384,7 +384,7 @@ class TrainingRun:
             profile=profile,
             report_inputs=ReportInputs(setup.tables, features) if store is None else None,
             names=clients.names,
-            columns=clients.columns,
+            encoding=clients.encoding,
         )
 
 

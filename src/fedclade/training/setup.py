@@ -281,8 +281,8 @@ def _tables(run: TrainingRun, method: Method, metadata: ClientMetadata) -> Table
         "data": {"name": metadata.dataset, **metadata.validation_origin},
         "partition": {"name": metadata.partition, **metadata.origin},
     }
-    if metadata.table_origin:
-        source = {"data": {**metadata.table_origin, **metadata.validation_origin}}
+    if metadata.data_origin:
+        source = {"data": {**metadata.data_origin, **metadata.validation_origin}}
     tables: Tables = source | {
         "model": {"name": name, **model},
         "local": asdict(run.local),
