@@ -31,6 +31,8 @@ class Batches:
     Args:
         size: examples per batch.
         epochs: passes over the data.
+        num_steps: the number of steps, in place of `epochs`: passes follow each other until there
+            are enough steps. 0 for whole passes.
         shuffle: whether each epoch has a random order.
         group: batches per step.
         class_weight: "balanced" weights an example of class c by n / (C n_c), where the client has
@@ -43,6 +45,7 @@ class Batches:
 
     size: int
     epochs: int = 1
+    num_steps: int = 0
     shuffle: bool = True
     group: int = 1
     class_weight: ClassWeight = "none"
@@ -52,6 +55,7 @@ class Batches:
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
             require_int(f"batches.{field}", getattr(self, field), 1)
+        require_int("batches.num_steps", self.num_steps, 0)
 
     @staticmethod
     def whole(block: int = WHOLE_BLOCK) -> Batches:
@@ -65,12 +69,22 @@ class Batches:
 
     def steps(self, sizes: Tensor) -> Tensor:
         """The number of steps of clients with these numbers of samples."""
-        return self._groups(self.read(sizes)) * self.epochs
+        groups = self._groups(self.read(sizes))
+        return self.num_steps * (groups > 0) if self.num_steps else groups * self.epochs
 
     def most(self, longest: int) -> int:
         """The number of steps of a client with `longest` samples."""
         batches = -(-self.read(longest) // self.size)
+        if self.num_steps:
+            return self.num_steps if batches else 0
         return -(-batches // self.group) * self.epochs
+
+    @property
+    def most_passes(self) -> int:
+        """The most passes over the data that a client starts. With `num_steps`, a client whose
+        data are one step starts one in every step.
+        """
+        return self.num_steps or self.epochs
 
     def read(self, sizes: N) -> N:
         """The number of samples that are read, of clients with these numbers of samples."""
@@ -116,7 +130,7 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
     sizes, longest = batches.read(sizes).clamp(min=1), max(1, batches.read(longest))
     groups = batches._groups(sizes)
 
-    epoch = (step // groups[:, None]).clamp(max=batches.epochs - 1)
+    epoch = (step // groups[:, None]).clamp(max=batches.most_passes - 1)
     number = (step % groups[:, None])[..., None] * batches.group + torch.arange(
         batches.group, device=device
     )
@@ -126,7 +140,7 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
     place = first[..., None] + torch.arange(batches.size, device=device) % valid[..., None]
 
     if batches.shuffle:
-        order = _orders(batches.epochs, sizes, longest, keys)
+        order = _orders(batches.most_passes, sizes, longest, keys)
         flat = (epoch[..., None, None] * longest + place).flatten(1)
         place = order.flatten(1).gather(1, flat).view(place.shape)
     position = torch.minimum(batches.position(place), last)

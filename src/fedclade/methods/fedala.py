@@ -46,7 +46,7 @@ def local_aggregation(
         passes: the passes of a client that learns W_i for the first time. Other clients learn in
             the first pass only.
     """
-    train = sgd(replace(local, epochs=passes), part="fit", stream="local_aggregation")
+    train = sgd(replace(local, epochs=passes, steps=0), part="fit", stream="local_aggregation")
 
     def start_model(const: Tree, shares: Tree) -> Tree:
         """θ̂: θ, and in the top layers θ_i + (θ - θ_i) ⊙ W_i if the client has trained."""

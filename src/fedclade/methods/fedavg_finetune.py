@@ -118,4 +118,4 @@ class FedAvgFineTune(FedAvg):
         )
 
     def personalization_program(self) -> AnyProgram:
-        return fine_tune(replace(self.local, epochs=self.fine_tune_epochs), self.alpha)
+        return fine_tune(replace(self.local, epochs=self.fine_tune_epochs, steps=0), self.alpha)

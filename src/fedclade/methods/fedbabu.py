@@ -52,4 +52,6 @@ class FedBABU(FedPer):
 
     def personalization_program(self) -> Program:
         only = self.local_params() if self.fine_tune == "head" else None
-        return sgd(replace(self.local, epochs=self.fine_tune_epochs), only, stream="fine_tune")
+        return sgd(
+            replace(self.local, epochs=self.fine_tune_epochs, steps=0), only, stream="fine_tune"
+        )

@@ -60,4 +60,4 @@ class FedRep(FedPer):
         return self._train_head(self.final_head_epochs) if self.final_head_epochs else None
 
     def _train_head(self, epochs: int) -> Program:
-        return sgd(replace(self.local, epochs=epochs), self.local_params(), stream="head")
+        return sgd(replace(self.local, epochs=epochs, steps=0), self.local_params(), stream="head")
