@@ -110,16 +110,27 @@ def alone() -> list[str]:
     ]
 
 
-def halves() -> list[str]:
-    """One shared head above, a separate representation at each client."""
-    parts = model(WIDTH / 2, 26, GRAY, "head", size=40)
+def _shared_part(text: str, own_head: bool) -> list[str]:
+    """The shared layers above; at each client they are gray, and its own layers have its color."""
+    parts = model(WIDTH / 2, 26, GRAY, text, size=40)
     for client, color in enumerate(GROUPS):
+        bottom, top = (GRAY, color) if own_head else (color, GRAY)
         parts += [
             line(WIDTH / 2 + (column(client) - WIDTH / 2) * 0.2, 50, column(client), 84),
-            *model(column(client), 98, color, size=22, top=GRAY),
+            *model(column(client), 98, bottom, size=22, top=top),
         ]
         parts.append(circle(column(client), 130, color))
     return parts
+
+
+def halves() -> list[str]:
+    """One shared head above, a separate representation at each client."""
+    return _shared_part("head", own_head=False)
+
+
+def own_heads() -> list[str]:
+    """One shared body above, a separate head at each client."""
+    return _shared_part("body", own_head=True)
 
 
 def personal() -> list[str]:

@@ -35,6 +35,7 @@ from method_glyphs import (
     linked,
     matrix,
     nodes,
+    own_heads,
     path,
     personal,
     probed,
@@ -90,6 +91,56 @@ PICTURES: dict[str, tuple[str, list[tuple[Glyph, str, str]]]] = {
     "lg_fedavg": (
         "LG-FedAvg: own representation, shared head",
         [(halves, "The head is averaged", "the other layers stay on the client")],
+    ),
+    "fedavg_finetune": (
+        "FedAvg with fine-tuning",
+        [
+            (UP, "1. One model is trained", "as in FedAvg"),
+            (personal, "2. Each client trains it further", "as far as held-out samples say"),
+        ],
+    ),
+    "fedper": (
+        "FedPer: shared body, own head",
+        [(own_heads, "The body is averaged", "the head stays on the client")],
+    ),
+    "fedrep": (
+        "FedRep: shared body, own head, trained in turn",
+        [
+            (own_heads, "1. A client trains its head", "with the body fixed"),
+            (UP, "2. Then it trains the body", "which is averaged, by examples"),
+        ],
+    ),
+    "fedbabu": (
+        "FedBABU: a body trained with a fixed head",
+        [
+            (UP, "1. The body is averaged", "the head never changes"),
+            (personal, "2. Each client fine-tunes", "the whole model, or the head"),
+        ],
+    ),
+    "fedbn": (
+        "FedBN: own BatchNorm layers",
+        [(halves, "The other layers are averaged", "BatchNorm stays on the client")],
+    ),
+    "ditto": (
+        "Ditto: an own model near the shared one",
+        [
+            (UP, "1. w is trained", "as in FedAvg"),
+            (spring, "2. v is trained beside it", "each step adds λ (v − w)"),
+        ],
+    ),
+    "apfl": (
+        "APFL: a mixture of an own and the shared model",
+        [
+            (UP, "1. w is trained", "as in FedAvg"),
+            (personal, "2. v and α are trained at", "α v + (1 − α) w, which is used"),
+        ],
+    ),
+    "fedala": (
+        "FedALA: how much of the shared head to take",
+        [
+            (own_heads, "1. A client mixes its head", "with the shared one, by weight"),
+            (UP, "2. It trains from there", "the mean is that of FedAvg"),
+        ],
     ),
     "per_fedavg": (
         "Per-FedAvg: a model that one step adapts",
