@@ -45,10 +45,12 @@ if TYPE_CHECKING:
         SCAFFOLD,
         Clade,
         FedAvg,
+        FedEM,
         FedGMCC,
         FedNova,
         FedProx,
         FedSEM,
+        KNNPer,
         LGFedAvg,
         Local,
         Method,
@@ -74,6 +76,7 @@ __all__ = [
     "SCAFFOLD",
     "Clade",
     "FedAvg",
+    "FedEM",
     "FedGMCC",
     "FedNova",
     "FedProx",
@@ -81,6 +84,7 @@ __all__ = [
     "FedcladeError",
     "FedcladeWarning",
     "InvalidInputError",
+    "KNNPer",
     "LGFedAvg",
     "LoRA",
     "Local",
@@ -131,8 +135,8 @@ _MODULES = {
         "FedcladeError FedcladeWarning InvalidInputError VectorizationError WriteError"
     ),
     "fedclade.methods": (
-        "CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedGMCC FedNova "
-        "FedProx FedSEM LGFedAvg Local Method Oracle PerFedAvg"
+        "CFL FLISDC FLISHC FLT IFCA PCAHC SCAFFOLD Clade FedAvg FedEM FedGMCC "
+        "FedNova FedProx FedSEM KNNPer LGFedAvg Local Method Oracle PerFedAvg"
     ),
     "fedclade.models.transformers": "LoRA",
     "fedclade.registry": "register",

@@ -9,7 +9,20 @@ from functools import cache
 
 import pytest
 
-from fedclade import FLT, IFCA, PCAHC, SCAFFOLD, Clade, FedGMCC, FedSEM, LGFedAvg, Method, PerFedAvg
+from fedclade import (
+    FLT,
+    IFCA,
+    PCAHC,
+    SCAFFOLD,
+    Clade,
+    FedEM,
+    FedGMCC,
+    FedSEM,
+    KNNPer,
+    LGFedAvg,
+    Method,
+    PerFedAvg,
+)
 from fedclade.conformance import CHECKS, ENGINES, Check, MethodUnderTest, NotApplicableError
 from fedclade.conformance.method_run import EngineName
 from fedclade.methods import METHODS
@@ -30,6 +43,8 @@ CASES: dict[str, Callable[[], Method]] = {
     "fedgmcc, straight": lambda: FedGMCC(curve_steps=0, step=0),
     "flt, private": lambda: FLT(k=1, signature_epsilon=1.0, secret=1),
     "clade, private": lambda: Clade(signature_epsilon=1.0, secret=1),
+    "fedem, FedRC": lambda: FedEM(components=2, fedrc=True),
+    "knn_per, none held out": lambda: KNNPer(k=2, hold_out=0),
     "lg_fedavg, head local": lambda: LGFedAvg(local_layers=("fc2",)),
 }
 

@@ -77,6 +77,7 @@ def optimizer_step(
     lr: Tensor,
     *,
     plus: Tree | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """One step of the client's optimizer, as torch.optim defines it.
 
@@ -89,6 +90,7 @@ def optimizer_step(
         batch: the batch of one client, or a `ClientStackedBatch`.
         lr: the learning rate.
         plus: a tree that is added to the gradient, where it has a value.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The new weights and the new state.
@@ -104,8 +106,11 @@ def optimizer_step(
             weight_decay=local.weight_decay,
             clip_norm=local.clip_norm,
             plus=plus,
+            gradient_scale=gradient_scale,
         )
-    gradient, statistics = _gradient(local.objective, params, batch, plus, local.clip_norm)
+    gradient, statistics = _gradient(
+        local.objective, params, batch, plus, local.clip_norm, gradient_scale
+    )
     w = {name: params[name] for name in gradient}
     if local.weight_decay and local.optimizer == "adam":
         gradient = tree_map(lambda g, w: g + local.weight_decay * w, gradient, w)
@@ -131,7 +136,12 @@ def optimizer_step(
 
 
 def _gradient(
-    objective: Objective, at: Tree, batch: Batch, plus: Tree | None, clip_norm: float
+    objective: Objective,
+    at: Tree,
+    batch: Batch,
+    plus: Tree | None,
+    clip_norm: float,
+    gradient_scale: Tensor | None,
 ) -> tuple[Tree, Tree]:
     """The gradient at these weights plus `plus`, no longer than `clip_norm`, and the new running
     statistics.
@@ -140,7 +150,7 @@ def _gradient(
     base = {**zeros, **{name: value.clone() for name, value in (plus or {}).items()}}
     after = objective.add_scaled_gradient(
         base | {name: at[name] for name in objective.statistics},
-        batch.weight.new_ones(()),
+        batch.weight.new_ones(()) if gradient_scale is None else gradient_scale,
         at,
         batch,
         overwrite=True,
@@ -187,6 +197,7 @@ def sgd_step(
     clip_norm: float = 0.0,
     plus: Tree | None = None,
     at: Tree | None = None,
+    gradient_scale: Tensor | None = None,
 ) -> tuple[Tree, Tree]:
     """One step of SGD as in torch.optim.SGD: v <- momentum v + (g + weight_decay w), w <- w - lr v.
 
@@ -203,6 +214,7 @@ def sgd_step(
         clip_norm: the largest norm of g; 0 for no limit.
         plus: a tree that is added to the gradient g, where it has a value.
         at: the weights at which g is taken; None for w.
+        gradient_scale: a factor of the loss's gradient, one per client; None for 1.
 
     Returns:
         The new weights and the new velocity.
@@ -212,7 +224,7 @@ def sgd_step(
     w = {name: value for name, value in params.items() if name not in statistics}
     clipped: Tree | None = None
     if clip_norm:
-        clipped, statistics = _gradient(objective, at, batch, plus, clip_norm)
+        clipped, statistics = _gradient(objective, at, batch, plus, clip_norm, gradient_scale)
         plus = clipped
     if weight_decay:
         decay = tree_map(lambda w: weight_decay * w, w)
@@ -225,6 +237,8 @@ def sgd_step(
     if plus is not None:
         base = _added(base, {name: scale * plus[name] for name in base if name in plus})
     if clipped is None:
+        if gradient_scale is not None:
+            scale = scale * gradient_scale
         base = objective.add_scaled_gradient(base | statistics, scale, at, batch, overwrite=True)
         statistics = {name: base.pop(name) for name in statistics}
     if momentum:

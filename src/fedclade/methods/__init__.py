@@ -4,6 +4,7 @@ from fedclade.methods.base import Method
 from fedclade.methods.cfl import CFL
 from fedclade.methods.clade import Clade
 from fedclade.methods.fedavg import FedAvg
+from fedclade.methods.fedem import FedEM
 from fedclade.methods.fedgmcc import FedGMCC
 from fedclade.methods.fednova import FedNova
 from fedclade.methods.fedprox import FedProx
@@ -11,6 +12,7 @@ from fedclade.methods.fedsem import FedSEM
 from fedclade.methods.flis import FLISDC, FLISHC
 from fedclade.methods.flt import FLT
 from fedclade.methods.ifca import IFCA
+from fedclade.methods.knn_per import KNNPer
 from fedclade.methods.lg_fedavg import LGFedAvg
 from fedclade.methods.local import Local
 from fedclade.methods.oracle import Oracle
@@ -19,7 +21,20 @@ from fedclade.methods.per_fedavg import PerFedAvg
 from fedclade.methods.scaffold import SCAFFOLD
 
 _ALL: tuple[type[Method], ...] = (
-    *(FedAvg, Local, FedProx, FedNova, SCAFFOLD, LGFedAvg, PerFedAvg, IFCA, FedSEM, PCAHC),
+    *(
+        FedAvg,
+        Local,
+        FedProx,
+        FedNova,
+        SCAFFOLD,
+        LGFedAvg,
+        PerFedAvg,
+        KNNPer,
+        IFCA,
+        FedEM,
+        FedSEM,
+        PCAHC,
+    ),
     *(FLT, CFL, FLISDC, FLISHC, FedGMCC, Clade, Oracle),
 )
 METHODS: dict[str, type[Method]] = {method.name: method for method in _ALL}
@@ -35,10 +50,12 @@ __all__ = [
     "SCAFFOLD",
     "Clade",
     "FedAvg",
+    "FedEM",
     "FedGMCC",
     "FedNova",
     "FedProx",
     "FedSEM",
+    "KNNPer",
     "LGFedAvg",
     "Local",
     "Method",

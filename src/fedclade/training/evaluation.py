@@ -68,7 +68,7 @@ def _evaluate(
     method = setup.method_for(round_number)
     personalize = method.personalization_program()
 
-    test = EvalRequest(setup.objective, setup.metrics, "test", personalize)
+    test = EvalRequest(setup.served, setup.metrics, "test", personalize)
     requests = {"": test, "train_": replace(test, split="train")}
     if clients.has_validation:
         requests["validation_"] = replace(test, split="validation")
@@ -137,7 +137,10 @@ def final_models(
     model_ids[ids] = rows
     kept_by_client = torch.zeros(clients, dtype=torch.bool)
     kept_by_client[ids] = are_personal and not setup.engine.holds_clients
-    on_cpu = {name: value.detach().cpu() for name, value in models.items()}
+    # What a client needs to make its model, but not to use it, stays out.
+    on_cpu = {
+        name: value.detach().cpu() for name, value in models.items() if name in setup.served.names
+    }
     return FinalModels(on_cpu, model_ids, kept_by_client)
 
 
