@@ -17,6 +17,7 @@ from fedclade.programs.client_slots import SLOTS, slot_rows, write_rows
 MIN_HELD_OUT = 5  # with fewer samples held out, λ is `default_weight`
 GRID = 101  # values of λ: 0, 0.01, … 1
 PREFIX = "model."  # of the parameters of h in `NearestNeighbors`
+_BY_DIFFERENCES = "donot_use_mm_for_euclid_dist"
 _LEAST = 1e-12  # of a probability, before its logarithm
 
 
@@ -34,7 +35,10 @@ def neighbor_weights(distance: Tensor, labels: Tensor, k: int) -> tuple[Tensor, 
 
 def scaled_distance(z: Tensor, features: Tensor, labels: Tensor, scale: float) -> Tensor:
     """‖z - φ_j‖² / (dim · s) for each sample j of a store; infinite for an empty slot."""
-    squares = torch.cdist(z, features, compute_mode="donot_use_mm_for_euclid_dist").square()
+    # By differences, not by products, whose bits depend on the number of clients; ONNX has only
+    # the latter.
+    mode = "use_mm_for_euclid_dist" if torch.compiler.is_exporting() else _BY_DIFFERENCES
+    squares = torch.cdist(z, features, compute_mode=mode).square()
     return torch.where(labels >= 0, squares / (z.shape[-1] * scale), torch.inf)
 
 
