@@ -57,6 +57,9 @@ def written(outcomes: list[Outcome]) -> str:
         places = [_place(name, by_name.get(name)) for name in item.found()]
         text = "<br>".join(places) or f"Cannot be had here: {item.reason or 'not set up yet'}."
         lines.append(f"| {PAPERS[item.paper]}, {item.name} | {text} |")
+    for name, table in tables().items():
+        if table.other_paper:
+            lines.append(f"| another paper | {_place(name, by_name.get(name))} |")
     return (
         ABOUT
         + "\n".join([*lines, ""])

@@ -20,6 +20,7 @@ seeds, notes: the number of runs of a cell; remarks for the reader of the table.
     rows in one panel; reading: what the paper's figure shows, in our words.
 
 repeats: the name of another table that has the same cells; they count once.
+other_paper: whether it is of a paper whose tables are not all here; its cells are not counted.
 part_of, columns: instead of all this, some columns of another table as their own table.
 
 study: what is done with [experiment] if a cell is not a training run (see `studies`); rows then
@@ -169,6 +170,7 @@ class Table:
     pictures: tuple[PictureSpec, ...] = ()
     quick: Quick = Quick()
     repeats: str = ""
+    other_paper: bool = False
 
     def __post_init__(self) -> None:
         if self.study and self.study not in STUDIES:

@@ -17,6 +17,7 @@ from fedclade.core.losses import cross_entropy
 from fedclade.core.method_state import UNKNOWN, State
 from fedclade.core.output_metric import OutputMetric
 from fedclade.core.program import AnyProgram
+from fedclade.core.pytree import Tree
 from fedclade.core.rng import fold_in
 from fedclade.data.client_metadata import ClientMetadata
 from fedclade.engines.base import EvalRequest
@@ -141,7 +142,26 @@ def final_models(
     on_cpu = {
         name: value.detach().cpu() for name, value in models.items() if name in setup.served.names
     }
-    return FinalModels(on_cpu, model_ids, kept_by_client)
+    shared: Tree = {}
+    if setup.served is not setup.objective and are_personal and setup.engine.holds_clients:
+        on_cpu, shared = _split_shared(on_cpu)
+    return FinalModels(on_cpu, model_ids, kept_by_client, shared)
+
+
+def _split_shared(models: Tree) -> tuple[Tree, Tree]:
+    """The parameters that differ between models, and those that do not, without the axis of
+    models. A mixture of K models would else be stored once for each client.
+    """
+    shared = {
+        name: value[0]
+        for name, value in models.items()
+        if torch.equal(value, value[:1].expand_as(value))
+    }
+    own = {name: value for name, value in models.items() if name not in shared}
+    if not own:  # a file has a row for each model
+        name, _ = shared.popitem()
+        own = {name: models[name]}
+    return own, shared
 
 
 def summarize(

@@ -51,6 +51,7 @@ class FinalModels:
     model_ids: Tensor  # (clients,) the row of each client; -1: none
     # (clients,) whether the client alone has its model, or a part of it
     kept_by_client: Tensor
+    shared: Tree = field(default_factory=dict)  # what is the same in all models
 
     def weights_of(self, client: int) -> Tree | None:
         if self.kept_by_client[client]:
@@ -60,7 +61,9 @@ class FinalModels:
                 "model",
             )
         row = int(self.model_ids[client])
-        return {name: value[row] for name, value in self.models.items()} if row >= 0 else None
+        if row < 0:
+            return None
+        return self.shared | {name: value[row] for name, value in self.models.items()}
 
 
 @dataclass(frozen=True, eq=False)

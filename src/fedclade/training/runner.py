@@ -350,13 +350,13 @@ class TrainingRun:
         summary = summarize(setup, clients, evaluation, history, selected_round, progress.stopped)
         columns = client_metrics.columns(clients, state.cluster_ids, values)
         models = final_models(setup, evaluation, personalize)
-        row = {name: value[0] for name, value in models.models.items() if len(value)}
+        row = models.shared | {n: value[0] for n, value in models.models.items() if len(value)}
         module = setup.method.served_module(setup.module.cpu(), row)
         features = plot_data.collect(state, setup.label_counts)
         if store is not None:
             store.write_models(
                 models.models,
-                untrained(module, setup.served.names),
+                untrained(module, setup.served.names) | models.shared,
                 models.model_ids,
                 state.cluster_ids,
                 clients.shape,
