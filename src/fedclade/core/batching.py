@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fedclade.core.rng import counter_block, hash_with
-from fedclade.errors import is_int, require, require_int
+from fedclade.errors import require_int
 
 ClassWeight: TypeAlias = Literal["none", "balanced"]
 
 WHOLE_BLOCK = 64
-Size = TypeVar("Size", int, Tensor)
-_SPLIT = 1 << 30  # the first counter of the order in which samples are held out
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,6 @@ class Batches:
         class_weight: "balanced" weights an example of class c by n / (C n_c), where the client has
             n examples of C classes, n_c of them of class c.
         augment: what changes the inputs of a batch first; None for nothing.
-        hold_out: n holds out one of n samples of each client, always the same ones: the last of
-            them in a fixed random order. 0 holds out none.
-        include_held_out: whether to read the samples that are held out too, after the others.
     """
 
     size: int
@@ -46,18 +41,10 @@ class Batches:
     group: int = 1
     class_weight: ClassWeight = "none"
     augment: Callable[[Any], Any] | None = None
-    hold_out: int = 0
-    include_held_out: bool = False
 
     def __post_init__(self) -> None:
         for field in ("size", "epochs", "group"):
             require_int(f"batches.{field}", getattr(self, field), 1)
-        require(
-            is_int(self.hold_out, 0) and self.hold_out != 1,
-            "batches.hold_out",
-            self.hold_out,
-            "must be 0 or at least 2",
-        )
 
     @staticmethod
     def whole(block: int = WHOLE_BLOCK) -> Batches:
@@ -66,25 +53,16 @@ class Batches:
 
     def steps(self, sizes: Tensor) -> Tensor:
         """The number of steps of clients with these numbers of samples."""
-        return self._groups(self.read(sizes)) * self.epochs
-
-    def read(self, sizes: Size) -> Size:
-        """How many of their samples clients read, by their numbers of samples."""
-        return sizes if self.include_held_out else kept(sizes, self.hold_out)
+        return self._groups(sizes) * self.epochs
 
     def most(self, longest: int) -> int:
         """The number of steps of a client with `longest` samples."""
-        batches = -(-self.read(longest) // self.size)
+        batches = -(-longest // self.size)
         return -(-batches // self.group) * self.epochs
 
     def _groups(self, sizes: Tensor) -> Tensor:
         batches = (sizes + self.size - 1) // self.size
         return (batches + self.group - 1) // self.group
-
-
-def kept(sizes: Size, hold_out: int) -> Size:
-    """How many samples remain for training if one of `hold_out` is held out; all for 0."""
-    return sizes - sizes // hold_out if hold_out else sizes
 
 
 @dataclass(frozen=True)
@@ -103,8 +81,6 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
     Rows beyond a client's last step are never read. `longest` only sets the size of the tensors.
     """
     device = sizes.device
-    split = _split_order(sizes, longest) if batches.hold_out else None
-    sizes = batches.read(sizes)
     groups = batches._groups(sizes)
     step = torch.arange(batches.most(longest), device=device)
 
@@ -121,19 +97,7 @@ def make_plan(batches: Batches, sizes: Tensor, keys: Tensor, longest: int) -> Pl
         order = _orders(batches.epochs, sizes, longest, keys)
         flat = (epoch[..., None, None] * longest + place).flatten(1)
         place = order.flatten(1).gather(1, flat).view(place.shape)
-    if split is not None:
-        place = split.gather(1, place.flatten(1)).view(place.shape)
     return Plan(place, valid, hash_with(keys[:, None], counter_block(len(step), 0, device)))
-
-
-def _split_order(sizes: Tensor, longest: int) -> Tensor:
-    """(K, longest): the fixed random order of each client's samples, of which the last are held
-    out. It depends on the number of samples alone, so that every call and every engine has the
-    same.
-    """
-    rank = counter_block(longest, _SPLIT, sizes.device).expand(len(sizes), longest)
-    absent = torch.arange(longest, device=sizes.device) >= sizes[:, None]
-    return torch.where(absent, 1 << 32, rank).argsort(dim=-1, stable=True)
 
 
 def _orders(epochs: int, sizes: Tensor, longest: int, keys: Tensor) -> Tensor:

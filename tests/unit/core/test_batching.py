@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from fedclade.core.batching import Batches, Plan, kept, make_plan
+from fedclade.core.batching import Batches, Plan, make_plan
 from fedclade.core.rng import client_keys
 from fedclade.errors import InvalidInputError
 
@@ -211,47 +211,6 @@ def distinct(values: Tensor) -> bool:
 def test_every_step_of_every_client_has_its_own_key() -> None:
     plan = plan_of(Batches(size=1, epochs=3), [40] * 20)
     assert distinct(plan.key)
-
-
-@many
-@given(st.integers(2, 6), st.integers(1, 9), sizes, st.integers(0, 9))
-def test_samples_that_are_held_out_are_never_read_and_always_the_same(
-    hold_out: int, size: int, given_sizes: list[int], key: int
-) -> None:
-    whole = Batches(size, shuffle=False, hold_out=hold_out, include_held_out=True)
-    everything = plan_of(whole, given_sizes, key=key)
-    training = plan_of(Batches(size, epochs=2, hold_out=hold_out), given_sizes, key=key + 1)
-    for client, count in enumerate(given_sizes):
-        order = read(everything, client, whole.most(count))
-        assert sorted(order) == list(range(count))
-        first = kept(count, hold_out)
-        assert first == count - count // hold_out
-        steps = Batches(size, epochs=2, hold_out=hold_out).most(count)
-        trained = read(training, client, steps)
-        assert sorted(trained) == sorted(2 * order[:first])
-
-
-def read(plan: Plan, client: int, steps: int) -> list[int]:
-    """The positions that a client reads in its steps, without padding."""
-    return [
-        position
-        for step in range(steps)
-        for position in plan.position[client, step, 0, : int(plan.valid[client, step, 0])].tolist()
-    ]
-
-
-def test_samples_are_held_out_at_all_places() -> None:
-    how = Batches(100, shuffle=False, hold_out=5, include_held_out=True)
-    held = read(plan_of(how, [100]), 0, 1)[80:]
-    assert min(held) < 20  # data may be sorted by class
-    assert max(held) >= 80
-
-
-@pytest.mark.parametrize("value", [-1, 1, 2.5, True])
-def test_hold_out_must_leave_samples(value: object) -> None:
-    with pytest.raises(InvalidInputError) as caught:
-        Batches(4, hold_out=value)  # type: ignore[arg-type]
-    assert caught.value.field == "batches.hold_out"
 
 
 @pytest.mark.parametrize("field", ["size", "epochs", "group"])
